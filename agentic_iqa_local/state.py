@@ -1,0 +1,273 @@
+"""Every model that flows through the graph, and the graph's state. Pure data: no model, no tool, no file is loaded here.
+
+The names and fields follow the specification's state-models and summarizer-state-models; the executor's evidence models
+use the names of the field (AgenticIQA, arXiv 2509.26006).
+"""
+
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict
+
+from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
+
+from agentic_iqa_local.levels import Severity
+
+logger = logging.getLogger(__name__)
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".jp2", ".gif", ".ppm", ".avif")
+REPLAN_HISTORY_LIMIT = 10
+DEFAULT_MAX_REPLAN_ITERATIONS = 2
+
+NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Score = Annotated[float, Field(ge=1, le=5, allow_inf_nan=False)]
+
+
+class PlanControlFlags(BaseModel):
+    """Which of the executor's four subtasks run.
+
+    A query of type Other switches all four off; the rules are in `nodes.planner.derive_flags`.
+    """
+
+    distortion_detection: bool = Field(False, description="Look for distortions (on when the query names none).")
+    distortion_analysis: bool = Field(False, description="Judge severity and visual impact of each distortion.")
+    tool_selection: bool = Field(False, description="Let the model choose an IQA tool for each distortion.")
+    tool_execution: bool = Field(False, description="Run the chosen IQA tools.")
+
+
+class PlannerOutput(BaseModel):
+    """The Planner's plan for one query."""
+
+    model_config = {
+        "json_schema_extra": {
+            "examples": [
+                {
+                    "query_type": "IQA",
+                    "query_scope": ["vehicle"],
+                    "distortion_source": "Explicit",
+                    "distortions": {"vehicle": ["Blurs"]},
+                    "reference_mode": "No-Reference",
+                    "required_tool": None,
+                    "plan": {
+                        "distortion_detection": False,
+                        "distortion_analysis": True,
+                        "tool_selection": False,
+                        "tool_execution": False,
+                    },
+                },
+                {
+                    "query_type": "IQA",
+                    "query_scope": "Global",
+                    "distortion_source": "Inferred",
+                    "distortions": None,
+                    "reference_mode": "Full-Reference",
+                    "required_tool": None,
+                    "plan": {
+                        "distortion_detection": True,
+                        "distortion_analysis": True,
+                        "tool_selection": True,
+                        "tool_execution": True,
+                    },
+                },
+            ]
+        }
+    }
+
+    query_type: Literal["IQA", "Other"] = Field(
+        description="IQA for technical quality or degradation; Other for content, aesthetics or emotion."
+    )
+    query_scope: list[NonBlank] | Literal["Global"] = Field(
+        description="Objects or regions that the query names, else Global."
+    )
+    distortion_source: Literal["Explicit", "Inferred"] = Field(
+        description="Explicit when the query names distortions, else Inferred."
+    )
+    distortions: dict[str, list[str]] | None = Field(
+        None, description="Object or Global to the distortion types that the query names; null when inferred."
+    )
+    reference_mode: Literal["Full-Reference", "No-Reference"] = Field(
+        description="Full-Reference exactly when a reference image is given."
+    )
+    required_tool: str | None = Field(None, description="The tool that the query names; never a recommendation.")
+    plan: PlanControlFlags = Field(description="Which executor subtasks run.")
+
+    @field_validator("query_scope")
+    @classmethod
+    def _scope_is_not_empty(cls, scope: list[str] | str) -> list[str] | str:
+        if not scope:
+            raise ValueError("query_scope: expected object names or 'Global', got an empty list")
+        return scope
+
+    @property
+    def objects(self) -> list[str]:
+        """The scope as a list: `["Global"]` or the objects named."""
+        return ["Global"] if self.query_scope == "Global" else list(self.query_scope)
+
+
+class PlannerInput(BaseModel):
+    """What the Planner needs: the query and image files that exist."""
+
+    query: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = Field(description="The user's question.")
+    image_path: str = Field(description="The image to assess.")
+    reference_path: str | None = Field(None, description="A pristine reference of the same size, if there is one.")
+    prior_context: dict[str, Any] | None = Field(None, description="Earlier turns or replanning feedback.")
+
+    @field_validator("image_path", "reference_path")
+    @classmethod
+    def _is_an_image_file(cls, path: str | None) -> str | None:
+        if path is None:
+            return None
+        if Path(path).suffix.lower() not in IMAGE_SUFFIXES:
+            raise ValueError(f"Invalid image format: {path} (expected one of {', '.join(IMAGE_SUFFIXES)})")
+        if not Path(path).is_file():
+            raise ValueError(f"Image file not found: {path}")
+        return path
+
+
+class PlannerError(BaseModel):
+    """One failed attempt of a role at a valid answer (the Planner's, and in the same form the other roles')."""
+
+    error_type: str = Field(description="validation_error, api_error or the exception's class name.")
+    message: str = Field(description="What went wrong, for a human.")
+    details: dict[str, Any] | None = Field(None, description="The original exception's type, the VLM backend and output.")
+    retry_count: int = Field(0, ge=0, description="The attempt that failed, counted from 1; 0 when nothing was retried.")
+    timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+    @classmethod
+    def from_exception(cls, exc: Exception, *, retry_count: int = 0, backend: str | None = None, **details: Any) -> Self:
+        """Keeps the exception's type and message; ValueErrors (pydantic's and JSON's among them) are validation errors."""
+        return cls(
+            error_type="validation_error" if isinstance(exc, ValueError) else "api_error",
+            message=str(exc) or type(exc).__name__,
+            details={"exception": type(exc).__name__, "backend": backend, **details},
+            retry_count=retry_count,
+        )
+
+
+class DistortionAnalysis(BaseModel):
+    """One distortion of one object: how severe it is and what it does to the picture."""
+
+    type: NonBlank
+    severity: Severity
+    explanation: NonBlank
+
+
+class ToolExecutionLog(BaseModel):
+    """One run of an IQA tool, or the failure to run it."""
+
+    tool_name: str
+    object_name: str
+    distortion: str
+    raw_score: float | None = Field(None, description="The tool's own scale; None when the run failed.")
+    normalized_score: Score | None = Field(None, description="1 (bad) to 5 (excellent); None when the run failed.")
+    execution_time: float = Field(0.0, ge=0, description="Seconds.")
+    fallback: bool = Field(False, description="True when this tool stands in for one that was asked for and is unavailable.")
+    region: Literal["global", "crop"] = Field("global", description="Whether the tool saw the whole image or the object's box.")
+    error: str | None = None
+    timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+
+class ExecutorOutput(BaseModel):
+    """The evidence. Every part but the logs is None when the plan did not ask for it."""
+
+    distortion_set: dict[str, list[str]] | None = None
+    distortion_analysis: dict[str, list[DistortionAnalysis]] | None = None
+    selected_tools: dict[str, dict[str, str]] | None = None
+    quality_scores: dict[str, dict[str, tuple[str, Score]]] | None = None
+    tool_logs: list[ToolExecutionLog] = Field(default_factory=list)
+    uncertainty: str | None = Field(None, description="Set when a subtask said that it could not tell.")
+    error: str | None = Field(None, description="Why the executor failed, when it did.")
+
+    @property
+    def is_empty(self) -> bool:
+        """True when there is nothing that a summary could rest on."""
+        return not (self.distortion_set or self.distortion_analysis or self.quality_scores)
+
+
+class FusionResult(BaseModel):
+    """The letter read and its fusion with the tools' scores (AgenticIQA, eq. for α_c, p_c and q).
+
+    For the user's own choices only the letters are filled: a choice has no quality level, so there is no q.
+    """
+
+    mode: Literal["logits", "classification", "uniform"]
+    vlm_letter: str = Field(description="The model's own most probable letter, before the tools count.")
+    p_c: dict[str, float] = Field(description="Probability of each letter, renormalised over the letters; sums to 1.")
+    off_letter_mass: float | None = Field(description="Probability outside the letters; None where no logits were read.")
+    alpha: dict[int, float] | None = Field(None, description="Weight of each level 1..5 from the tools' mean; sums to 1.")
+    q_bar: float | None = Field(None, description="Mean of the tools' normalised scores, 1..5; None without tools.")
+    q: float | None = Field(None, description="The fused quality score, 1..5.")
+    dq_dqbar: float | None = Field(None, description="How far q moves with q_bar: 2·η·Var_w(c), w ∝ α·p.")
+
+
+class SummarizerOutput(BaseModel):
+    """The Summarizer's answer."""
+
+    model_config = {
+        "json_schema_extra": {
+            "examples": [
+                {
+                    "final_answer": "B",
+                    "quality_reasoning": "The image shows moderate blur affecting sharpness, consistent with tool score of 2.6.",
+                    "need_replan": False,
+                },
+                {
+                    "final_answer": "Unable to determine",
+                    "quality_reasoning": "Insufficient evidence for vehicle region.",
+                    "need_replan": True,
+                    "replan_reason": "Missing tool scores for vehicle region",
+                },
+            ]
+        }
+    }
+
+    final_answer: NonBlank = Field(description="A letter, a quality level or free text.")
+    quality_reasoning: NonBlank = Field(description="Evidence-based explanation.")
+    need_replan: bool = Field(False, description="Whether replanning is needed.")
+    replan_reason: str | None = Field(None, description="Why, when need_replan is true.")
+    used_evidence: dict[str, Any] | None = Field(None, description="The evidence that the answer rests on.")
+    fusion: FusionResult | None = Field(None, description="The letter read and fusion; None for free-text answers.")
+    error: str | None = Field(None, description="Set when no answer could be had; final_answer is then no score.")
+
+    @model_validator(mode="after")
+    def _replan_has_a_reason(self) -> Self:
+        if self.need_replan and not (self.replan_reason or "").strip():
+            logger.warning("need_replan is true without a replan_reason")
+            self.replan_reason = "No reason provided"
+        return self
+
+
+def replace(_old: Any, new: Any) -> Any:
+    """Reducer: the latest value wins. Plans, evidence, results and errors are never merged with earlier ones."""
+    return new
+
+
+class AgenticIQAState(TypedDict):
+    """What the graph carries from node to node.
+
+    It starts with the query and the image; the Planner adds `plan`, the Executor `executor_evidence`, the Summarizer
+    `summarizer_result` and, when it asks for another round, a higher `iteration_count` and one more `replan_history`
+    entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan overwrites plan, evidence and result; nothing
+    grows with the number of rounds. A state without evidence or result is valid: the graph may end earlier.
+    """
+
+    query: str
+    image_path: str
+    reference_path: NotRequired[str]
+    choices: NotRequired[list[str]]
+    plan: NotRequired[Annotated[PlannerOutput, replace]]
+    plan_corrections: NotRequired[Annotated[list[str], replace]]
+    executor_evidence: NotRequired[Annotated[ExecutorOutput | None, replace]]
+    summarizer_result: NotRequired[Annotated[SummarizerOutput, replace]]
+    iteration_count: NotRequired[Annotated[int, replace]]
+    max_replan_iterations: NotRequired[int]
+    replan_history: NotRequired[Annotated[list[str], replace]]
+    error: NotRequired[Annotated[str, replace]]
+
+
+def append_replan_reason(history: list[str], iteration: int, reason: str) -> list[str]:
+    """A new history with "[Iteration n] reason" at its end, cut to the latest ten entries with a warning."""
+    longer = [*history, f"[Iteration {iteration}] {reason}"]
+    if len(longer) > REPLAN_HISTORY_LIMIT:
+        logger.warning("Excessive replanning: replan_history keeps its latest %d entries", REPLAN_HISTORY_LIMIT)
+    return longer[-REPLAN_HISTORY_LIMIT:]
