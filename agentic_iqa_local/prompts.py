@@ -1,0 +1,214 @@
+"""The five role prompts and how they become one chat. Pure text: no model, no file.
+
+One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its own text.
+The Summarizer's two templates are the specification's, word for word; their "System:" line marks a place in the chat,
+which `PromptLayout` decides: "images_first" keeps the images at the front so that their cache serves every role,
+"system_first" is the paper's order.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agentic_iqa_local.levels import DISTORTION_TYPES, LEVEL_WORDS, LETTERS, LETTER_TO_LEVEL, OVERALL
+from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
+
+PromptLayout = Literal["images_first", "system_first"]
+
+TEST_PREAMBLE = "The image is the test image."
+PAIR_PREAMBLE = "The first image is the pristine reference, the second image is the test image."
+STRICTER = "Return ONLY valid JSON"
+
+PLANNER_TEMPLATE = f"""System:
+You are the planner of an image quality assessment system. Read the user's query and plan the assessment.
+- query_type: "IQA" if the query is about technical quality or degradation, "Other" if it is about content, aesthetics
+or emotion.
+- query_scope: the objects or regions named in the query, else "Global".
+- distortion_source: "Explicit" if the query names distortions, else "Inferred".
+- distortions: if Explicit, the types for each object, else null. Types: {", ".join(DISTORTION_TYPES)}.
+- reference_mode: "Full-Reference" if a reference image is given, else "No-Reference".
+- required_tool: the tool named in the query, else null. Never recommend one.
+- plan: Other: all false. IQA: distortion_detection if Inferred; distortion_analysis true; tool_selection if neither
+object nor tool is named; tool_execution if a tool or no object is named.
+Return the JSON:
+{{"query_type": "...", "query_scope": ..., "distortion_source": "...", "distortions": ..., "reference_mode": "...",
+"required_tool": ..., "plan": {{"distortion_detection": ..., "distortion_analysis": ..., "tool_selection": ...,
+"tool_execution": ...}}}}
+"""
+
+DETECTION_TEMPLATE = f"""System:
+You detect distortions. For each object listed, name the visible distortion types, the strongest first.
+Use only these types: {", ".join(DISTORTION_TYPES)}. Judge each object by itself. Give an empty list when a distortion
+is barely visible.
+Return the JSON:
+{{"<object or Global>": ["<distortion>"]}}
+"""
+
+ANALYSIS_TEMPLATE = """System:
+You analyse distortions. For each distortion listed, judge its severity and explain its visual impact.
+Severity is one of none, slight, moderate, severe, extreme: none when it is barely visible. Keep each explanation short
+and about visual quality only.
+Return the JSON:
+{"<object or Global>": [{"type": "<distortion>", "severity": "<level>", "explanation": "<text>"}]}
+"""
+
+SELECTION_TEMPLATE = """System:
+You choose image quality tools. For each distortion of each object, choose the tool that measures it best.
+Use only the tools listed. Full-reference tools need the reference image.
+Return the JSON:
+{"<object or Global>": {"<distortion>": "<tool>"}}
+"""
+
+EXPLANATION_PROMPT_TEMPLATE = """System:
+You are a visual quality assessment assistant. Your task is to select the most appropriate answer to the user's
+question. You are given:
+- Distortion analysis (severity and visual impact of listed distortions)
+- Tool response (overall quality scores from IQA models)
+- Image content
+Decision process
+1. First, understand what kind of visual information is needed to answer the user's question.
+2. Check if the provided distortion analysis or tool response already contains the required information.
+3. If the provided information is sufficient, use it to answer.
+4. If the information is unclear or insufficient, analyze the image directly to determine the best answer.
+Return a valid JSON object in the following format:
+{
+  "final_answer": "<one of the above letters>",
+  "quality_reasoning": "<brief explanation, based on either distortion analysis, tool response, or direct visual observation>"
+}
+"""
+
+SCORING_PROMPT_TEMPLATE = """System:
+You are a visual quality assessment assistant. Given the question and the analysis (tool scores, distortion
+analysis). Your task is to assess the image quality.
+You must select one single answer from the following:
+A. Excellent
+B. Good
+C. Fair
+D. Poor
+E. Bad
+Return the JSON:
+{
+  "final_answer": "<one letter>",
+  "quality_reasoning": "<concise justification referencing distortions or tool scores>"
+}
+"""
+
+assert all(f"{letter}. {LEVEL_WORDS[LETTER_TO_LEVEL[letter]]}\n" in SCORING_PROMPT_TEMPLATE for letter in LETTERS)
+
+ANSWER_PREFIX = '{"final_answer": "'
+"""The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One role's text: its instructions (a template) and the case at hand (query and evidence)."""
+
+    instructions: str
+    case: str
+
+    def stricter(self) -> "Prompt":
+        """The same prompt after an invalid answer."""
+        return Prompt(self.instructions, f"{self.case}\n{STRICTER}.")
+
+
+def chat_messages(prompt: Prompt, images: int, layout: PromptLayout) -> list[dict[str, Any]]:
+    """`prompt` as chat messages for `images` (1, or 2 with the reference first), in transformers' content format."""
+    if images not in (1, 2):
+        raise ValueError(f"chat_messages: expected 1 image, or 2 with the reference first, got {images}")
+    instructions = prompt.instructions.removeprefix("System:\n").rstrip("\n")
+    preamble = TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE
+    pictures = [{"type": "image"}] * images
+    if layout == "images_first":
+        text = f"{preamble}\n{instructions}\n\n{prompt.case}"
+        return [{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}]
+    return [
+        {"role": "system", "content": [{"type": "text", "text": instructions}]},
+        {"role": "user", "content": [*pictures, {"type": "text", "text": f"{preamble}\n{prompt.case}"}]},
+    ]
+
+
+def _query(query: str, choices: Sequence[str] | None) -> list[str]:
+    # A JSON string: quotes, braces and line breaks in a query stay inside it, so that it cannot pose as instructions' end.
+    lines = [f"Query: {json.dumps(query, ensure_ascii=False)}"]
+    if choices:
+        lines += ["Choices:", *(f"{chr(65 + i)}. {json.dumps(c, ensure_ascii=False)[1:-1]}" for i, c in enumerate(choices))]
+    return lines
+
+
+def planner_prompt(
+    query: str, has_reference: bool, choices: Sequence[str] | None = None, replan_history: Sequence[str] = ()
+) -> Prompt:
+    """The Planner's prompt; `replan_history` carries what the Summarizer found missing in earlier rounds."""
+    lines = [*_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
+    if replan_history:
+        lines += ["The last plans left gaps. Plan again to close them:", *replan_history]
+    return Prompt(PLANNER_TEMPLATE, "\n".join(lines))
+
+
+def detection_prompt(query: str, objects: Sequence[str]) -> Prompt:
+    """Asks which distortions each object has."""
+    return Prompt(DETECTION_TEMPLATE, "\n".join([*_query(query, None), f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"]))
+
+
+def analysis_prompt(query: str, distortions: dict[str, list[str]]) -> Prompt:
+    """Asks for the severity and impact of each distortion."""
+    return Prompt(
+        ANALYSIS_TEMPLATE, "\n".join([*_query(query, None), f"Distortions: {json.dumps(distortions, ensure_ascii=False)}"])
+    )
+
+
+def selection_prompt(query: str, distortions: dict[str, list[str]], tools: Sequence[tuple[str, str]]) -> Prompt:
+    """Asks for one tool a distortion; `tools` are (name, description) of those that can run here."""
+    named = {name: types or [OVERALL] for name, types in distortions.items()}
+    return Prompt(
+        SELECTION_TEMPLATE,
+        "\n".join(
+            [
+                *_query(query, None),
+                f"Distortions: {json.dumps(named, ensure_ascii=False)}",
+                "Tools:",
+                *(f"- {name}: {description}" for name, description in tools),
+            ]
+        ),
+    )
+
+
+def format_distortion_analysis(evidence: ExecutorOutput) -> str | None:
+    """The analysis as the JSON that the specification shows, or None when there is none."""
+    if not evidence.distortion_analysis:
+        return None
+    return json.dumps(
+        {name: [a.model_dump() for a in items] for name, items in evidence.distortion_analysis.items()}, ensure_ascii=False
+    )
+
+
+def format_quality_scores(evidence: ExecutorOutput) -> str | None:
+    """The scores as {object: {distortion: [tool, score]}} with two decimals, or None when there are none."""
+    if not evidence.quality_scores:
+        return None
+    return json.dumps(
+        {
+            name: {distortion: [tool, round(score, 2)] for distortion, (tool, score) in scores.items()}
+            for name, scores in evidence.quality_scores.items()
+        },
+        ensure_ascii=False,
+    )
+
+
+def is_scoring(plan: PlannerOutput, choices: Sequence[str] | None) -> bool:
+    """Scoring mode for an IQA query; the user's own choices always take the explanation/QA mode."""
+    return plan.query_type == "IQA" and not choices
+
+
+def summarizer_prompt(
+    query: str, evidence: ExecutorOutput | None, *, scoring: bool, choices: Sequence[str] | None = None
+) -> Prompt:
+    """The Summarizer's prompt in scoring or explanation/QA mode; sections without evidence are left out."""
+    lines = _query(query, choices)
+    if evidence is not None:
+        if analysis := format_distortion_analysis(evidence):
+            lines.append(f"Distortion analysis: {analysis}")
+        if scores := format_quality_scores(evidence):
+            lines.append(f"Tool scores: {scores}")
+    return Prompt(SCORING_PROMPT_TEMPLATE if scoring else EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
