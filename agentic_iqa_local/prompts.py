@@ -18,6 +18,7 @@ PromptLayout = Literal["images_first", "system_first"]
 
 TEST_PREAMBLE = "The image is the test image."
 PAIR_PREAMBLE = "The first image is the pristine reference, the second image is the test image."
+DEFAULT_QUERY = "Rate the perceptual quality of this image."
 STRICTER = "Return ONLY valid JSON"
 
 PLANNER_TEMPLATE = f"""System:
@@ -58,6 +59,13 @@ You choose image quality tools. For each distortion of each object, choose the t
 Use only the tools listed. Full-reference tools need the reference image.
 Return the JSON:
 {"<object or Global>": {"<distortion>": "<tool>"}}
+"""
+
+LOCATION_TEMPLATE = """System:
+You locate objects. For each object listed, give the box that holds it as [left, top, right, bottom], or null when you
+cannot find it. Coordinates are COORDINATES.
+Return the JSON:
+{"<object>": [left, top, right, bottom]}
 """
 
 EXPLANATION_PROMPT_TEMPLATE = """System:
@@ -155,6 +163,13 @@ def analysis_prompt(query: str, distortions: dict[str, list[str]]) -> Prompt:
     """Asks for the severity and impact of each distortion."""
     return Prompt(
         ANALYSIS_TEMPLATE, "\n".join([*_query(query, None), f"Distortions: {json.dumps(distortions, ensure_ascii=False)}"])
+    )
+
+
+def location_prompt(objects: Sequence[str], coordinates: str) -> Prompt:
+    """Asks where each object is; `coordinates` says in which units the model was taught to answer."""
+    return Prompt(
+        LOCATION_TEMPLATE.replace("COORDINATES", coordinates), f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"
     )
 
 

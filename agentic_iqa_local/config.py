@@ -1,0 +1,163 @@
+"""configs/*.yaml → pydantic. The only reader of YAML configuration and of this package's environment variables.
+
+A configuration file is complete in itself: what it leaves out has the default given here. Unknown keys are errors.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agentic_iqa_local.prompts import PromptLayout
+from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = ROOT / "configs"
+DEFAULT_CONFIG = CONFIGS / "model_backends.yaml"
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message says which key of which file."""
+
+
+def models_folder() -> Path:
+    """Where model folders are looked up by name: $AGENTIC_IQA_MODELS, else models/ of the checkout."""
+    return Path(os.environ.get("AGENTIC_IQA_MODELS", ROOT / "models"))
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RoleSettings(Section):
+    """One agent's section: which model answers and how it generates."""
+
+    backend: str = Field("transformers.embedded", description="ENGINE.FOLDER; sections with the same backend share one copy.")
+    temperature: float = Field(0.0, ge=0, le=2, description="Of the generation; 0 is greedy. Not the letters' temperature.")
+    max_tokens: int = Field(512, ge=16, le=4096, description="Longest answer of one call, in tokens.")
+
+
+class ModelSettings(Section):
+    """How one model folder is loaded."""
+
+    path: str | None = Field(None, description="Folder; default: the backend's name below the models folder.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: bfloat16 on a GPU that has it, float16 on older ones, float32 on a CPU.")
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    quantization: Literal["none", "8bit", "4bit"] = Field("none", description="bitsandbytes; 4bit is nf4 with double quantisation.")
+    device_map: Literal["none", "auto"] = Field("none", description="auto: accelerate spreads the model over all visible devices.")
+    boxes: Literal["none", "pixels", "thousandths"] = Field("none", description="How the model gives boxes of objects: pixels of what it saw (Qwen2.5-VL), thousandths of a side (Qwen3-VL), or not at all.")
+    prompt_layout: PromptLayout = Field("images_first", description="system_first is the paper's order; its roles share no image cache.")
+    share_prefix: bool = Field(True, description="false computes the images again in every call, to measure what sharing saves.")
+    min_pixels: int | None = Field(None, ge=1, description="Default: the processor's own.")
+    max_pixels: int | None = Field(None, ge=1, description="Largest picture seen in one piece; default: the processor's own.")
+
+
+class ImageSettings(Section):
+    """Limits on what is opened, and how large photographs are cut."""
+
+    min_side: int = Field(32, ge=1, description="Pixels; smaller images are refused.")
+    max_pixels: int = Field(100_000_000, ge=1, description="Refused above this: a decompression bomb.")
+    max_crops: int = Field(5, ge=1, le=9, description="Native-resolution crops of a photograph beyond the model's range.")
+
+
+class FusionSettings(Section):
+    """The letter read and its fusion."""
+
+    mode: Literal["logits", "classification", "uniform"] = "logits"
+    eta: float = Field(1.0, gt=0, description="η of α_c = softmax(−η(q̄ − c)²).")
+    temperature: float = Field(1.0, gt=0, description="Divides the letters' log-probabilities before p_c is formed.")
+    classification_confidence: float = Field(0.8, gt=0.2, le=1, description="p_c of the generated letter; the rest is shared.")
+    on_missing_logits: Literal["error", "classification"] = "error"
+    off_letter_warning: float = Field(0.5, ge=0, le=1, description="Warn when this much probability lies off the letters.")
+    vote: Literal["runs", "entries"] = Field("runs", description="q̄ over distinct (tool, region) runs, or over every listed entry.")
+
+
+class ToolSettings(Section):
+    """Which tools the letters pipeline runs, and what stands in for an unavailable one."""
+
+    full_reference: Annotated[list[str], Field(min_length=1)] = ["VSI", "FSIM"]
+    no_reference: Annotated[list[str], Field(min_length=1)] = ["NIQE", "PIQE"]
+    maps: str | None = Field(None, description="Tool maps file; default: configs/tool_maps.yaml.")
+
+
+class Settings(Section):
+    """A whole configuration."""
+
+    planner: RoleSettings = RoleSettings()
+    executor: RoleSettings = RoleSettings()
+    summarizer: RoleSettings = RoleSettings()
+    models: dict[str, ModelSettings] = Field({}, description="Model folder name → how it is loaded.")
+    images: ImageSettings = ImageSettings()
+    fusion: FusionSettings = FusionSettings()
+    tools: ToolSettings = ToolSettings()
+    max_replan_iterations: int = Field(DEFAULT_MAX_REPLAN_ITERATIONS, ge=0, description="n allows n − 1 replans; 0 and 1 allow none.")
+
+    @model_validator(mode="after")
+    def _every_model_setting_is_used(self) -> "Settings":
+        named = {self.role(r).backend.partition(".")[2] for r in ("planner", "executor", "summarizer")}
+        if unused := set(self.models) - named:
+            raise ValueError(f"models: {', '.join(sorted(unused))} not named by any section's backend ({', '.join(sorted(named))})")
+        return self
+
+    def role(self, name: str) -> RoleSettings:
+        """The section of "planner", "executor" or "summarizer"."""
+        return getattr(self, name)
+
+    def model(self, backend: str) -> ModelSettings:
+        """Loading options of a backend's folder, with its path filled in."""
+        name = backend.partition(".")[2]
+        settings = self.models.get(name, ModelSettings())
+        path = Path(settings.path) if settings.path else models_folder() / name
+        if not path.is_absolute():
+            path = ROOT / path
+        return settings.model_copy(update={"path": str(path)})
+
+    def with_model(self, model: str) -> "Settings":
+        """The same configuration with every section on `model`: a name below the models folder, or a folder.
+
+        The configuration's own loading options stay with it when it names that model.
+        """
+        folder = Path(model)
+        is_folder = folder.is_dir() or "/" in model
+        name = folder.resolve().name if is_folder else model
+        options = self.models.get(name, ModelSettings())
+        if is_folder:
+            options = options.model_copy(update={"path": str(folder.resolve())})
+        role = {"backend": f"transformers.{name}"}
+        return self.model_copy(
+            update={
+                **{r: self.role(r).model_copy(update=role) for r in ("planner", "executor", "summarizer")},
+                "models": {name: options},
+            }
+        )
+
+
+def find_config(name: str | Path | None) -> Path:
+    """A path, or the name of a shipped set-up; None is model_backends.yaml, the embedded set-up."""
+    if name is None or str(name) == "embedded":
+        return DEFAULT_CONFIG
+    for path in (Path(name), CONFIGS / f"{name}.yaml"):
+        if path.is_file():
+            return path
+    shipped = sorted(p.stem for p in CONFIGS.glob("*.yaml") if p.stem != "tool_maps")
+    raise ConfigError(f"config '{name}': no such file or set-up; shipped are {', '.join(shipped)}")
+
+
+def load_settings(name: str | Path | None = None) -> Settings:
+    """Reads a configuration. Raises ConfigError that names the file, the key and what was expected."""
+    path = find_config(name)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections, got {type(data).__name__}")
+    try:
+        return Settings.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "file"
+        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+        raise ConfigError(f"{path}: {key}: {what}") from error

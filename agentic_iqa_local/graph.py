@@ -1,0 +1,141 @@
+"""The graph: planner → executor → summarizer, and back to the planner while the evidence does not suffice."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langsmith import tracing_context
+
+from agentic_iqa_local.images import ImageError
+from agentic_iqa_local.nodes.executor import executor_node
+from agentic_iqa_local.nodes.planner import planner_node
+from agentic_iqa_local.nodes.summarizer import summarizer_node
+from agentic_iqa_local.services import OpenImages, Services, load_services
+from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, AgenticIQAState
+
+logger = logging.getLogger(__name__)
+
+EDGE_LABELS = {"planner": "need_replan=true & iter<max", END: "need_replan=false or iter>=max"}
+
+
+def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
+    """Conditional edge after the Summarizer: "planner" if a replan is needed and iterations < max, else "__end__"."""
+    result = state.get("summarizer_result")
+    if not result or state.get("error"):
+        return "__end__"
+    iteration = state.get("iteration_count", 0)
+    limit = state.get("max_replan_iterations", DEFAULT_MAX_REPLAN_ITERATIONS)
+    decision = "planner" if result.need_replan and iteration < limit else "__end__"
+    logger.info(
+        "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s", result.need_replan, iteration, limit, decision
+    )
+    if decision == "planner":
+        logger.info("Replanning triggered: %s", result.replan_reason)
+        logger.info("Iteration %d/%d", iteration, limit)
+    elif result.need_replan:
+        logger.warning("Max replanning iterations (%d) reached", limit)
+        logger.warning("Continuing with current evidence despite need_replan=true")
+        if iteration > 1:
+            logger.warning("Every one of %d passes asked for a replan: a potential logic issue in the Summarizer", iteration)
+    return decision
+
+
+def build_graph(with_summarizer: bool = True) -> CompiledStateGraph:
+    """The compiled graph. Without the Summarizer it ends after the Executor and nothing is ever replanned."""
+    graph = StateGraph(AgenticIQAState)
+    graph.add_node("planner", planner_node)
+    graph.add_node("executor", executor_node)
+    graph.add_edge(START, "planner")
+    graph.add_edge("planner", "executor")
+    if not with_summarizer:
+        graph.add_edge("executor", END)
+        return graph.compile()
+    graph.add_node("summarizer", summarizer_node)
+    graph.add_edge("executor", "summarizer")
+    graph.add_conditional_edges("summarizer", decide_next_node, {"planner": "planner", "__end__": END})
+    return graph.compile()
+
+
+def run_graph(state: AgenticIQAState, images: OpenImages, graph: CompiledStateGraph | None = None) -> AgenticIQAState:
+    """Runs the graph on opened images and returns the final state."""
+    limit = state.get("max_replan_iterations", DEFAULT_MAX_REPLAN_ITERATIONS)
+    config: dict[str, Any] = {
+        "configurable": {"services": images.services, "images": images},
+        "recursion_limit": 3 * (limit + 2),  # three nodes a round, and room for the ends
+    }
+    with tracing_context(enabled=False):  # LangChain would otherwise follow environment variables to a tracing server
+        return (graph or build_graph()).invoke(state, config)
+
+
+def initial_state(
+    query: str,
+    image_path: str,
+    reference_path: str | None = None,
+    max_replan_iterations: int | None = DEFAULT_MAX_REPLAN_ITERATIONS,
+    choices: Sequence[str] | None = None,
+) -> AgenticIQAState:
+    """The state that a run starts from. A limit of None means the default; 0 stays 0."""
+    limit = DEFAULT_MAX_REPLAN_ITERATIONS if max_replan_iterations is None else max_replan_iterations
+    if limit < 0:
+        raise ValueError(f"max_replan_iterations: expected 0 or more, got {limit}")
+    if choices is not None and not 2 <= len(choices) <= 10:
+        raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
+    state: AgenticIQAState = {
+        "query": query,
+        "image_path": str(image_path),
+        "iteration_count": 0,
+        "max_replan_iterations": limit,
+        "replan_history": [],
+    }
+    if reference_path is not None:
+        state["reference_path"] = str(reference_path)
+    if choices is not None:
+        state["choices"] = list(choices)
+    return state
+
+
+def run_pipeline(
+    query: str,
+    image_path: str,
+    reference_path: str | None = None,
+    max_replan_iterations: int | None = DEFAULT_MAX_REPLAN_ITERATIONS,
+    choices: Sequence[str] | None = None,
+    *,
+    services: Services | None = None,
+) -> AgenticIQAState:
+    """Assesses one image and returns the final state; a failure is in `state["error"]`, never an exception of a node.
+
+    `max_replan_iterations` n allows n − 1 replans: the Summarizer counts its request before the edge compares, so 0 and 1
+    never replan and the default 2 replans at most once.
+    """
+    state = initial_state(query, image_path, reference_path, max_replan_iterations, choices)
+    try:
+        images = OpenImages(services or load_services(), state["image_path"], state.get("reference_path"))
+    except ImageError as error:
+        return {**state, "error": str(error)}
+    try:
+        return run_graph(state, images)
+    finally:
+        images.close()
+
+
+def visualize_graph() -> str:
+    """A Mermaid diagram of the compiled graph. The edge back to the planner shows the check against max_replan_iterations."""
+    drawn = build_graph().get_graph()
+
+    def shape(node: str) -> str:
+        return {START: "START([START])", END: "END([END])"}.get(node, f"{node}[{node.capitalize()}]")
+
+    order = list(drawn.nodes)
+    shown: set[str] = set()
+    lines = ["graph TD"]
+    for edge in sorted(drawn.edges, key=lambda e: (order.index(e.source), order.index(e.target))):
+        ends = []
+        for node in (edge.source, edge.target):
+            ends.append(shape(node) if node not in shown else {START: "START", END: "END"}.get(node, node))
+            shown.add(node)
+        arrow = f"-->|{EDGE_LABELS[edge.target]}|" if edge.conditional else "-->"
+        lines.append(f"    {ends[0]} {arrow} {ends[1]}")
+    return "\n".join(lines)

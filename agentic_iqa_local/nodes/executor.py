@@ -1,0 +1,178 @@
+"""The Executor: gathers the evidence that the plan asks for. Four subtasks, each only if its flag is on."""
+
+import logging
+import time
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, find_tool
+from agentic_iqa_local.levels import OVERALL
+from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.replies import analysis_reply, detection_reply, location_reply, selection_reply
+from agentic_iqa_local.prompts import analysis_prompt, detection_prompt, location_prompt, selection_prompt
+from agentic_iqa_local.services import Box, OpenImages, opened
+from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog
+from agentic_iqa_local.vlm_client import VLMError
+
+logger = logging.getLogger(__name__)
+
+ROLE = "executor"
+COORDINATES = {"pixels": "pixels of the image", "thousandths": "thousandths of the image's width and height"}
+
+
+def tool_line(reference: str, good_for: tuple[str, ...]) -> str:
+    """How a tool is described to the model that chooses among tools."""
+    kind = "full-reference" if reference == "FR" else "no-reference"
+    return f"{kind}; {', '.join(good_for) or 'any distortion'}"
+
+
+def executor_node(state: AgenticIQAState, config: RunnableConfig | None = None) -> dict[str, Any]:
+    """Returns `executor_evidence`; nothing when an earlier node failed, and an `error` inside the evidence when this one does."""
+    if state.get("error"):
+        return {}
+    if "plan" not in state:
+        return {"error": "Executor: the state has no plan; the Planner must run first"}
+    evidence = ExecutorOutput()
+    try:
+        with opened(state, config) as images:
+            gather(evidence, state["query"], state["plan"], images)
+    except (InvalidAnswer, VLMError, OSError, ValueError) as error:
+        logger.error("Executor failed: %s", error)
+        evidence.error = str(error)
+    logger.info(
+        "Evidence: %d distortions analysed, %d tool runs",
+        sum(len(items) for items in (evidence.distortion_analysis or {}).values()),
+        len(evidence.tool_logs),
+    )
+    return {"executor_evidence": ExecutorOutput.model_validate(evidence.model_dump())}
+
+
+def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: OpenImages) -> None:
+    """Fills `evidence` in place, subtask by subtask, so that what was found stays when a later one fails."""
+    flags, role = plan.plan, images.services.section(ROLE)
+    distortions: dict[str, list[str]] = {name: (plan.distortions or {}).get(name, []) for name in plan.objects}
+
+    if flags.distortion_detection:
+        reply = ask(images.session(ROLE), detection_prompt(query, plan.objects), detection_reply(plan.objects), role)
+        distortions = {name: list(dict.fromkeys(types)) for name, types in reply.model_dump(by_alias=True).items()}
+        evidence.distortion_set = distortions
+
+    if flags.distortion_analysis:
+        found = {name: types for name, types in distortions.items() if types}
+        analysis: dict[str, Any] = {name: [] for name in distortions}
+        if found:
+            reply = ask(images.session(ROLE), analysis_prompt(query, found), analysis_reply(found), role)
+            analysis |= reply.model_dump(by_alias=True)
+        evidence.distortion_analysis = ExecutorOutput.model_validate({"distortion_analysis": analysis}).distortion_analysis
+
+    if flags.tool_selection and plan.required_tool is None:
+        evidence.selected_tools = select_tools(query, distortions, images)
+    elif flags.tool_selection or flags.tool_execution:
+        wanted = plan.required_tool or default_tool(images)
+        evidence.selected_tools = {name: dict.fromkeys(types or [OVERALL], wanted) for name, types in distortions.items()}
+
+    if flags.tool_execution and evidence.selected_tools:
+        boxes = locate([name for name in evidence.selected_tools if name != "Global"], images)
+        run_tools(evidence, boxes, images)
+
+
+def listed_tools(images: OpenImages) -> list[ToolInfo]:
+    """The tools that can run on these images: the configuration's favourites first, then full-reference before no-reference."""
+    full_reference = images.reference is not None
+    settings = images.services.settings.tools
+    favourites = settings.full_reference if full_reference else settings.no_reference
+    return sorted(
+        images.services.tools.available(full_reference),
+        key=lambda t: (favourites.index(t.name) if t.name in favourites else len(favourites), t.reference != "FR"),
+    )
+
+
+def default_tool(images: OpenImages) -> str:
+    """The tool that stands in where none was chosen. Raises ToolError when no tool can run."""
+    tools = listed_tools(images)
+    if not tools:
+        raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
+    return tools[0].name
+
+
+def select_tools(query: str, distortions: dict[str, list[str]], images: OpenImages) -> dict[str, dict[str, str]]:
+    """The model's choice of a tool for each distortion, among those that can run here."""
+    tools = listed_tools(images)
+    lines = [(t.name, tool_line(t.reference, t.good_for)) for t in tools]
+    schema = selection_reply(distortions, [t.name for t in tools])
+    reply = ask(images.session(ROLE), selection_prompt(query, distortions, lines), schema, images.services.section(ROLE))
+    return reply.model_dump(by_alias=True)
+
+
+def locate(objects: list[str], images: OpenImages) -> dict[str, Box]:
+    """Boxes in pixels of the whole image, where the model gives usable ones; the others' tools see the whole image."""
+    services = images.services
+    style = services.settings.model(services.section(ROLE).backend).boxes
+    if style == "none" or not objects:
+        return {}
+    session, view = images.session(ROLE), images.views(ROLE)[0].box
+    reply = ask(session, location_prompt(objects, COORDINATES[style]), location_reply(objects), services.section(ROLE))
+    seen = session.seen[-1]
+    scale_x, scale_y = (1000, 1000) if style == "thousandths" else (seen.width, seen.height)
+    boxes = {}
+    for name, box in reply.model_dump(by_alias=True).items():
+        if box is None:
+            continue
+        left, top, right, bottom = box
+        width, height = view[2] - view[0], view[3] - view[1]
+        pixels = (
+            view[0] + round(left * width / scale_x),
+            view[1] + round(top * height / scale_y),
+            min(view[2], view[0] + round(right * width / scale_x)),
+            min(view[3], view[1] + round(bottom * height / scale_y)),
+        )
+        if min(pixels[2] - pixels[0], pixels[3] - pixels[1]) >= services.settings.images.min_side:
+            boxes[name] = pixels
+    return boxes
+
+
+def run_tools(evidence: ExecutorOutput, boxes: dict[str, Box], images: OpenImages) -> None:
+    """Runs the selected tools and logs each run; a tool that cannot run is replaced by the default one, and marked so."""
+    scores: dict[str, dict[str, tuple[str, float]]] = {}
+    for name, chosen in (evidence.selected_tools or {}).items():
+        for distortion, tool in chosen.items():
+            entry = run_tool(name, distortion, tool, boxes.get(name), images)
+            evidence.tool_logs += entry
+            if entry[-1].normalized_score is not None:
+                scores.setdefault(name, {})[distortion] = (entry[-1].tool_name, entry[-1].normalized_score)
+    evidence.quality_scores = scores
+
+
+def run_tool(name: str, distortion: str, tool: str, box: Box | None, images: OpenImages) -> list[ToolExecutionLog]:
+    """One log, or two when the tool failed and the default stood in; the last one counts."""
+    first = _attempt(name, distortion, tool, box, images, fallback=False)
+    if first.error is None:
+        return [first]
+    images.warn(f"{tool} could not score {name}: {first.error}")
+    try:
+        stand_in = default_tool(images)
+    except ToolError:
+        return [first]
+    if stand_in == first.tool_name:
+        return [first]
+    return [first, _attempt(name, distortion, stand_in, box, images, fallback=True)]
+
+
+def _attempt(name: str, distortion: str, tool: str, box: Box | None, images: OpenImages, fallback: bool) -> ToolExecutionLog:
+    entry = ToolExecutionLog(
+        tool_name=tool, object_name=name, distortion=distortion, fallback=fallback, region="crop" if box else "global"
+    )
+    began = time.perf_counter()
+    try:
+        reading = images.score(find_tool(tool).name, box)
+    except ToolError as error:
+        return entry.model_copy(update={"error": str(error), "execution_time": time.perf_counter() - began})
+    return entry.model_copy(
+        update={
+            "tool_name": reading.tool,
+            "raw_score": reading.raw,
+            "normalized_score": reading.normalized,
+            "execution_time": reading.seconds,
+        }
+    )

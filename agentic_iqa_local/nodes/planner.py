@@ -1,0 +1,96 @@
+"""The Planner: query, image and feedback in, a plan out.
+
+The model fills every field from the query. Two things are not its to decide: whether a reference was given is a fact, and
+the flags follow from the other fields by the paper's rules; where its answer differs, code corrects it and says so.
+"""
+
+import logging
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from pydantic import ValidationError
+
+from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.replies import PlannerReply
+from agentic_iqa_local.prompts import planner_prompt
+from agentic_iqa_local.services import opened
+from agentic_iqa_local.state import AgenticIQAState, PlanControlFlags, PlannerInput, PlannerOutput
+from agentic_iqa_local.vlm_client import VLMError
+
+logger = logging.getLogger(__name__)
+
+
+def derive_flags(query_type: str, query_scope: list[str] | str, distortion_source: str, required_tool: str | None) -> PlanControlFlags:
+    """The executor's switches by the paper's rules.
+
+    Other: everything off. IQA: analysis on, detection when the distortions are to be inferred; tools are selected when the
+    query names neither a region nor a tool, and executed when it names a tool or no region.
+    """
+    if query_type == "Other":
+        return PlanControlFlags()
+    region, tool = query_scope != "Global", required_tool is not None
+    return PlanControlFlags(
+        distortion_detection=distortion_source == "Inferred",
+        distortion_analysis=True,
+        tool_selection=not region and not tool,
+        tool_execution=tool or not region,
+    )
+
+
+def correct_plan(plan: PlannerOutput, has_reference: bool, replanning: bool) -> tuple[PlannerOutput, list[str]]:
+    """The plan with its derivable fields set by rule, and one line for each correction.
+
+    On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of.
+    """
+    changes: dict[str, Any] = {}
+    if plan.query_type == "Other":
+        changes |= {"distortion_source": "Inferred", "distortions": None}
+    elif not plan.distortions:
+        changes |= {"distortion_source": "Inferred", "distortions": None}
+    else:
+        changes["distortion_source"] = "Explicit"
+        named = [t for types in plan.distortions.values() for t in types]
+        if set(plan.distortions) != set(plan.objects):
+            changes["distortions"] = {name: list(dict.fromkeys(plan.distortions.get(name, named))) for name in plan.objects}
+    changes["reference_mode"] = "Full-Reference" if has_reference else "No-Reference"
+    source = changes["distortion_source"]
+    flags = derive_flags(plan.query_type, plan.query_scope, source, plan.required_tool)
+    if replanning and plan.query_type == "IQA":
+        wanted = plan.plan.model_dump()
+        flags = PlanControlFlags(**{name: on or wanted[name] for name, on in flags.model_dump().items()})
+    changes["plan"] = flags
+    corrected = plan.model_copy(update=changes)
+    return corrected, [
+        f"{name}: {_short(getattr(plan, name))} → {_short(value)}" for name, value in changes.items() if getattr(plan, name) != value
+    ]
+
+
+def _short(value: Any) -> Any:
+    return [name for name, on in value.model_dump().items() if on] if isinstance(value, PlanControlFlags) else value
+
+
+def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -> dict[str, Any]:
+    """Returns `plan` and `plan_corrections`, or `error` when no valid plan could be had."""
+    has_reference = bool(state.get("reference_path"))
+    history = state.get("replan_history", [])
+    try:
+        task = PlannerInput(
+            query=state["query"],
+            image_path=state["image_path"],
+            reference_path=state.get("reference_path"),
+            prior_context={"replan_history": history} if history else None,
+        )
+    except ValidationError as error:
+        return {"error": f"Planner: {error.errors()[0]['msg']}"}
+    prompt = planner_prompt(task.query, has_reference, state.get("choices"), history)
+    try:
+        with opened(state, config) as images:
+            reply = ask(images.session("planner"), prompt, PlannerReply, images.services.section("planner"))
+    except (InvalidAnswer, VLMError, OSError, ValueError) as error:
+        logger.error("Planner failed: %s", error)
+        return {"error": f"Planner: {error}"}
+    plan, corrections = correct_plan(reply.to_plan(), has_reference, replanning=bool(history))
+    for line in corrections:
+        logger.info("Plan corrected by rule: %s", line)
+    logger.info("Plan: %s", plan.model_dump_json())
+    return {"plan": plan, "plan_corrections": corrections}

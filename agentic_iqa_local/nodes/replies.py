@@ -1,0 +1,99 @@
+"""What each role may answer, as pydantic models that constrain generation.
+
+Every string and list is bounded, or a small model would run on to its token limit. Where the prompt fixes the keys
+(objects, distortions, tools), the model is built for that prompt, so that an answer covers exactly what was asked.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
+
+from agentic_iqa_local.levels import OVERALL, DistortionType, Severity
+from agentic_iqa_local.state import PlanControlFlags, PlannerOutput
+
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
+Explanation = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=160)]
+Reasoning = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=300)]
+FreeAnswer = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=120)]
+Coordinate = Annotated[int, Field(ge=0, le=20000)]
+
+STRICT = ConfigDict(extra="forbid", populate_by_name=True)
+
+
+class FlagsReply(BaseModel):
+    """The four flags, each required."""
+
+    model_config = STRICT
+    distortion_detection: bool
+    distortion_analysis: bool
+    tool_selection: bool
+    tool_execution: bool
+
+
+class PlannerReply(BaseModel):
+    """`PlannerOutput` with every field required and every length bounded."""
+
+    model_config = STRICT
+    query_type: Literal["IQA", "Other"]
+    query_scope: Annotated[list[Name], Field(min_length=1, max_length=4)] | Literal["Global"]
+    distortion_source: Literal["Explicit", "Inferred"]
+    distortions: Annotated[dict[str, Annotated[list[DistortionType], Field(min_length=1, max_length=3)]], Field(max_length=4)] | None
+    reference_mode: Literal["Full-Reference", "No-Reference"]
+    required_tool: Name | None
+    plan: FlagsReply
+
+    def to_plan(self) -> PlannerOutput:
+        """The plan as the model gave it; objects named twice count once."""
+        scope = self.query_scope if self.query_scope == "Global" else list(dict.fromkeys(self.query_scope))
+        fields = self.model_dump() | {"query_scope": scope, "plan": PlanControlFlags(**self.plan.model_dump())}
+        return PlannerOutput.model_validate(fields)
+
+
+def _keyed(name: str, fields: dict[str, type]) -> type[BaseModel]:
+    """A model with exactly these JSON keys, in this order; keys may be any text."""
+    return create_model(
+        name, __config__=STRICT, **{f"key_{i}": (kind, Field(alias=key)) for i, (key, kind) in enumerate(fields.items())}
+    )
+
+
+def detection_reply(objects: Sequence[str]) -> type[BaseModel]:
+    """{object: [distortion types]}, up to three each, none for a clean object."""
+    return _keyed("DetectionReply", {name: Annotated[list[DistortionType], Field(max_length=3)] for name in objects})
+
+
+def analysis_reply(distortions: dict[str, Sequence[str]]) -> type[BaseModel]:
+    """{object: [{type, severity, explanation}]} with one item for each distortion asked about."""
+
+    def item(distortion: str) -> type[BaseModel]:
+        return create_model(
+            "Analysis", __config__=STRICT, type=(Literal[distortion], ...), severity=(Severity, ...), explanation=(Explanation, ...)
+        )
+
+    return _keyed("AnalysisReply", {name: tuple[tuple(item(t) for t in types)] for name, types in distortions.items() if types})
+
+
+def selection_reply(distortions: dict[str, Sequence[str]], tools: Sequence[str]) -> type[BaseModel]:
+    """{object: {distortion: tool}}, the tool one of those that can run here."""
+    choice = Literal[tuple(tools)]
+    return _keyed(
+        "SelectionReply",
+        {name: _keyed("Selection", dict.fromkeys(types or [OVERALL], choice)) for name, types in distortions.items()},
+    )
+
+
+def location_reply(objects: Sequence[str]) -> type[BaseModel]:
+    """{object: [left, top, right, bottom] or null}."""
+    box = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
+    return _keyed("LocationReply", {name: box | None for name in objects})
+
+
+def summary_reply(letters: Sequence[str] | None) -> type[BaseModel]:
+    """{final_answer, quality_reasoning}; the answer is one of `letters`, or free text when there are none."""
+    answer = Literal[tuple(letters)] if letters else FreeAnswer
+    return create_model("SummaryReply", __config__=STRICT, final_answer=(answer, ...), quality_reasoning=(Reasoning, ...))
+
+
+def letter_reply(letters: Sequence[str]) -> type[BaseModel]:
+    """{final_answer} alone: the letter as the model generates it."""
+    return create_model("LetterReply", __config__=STRICT, final_answer=(Literal[tuple(letters)], ...))

@@ -1,0 +1,212 @@
+"""The Summarizer: evidence and image in, an answer with its probabilities out, and the decision whether to plan again.
+
+Scoring: the letters A–E are read at the JSON value position of the answer, fused with the tools' scores, and the fused
+level's letter is written there; the reasoning follows in the same sequence. The user's own choices are read in the same
+way, without fusion. A question without choices gets free text.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.evidence import contradictions, should_replan, tool_scores
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
+from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.replies import letter_reply, summary_reply
+from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, is_scoring, summarizer_prompt
+from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities
+from agentic_iqa_local.services import OpenImages, opened
+from agentic_iqa_local.state import (
+    DEFAULT_MAX_REPLAN_ITERATIONS,
+    AgenticIQAState,
+    ExecutorOutput,
+    FusionResult,
+    SummarizerOutput,
+    append_replan_reason,
+)
+from agentic_iqa_local.vlm_client import VLMError
+
+logger = logging.getLogger(__name__)
+
+ROLE = "summarizer"
+UNABLE = "Unable to determine"
+NO_EVIDENCE = "No distortion analysis or tool scores were available; judged from the image directly."
+NO_SCORES = "No tool scores were available."
+
+
+def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None) -> dict[str, Any]:
+    """Returns `summarizer_result`, `iteration_count` and, on a replan, `replan_history`.
+
+    Nothing when an earlier node failed; `error` when plan or evidence is missing from the state or the model cannot run.
+    """
+    if state.get("error"):
+        return {}
+    if missing := [key for key in ("plan", "executor_evidence") if key not in state]:
+        return {"error": f"Summarizer: the state has no {' and no '.join(missing)}; run the earlier nodes first"}
+    plan, evidence, choices = state["plan"], state["executor_evidence"], state.get("choices")
+    iteration = state.get("iteration_count", 0)
+    limit = state.get("max_replan_iterations", DEFAULT_MAX_REPLAN_ITERATIONS)
+    scoring = is_scoring(plan, choices)
+    logger.info(
+        "Summarizer: query_type=%s, mode=%s, %d distortions, %d tool scores, image=%s, reference=%s",
+        plan.query_type,
+        "scoring" if scoring else "explanation/QA",
+        sum(len(items) for items in ((evidence and evidence.distortion_analysis) or {}).values()),
+        len(tool_scores(evidence, "entries")),
+        state["image_path"],
+        state.get("reference_path"),
+    )
+    try:
+        with opened(state, config) as images:
+            result = summarize(state["query"], evidence, images, scoring=scoring, choices=choices)
+    except InvalidAnswer as error:
+        result = SummarizerOutput(
+            final_answer=UNABLE, quality_reasoning="VLM output parsing failed", need_replan=False, error=str(error)
+        )
+        return {"summarizer_result": result, "iteration_count": iteration}
+    except (VLMError, OSError, ValueError) as error:
+        logger.error("Summarizer failed: %s", error)
+        return {"error": f"Summarizer: {error}"}
+
+    need_replan, reason = should_replan(evidence, plan.query_scope, plan)
+    if need_replan and iteration >= limit:
+        logger.warning("Max replanning iterations reached")
+        need_replan = False
+    if not need_replan:
+        return {"summarizer_result": result, "iteration_count": iteration}
+    logger.info("need_replan=true, replan_reason=%s, iteration_count=%d", reason, iteration)
+    return {
+        "summarizer_result": result.model_copy(update={"need_replan": True, "replan_reason": reason}),
+        "iteration_count": iteration + 1,
+        "replan_history": append_replan_reason(state.get("replan_history", []), iteration + 1, reason),
+    }
+
+
+def summarize(
+    query: str, evidence: ExecutorOutput | None, images: OpenImages, *, scoring: bool, choices: Sequence[str] | None
+) -> SummarizerOutput:
+    """The answer, without the replan decision. Raises InvalidAnswer, VLMError."""
+    prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices)
+    settings = images.services.settings.fusion
+    role = images.services.section(ROLE)
+    scores = tool_scores(evidence, settings.vote)
+    fusion: FusionResult | None = None
+    letters: Sequence[str] | None = None
+    prefix = ""
+    if scoring:
+        letters = LETTERS
+        fusion = read_and_fuse(prompt, scores, images)
+        prefix = ANSWER_PREFIX + fused_letter(fusion)
+    elif choices:
+        letters = [chr(65 + i) for i in range(len(choices))]
+        fusion = read_choices(prompt, letters, images)
+        prefix = ANSWER_PREFIX + fusion.vlm_letter
+    reply = ask(images.session(ROLE), prompt, summary_reply(letters), role, answer_prefix=prefix)
+    return SummarizerOutput(
+        final_answer=reply.final_answer,
+        quality_reasoning=" ".join([reply.quality_reasoning, *_notes(evidence, scores, fusion)]),
+        used_evidence=None if evidence is None or evidence.is_empty else evidence.model_dump(
+            include={"distortion_analysis", "quality_scores"}, mode="json"
+        ),
+        fusion=fusion,
+    )
+
+
+def _notes(evidence: ExecutorOutput | None, scores: list[float], fusion: FusionResult | None) -> list[str]:
+    """What must stand in the reasoning whatever the model wrote: missing evidence, contradictions, the fused score."""
+    notes = []
+    if evidence is None or evidence.is_empty:
+        notes.append(NO_EVIDENCE)
+    elif not scores:
+        notes.append(NO_SCORES)
+    if evidence is not None:
+        notes += [f"{line}." for line in contradictions(evidence)]
+        if evidence.error:
+            notes.append(f"Part of the evidence is missing: {evidence.error}.")
+    if fusion is not None and fusion.q is not None:
+        tools = f"tools' mean {fusion.q_bar:.2f}" if fusion.q_bar is not None else "no tool scores"
+        notes.append(f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter {fusion.vlm_letter or 'not read'}).")
+    return notes
+
+
+def fusion_of(settings: FusionSettings) -> ScoreFusion:
+    """The fusion that the configuration describes."""
+    return ScoreFusion(
+        settings.eta, temperature=settings.temperature, classification_confidence=settings.classification_confidence
+    )
+
+
+def fused_letter(fusion: FusionResult) -> str:
+    """The letter of the level nearest to q."""
+    return ScoreFusion().map_to_level(fusion.q)
+
+
+def read_and_fuse(prompt: Prompt, scores: Sequence[float], images: OpenImages) -> FusionResult:
+    """p_c from the model's letters, averaged over the image's views, fused with the tools' `scores` (each 1..5)."""
+    settings = images.services.settings.fusion
+    fusion = fusion_of(settings)
+    mode, letter, p_letter, off_mass = read_probabilities(prompt, LETTERS, images)
+    p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in p_letter.items()}
+    if not scores:
+        images.warn("no tool scores: α is uniform and q is the VLM's expectation")
+    return FusionResult(
+        mode=mode,
+        vlm_letter=letter,
+        p_c=p_letter,
+        off_letter_mass=off_mass,
+        alpha=fusion.compute_perceptual_weights(scores),
+        q_bar=fusion.mean_score(scores),
+        q=fusion.fuse_scores(scores, p_c),
+        dq_dqbar=fusion.sensitivity(scores, p_c),
+    )
+
+
+def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> FusionResult:
+    """Probabilities of the user's own choices. In uniform mode no letter is preferred, so none can be answered."""
+    mode, letter, probabilities, off_mass = read_probabilities(prompt, letters, images)
+    if letter is None:
+        raise VLMError("mode uniform reads no letters, so it cannot answer a question with choices; use logits or classification")
+    return FusionResult(mode=mode, vlm_letter=letter, p_c=probabilities, off_letter_mass=off_mass)
+
+
+def read_probabilities(
+    prompt: Prompt, letters: Sequence[str], images: OpenImages
+) -> tuple[Mode, str | None, dict[str, float], float | None]:
+    """(mode used, the model's own letter, probability of each letter, probability off the letters), averaged over views."""
+    settings = images.services.settings.fusion
+    mode = settings.mode
+    if mode == "uniform":
+        return mode, None, dict.fromkeys(letters, 1 / len(letters)), None
+    client = images.services.client(ROLE)
+    if mode == "logits" and not client.reads_logits:
+        if settings.on_missing_logits == "error":
+            raise VLMError(
+                f"{client.name}: expected a client that reads logits, this one cannot; "
+                "use mode classification or set on_missing_logits: classification"
+            )
+        images.warn(f"{client.name} gives no logits: p_c comes from the generated letter (classification)")
+        mode = "classification"
+    reads, off_masses = [], []
+    for view in range(len(images.views(ROLE))):
+        session = images.session(ROLE, view)
+        if mode == "logits":
+            read = session.read_letters(prompt, ANSWER_PREFIX, letters)
+            reads.append(letter_probabilities(read.logprobs, settings.temperature))
+            off_masses.append(read.off_letter_mass)
+        else:
+            answer = ask(session, prompt, letter_reply(letters), images.services.section(ROLE)).final_answer
+            rest = (1 - settings.classification_confidence) / (len(letters) - 1)
+            reads.append({letter: settings.classification_confidence if letter == answer else rest for letter in letters})
+        if view > 0:
+            images.close_session(ROLE, view)
+    probabilities = {letter: sum(read[letter] for read in reads) / len(reads) for letter in letters}
+    off_mass = sum(off_masses) / len(off_masses) if off_masses else None
+    if off_mass is not None and off_mass > settings.off_letter_warning:
+        images.warn(
+            f"{off_mass:.0%} of the probability lies off the letters {letters[0]}–{letters[-1]}: "
+            "this model hardly takes the answer format, trust its letters less"
+        )
+    return mode, max(probabilities, key=probabilities.get), probabilities, off_mass

@@ -1,0 +1,168 @@
+"""Fusion of the tools' scores with the VLM's letter probabilities (AgenticIQA, arXiv 2509.26006, section on the Summarizer).
+
+    q̄   = (1/n) Σ q̂_i                                        mean of the tools' scores, 1..5           (1)
+    α_c = exp(−η(q̄ − c)²) / Σ_j exp(−η(q̄ − j)²)              perceptual weights of the levels c        (2)
+    p_c = exp(log p̂_c) / Σ_j exp(log p̂_j)                    the VLM's probabilities                   (3)
+    q   = Σ_c α_c·p_c·c / Σ_c α_c·p_c                         the fused score, 1..5                     (4)
+
+The paper prints (4) without its denominator; without it q cannot reach the paper's own figures (q̄ 2.9871 → 2.9542) nor
+1..5. `ScoreFusion(normalize=False)` keeps the literal sum for studies. Numpy and the standard library only.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_TO_LETTER, LEVEL_WORDS
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["logits", "classification", "uniform"]
+WORD_TO_LEVEL = {word.lower(): level for level, word in LEVEL_WORDS.items()}
+
+
+class ScoreFusion:
+    """The paper's fusion over `quality_levels` with sharpness `eta`.
+
+    `temperature` divides the letters' log-probabilities before (3); `classification_confidence` is the probability of the
+    generated letter where no logits are read. `normalize=False` leaves out the denominator of (4).
+    """
+
+    def __init__(
+        self,
+        eta: float = 1.0,
+        quality_levels: Sequence[int] = (1, 2, 3, 4, 5),
+        *,
+        temperature: float = 1.0,
+        classification_confidence: float = 0.8,
+        normalize: bool = True,
+    ):
+        if not (eta > 0 and math.isfinite(eta)):
+            raise ValueError(f"eta: expected a positive number, got {eta}")
+        if not (temperature > 0 and math.isfinite(temperature)):
+            raise ValueError(f"temperature: expected a positive number, got {temperature}")
+        if len(quality_levels) < 2 or len(set(quality_levels)) != len(quality_levels):
+            raise ValueError(f"quality_levels: expected at least two different levels, got {list(quality_levels)}")
+        if not 1 / len(quality_levels) <= classification_confidence <= 1:
+            raise ValueError(
+                f"classification_confidence: expected {1 / len(quality_levels)} to 1, got {classification_confidence}"
+            )
+        self.eta, self.quality_levels = eta, tuple(quality_levels)
+        self.temperature, self.classification_confidence, self.normalize = temperature, classification_confidence, normalize
+
+    def mean_score(self, tool_scores: Sequence[float]) -> float | None:
+        """q̄ of (1); None without scores. Raises ValueError for a score outside the levels' range or not finite."""
+        low, high = min(self.quality_levels), max(self.quality_levels)
+        for score in tool_scores:
+            if not low <= score <= high:  # also catches NaN
+                raise ValueError(f"tool score: expected {low} to {high}, got {score}")
+        return float(np.mean(tool_scores)) if len(tool_scores) else None
+
+    def compute_perceptual_weights(self, tool_scores: Sequence[float]) -> dict[int, float]:
+        """α_c of (2); uniform, with a warning, when there are no tool scores."""
+        mean = self.mean_score(tool_scores)
+        if mean is None:
+            logger.warning("No tool scores: the perceptual weights are uniform and q is the VLM's expectation")
+            return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
+        return self._as_dict(_softmax(np.array([-self.eta * (mean - c) ** 2 for c in self.quality_levels])))
+
+    def extract_vlm_probabilities(
+        self, vlm_output: Mapping[str | int, float] | str | None, mode: Mode = "logits"
+    ) -> dict[int, float]:
+        """p_c of (3) for each level.
+
+        logits: `vlm_output` maps every letter A–E (or level) to a logit or log-probability. classification: it is the
+        letter, level word or level that the model answered; it gets `classification_confidence`, the others share the
+        rest equally. uniform: every level alike, whatever the output. Raises ValueError for anything else: a probability
+        is never made up.
+        """
+        if mode == "uniform":
+            return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
+        if mode == "classification":
+            if not isinstance(vlm_output, str | int):
+                raise ValueError(f"classification mode: expected a letter or level, got {vlm_output!r}")
+            level = self._level(vlm_output)
+            rest = (1 - self.classification_confidence) / (len(self.quality_levels) - 1)
+            return {c: self.classification_confidence if c == level else rest for c in self.quality_levels}
+        if mode == "logits":
+            if not isinstance(vlm_output, Mapping):
+                raise ValueError(f"logits mode: expected log-probabilities for each letter, got {vlm_output!r}")
+            by_level = {self._level(key): float(value) for key, value in vlm_output.items()}
+            if set(by_level) != set(self.quality_levels) or len(by_level) != len(vlm_output):
+                raise ValueError(f"logits mode: expected one value for each of the levels {self.quality_levels}, got {vlm_output}")
+            values = np.array([by_level[c] for c in self.quality_levels])
+            if np.isnan(values).any() or (values == np.inf).any() or (values == -np.inf).all():
+                raise ValueError(f"logits mode: expected finite log-probabilities, got {vlm_output}")
+            return self._as_dict(_softmax(values / self.temperature))
+        raise ValueError(f"mode: expected logits, classification or uniform, got {mode!r}")
+
+    def fuse_scores(self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]) -> float:
+        """q of (4), in log space so that sharp weights cannot underflow to 0/0."""
+        levels = np.array(self.quality_levels, float)
+        if not self.normalize:
+            alpha = self.compute_perceptual_weights(tool_scores)
+            return float(sum(alpha[c] * vlm_probabilities[c] * c for c in self.quality_levels))
+        return float(self._weights(tool_scores, vlm_probabilities) @ levels)
+
+    def sensitivity(self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]) -> float:
+        """dq/dq̄ = 2η·Var_w(c) with w ∝ α·p: how many levels q moves when the tools' mean moves by one; 0 without tools.
+
+        From (4): d ln α_c/dq̄ = −2η(q̄ − c) + const, so dq/dq̄ = Cov_w(c, 2ηc).
+        """
+        if not len(tool_scores):
+            return 0.0
+        levels = np.array(self.quality_levels, float)
+        weights = self._weights(tool_scores, vlm_probabilities)
+        return float(2 * self.eta * (weights @ levels**2 - (weights @ levels) ** 2))
+
+    def map_to_level(self, score: float, thresholds: Sequence[float] | None = None) -> str:
+        """The letter A (5) to E (1) of the nearest level, halves up; or by rising custom `thresholds` between the levels.
+
+        A score equal to a threshold takes the better level.
+        """
+        low, high = min(self.quality_levels), max(self.quality_levels)
+        if not low <= score <= high:
+            raise ValueError(f"score: expected {low} to {high}, got {score}")
+        ordered = sorted(self.quality_levels)
+        if thresholds is None:
+            thresholds = [(a + b) / 2 for a, b in zip(ordered, ordered[1:], strict=False)]
+        if len(thresholds) != len(ordered) - 1 or list(thresholds) != sorted(thresholds):
+            raise ValueError(f"thresholds: expected {len(ordered) - 1} rising numbers, got {list(thresholds)}")
+        return LEVEL_TO_LETTER[ordered[sum(score >= t for t in thresholds)]]
+
+    def _weights(self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]) -> np.ndarray:
+        p = np.array([vlm_probabilities[c] for c in self.quality_levels], float)
+        if (p < 0).any() or not np.isclose(p.sum(), 1, atol=1e-6):
+            raise ValueError(f"vlm_probabilities: expected probabilities that sum to 1, got {dict(vlm_probabilities)}")
+        mean = self.mean_score(tool_scores)
+        log_alpha = 0.0 if mean is None else -self.eta * (mean - np.array(self.quality_levels, float)) ** 2
+        with np.errstate(divide="ignore"):
+            return _softmax(log_alpha + np.log(p))
+
+    def _as_dict(self, values: np.ndarray) -> dict[int, float]:
+        return {c: float(v) for c, v in zip(self.quality_levels, values, strict=True)}
+
+    def _level(self, key: str | int) -> int:
+        """A letter, level word or level as a level. Raises ValueError for anything else."""
+        if isinstance(key, str):
+            text = key.strip()
+            level = LETTER_TO_LEVEL.get(text.upper(), WORD_TO_LEVEL.get(text.lower()))
+        else:
+            level = key
+        if level not in self.quality_levels:
+            raise ValueError(f"answer: expected a letter A–E, a level word or a level, got {key!r}")
+        return level
+
+
+def letter_probabilities(logprobs: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:
+    """Log-probabilities of letters → probabilities over these letters alone, (3) with a temperature."""
+    values = _softmax(np.array(list(logprobs.values())) / temperature)
+    return {letter: float(p) for letter, p in zip(logprobs, values, strict=True)}
+
+
+def _softmax(values: np.ndarray) -> np.ndarray:
+    weight = np.exp(values - values.max())
+    return weight / weight.sum()

@@ -1,0 +1,174 @@
+"""What an assessment needs besides its state: loaded models and tools (built once), and the images it is about (opened once).
+
+Nodes reach both through `config["configurable"]` ("services" and "images"); without them they load the default
+configuration themselves.
+"""
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from agentic_iqa_local.config import RoleSettings, Settings, load_settings
+from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, native_views
+from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
+from agentic_iqa_local.state import AgenticIQAState
+from agentic_iqa_local.vlm_client import ClientPool, SeenImage, TokenUsage, VLMClient, VLMSession
+
+logger = logging.getLogger(__name__)
+
+Box = tuple[int, int, int, int]
+
+
+class Services:
+    """Settings, one client for each distinct model, and the tools; all loaded on first use and then kept."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        device: str = "cpu",
+        clients: Mapping[str, VLMClient] | None = None,
+        tools: ToolRunner | None = None,
+    ):
+        self.settings, self.device = settings, device
+        self.pool = ClientPool(device, dict(clients or {}))
+        self._tools = tools
+
+    @property
+    def tools(self) -> ToolRunner:
+        if self._tools is None:
+            maps = self.settings.tools.maps
+            self._tools = ToolRunner(device=self.device, maps_path=Path(maps) if maps else None)
+        return self._tools
+
+    def section(self, role: str) -> RoleSettings:
+        return self.settings.role(role)
+
+    def client(self, role: str) -> VLMClient:
+        """The role's model. Raises VLMError when it cannot be loaded."""
+        backend = self.section(role).backend
+        return self.pool.get(backend, self.settings.model(backend))
+
+
+@functools.lru_cache(maxsize=4)
+def load_services(config: str | None = None, device: str = "cpu") -> Services:
+    """Services of a configuration, kept for the next call. `config` as in `config.find_config`."""
+    return Services(load_settings(config), device)
+
+
+class OpenImages:
+    """One assessment's images with the sessions opened on them.
+
+    Each model is opened once on each view, whichever roles use it, so that the images are prefilled once; each tool runs
+    once on each region. `warnings` collects what a user must know about this assessment.
+    """
+
+    def __init__(self, services: Services, image_path: str, reference_path: str | None = None):
+        limits = services.settings.images
+        bounds = {"max_pixels": limits.max_pixels, "min_side": limits.min_side}
+        self.services = services
+        self.reference: LoadedImage | None = None
+        if reference_path is None:
+            self.image = load_image(image_path, **bounds)
+        else:
+            self.image, self.reference = load_pair(image_path, reference_path, **bounds)
+        self.warnings: list[str] = []
+        for loaded in (self.image, self.reference):
+            for line in loaded.warnings if loaded else ():
+                self.warn(line)
+        self._sessions: dict[tuple[int, int], VLMSession] = {}
+        self._closed_usage = TokenUsage()
+        self._seen: dict[tuple[int, int], SeenImage] = {}
+        self._readings: dict[tuple[str, Box | None], ToolReading] = {}
+
+    def warn(self, line: str) -> None:
+        """Adds a warning once, to the log and to the result."""
+        if line not in self.warnings:
+            logger.warning("%s", line)
+            self.warnings.append(line)
+
+    def views(self, role: str) -> list[View]:
+        """The whole image, or native-resolution crops of one beyond the range that the role's model was trained on."""
+        limits = self.services.client(role).limits
+        width, height = self.image.width, self.image.height
+        views = native_views(
+            width,
+            height,
+            factor=limits.factor,
+            min_pixels=limits.min_pixels,
+            max_pixels=limits.max_pixels or width * height,
+            max_views=self.services.settings.images.max_crops,
+        )
+        if len(views) > 1:
+            self.warn(
+                f"{self.image.path}: {width}×{height} pixels are beyond the model's range of {limits.max_pixels}; "
+                f"scored on {len(views)} native-resolution crops and averaged, described from the central one"
+            )
+        elif width * height < limits.min_pixels or min(width, height) < limits.factor:
+            self.warn(f"{self.image.path}: {width}×{height} pixels are below the model's range; the processor enlarged it")
+        return views
+
+    def session(self, role: str, view: int = 0) -> VLMSession:
+        """The role's model opened on one view; opened on first use."""
+        client = self.services.client(role)
+        key = (id(client), view)
+        if key not in self._sessions:
+            box = self.views(role)[view].box
+            pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
+            self._sessions[key] = client.open(pictures)
+        return self._sessions[key]
+
+    def close_session(self, role: str, view: int) -> None:
+        """Frees one view's cache, keeping its counts."""
+        self._close((id(self.services.client(role)), view))
+
+    def _close(self, key: tuple[int, int]) -> None:
+        session = self._sessions.pop(key)
+        self._closed_usage += session.usage
+        if session.seen:
+            self._seen[key] = session.seen[-1]
+        session.close()
+
+    def seen_views(self, role: str) -> list[tuple[Box, SeenImage]]:
+        """What the role's model saw of the test image: each view's box and the pixels and tokens it became."""
+        model = id(self.services.client(role))
+        seen = self._seen | {key: session.seen[-1] for key, session in self._sessions.items() if session.seen}
+        boxes = [view.box for view in self.views(role)]
+        return [(boxes[view], image) for (client, view), image in sorted(seen.items()) if client == model]
+
+    def score(self, tool: str, box: Box | None = None) -> ToolReading:
+        """A tool's score of the image or a region, computed once. Raises ToolError."""
+        key = (tool, box)
+        if key not in self._readings:
+            image, reference = (loaded and loaded.pixels for loaded in (self.image, self.reference))
+            if box:
+                image, reference = image.crop(box), reference and reference.crop(box)
+            self._readings[key] = self.services.tools.score(tool, image, reference)
+        return self._readings[key]
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Tokens of all sessions so far."""
+        return sum((s.usage for s in self._sessions.values()), self._closed_usage)
+
+    def close(self) -> None:
+        for key in list(self._sessions):
+            self._close(key)
+
+
+@contextmanager
+def opened(state: AgenticIQAState, config: RunnableConfig | None) -> Iterator[OpenImages]:
+    """The assessment's images: those in `config["configurable"]`, else opened here from the state and closed again."""
+    configurable: dict[str, Any] = (config or {}).get("configurable", {})
+    if "images" in configurable:
+        yield configurable["images"]
+        return
+    images = OpenImages(configurable.get("services") or load_services(), state["image_path"], state.get("reference_path"))
+    try:
+        yield images
+    finally:
+        images.close()

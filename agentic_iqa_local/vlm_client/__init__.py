@@ -1,0 +1,127 @@
+"""The seam to a vision-language model: what a client and its session offer, and the table of backends.
+
+A client holds one loaded model. A session is opened on an assessment's images and offers two operations: generation
+constrained to a pydantic schema, and the letter read. It knows nothing of quality levels, plans or tools.
+"""
+
+import difflib
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from agentic_iqa_local.config import ModelSettings
+    from agentic_iqa_local.prompts import Prompt
+
+BACKENDS = {"transformers": "agentic_iqa_local.vlm_client.transformers_client:TransformersClient"}
+
+
+class VLMError(RuntimeError):
+    """A model that cannot be loaded or run; the message is one sentence for the user."""
+
+
+@dataclass
+class TokenUsage:
+    """Counted work. `prefilled` tokens went through the model as input (template text forced by a schema included),
+    `reused` ones were found in the cache, `decoded` ones were chosen one by one; `forward_passes` counts model calls."""
+
+    prefilled: int = 0
+    reused: int = 0
+    decoded: int = 0
+    forward_passes: int = 0
+
+    def __add__(self, other: Self) -> "TokenUsage":
+        return TokenUsage(
+            self.prefilled + other.prefilled,
+            self.reused + other.reused,
+            self.decoded + other.decoded,
+            self.forward_passes + other.forward_passes,
+        )
+
+
+@dataclass(frozen=True)
+class LetterRead:
+    """Raw log-probabilities (natural log, over the full vocabulary) of the answer letters at one position."""
+
+    logprobs: dict[str, float]
+    off_letter_mass: float
+    token_ids: dict[str, int]
+
+
+@dataclass(frozen=True)
+class SeenImage:
+    """What the model saw of one image: pixels after the processor, and the tokens they became."""
+
+    width: int
+    height: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class PixelLimits:
+    """The model's range: sides are multiples of `factor` pixels; None where the processor sets no such limit."""
+
+    factor: int
+    min_pixels: int
+    max_pixels: int | None
+
+
+class VLMSession(Protocol):
+    """A model opened on one assessment's images (the reference first, if there is one)."""
+
+    usage: TokenUsage
+    seen: list[SeenImage]
+
+    def generate(
+        self, prompt: "Prompt", schema: type[BaseModel], *, answer_prefix: str = "", temperature: float = 0.0, max_tokens: int = 512
+    ) -> str:
+        """The whole answer as JSON text, beginning with `answer_prefix`. It may break off at `max_tokens`."""
+
+    def read_letters(self, prompt: "Prompt", answer_prefix: str, letters: Sequence[str]) -> LetterRead:
+        """Log-probabilities of `letters` as the token right after `answer_prefix`. Raises VLMError if one is not a single token."""
+
+    def close(self) -> None:
+        """Frees the cache."""
+
+
+class VLMClient(Protocol):
+    """One loaded model."""
+
+    name: str
+    reads_logits: bool
+    limits: PixelLimits
+
+    def open(self, images: Sequence["Image.Image"]) -> VLMSession:
+        """A session on one image, or on [reference, test image]."""
+
+    def describe(self) -> dict[str, Any]:
+        """Name, folder, dtype, device, attention, versions: what a result records."""
+
+
+@dataclass
+class ClientPool:
+    """Clients by backend name; sections that name the same model share one loaded copy."""
+
+    device: str
+    clients: dict[str, VLMClient] = field(default_factory=dict)
+
+    def get(self, backend: str, settings: "ModelSettings") -> VLMClient:
+        if backend not in self.clients:
+            self.clients[backend] = create_vlm_client(backend, settings, self.device)
+        return self.clients[backend]
+
+
+def create_vlm_client(backend: str, settings: "ModelSettings", device: str = "cpu") -> VLMClient:
+    """Loads the model that `backend` ("transformers.<folder>") names. Raises VLMError for an unknown backend or bad folder."""
+    engine, _, name = backend.partition(".")
+    if engine not in BACKENDS or not name:
+        near = difflib.get_close_matches(engine, BACKENDS, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise VLMError(f"backend '{backend}': expected ENGINE.FOLDER with ENGINE one of {', '.join(BACKENDS)}.{hint}")
+    module, _, cls = BACKENDS[engine].partition(":")
+    return getattr(importlib.import_module(module), cls)(name, settings, device)
