@@ -1,0 +1,1 @@
+"""How the embedded VLM is made: synthetic distortions, role samples, tokenizer and training loop. Never imported at run time."""

@@ -1,0 +1,181 @@
+"""The embedded VLM's shape: a plain Qwen2_5_VLForConditionalGeneration of about 9 M parameters, its tokenizer and processor.
+
+What decides success on a CPU is the patch embedding: it starts as a whitened block DCT. A 16-pixel patch holds four 8×8
+blocks, so that JPEG's block grid lines up with it, and each output is one DCT coefficient of one block.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import (
+    GenerationConfig,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2Tokenizer,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+)
+
+from agentic_iqa_local.training.distortions import RGB_TO_YCC
+
+PATCH, MERGE, BLOCK = 16, 2, 8
+FACTOR = PATCH * MERGE
+LUMA_TERMS, CHROMA_TERMS = 48, 8  # of each 8×8 block: 4·(48 + 2·8) = 256 = the vision tower's width
+VISION_WIDTH = 4 * (LUMA_TERMS + 2 * CHROMA_TERMS)
+TRAINED_MIN_PIXELS, TRAINED_MAX_PIXELS = 96 * 96, 512 * 512
+
+NOTICE = (
+    "the small embedded model answered: it was trained on synthetic distortions to prove an installation and to run tests; "
+    "use a Qwen-VL folder for real assessments"
+)
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
+)  # fmt: skip
+# Qwen2's pre-tokenizer: a letter after a quote and a space stands alone, so that `"A` never merges.
+PRETOKENIZER = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CHAT_TEMPLATE = (
+    "{%- for m in messages -%}{{ '<|im_start|>' + m['role'] + '\\n' }}"
+    "{%- if m['content'] is string -%}{{ m['content'] }}{%- else -%}{%- for c in m['content'] -%}"
+    "{%- if c['type'] == 'image' -%}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{%- elif c['type'] == 'video' -%}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}"
+    "{%- else -%}{{ c['text'] }}{%- endif -%}{%- endfor -%}{%- endif -%}{{ '<|im_end|>\\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+
+
+def build_tokenizer(corpus: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
+    """A byte-level BPE tokenizer with Qwen2's pre-tokenization, trained on `corpus`."""
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.NFC()
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRETOKENIZER), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        corpus,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size - len(SPECIAL_TOKENS),
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+    trained = json.loads(bpe.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=trained["vocab"],
+        merges=[tuple(pair) for pair in trained["merges"]],
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=4096,
+    )
+    tokenizer.add_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS], special_tokens=True)
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def build_processor(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLProcessor:
+    """The processor; its size limits are the range of pixels that training covered."""
+    size = {"shortest_edge": TRAINED_MIN_PIXELS, "longest_edge": TRAINED_MAX_PIXELS}
+    return Qwen2_5_VLProcessor(
+        image_processor=Qwen2VLImageProcessor(patch_size=PATCH, merge_size=MERGE, size=size),
+        tokenizer=tokenizer,
+        video_processor=Qwen2VLVideoProcessor(patch_size=PATCH, merge_size=MERGE),
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def _dct_patch_embedding() -> torch.Tensor:
+    """Weights VISION_WIDTH×3×2×16×16: orthonormal 8×8 DCT-II of each block, scaled so that natural spectra come out white."""
+    k = np.arange(BLOCK)
+    basis = np.cos(np.pi * (2 * k[None] + 1) * k[:, None] / (2 * BLOCK)) * np.sqrt(2 / BLOCK)
+    basis[0] /= np.sqrt(2)
+    order = sorted(((u, v) for u in k for v in k), key=lambda uv: (uv[0] + uv[1], uv))
+    weight = np.zeros((VISION_WIDTH, 3, 2, PATCH, PATCH), np.float32)
+    row = 0
+    for top in (0, BLOCK):
+        for left in (0, BLOCK):
+            for channel, terms, ac_gain, dc_gain in ((0, LUMA_TERMS, 0.55, 0.12), (1, CHROMA_TERMS, 1.2, 0.25), (2, CHROMA_TERMS, 1.2, 0.25)):
+                for u, v in order[:terms]:
+                    # Amplitudes of natural images fall about as 1/frequency: the gain rises with it.
+                    gain = ac_gain * (1 + np.hypot(u, v)) if u or v else dc_gain
+                    pattern = gain * np.outer(basis[u], basis[v])
+                    for c in range(3):  # a still image is fed as two equal frames: half of the weight on each
+                        weight[row, c, :, top : top + BLOCK, left : left + BLOCK] = pattern * RGB_TO_YCC[channel, c] / 2
+                    row += 1
+    return torch.from_numpy(weight)
+
+
+def _initialise_vision(visual: torch.nn.Module) -> None:
+    """Unit-gain layers and the DCT patch embedding.
+
+    transformers' default (standard deviation 0.02) leaves the gated MLPs of so narrow a tower almost silent, and their
+    products are what turns DCT coefficients into local energies.
+    """
+    depth = len(visual.blocks)
+    for name, weight in visual.named_parameters():
+        if weight.ndim == 2:
+            gain = 1 / (2 * depth) ** 0.5 if name.endswith(("attn.proj.weight", "down_proj.weight")) else 1.0
+            torch.nn.init.normal_(weight, std=gain / weight.shape[1] ** 0.5)
+    visual.patch_embed.proj.weight.data.copy_(_dct_patch_embedding())
+
+
+def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+    """A freshly initialised model in float32."""
+    torch.manual_seed(seed)
+    token = tokenizer.convert_tokens_to_ids
+    ids = dict(bos_token_id=token("<|endoftext|>"), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    config = Qwen2_5_VLConfig(
+        text_config=dict(
+            vocab_size=len(tokenizer),
+            hidden_size=256,
+            intermediate_size=768,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=4096,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]},
+            tie_word_embeddings=True,
+            **ids,
+        ),
+        vision_config=dict(
+            depth=6,
+            hidden_size=VISION_WIDTH,
+            intermediate_size=512,
+            num_heads=4,
+            out_hidden_size=256,
+            patch_size=PATCH,
+            spatial_merge_size=MERGE,
+            temporal_patch_size=2,
+            window_size=4 * FACTOR,
+            fullatt_block_indexes=list(range(6)),
+        ),
+        image_token_id=token("<|image_pad|>"),
+        video_token_id=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"),
+        vision_end_token_id=token("<|vision_end|>"),
+        tie_word_embeddings=True,
+        agentic_iqa_notice=NOTICE,
+        **ids,
+    )
+    model = Qwen2_5_VLForConditionalGeneration(config)
+    _initialise_vision(model.model.visual)
+    model.generation_config = GenerationConfig(**ids, do_sample=False)
+    return model
+
+
+def save_model(model: Qwen2_5_VLForConditionalGeneration, processor: Qwen2_5_VLProcessor, folder: Path) -> None:
+    """Writes bf16 safetensors, configuration, tokenizer and processor, as any transformers checkpoint."""
+    half = build_model(processor.tokenizer, seed=0)
+    half.load_state_dict(model.state_dict())
+    half.to(torch.bfloat16).save_pretrained(folder)
+    processor.save_pretrained(folder)

@@ -1,0 +1,163 @@
+"""First phase: the vision tower alone learns to see distortions, through heads that are thrown away afterwards.
+
+A vision pass costs a third of a pass with the language model, so most pictures are spent here.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.training.data import draw_crops, level_targets, pixel_values
+
+logger = logging.getLogger(__name__)
+
+CLASSES = (*DISTORTION_TYPES, "none")
+LEVEL_WIDTH = 0.5
+SIDES = (3, 4, 4, 5, 6)  # crop sides in units of 32 pixels: many small crops teach faster than few large ones
+
+
+class VisionHeads(nn.Module):
+    """Distortion type (8), level (5) and severity (6) from the mean and spread of an image's merged tokens."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.body = nn.Sequential(nn.LayerNorm(2 * width), nn.Linear(2 * width, width), nn.SiLU())
+        self.to_type, self.to_level, self.to_severity = nn.Linear(width, len(CLASSES)), nn.Linear(width, 5), nn.Linear(width, 6)
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`tokens`: B×T×width, the same number for each image."""
+        pooled = self.body(torch.cat([tokens.mean(1), tokens.std(1)], -1))
+        return self.to_type(pooled), self.to_level(pooled), self.to_severity(pooled)
+
+
+def head_losses(heads: VisionHeads, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    """Summed cross-entropies and the batch's figures."""
+    type_, level, severity = heads(tokens)
+    loss = (
+        nn.functional.cross_entropy(type_, labels["type"])
+        + nn.functional.cross_entropy(level, labels["level"])
+        + 0.5 * nn.functional.cross_entropy(severity, labels["severity"])
+    )
+    return loss, {"head_type_accuracy": (type_.argmax(-1) == labels["type"]).float().mean().item()}
+
+
+def crop_labels(crops: list) -> dict[str, torch.Tensor]:
+    """Type index, severity and level distribution of each crop."""
+    severity = np.array([c.sample.severity for c in crops])
+    return {
+        "type": torch.tensor([CLASSES.index(c.sample.family or "none") for c in crops]),
+        "severity": torch.from_numpy(severity),
+        "level": torch.from_numpy(level_targets(severity, LEVEL_WIDTH)).float(),
+    }
+
+
+class Batches(IterableDataset):
+    """Endless batches from `make(step, rng)`; the generator of each step is seeded by (seed, phase, step)."""
+
+    def __init__(self, make: Callable, seed: int, phase: int, start: int):
+        self.make, self.seed, self.phase, self.start = make, seed, phase, start
+
+    def __iter__(self):
+        torch.set_num_threads(1)
+        step = self.start
+        while True:
+            yield self.make(step, np.random.default_rng([self.seed, self.phase, step]))
+            step += 1
+
+
+def learning_rate(progress: float, peak: float, step: int, warmup: int = 100) -> float:
+    """Linear warm-up, then a cosine from `peak` down to 3 % of it at `progress` 1."""
+    return peak * min(1, (step + 1) / warmup) * max(0.03, 0.5 * (1 + math.cos(math.pi * min(1, progress))))
+
+
+def run_phase(
+    *,
+    name: str,
+    groups: list[tuple[nn.Module, float]],
+    batches: Callable[[int], IterableDataset],
+    losses: Callable,
+    steps: int,
+    checkpoint: Path,
+    log: Callable[[dict], None],
+    decay: float = 0.05,
+    save_every: float = 120.0,
+) -> None:
+    """The training loop of a phase: resumes from `checkpoint`, saves there, and logs a curve.
+
+    `groups` are modules with their peak learning rates; `losses(batch)` returns the loss and a dict of figures. Interrupting it loses at most `save_every` seconds.
+    """
+    modules = nn.ModuleList(module for module, _ in groups)
+    optimizer = torch.optim.AdamW(
+        [{"params": module.parameters(), "peak": peak} for module, peak in groups], weight_decay=decay, betas=(0.9, 0.98)
+    )
+    step = 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        modules.load_state_dict(state["modules"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+        logger.info("%s: resumed at step %d of %d", name, step, steps)
+
+    def save() -> None:
+        partial = checkpoint.with_suffix(".partial")
+        torch.save({"modules": modules.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, partial)
+        partial.replace(checkpoint)
+
+    device = next(modules.parameters()).device
+    begun = saved = time.monotonic()
+    figures: dict[str, list[float]] = {}
+    if step < steps:
+        modules.train()
+        for batch in DataLoader(batches(step), batch_size=None, num_workers=1, prefetch_factor=4):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step / steps, group["peak"], step)
+            with torch.autocast(device.type, torch.bfloat16):
+                loss, seen = losses(batch)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
+            optimizer.step()
+            step += 1
+            for key, value in {"loss": loss.item(), **seen}.items():
+                figures.setdefault(key, []).append(value)
+            if step % 50 == 0 or step == steps:
+                means = {key: round(float(np.mean(values)), 4) for key, values in figures.items()}
+                log({"phase": name, "step": step, "of": steps, "seconds": round(time.monotonic() - begun), **means})
+                figures.clear()
+            if time.monotonic() - saved > save_every:
+                save()
+                saved = time.monotonic()
+            if step >= steps:
+                break
+        save()
+
+
+def vision_losses(visual: nn.Module, heads: VisionHeads) -> Callable:
+    """The first phase's loss: the heads' alone."""
+
+    def losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
+        device = next(heads.parameters()).device
+        features = visual(batch["pixels"].to(device), grid_thw=batch["grid"].to(device)).pooler_output.float()
+        tokens = features.view(len(batch["grid"]), -1, features.shape[-1])
+        return head_losses(heads, tokens, {k: v.to(device) for k, v in batch["labels"].items()})
+
+    return losses
+
+
+def vision_batches(photos: list[np.ndarray], processor, tokens: int, seed: int) -> Callable[[int], IterableDataset]:
+    """Batches for the first phase: pixel values, grids and labels."""
+
+    def make(step: int, rng: np.random.Generator) -> dict:
+        crops = draw_crops(photos, tokens, SIDES, rng)
+        pixels, grid = pixel_values([c.sample.image for c in crops], processor)
+        return {"pixels": pixels, "grid": grid, "labels": crop_labels(crops)}
+
+    return lambda start: Batches(make, seed, 0, start)
