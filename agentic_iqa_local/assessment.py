@@ -185,6 +185,10 @@ def _record(images: OpenImages) -> dict[str, Any]:
     """Tokens, views, model and warnings of an assessment, as far as it came."""
     usage, client = images.usage, images.services.client(ROLE)
     views = images.seen_views(ROLE)
+    for box, seen in views:
+        size = (box[2] - box[0], box[3] - box[1])
+        if size != (seen.width, seen.height):
+            images.warn(f"{client.name}'s processor resized {size[0]}×{size[1]} pixels to {seen.width}×{seen.height}: distortions may look milder")
     return {
         "tokens": Tokens(prefilled=usage.prefilled, reused=usage.reused, decoded=usage.decoded),
         "seen": Seen(

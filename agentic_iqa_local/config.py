@@ -59,7 +59,7 @@ class ImageSettings(Section):
 
     min_side: int = Field(32, ge=1, description="Pixels; smaller images are refused.")
     max_pixels: int = Field(100_000_000, ge=1, description="Refused above this: a decompression bomb.")
-    max_crops: int = Field(5, ge=1, le=9, description="Native-resolution crops of a photograph beyond the model's range.")
+    max_crops: int = Field(5, ge=1, le=5, description="Native-resolution crops of a photograph beyond the model's range.")
 
 
 class FusionSettings(Section):

@@ -191,7 +191,7 @@ class FusionResult(BaseModel):
     """
 
     mode: Literal["logits", "classification", "uniform"]
-    vlm_letter: str = Field(description="The model's own most probable letter, before the tools count.")
+    vlm_letter: str | None = Field(description="The model's own most probable letter, before the tools count; None in uniform mode.")
     p_c: dict[str, float] = Field(description="Probability of each letter, renormalised over the letters; sums to 1.")
     off_letter_mass: float | None = Field(description="Probability outside the letters; None where no logits were read.")
     alpha: dict[int, float] | None = Field(None, description="Weight of each level 1..5 from the tools' mean; sums to 1.")

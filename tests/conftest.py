@@ -1,0 +1,72 @@
+"""Shared fixtures. The network is blocked for every test; the embedded model and the tools are loaded once."""
+
+import os
+import socket
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data"
+EMBEDDED = ROOT / "models" / "embedded"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_network():
+    """Connecting anywhere but to a local Unix socket fails the test that tries."""
+    real = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+
+    def refuse(self, address, *rest):
+        if getattr(self, "family", None) == getattr(socket, "AF_UNIX", None):
+            return real[0](self, address)
+        raise AssertionError(f"a test tried to reach the network: {address}")
+
+    def refuse_lookup(host, *rest, **options):
+        raise AssertionError(f"a test tried to look up a host: {host}")
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(socket.socket, "connect", refuse)
+    patch.setattr(socket.socket, "connect_ex", refuse)
+    patch.setattr(socket, "getaddrinfo", refuse_lookup)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def photo_path() -> str:
+    """A real photograph (CC0, gb82) that the embedded model was not trained on."""
+    return str(DATA / "sumac.png")
+
+
+@pytest.fixture(scope="session")
+def photo(photo_path) -> Image.Image:
+    return Image.open(photo_path).convert("RGB")
+
+
+@pytest.fixture(scope="session")
+def noisy_path(photo, tmp_path_factory) -> str:
+    """The same photograph under strong white noise (standard deviation 45 of 255)."""
+    pixels = np.asarray(photo, np.float32) + np.random.default_rng(0).normal(0, 45, (*photo.size[::-1], 3))
+    path = tmp_path_factory.mktemp("photos") / "noisy.png"
+    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def services():
+    """The default configuration on the CPU: the real embedded model and the real tools."""
+    from agentic_iqa_local.config import load_settings
+    from agentic_iqa_local.services import Services
+
+    return Services(load_settings(), "cpu")
+
+
+@pytest.fixture(scope="session")
+def client(services):
+    """The embedded model's client."""
+    return services.client("summarizer")

@@ -1,0 +1,75 @@
+"""A client that answers from a script, to force rare branches. It never stands in for the product."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading
+from agentic_iqa_local.services import Services
+from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage
+
+BACKEND = "transformers.embedded"
+
+
+class ScriptedClient:
+    """`answer(prompt, schema, answer_prefix)` gives each generated text; every call is kept in `calls`.
+
+    `answer` may raise. Letters read back `logprobs`.
+    """
+
+    name = "scripted"
+    limits = PixelLimits(factor=32, min_pixels=32 * 32, max_pixels=1024 * 1024)
+
+    def __init__(self, answer: Callable[..., str], logprobs: dict[str, float] | None = None, reads_logits: bool = True):
+        self.answer, self.reads_logits = answer, reads_logits
+        self.logprobs = logprobs or {letter: float(np.log(0.19)) for letter in "ABCDE"}
+        self.calls: list[tuple[str, object]] = []
+        self.opened: list[int] = []
+
+    def open(self, images):
+        self.opened.append(len(images))
+        return ScriptedSession(self, images)
+
+    def describe(self):
+        return {"name": self.name, "device": "cpu", "dtype": "none", "notice": None}
+
+
+class ScriptedSession:
+    def __init__(self, client: ScriptedClient, images):
+        self.client = client
+        self.usage = TokenUsage()
+        self.seen = [SeenImage(*image.size, 1) for image in images]
+
+    def generate(self, prompt, schema, *, answer_prefix="", temperature=0.0, max_tokens=512):
+        self.client.calls.append((schema.__name__, prompt))
+        return self.client.answer(prompt, schema, answer_prefix)
+
+    def read_letters(self, prompt, answer_prefix, letters: Sequence[str]):
+        self.client.calls.append(("read_letters", prompt))
+        logprobs = {letter: self.client.logprobs.get(letter, float(np.log(0.1))) for letter in letters}
+        return LetterRead(logprobs, max(0.0, 1 - float(np.exp(list(logprobs.values())).sum())), {})
+
+    def close(self):
+        pass
+
+
+class ScriptedTools:
+    """Tools with fixed scores: name → normalised score; a missing one raises ToolError. `runs` counts calls."""
+
+    def __init__(self, scores: dict[str, float], names: Sequence[str] | None = None):
+        self.scores, self.runs = scores, []
+        self.names = names or list(scores)
+
+    def available(self, full_reference: bool) -> list[ToolInfo]:
+        return [ToolInfo(n, "NR", True, None, "scripted", ("Blurs", "Noise"), False, (1.0, 5.0), "test") for n in self.names]
+
+    def score(self, name, image, reference=None) -> ToolReading:
+        self.runs.append((name, image.size))
+        if name not in self.scores:
+            raise ToolError(f"{name}: scripted to fail")
+        return ToolReading(name, self.scores[name], self.scores[name], 0.01)
+
+
+def scripted_services(client: ScriptedClient, tools: ScriptedTools, settings: Settings | None = None) -> Services:
+    return Services(settings or Settings(), "cpu", {BACKEND: client}, tools)

@@ -1,0 +1,65 @@
+"""Every shipped configuration loads; mistakes are named."""
+
+import pytest
+import yaml
+
+from agentic_iqa_local.config import CONFIGS, ConfigError, Settings, find_config, load_settings
+
+SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if p.stem != "tool_maps")
+
+
+@pytest.mark.parametrize("path", SET_UPS, ids=lambda p: p.stem)
+def test_every_shipped_set_up_loads_and_its_sections_share_one_model(path):
+    settings = load_settings(path)
+    backends = {settings.role(role).backend for role in ("planner", "executor", "summarizer")}
+    assert len(backends) == 1
+    assert set(yaml.safe_load(path.read_text())) >= {"planner", "executor", "summarizer"}
+
+
+def test_the_set_ups_that_are_promised_ship():
+    assert {p.stem for p in SET_UPS} >= {
+        "model_backends", "qwen2_5_vl_7b", "qwen2_5_vl_7b_4bit", "qwen3_vl_8b", "qwen3_vl_8b_4bit", "llava_onevision_7b",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("plannner: {}", "plannner: unknown key"),
+        ("summarizer: {backend: transformers.embedded, top_p: 1}", "summarizer.top_p: unknown key"),
+        ("fusion: {eta: -1}", "fusion.eta"),
+        ("fusion: {mode: logit}", "fusion.mode"),
+        ("models: {other: {dtype: float32}}", "other not named by any section"),
+        ("- a list", "expected a mapping"),
+        ("a: [unclosed", "not valid YAML"),
+        ("", "expected a mapping"),
+    ],
+)
+def test_a_mistake_is_named_with_its_file_and_key(tmp_path, text, named):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=named.split(":")[0]) as caught:
+        load_settings(path)
+    assert named in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_an_unknown_set_up_lists_the_shipped_ones():
+    with pytest.raises(ConfigError, match="qwen2_5_vl_7b"):
+        find_config("qwen")
+
+
+def test_model_option_keeps_the_set_ups_own_loading_options(tmp_path):
+    settings = load_settings("qwen2_5_vl_7b_4bit")
+    folder = tmp_path / "Qwen2.5-VL-7B-Instruct"
+    folder.mkdir()
+    moved = settings.with_model(str(folder))
+    assert moved.model(moved.summarizer.backend).quantization == "4bit"
+    assert moved.model(moved.summarizer.backend).path == str(folder)
+    other = settings.with_model("embedded")
+    assert other.model(other.summarizer.backend).quantization == "none"
+
+
+def test_a_limit_of_zero_stays_zero():
+    assert Settings(max_replan_iterations=0).max_replan_iterations == 0
+    assert Settings().max_replan_iterations == 2
