@@ -1,0 +1,99 @@
+"""Which one device runs the model and the tools. Imports without torch; never widens what CUDA_VISIBLE_DEVICES allows."""
+
+import os
+import platform
+import re
+from itertools import takewhile
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_FORMS = "an index (0), a UUID or its beginning (GPU-5a1b2c3d) or a MIG name (MIG-5a1b2c3d-...)"
+
+
+class DeviceError(RuntimeError):
+    """One sentence: what was asked for, what was found, what to use."""
+
+
+def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
+    """"cuda:N" or "cpu"; with neither argument, "cuda:0" where torch sees a GPU, else "cpu".
+
+    `gpu` is an index among the visible GPUs, a UUID ("GPU-" may be left out, and its beginning is enough if only one visible GPU
+    has it; digits alone are an index), or the full name of a MIG device. Raises `DeviceError` for anything else or not visible.
+
+    A MIG device can be picked only through CUDA_VISIBLE_DEVICES, which is set here and read by CUDA once. So call this before
+    anything else in the process asks CUDA for its devices.
+    """
+    import torch
+
+    if cpu and gpu is not None:
+        raise DeviceError(f"--gpu {gpu} and --cpu: expected one of them, got both; drop one.")
+    if cpu or (gpu is None and not torch.cuda.is_available()):
+        return "cpu"
+    name = "0" if gpu is None else str(gpu).strip()
+    if re.fullmatch(r"\d+", name):
+        if int(name) >= torch.cuda.device_count():
+            raise _not_found(name, "the index of a visible GPU")
+        return f"cuda:{int(name)}"
+    if re.fullmatch(r"MIG-[\w/-]+", name):
+        return _choose_mig(name)
+    if uuid := re.fullmatch(r"(?:GPU-)?([0-9a-f][0-9a-f-]*)", name, re.IGNORECASE):
+        return _choose_uuid(name, uuid[1].lower())
+    raise DeviceError(f"--gpu {name}: expected {_FORMS}; use one of these, or --cpu.")
+
+
+def describe_device(device: str) -> dict[str, str | int | None]:
+    """What a result records of `device`: memory in bytes, None for the CPU; "cuda" as torch was built with, or None."""
+    import torch
+
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    if torch.device(device).type == "cpu":
+        return {"device": device, "name": platform.processor() or platform.machine(), "memory_total_bytes": None, **versions}
+    properties = torch.cuda.get_device_properties(device)
+    return {"device": device, "name": properties.name, "memory_total_bytes": properties.total_memory, **versions}
+
+
+def _choose_uuid(name: str, beginning: str) -> str:
+    """Looked up among what torch sees, so it holds under any CUDA_VISIBLE_DEVICES and after CUDA has started."""
+    import torch
+
+    uuids = [str(torch.cuda.get_device_properties(index).uuid).lower() for index in range(torch.cuda.device_count())]
+    matches = [index for index, uuid in enumerate(uuids) if uuid.startswith(beginning)]
+    if len(matches) != 1:
+        raise _not_found(name, f"a UUID, or its beginning, that one visible GPU has (found on {len(matches)})")
+    return f"cuda:{matches[0]}"
+
+
+def _choose_mig(name: str) -> str:
+    import torch
+
+    visible = os.environ.get(_VISIBLE)
+    # CUDA stops reading the list at the first entry that is none, and an index does not say which MIG devices it stands for.
+    if visible is not None and name not in takewhile(lambda entry: entry.startswith("MIG-"), visible.split(",")):
+        raise DeviceError(f"--gpu {name}: expected a device that {_VISIBLE} lists, but that is {visible!r}; "
+                          f"start again with {_VISIBLE}={name} if it is yours to use.")
+    if visible != name and torch.cuda.is_initialized():
+        raise DeviceError(f"--gpu {name}: expected CUDA not to be in use yet, but it is; start again with {_VISIBLE}={name}.")
+    os.environ[_VISIBLE] = name
+    if torch.cuda.device_count() != 1:  # torch keeps this number only once CUDA is in use
+        raise _not_found(name, "exactly one MIG device of that name")
+    return "cuda:0"
+
+
+def _not_found(name: str, expected: str) -> DeviceError:
+    """Says what there is to choose from, and why there is nothing where that is so."""
+    import torch
+
+    count, build, reason = torch.cuda.device_count(), f"with CUDA {torch.version.cuda}", ""
+    if torch.version.cuda is None:
+        build = "without CUDA"
+    elif count == 0:
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:  # torch says here whether a driver is missing, too old, or shows no GPU
+            reason = f"; torch says: {str(error).strip().split('. ')[0]}"
+    gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
+    listed = ", ".join(f"{index}: {gpu.name} GPU-{gpu.uuid}" for index, gpu in enumerate(gpus)) or "none"
+    remedy = "--cpu" if count == 0 else "--gpu 0 or --cpu" if count == 1 else f"--gpu 0 to --gpu {count - 1}, or --cpu"
+    visible = os.environ.get(_VISIBLE)
+    setting = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE}={visible}"
+    return DeviceError(f"--gpu {name}: expected {expected}, but the visible GPUs are: {listed} ({setting}; "
+                       f"torch {torch.__version__} built {build}{reason}); use {remedy}.")

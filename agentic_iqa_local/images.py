@@ -1,0 +1,320 @@
+"""From a file to upright 8-bit RGB pixels, or to one sentence saying why not; and which native-size views a model gets.
+
+Knows no model: sizes, factors and limits are passed in.
+"""
+
+import glob
+import hashlib
+import math
+import os
+import re
+import struct
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError
+
+# Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no photograph.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "JPEG2000", "GIF", "PPM", "AVIF")
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".jp2", ".gif", ".ppm", ".avif"})
+
+# Pillow modes that become RGB by a plain conversion, and what to call them; "I" only where it holds 16 bits.
+_PLAIN_MODES = {"RGB": "RGB", "RGBA": "RGB", "RGBX": "RGB", "1": "1-bit", "L": "greyscale", "LA": "greyscale", "P": "palette",
+                "PA": "palette", "YCbCr": "YCbCr", "CMYK": "CMYK", "I;16": "greyscale", "I;16B": "greyscale", "I": "greyscale"}
+_ORIENTATION, _BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 274, 258, 262, 0  # EXIF and TIFF tags
+
+_JPEG_BLOCK = 8
+_MAX_ASPECT = 100  # Qwen's processors refuse sides beyond 200:1, and rounding may stretch them
+
+
+class ImageError(ValueError):
+    """One sentence: the path, what was expected, what came, what to do."""
+
+
+@dataclass(frozen=True)
+class LoadedImage:
+    path: str
+    pixels: Image.Image  # 8-bit RGB, upright, without metadata, so that nothing downstream rotates it again
+    width: int
+    height: int
+    sha256: str  # hex, of the file's bytes
+    warnings: tuple[str, ...]  # a sentence for each conversion that the pixels went through
+
+
+def load_image(path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, min_side: int = 32) -> LoadedImage:
+    """Read and fully decode one picture, or raise `ImageError`.
+
+    `max_pixels` (width × height) is checked on the header, before anything is decoded; Pillow's own limit
+    (twice `Image.MAX_IMAGE_PIXELS`) stays in force above it. `min_side` is in pixels.
+
+    Refused: what is missing, unreadable, empty, damaged, of another format, animated, too small or too large, has 32-bit
+    samples, or is transparent anywhere. Converted with a warning: EXIF orientation, more than 8 bits a sample (scaled, not
+    clipped), CMYK, greyscale, palettes, an opaque alpha channel. An ICC profile of RGB or grey data is only named: metrics
+    and models read raw numbers. A JPEG damaged in its middle still decodes, so that is not noticed.
+
+    For one thread at a time: Pillow's strictness and the warning filters are settings of the whole process.
+    """
+    path = os.fspath(path)
+    data = _read(path)
+    with _strict_pillow() as caught:
+        try:
+            image = Image.open(BytesIO(data), formats=FORMATS)
+            frames = getattr(image, "n_frames", 1)  # a TIFF walks its directories here
+        except UnidentifiedImageError:
+            raise ImageError(f"{path}: expected a {', '.join(FORMATS)} image, but the content is none of these or its "
+                             f"header is damaged; convert it to PNG or get an intact copy.") from None
+        except Image.DecompressionBombError as error:
+            raise ImageError(f"{path}: expected at most {max_pixels} pixels, but its header claims far more "
+                             f"({str(error).rstrip('.')}); crop it first.") from error
+        except Exception as error:  # plugins raise nearly any type on damaged data
+            raise _damaged(path, error) from error
+        _check_header(path, image, frames, max_pixels, min_side)
+        try:
+            orientation, notes = _orientation(image)  # before load(), which already turns a TIFF
+            image.load()
+            upright = ImageOps.exif_transpose(image) if orientation != 1 else image
+            if image.format == "MPO":
+                notes.append(f"Only the first of the file's {frames} pictures was taken.")
+        except Exception as error:
+            raise _damaged(path, error) from error
+        pixels, conversions = _to_rgb8(path, upright, image, _bits_per_sample(image, data))
+    notes += conversions + [f"Pillow: {warning.message}" for warning in caught]
+    return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), tuple(dict.fromkeys(notes)))
+
+
+def load_pair(
+    path: str | os.PathLike[str], reference_path: str | os.PathLike[str], **limits: int
+) -> tuple[LoadedImage, LoadedImage]:
+    """A picture and its reference, of one size once both are upright; `limits` as for `load_image`.
+
+    Raises `ImageError` when either cannot be loaded or the sizes differ: resizing would itself be a distortion.
+    """
+    image, reference = load_image(path, **limits), load_image(reference_path, **limits)
+    if image.pixels.size != reference.pixels.size:
+        raise ImageError(f"{image.path}: expected a reference of the same size, {image.width}x{image.height}, but "
+                         f"{reference.path} is {reference.width}x{reference.height}; use the reference that this picture was "
+                         f"made from, cropped alike, or assess it without a reference.")
+    return image, reference
+
+
+def _read(path: str) -> bytes:
+    try:
+        if os.path.isdir(path):
+            raise ImageError(f"{path}: expected an image file, but this is a folder; name a file inside it.")
+        if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device may never end
+            raise ImageError(f"{path}: expected an image file, but this is a pipe or a device; save the picture to a file.")
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ImageError(f"{path}: expected an image file, but there is no such file; check the path.") from None
+    except OSError as error:
+        raise ImageError(f"{path}: expected a readable image file, but reading failed ({error.strerror}); "
+                         f"check its permissions and its disk.") from error
+    if not data:
+        raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
+    return data
+
+
+@contextmanager
+def _strict_pillow() -> Iterator[list[warnings.WarningMessage]]:
+    """Pillow that refuses truncated files, and whose warnings go to the caller instead of the screen."""
+    tolerant, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False  # importing pyiqa.data turns it on
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # max_pixels decides
+            yield caught
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+
+
+def _damaged(path: str, error: Exception) -> ImageError:
+    reason = str(error).rstrip(".") or type(error).__name__
+    return ImageError(f"{path}: expected a complete image, but decoding failed ({reason}); get an intact copy.")
+
+
+def _check_header(path: str, image: Image.Image, frames: int, max_pixels: int, min_side: int) -> None:
+    width, height = image.size
+    if width * height > max_pixels:
+        raise ImageError(f"{path}: expected at most {max_pixels} pixels, but its header claims {width}x{height} = "
+                         f"{width * height}; crop it, or raise max_pixels.")
+    if min(width, height) < min_side:
+        raise ImageError(f"{path}: expected at least {min_side} pixels on each side, but it is {width}x{height}; "
+                         f"use the original instead of a thumbnail.")
+    if frames > 1 and image.format != "MPO":  # a camera's JPEG whose first picture is the photograph, with a preview behind it
+        raise ImageError(f"{path}: expected a single picture, but this {image.format} holds {frames} frames or pages; "
+                         f"extract one frame first.")
+
+
+def _orientation(image: Image.Image) -> tuple[int, list[str]]:
+    """The EXIF orientation, 1 (upright) to 8, and what to tell about it."""
+    try:
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    except (SyntaxError, ValueError, struct.error) as error:
+        return 1, [f"The EXIF data cannot be read ({error}), so the picture was taken as upright."]
+    if orientation not in range(2, 9):
+        return 1, []
+    return orientation, [f"The picture was turned upright (EXIF orientation {orientation})."]
+
+
+def _bits_per_sample(image: Image.Image, data: bytes) -> int:
+    """Stored bits a sample, as far as the file tells: Pillow opens 16-bit colour as 8-bit RGB without a word."""
+    if image.format == "PNG":
+        return data[24]  # IHDR is always first: 8 bytes signature, 8 chunk head, 4 width, 4 height, 1 bit depth
+    if image.format == "TIFF":
+        return max(image.tag_v2.get(_BITS_PER_SAMPLE, (1,)))
+    return {"I": 16, "I;16": 16, "F": 32}.get(image.mode, 8)
+
+
+def _to_rgb8(path: str, image: Image.Image, stored: Image.Image, bits: int) -> tuple[Image.Image, list[str]]:
+    """`image` as plain 8-bit RGB, and a sentence for each conversion; `stored` is `image` as opened, with `bits` a sample."""
+    mode, profile, notes = image.mode, image.info.get("icc_profile"), []
+    if mode not in _PLAIN_MODES or (mode == "I" and stored.format != "PPM"):  # Pillow opens a 16-bit PGM as "I"
+        raise ImageError(f"{path}: expected 8-bit or 16-bit grey, RGB or CMYK samples, but this {stored.format} has "
+                         f"{bits}-bit samples (Pillow mode {mode}) without a fixed black and white; save it as RGB first.")
+    if image.has_transparency_data:
+        # Beside 16-bit samples a transparent colour (tRNS) cannot be compared exactly with what Pillow has decoded.
+        if (bits > 8 and mode[-1] != "A") or image.convert("RGBA").getchannel("A").getextrema()[0] < 255:
+            raise ImageError(f"{path}: expected opaque pixels, but some are transparent, so the look depends on the background; "
+                             f"composite it onto the background it is meant for first.")
+        image = image.convert("RGBA")
+        notes.append("The transparency data was dropped: every pixel is opaque.")
+    if bits > 8:
+        notes.append(f"The {bits}-bit samples were scaled to 8 bits.")
+    if mode.startswith("I"):
+        peak = 2**bits - 1
+        samples = np.asarray(image).astype(np.uint32)
+        if stored.format == "TIFF" and stored.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+            samples = peak - samples  # Pillow inverts these at 8 bits only
+        image = Image.fromarray(((samples * 255 + peak // 2) // peak).astype(np.uint8))
+    if mode == "CMYK":
+        image, note = _cmyk_to_rgb(image, profile)
+        notes.append(note)
+    elif _PLAIN_MODES[mode] != "RGB":
+        notes.append(f"The {_PLAIN_MODES[mode]} pixels were converted to RGB.")
+    if profile and mode != "CMYK" and "srgb" not in (name := _profile_name(profile)).lower():
+        notes.append(f"The embedded ICC profile ({name}) was not applied: the numbers are read as sRGB.")
+    pixels = image.convert("RGB")
+    pixels.info = {}
+    return pixels, notes
+
+
+def _cmyk_to_rgb(image: Image.Image, profile: bytes | None) -> tuple[Image.Image, str]:
+    if profile is None:
+        return image.convert("RGB"), "The CMYK pixels were converted to RGB without colour management: they carry no ICC profile."
+    try:
+        converted = ImageCms.profileToProfile(
+            image, ImageCms.ImageCmsProfile(BytesIO(profile)), ImageCms.createProfile("sRGB"), outputMode="RGB",
+            renderingIntent=ImageCms.Intent.RELATIVE_COLORIMETRIC, flags=ImageCms.Flags.BLACKPOINTCOMPENSATION)
+    except (ImageCms.PyCMSError, OSError) as error:
+        return image.convert("RGB"), (f"The CMYK pixels were converted to RGB without colour management: their ICC profile "
+                                      f"cannot be used ({error}).")
+    return converted, f"The CMYK pixels were converted to sRGB through the embedded ICC profile ({_profile_name(profile)})."
+
+
+def _profile_name(profile: bytes) -> str:
+    try:
+        return ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(BytesIO(profile))).strip()
+    except (ImageCms.PyCMSError, OSError) as error:
+        return f"unreadable: {error}"
+
+
+@dataclass(frozen=True)
+class View:
+    """A part of the upright image that goes to the model at native resolution."""
+
+    box: tuple[int, int, int, int]  # left, top, right, bottom in pixels, as for Image.crop
+
+
+def native_views(width: int, height: int, *, factor: int, min_pixels: int, max_pixels: int, max_views: int = 5) -> list[View]:
+    """The resolution contract: the views of an image that reach the model without being shrunk or resampled.
+
+    Blur, noise, ringing and blocking live at the scale of single pixels. A processor rounds each side to a multiple of
+    `factor` (patch × merge, e.g. 28 or 32) and scales anything beyond `max_pixels` down, and that resampling erases what is to
+    be judged. So each view has sides that are multiples of `factor` and at most `max_pixels`, and the processor leaves it alone.
+
+    - An image that fits, once cropped about its centre to multiples of `factor`: that crop.
+    - A larger one: up to `max_views` (1 to 5) crops of one size, with about the image's aspect but at most 100:1. Their centres
+      are the image's centre, then those of its top left, bottom right, top right and bottom left quarter, moved inwards where
+      the crop would leave the image. Crops that coincide are given once.
+    - An image whose crop would have fewer than `min_pixels`, or a side below `factor`: one view of all of it, which the
+      processor enlarges, so the caller warns. A side that the processor would round down is cropped to the multiple below
+      (it loses half a `factor` at most), so that nothing is shrunk here either.
+
+    Offsets are multiples of 8: a JPEG's blocks keep their place in the model's patches. Sizes are in pixels, the result is
+    deterministic. Raises ValueError for a size or a limit that allows no view.
+    """
+    if min(width, height, factor) < 1 or not 1 <= max_views <= 5 or max_pixels < factor**2 <= min(width, height) ** 2:
+        raise ValueError(f"native_views: expected positive sides, max_pixels of at least factor² and max_views from 1 to 5, "
+                         f"got {width}x{height}, {factor=}, {max_pixels=}, {max_views=}; correct the limits.")
+    whole = width - width % factor, height - height % factor
+    if math.prod(whole) < min_pixels or 0 in whole:
+        whole = size = _side_rounded_up(width, factor), _side_rounded_up(height, factor)
+    else:
+        size = _view_size(*whole, factor, max_pixels)
+    quarters = [(2, 2)] if size == whole else [(2, 2), (1, 1), (3, 3), (3, 1), (1, 3)]
+    boxes = []
+    for x, y in quarters:
+        left, top = _offset(width, size[0], x), _offset(height, size[1], y)
+        boxes.append((left, top, left + size[0], top + size[1]))
+    return [View(box) for box in dict.fromkeys(boxes)][:max_views]
+
+
+def _side_rounded_up(side: int, factor: int) -> int:
+    """`side` if rounding it to a multiple of `factor` enlarges it, else the multiple below. Half may be rounded either way."""
+    rest = side % factor
+    return side if side < factor or 2 * rest > factor else side - rest
+
+
+def _view_size(width: int, height: int, factor: int, max_pixels: int) -> tuple[int, int]:
+    """The sides of a view of an image of width × height, both multiples of `factor`."""
+    if width * height <= max_pixels and max(width, height) <= _MAX_ASPECT * min(width, height):
+        return width, height
+    sizes = []
+    for view_height in range(factor, min(height, max_pixels // factor) + 1, factor):
+        view_width = min(width, max_pixels // view_height, _MAX_ASPECT * view_height) // factor * factor
+        if view_height <= _MAX_ASPECT * view_width:
+            sizes.append((view_width, view_height))
+    return min(sizes, key=lambda size: abs(math.log(size[0] * height / (size[1] * width))))
+
+
+def _offset(side: int, view_side: int, quarter: int) -> int:
+    """Where a view starts whose centre is at `quarter`/4 of the side, moved inside the image."""
+    start = min(max(side * quarter // 4 - view_side // 2, 0), side - view_side)
+    return start // _JPEG_BLOCK * _JPEG_BLOCK
+
+
+def expand_inputs(items: Sequence[str]) -> list[Path]:
+    """Files, folders and globs as a list of files in the order given, without duplicates.
+
+    A folder stands for the image files directly in it, a glob (`**` for any depth) for those it matches, both by suffix, sorted
+    as people count (2 before 10) and without hidden files. Raises `ImageError` when one of these yields nothing. A plain path is
+    kept even if nothing is there: `load_image` reports it as that row's failure.
+    """
+    files: list[Path] = []
+    for item in items:
+        if os.path.isdir(item):
+            found = Path(item).glob("*")
+        elif glob.has_magic(item) and not os.path.exists(item):
+            found = map(Path, glob.iglob(item, recursive=True))
+        else:
+            files.append(Path(item))
+            continue
+        matches = [file for file in found if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()]
+        if not matches:
+            raise ImageError(f"{item}: expected a folder or a pattern with image files ({' '.join(sorted(SUFFIXES))}), "
+                             f"but found none; check the path.")
+        files += sorted(matches, key=_natural)
+    unique: dict[str, Path] = {}
+    for file in files:
+        unique.setdefault(os.path.abspath(file), file)
+    return list(unique.values())
+
+
+def _natural(path: Path) -> tuple[list[str | int], str]:
+    parts = re.split(r"(\d+)", str(path).casefold())
+    return [int(part) if part.isdecimal() else part for part in parts], str(path)
