@@ -7,15 +7,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse, read_choices
 from agentic_iqa_local.prompts import DEFAULT_QUERY, summarizer_prompt
-from agentic_iqa_local.services import OpenImages, Services
+from agentic_iqa_local.services import OpenImages, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -100,7 +98,7 @@ def assess(
     Whatever goes wrong with this image is in the result's `error`; a model that cannot be loaded at all raises VLMError,
     and arguments that make no sense raise ValueError.
     """
-    services = services or default_services()
+    services = services or load_services()
     settings = services.settings
     limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
     query = DEFAULT_QUERY if query is None else query
@@ -125,17 +123,6 @@ def assess(
     return row.model_copy(update={**changes, "seconds": round(time.perf_counter() - began, 3)})
 
 
-_default: Services | None = None
-
-
-def default_services() -> Services:
-    """The default configuration on a GPU if there is one; loaded once."""
-    global _default
-    if _default is None:
-        _default = Services(load_settings(), choose_device())
-    return _default
-
-
 def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     final = run_graph(state, images)
     evidence, result = final.get("executor_evidence"), final.get("summarizer_result")
@@ -144,7 +131,7 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         "plan_corrections": final.get("plan_corrections", []),
         "replan_history": final.get("replan_history", []),
         "iteration_count": final.get("iteration_count", 0),
-        "error": final.get("error"),
+        "error": final.get("error") or None,
     }
     if evidence is not None:
         changes |= {"evidence": evidence, "tools": evidence.tool_logs}

@@ -33,47 +33,52 @@ def contradictions(evidence: ExecutorOutput) -> list[str]:
 def should_replan(
     executor_output: ExecutorOutput | None, query_scope: list[str] | str, plan: PlannerOutput | None = None
 ) -> tuple[bool, str]:
-    """(need_replan, reason): missing analysis, missing tool scores, contradiction, explicit uncertainty.
+    """(need_replan, reason).
 
-    With two arguments every part is expected, as in the specification's code. With the plan, a gap counts only where the
-    plan asked for that part. A tool known to be unavailable is a warning elsewhere, not a reason here.
+    With two arguments the specification's literal code: an analysis must cover the scope, and there must be scores. With
+    the plan a gap counts only where the plan asked for that part; a failed executor, a contradiction and explicit
+    uncertainty count too. A tool that was tried and could not run is a warning elsewhere, not a reason here.
     """
-    if executor_output is None:
-        executor_output = ExecutorOutput()
-    if executor_output.error:
-        return True, f"Executor failed: {executor_output.error}"
+    evidence = executor_output or ExecutorOutput()
     objects = required_objects(query_scope)
-    wants_analysis = plan is None or plan.plan.distortion_analysis
-    wants_scores = plan is None or plan.plan.tool_execution
-
-    analysis = executor_output.distortion_analysis
-    if wants_analysis and (analysis or plan is not None):
-        missing = [name for name in objects if name not in (analysis or {})]
-        if missing:
+    if plan is None:
+        if missing := [name for name in objects if name not in (evidence.distortion_analysis or objects)]:
             return True, f"Missing analysis for {_listed(missing)}"
-
-    if wants_scores:
-        scores = executor_output.quality_scores
-        if not scores:
-            return True, "No tool scores available"
-        unscored = [name for name in objects if not scores.get(name)]
-        if unscored:
-            return True, f"Missing tool scores for {_listed(unscored)} region"
-        for name in objects:
-            missing = [d for d in key_distortions(executor_output, name, plan) if d not in scores[name]]
-            if missing and OVERALL not in scores[name]:
-                return True, f"Missing tool scores for {_listed(missing)} of {name}"
-
-    if lines := contradictions(executor_output):
+        return (False, "") if evidence.quality_scores else (True, "No tool scores available")
+    if evidence.error:
+        return True, f"Executor failed: {evidence.error}"
+    if plan.plan.distortion_analysis:
+        if missing := [name for name in objects if name not in (evidence.distortion_analysis or {})]:
+            return True, f"Missing analysis for {_listed(missing)}"
+    if plan.plan.tool_execution and (gap := _score_gap(evidence, objects, plan)):
+        return True, gap
+    if lines := contradictions(evidence):
         return True, lines[0]
-    if executor_output.uncertainty:
-        return True, f"Executor is uncertain: {executor_output.uncertainty}"
+    if evidence.uncertainty:
+        return True, f"Executor is uncertain: {evidence.uncertainty}"
     return False, ""
 
 
-def key_distortions(evidence: ExecutorOutput, name: str, plan: PlannerOutput | None) -> list[str]:
+def _score_gap(evidence: ExecutorOutput, objects: list[str], plan: PlannerOutput) -> str | None:
+    """Which scores are missing, leaving out those whose tools were tried and failed: another plan would not get them either."""
+    scores = evidence.quality_scores or {}
+    failed = {(log.object_name, log.distortion) for log in evidence.tool_logs if log.error}
+    if not scores and not failed:
+        return "No tool scores available"
+    unscored = [name for name in objects if not scores.get(name) and name not in {name for name, _ in failed}]
+    if unscored:
+        return f"Missing tool scores for {_listed(unscored)} region"
+    for name in objects:
+        covered = {*scores.get(name, {}), *(distortion for owner, distortion in failed if owner == name)}
+        missing = [d for d in key_distortions(evidence, name, plan) if d not in covered]
+        if missing and OVERALL not in covered:
+            return f"Missing tool scores for {_listed(missing)} of {name}"
+    return None
+
+
+def key_distortions(evidence: ExecutorOutput, name: str, plan: PlannerOutput) -> list[str]:
     """The plan's distortions of an object, else those that the analysis found moderate or worse."""
-    if plan is not None and plan.distortions:
+    if plan.distortions:
         return plan.distortions.get(name, [])
     return [a.type for a in (evidence.distortion_analysis or {}).get(name, []) if a.severity in KEY_SEVERITIES]
 
@@ -85,12 +90,13 @@ def tool_scores(evidence: ExecutorOutput | None, vote: str = "runs") -> list[flo
     if vote == "entries":
         return [score for scores in evidence.quality_scores.values() for _, score in scores.values()]
     crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"}
+    # The score is part of the key: two different scores cannot come from one run.
     runs = {
-        (tool, name if name in crops else None): score
+        (tool, name if name in crops else None, score)
         for name, scores in evidence.quality_scores.items()
         for tool, score in scores.values()
     }
-    return list(runs.values())
+    return sorted(score for *_, score in runs)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -23,18 +23,15 @@ EDGE_LABELS = {"planner": "need_replan=true & iter<max", END: "need_replan=false
 def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     """Conditional edge after the Summarizer: "planner" if a replan is needed and iterations < max, else "__end__"."""
     result = state.get("summarizer_result")
-    if not result or state.get("error"):
-        return "__end__"
+    need_replan = bool(result and result.need_replan and not state.get("error"))
     iteration = state.get("iteration_count", 0)
     limit = state.get("max_replan_iterations", DEFAULT_MAX_REPLAN_ITERATIONS)
-    decision = "planner" if result.need_replan and iteration < limit else "__end__"
-    logger.info(
-        "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s", result.need_replan, iteration, limit, decision
-    )
+    decision = "planner" if need_replan and iteration < limit else "__end__"
+    logger.info("need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s", need_replan, iteration, limit, decision)
     if decision == "planner":
         logger.info("Replanning triggered: %s", result.replan_reason)
         logger.info("Iteration %d/%d", iteration, limit)
-    elif result.need_replan:
+    elif need_replan:
         logger.warning("Max replanning iterations (%d) reached", limit)
         logger.warning("Continuing with current evidence despite need_replan=true")
         if iteration > 1:

@@ -93,9 +93,7 @@ class ScoreFusion:
             by_level = {self._level(key): float(value) for key, value in vlm_output.items()}
             if set(by_level) != set(self.quality_levels) or len(by_level) != len(vlm_output):
                 raise ValueError(f"logits mode: expected one value for each of the levels {self.quality_levels}, got {vlm_output}")
-            values = np.array([by_level[c] for c in self.quality_levels])
-            if np.isnan(values).any() or (values == np.inf).any() or (values == -np.inf).all():
-                raise ValueError(f"logits mode: expected finite log-probabilities, got {vlm_output}")
+            values = _checked_logprobs([by_level[c] for c in self.quality_levels])
             return self._as_dict(_softmax(values / self.temperature))
         raise ValueError(f"mode: expected logits, classification or uniform, got {mode!r}")
 
@@ -158,9 +156,19 @@ class ScoreFusion:
 
 
 def letter_probabilities(logprobs: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:
-    """Log-probabilities of letters → probabilities over these letters alone, (3) with a temperature."""
-    values = _softmax(np.array(list(logprobs.values())) / temperature)
+    """Log-probabilities of letters → probabilities over these letters alone, (3) with a temperature.
+
+    Raises ValueError for NaN, +inf, or nothing but −inf.
+    """
+    values = _softmax(_checked_logprobs(list(logprobs.values())) / temperature)
     return {letter: float(p) for letter, p in zip(logprobs, values, strict=True)}
+
+
+def _checked_logprobs(logprobs: Sequence[float]) -> np.ndarray:
+    values = np.array(logprobs, float)
+    if np.isnan(values).any() or (values == np.inf).any() or (values == -np.inf).all():
+        raise ValueError(f"logits mode: expected finite log-probabilities, got {list(logprobs)}")
+    return values
 
 
 def _softmax(values: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from agentic_iqa_local.config import RoleSettings, Settings, load_settings
+from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, native_views
 from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
 from agentic_iqa_local.state import AgenticIQAState
@@ -55,9 +56,10 @@ class Services:
 
 
 @functools.lru_cache(maxsize=4)
-def load_services(config: str | None = None, device: str = "cpu") -> Services:
-    """Services of a configuration, kept for the next call. `config` as in `config.find_config`."""
-    return Services(load_settings(config), device)
+def load_services(config: str | None = None, device: str | None = None) -> Services:
+    """Services of a configuration, kept for the next call. `config` as in `config.find_config`; the device defaults to a
+    GPU if there is one."""
+    return Services(load_settings(config), device or choose_device())
 
 
 class OpenImages:
@@ -103,12 +105,14 @@ class OpenImages:
             max_pixels=limits.max_pixels or width * height,
             max_views=self.services.settings.images.max_crops,
         )
+        left, top, right, bottom = views[0].box
+        seen = (right - left) * (bottom - top)
         if len(views) > 1:
             self.warn(
-                f"{self.image.path}: {width}×{height} pixels are beyond the model's range of {limits.max_pixels}; "
+                f"{self.image.path}: {width}×{height} pixels are beyond what the model sees at once ({right - left}×{bottom - top}); "
                 f"scored on {len(views)} native-resolution crops and averaged, described from the central one"
             )
-        elif width * height < limits.min_pixels or min(width, height) < limits.factor:
+        elif seen < limits.min_pixels or (right - left) % limits.factor or (bottom - top) % limits.factor:
             self.warn(f"{self.image.path}: {width}×{height} pixels are below the model's range; the processor enlarged it")
         return views
 

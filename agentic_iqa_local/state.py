@@ -29,6 +29,8 @@ class PlanControlFlags(BaseModel):
     A query of type Other switches all four off; the rules are in `nodes.planner.derive_flags`.
     """
 
+    model_config = {"frozen": True}  # plans with equal values hash alike
+
     distortion_detection: bool = Field(False, description="Look for distortions (on when the query names none).")
     distortion_analysis: bool = Field(False, description="Judge severity and visual impact of each distortion.")
     tool_selection: bool = Field(False, description="Let the model choose an IQA tool for each distortion.")
@@ -39,6 +41,7 @@ class PlannerOutput(BaseModel):
     """The Planner's plan for one query."""
 
     model_config = {
+        "frozen": True,
         "json_schema_extra": {
             "examples": [
                 {
@@ -262,7 +265,7 @@ class AgenticIQAState(TypedDict):
     iteration_count: NotRequired[Annotated[int, replace]]
     max_replan_iterations: NotRequired[int]
     replan_history: NotRequired[Annotated[list[str], replace]]
-    error: NotRequired[Annotated[str, replace]]
+    error: NotRequired[Annotated[str | None, replace]]
 
 
 def append_replan_reason(history: list[str], iteration: int, reason: str) -> list[str]:

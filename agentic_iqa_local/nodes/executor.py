@@ -37,7 +37,7 @@ def executor_node(state: AgenticIQAState, config: RunnableConfig | None = None) 
     try:
         with opened(state, config) as images:
             gather(evidence, state["query"], state["plan"], images)
-    except (InvalidAnswer, VLMError, OSError, ValueError) as error:
+    except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
         logger.error("Executor failed: %s", error)
         evidence.error = str(error)
     logger.info(
@@ -78,22 +78,25 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
 
 
 def listed_tools(images: OpenImages) -> list[ToolInfo]:
-    """The tools that can run on these images: the configuration's favourites first, then full-reference before no-reference."""
+    """The tools that can run on these images: the configuration's favourites first, then full-reference before no-reference.
+
+    Raises ToolError when there are none.
+    """
     full_reference = images.reference is not None
     settings = images.services.settings.tools
     favourites = settings.full_reference if full_reference else settings.no_reference
+    tools = images.services.tools.available(full_reference)
+    if not tools:
+        raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
     return sorted(
-        images.services.tools.available(full_reference),
+        tools,
         key=lambda t: (favourites.index(t.name) if t.name in favourites else len(favourites), t.reference != "FR"),
     )
 
 
 def default_tool(images: OpenImages) -> str:
     """The tool that stands in where none was chosen. Raises ToolError when no tool can run."""
-    tools = listed_tools(images)
-    if not tools:
-        raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
-    return tools[0].name
+    return listed_tools(images)[0].name
 
 
 def select_tools(query: str, distortions: dict[str, list[str]], images: OpenImages) -> dict[str, dict[str, str]]:

@@ -42,7 +42,7 @@ def correct_plan(plan: PlannerOutput, has_reference: bool, replanning: bool) -> 
 
     On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of.
     """
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"query_scope": "Global" if plan.query_scope == ["Global"] else plan.query_scope}
     if plan.query_type == "Other":
         changes |= {"distortion_source": "Inferred", "distortions": None}
     elif not plan.distortions:
@@ -54,7 +54,7 @@ def correct_plan(plan: PlannerOutput, has_reference: bool, replanning: bool) -> 
             changes["distortions"] = {name: list(dict.fromkeys(plan.distortions.get(name, named))) for name in plan.objects}
     changes["reference_mode"] = "Full-Reference" if has_reference else "No-Reference"
     source = changes["distortion_source"]
-    flags = derive_flags(plan.query_type, plan.query_scope, source, plan.required_tool)
+    flags = derive_flags(plan.query_type, changes["query_scope"], source, plan.required_tool)
     if replanning and plan.query_type == "IQA":
         wanted = plan.plan.model_dump()
         flags = PlanControlFlags(**{name: on or wanted[name] for name, on in flags.model_dump().items()})

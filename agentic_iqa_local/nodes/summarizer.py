@@ -151,7 +151,7 @@ def read_and_fuse(prompt: Prompt, scores: Sequence[float], images: OpenImages) -
     mode, letter, p_letter, off_mass = read_probabilities(prompt, LETTERS, images)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in p_letter.items()}
     if not scores:
-        images.warn("no tool scores: α is uniform and q is the VLM's expectation")
+        images.warnings.append("no tool scores: α is uniform and q is the VLM's expectation")  # ScoreFusion logs it
     return FusionResult(
         mode=mode,
         vlm_letter=letter,

@@ -24,6 +24,7 @@ import torch
 import transformers
 from PIL import Image
 from pydantic import BaseModel
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, BitsAndBytesConfig, DynamicCache
 
 from agentic_iqa_local.config import ModelSettings
@@ -115,7 +116,7 @@ class TransformersClient:
             self.model = AutoModelForImageTextToText.from_pretrained(folder, **options).eval()
             if "device_map" not in options:
                 self.model.to(device)
-        except (ValueError, OSError, ImportError, KeyError, AttributeError, RuntimeError) as error:
+        except (ValueError, OSError, ImportError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
             raise VLMError(f"model folder {folder}: transformers {transformers.__version__} cannot load it ({_first_line(error)})") from error
         if getattr(self.processor, "image_processor", None) is None:
             raise VLMError(f"model folder {folder}: expected a processor with an image processor, found none; copy preprocessor_config.json too")
