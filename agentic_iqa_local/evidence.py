@@ -42,14 +42,15 @@ def should_replan(
     evidence = executor_output or ExecutorOutput()
     objects = required_objects(query_scope)
     if plan is None:
-        if missing := [name for name in objects if name not in (evidence.distortion_analysis or objects)]:
+        missing = [name for name in objects if name not in (evidence.distortion_analysis or objects)]
+        if missing:
             return True, f"Missing analysis for {_listed(missing)}"
         return (False, "") if evidence.quality_scores else (True, "No tool scores available")
     if evidence.error:
         return True, f"Executor failed: {evidence.error}"
-    if plan.plan.distortion_analysis:
-        if missing := [name for name in objects if name not in (evidence.distortion_analysis or {})]:
-            return True, f"Missing analysis for {_listed(missing)}"
+    missing = [name for name in objects if name not in (evidence.distortion_analysis or {})]
+    if plan.plan.distortion_analysis and missing:
+        return True, f"Missing analysis for {_listed(missing)}"
     if plan.plan.tool_execution and (gap := _score_gap(evidence, objects, plan)):
         return True, gap
     if lines := contradictions(evidence):

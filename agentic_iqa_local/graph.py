@@ -27,7 +27,9 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     iteration = state.get("iteration_count", 0)
     limit = state.get("max_replan_iterations", DEFAULT_MAX_REPLAN_ITERATIONS)
     decision = "planner" if need_replan and iteration < limit else "__end__"
-    logger.info("need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s", need_replan, iteration, limit, decision)
+    logger.info(
+        "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s", need_replan, iteration, limit, decision
+    )
     if decision == "planner":
         logger.info("Replanning triggered: %s", result.replan_reason)
         logger.info("Iteration %d/%d", iteration, limit)

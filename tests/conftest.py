@@ -58,6 +58,14 @@ def noisy_path(photo, tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
+def picture(tmp_path_factory) -> str:
+    """A small image (96×64) for tests whose model and tools are scripted: nothing looks at its content."""
+    path = tmp_path_factory.mktemp("pictures") / "picture.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)).save(path)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
 def services():
     """The default configuration on the CPU: the real embedded model and the real tools."""
     from agentic_iqa_local.config import load_settings

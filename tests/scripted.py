@@ -1,5 +1,6 @@
 """A client that answers from a script, to force rare branches. It never stands in for the product."""
 
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -73,3 +74,49 @@ class ScriptedTools:
 
 def scripted_services(client: ScriptedClient, tools: ScriptedTools, settings: Settings | None = None) -> Services:
     return Services(settings or Settings(), "cpu", {BACKEND: client}, tools)
+
+
+def plan_reply(**changes) -> dict:
+    """A Planner's answer: a plain rating with every part on, but for `changes`."""
+    every_part = dict.fromkeys(("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), True)
+    plain = {
+        "query_type": "IQA", "query_scope": "Global", "distortion_source": "Inferred", "distortions": None,
+        "reference_mode": "No-Reference", "required_tool": None, "plan": every_part,
+    }  # fmt: skip
+    return plain | changes
+
+
+def moderate_blur(name: str = "Global", severity: str = "moderate") -> dict:
+    """An analysis answer: one blur of one object."""
+    return {name: [{"type": "Blurs", "severity": severity, "explanation": "Edges appear soft."}]}
+
+
+def scripted_answers(**replies) -> Callable[..., str]:
+    """An `answer` for ScriptedClient: schema name → JSON text, data to write as JSON or an exception to raise.
+
+    A list holds one reply a call, the last one repeated. Left out: a plan with every part on, one moderate blur measured
+    by NIQE, and a summary that continues the answer prefix.
+    """
+    defaults = {
+        "PlannerReply": plan_reply(),
+        "DetectionReply": {"Global": ["Blurs"]},
+        "AnalysisReply": moderate_blur(),
+        "SelectionReply": {"Global": {"Blurs": "NIQE"}},
+    }
+    queues = {name: list(r) if isinstance(r, list) else [r] for name, r in (defaults | replies).items()}
+
+    def answer(prompt, schema, prefix):
+        if schema.__name__ not in queues:
+            return (prefix or '{"final_answer": "a soft photograph') + '", "quality_reasoning": "Edges appear soft."}'
+        queue = queues[schema.__name__]
+        reply = queue.pop(0) if len(queue) > 1 else queue[0]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply if isinstance(reply, str) else json.dumps(reply)
+
+    return answer
+
+
+def prompts(client: ScriptedClient, schema: str) -> list:
+    """The prompts of the calls with this schema's name ("read_letters" for letter reads), in order."""
+    return [prompt for name, prompt in client.calls if name == schema]

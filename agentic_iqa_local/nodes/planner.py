@@ -43,9 +43,7 @@ def correct_plan(plan: PlannerOutput, has_reference: bool, replanning: bool) -> 
     On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of.
     """
     changes: dict[str, Any] = {"query_scope": "Global" if plan.query_scope == ["Global"] else plan.query_scope}
-    if plan.query_type == "Other":
-        changes |= {"distortion_source": "Inferred", "distortions": None}
-    elif not plan.distortions:
+    if plan.query_type == "Other" or not plan.distortions:
         changes |= {"distortion_source": "Inferred", "distortions": None}
     else:
         changes["distortion_source"] = "Explicit"

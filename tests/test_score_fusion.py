@@ -1,0 +1,285 @@
+"""The fusion formula. Expected values are worked out in the comments or come from the paper and the design card."""
+
+import logging
+import math
+
+import numpy as np
+import pytest
+
+from agentic_iqa_local.score_fusion import ScoreFusion, letter_probabilities
+
+LEVELS = (1, 2, 3, 4, 5)
+UNIFORM = dict.fromkeys(LEVELS, 0.2)
+PAPER_MEAN, PAPER_SCORE = 2.9871, 2.9542  # two TOPIQ_FR scores and the fused score, from the paper
+
+
+@pytest.fixture
+def fusion() -> ScoreFusion:
+    return ScoreFusion()
+
+
+def one_hot(level: int) -> dict[int, float]:
+    return {c: float(c == level) for c in LEVELS}
+
+
+def peaked(level: int, nats: float) -> dict[int, float]:
+    """Probabilities that fall by `nats` in log with each level away from `level`."""
+    weights = {c: math.exp(-nats * abs(c - level)) for c in LEVELS}
+    return {c: w / sum(weights.values()) for c, w in weights.items()}
+
+
+def random_cases(count: int):
+    """(tool scores, probabilities): one to four tools, p_c from nearly uniform to nearly one-hot."""
+    rng = np.random.default_rng(7)
+    for _ in range(count):
+        p = rng.dirichlet(np.full(5, 10 ** rng.uniform(-2, 2)))
+        yield rng.uniform(1, 5, rng.integers(1, 5)).tolist(), dict(zip(LEVELS, p.tolist(), strict=True))
+
+
+# Perceptual weights
+
+
+def test_weights_are_gaussian_around_the_tools_mean(fusion):
+    # q̄ = (2 + 4)/2 = 3: exp(−4), exp(−1), 1, exp(−1), exp(−4) = .018316, .367879, 1, .367879, .018316; sum 1.772390
+    assert fusion.compute_perceptual_weights([2.0, 4.0]) == pytest.approx(
+        {1: 0.010334, 2: 0.207561, 3: 0.564210, 4: 0.207561, 5: 0.010334}, abs=1e-6
+    )
+
+
+def test_eta_sharpens_the_weights():
+    # η = 2 at q̄ = 3: exp(−8), exp(−2), 1 = .000335, .135335, 1; sum 1 + 2·.135335 + 2·.000335 = 1.271341; 1/1.271341
+    assert ScoreFusion(eta=2.0).compute_perceptual_weights([3.0])[3] == pytest.approx(0.786571, abs=1e-6)
+
+
+def test_no_tool_scores_gives_uniform_weights_and_a_warning(fusion, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert fusion.compute_perceptual_weights([]) == UNIFORM
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+
+
+def test_without_tools_the_score_is_the_models_expectation(fusion):
+    # .1·1 + .1·2 + .2·3 + .4·4 + .2·5 = 3.5
+    p = {1: 0.1, 2: 0.1, 3: 0.2, 4: 0.4, 5: 0.2}
+    assert fusion.fuse_scores([], p) == pytest.approx(3.5)
+    assert fusion.sensitivity([], p) == 0.0
+
+
+# The model's probabilities
+
+
+def test_logits_become_a_softmax_over_the_letters(fusion):
+    # Odds 1 : 2 : 4 : 2 : 1 for A to E, so tenths of them; a constant added to every logit cancels.
+    logits = {letter: math.log(odds) - 3 for letter, odds in zip("ABCDE", (1, 2, 4, 2, 1), strict=True)}
+    assert fusion.extract_vlm_probabilities(logits) == pytest.approx({5: 0.1, 4: 0.2, 3: 0.4, 2: 0.2, 1: 0.1})
+
+
+def test_temperature_flattens_the_logits():
+    # ln 4 / 2 = ln 2, so odds 1 : 1 : 4 : 1 : 1 become 1 : 1 : 2 : 1 : 1
+    logits = {"A": 0.0, "B": 0.0, "C": math.log(4), "D": 0.0, "E": 0.0}
+    assert ScoreFusion(temperature=2.0).extract_vlm_probabilities(logits)[3] == pytest.approx(1 / 3)
+    assert letter_probabilities(logits, temperature=2.0)["C"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("answer", "level"), [("A", 5), ("b", 4), (" C ", 3), ("Poor", 2), ("bad", 1), (4, 4)])
+def test_classification_gives_the_predicted_level_0_8_and_shares_the_rest(fusion, answer, level):
+    assert fusion.extract_vlm_probabilities(answer, mode="classification") == pytest.approx(
+        {c: 0.8 if c == level else 0.05 for c in LEVELS}
+    )
+
+
+def test_classification_confidence_is_configurable():
+    p = ScoreFusion(classification_confidence=0.6).extract_vlm_probabilities("E", mode="classification")
+    assert p == pytest.approx({1: 0.6, 2: 0.1, 3: 0.1, 4: 0.1, 5: 0.1})
+
+
+def test_uniform_is_chosen_by_name(fusion):
+    assert fusion.extract_vlm_probabilities(None, mode="uniform") == UNIFORM
+
+
+@pytest.mark.parametrize("mode", ["logits", "classification"])
+@pytest.mark.parametrize(
+    "garbage", [None, "", "F", "Unable to determine", "A or B", 0, 6, 3.0, [0.2] * 5, {}, {"A": 0.0}, {"A": 0.0, "good": 1.0}]
+)
+def test_no_probability_is_invented_from_garbage(fusion, mode, garbage):
+    with pytest.raises(ValueError, match=r"expected"):
+        fusion.extract_vlm_probabilities(garbage, mode=mode)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(math.nan, 0, 0, 0, 0), (math.inf, 0, 0, 0, 0), (-math.inf,) * 5],
+    ids=["a NaN", "an infinite logit", "no letter possible"],
+)
+def test_log_probabilities_that_are_not_finite_are_refused(fusion, values):
+    logits = dict(zip("ABCDE", values, strict=True))
+    for read in (fusion.extract_vlm_probabilities, letter_probabilities):
+        with pytest.raises(ValueError, match="finite log-probabilities"):
+            read(logits)
+
+
+def test_two_names_of_one_level_are_not_two_letters(fusion):
+    with pytest.raises(ValueError, match="one value for each"):
+        fusion.extract_vlm_probabilities({"A": 0.0, "Excellent": 0.0, "B": 0.0, "C": 0.0, "D": 0.0, "E": 0.0})
+
+
+def test_a_letter_of_probability_zero_is_a_probability(fusion):
+    p = fusion.extract_vlm_probabilities({"A": -math.inf, "B": 0.0, "C": 0.0, "D": 0.0, "E": 0.0})
+    assert p == pytest.approx({5: 0.0, 4: 0.25, 3: 0.25, 2: 0.25, 1: 0.25})
+
+
+# The fused score
+
+
+def test_one_tool_score_of_2_6_and_uniform_p_gives_close_to_2_6(fusion):
+    # exp(−1.6²), exp(−.6²), exp(−.4²), exp(−1.4²), exp(−2.4²) = .077305, .697676, .852144, .140858, .003151; sum 1.771134;
+    # times 1..5: 4.608276; quotient 2.60188
+    assert fusion.fuse_scores([2.6], UNIFORM) == pytest.approx(2.60188, abs=1e-5)
+
+
+def test_the_papers_score_is_within_reach_of_its_tools(fusion):
+    # At q̄ = 2.9871 the unnormalised weights are .019283, .377430, .999834, .358449, .017392: sum 1.772388, times level 5.294403.
+    # Uniform p: 5.294403/1.772388 = 2.98716. Moving δ from p(4) to p(2):
+    # (1.058881 − .678936 δ)/(.354478 + .018981 δ) = 2.9542 at δ = .011683/.735010 = .0159.
+    leaning = UNIFORM | {2: 0.2 + 0.0159, 4: 0.2 - 0.0159}
+    assert fusion.fuse_scores([PAPER_MEAN], UNIFORM) == pytest.approx(2.98716, abs=1e-4)
+    assert fusion.fuse_scores([PAPER_MEAN], leaning) == pytest.approx(PAPER_SCORE, abs=2e-4)
+
+
+def test_the_unnormalised_sum_cannot_reach_the_papers_score():
+    # Σ α_c·p_c·c is linear in p, so its largest value has a one-hot p: α_3·3 = .999834/1.772388·3 = 1.6924.
+    literal = ScoreFusion(normalize=False)
+    reached = [literal.fuse_scores([PAPER_MEAN], one_hot(c)) for c in LEVELS]
+    assert max(reached) == pytest.approx(1.6924, abs=1e-4)
+    assert max(reached) < PAPER_SCORE
+
+
+def test_normalize_false_is_the_literal_sum():
+    # The sum above: 2.60188 · 0.2 = 0.52038
+    assert ScoreFusion(normalize=False).fuse_scores([2.6], UNIFORM) == pytest.approx(0.52038, abs=1e-5)
+
+
+def test_uniform_p_cannot_reach_the_ends(fusion):
+    # design card: q̄ 5 → 4.71
+    assert fusion.fuse_scores([5.0], UNIFORM) == pytest.approx(4.71, abs=0.005)
+
+
+def test_scores_stay_between_1_and_5(fusion):
+    for scores, p in random_cases(500):
+        assert 1 <= fusion.fuse_scores(scores, p) <= 5
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("tool_score", [1.0, 3.3, 5.0])
+def test_a_one_hot_p_ignores_the_tools(fusion, level, tool_score):
+    assert fusion.fuse_scores([tool_score], one_hot(level)) == level
+    assert fusion.sensitivity([tool_score], one_hot(level)) == pytest.approx(0, abs=1e-12)
+
+
+def test_scores_rise_with_the_tools_mean(fusion):
+    means = np.linspace(1, 5, 81)
+    for p in (UNIFORM, peaked(2, 1), peaked(4, 3), peaked(1, 6)):
+        assert (np.diff([fusion.fuse_scores([m], p) for m in means]) > 0).all()
+
+
+@pytest.mark.parametrize("eta", [0.3, 1.0, 4.0])
+def test_sensitivity_is_the_derivative_of_the_score(eta):
+    fusion, step = ScoreFusion(eta=eta), 1e-5
+    for scores, p in random_cases(60):
+        mean = min(max(sum(scores) / len(scores), 1 + step), 5 - step)
+        slope = (fusion.fuse_scores([mean + step], p) - fusion.fuse_scores([mean - step], p)) / (2 * step)
+        assert fusion.sensitivity([mean], p) == pytest.approx(slope, abs=1e-6)
+
+
+@pytest.mark.parametrize(("nats", "expected"), [(0, 0.93), (1, 0.73), (3, 0.35), (6, 0.04)])
+def test_the_sharper_the_model_the_less_the_tools_count(fusion, nats, expected):
+    # Design card. The mean slope over q̄ 1.5–4.5 is the rise of q over it, divided by 3; averaged over peaks at 2 and 4.
+    rises = [fusion.fuse_scores([4.5], peaked(c, nats)) - fusion.fuse_scores([1.5], peaked(c, nats)) for c in (2, 4)]
+    assert sum(rises) / 2 / 3 == pytest.approx(expected, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("eta", "tool_score", "p", "expected"),
+    [
+        (1e6, 2.6, UNIFORM, 3),  # the nearest level takes all
+        (1e6, 5.0, one_hot(1), 1),  # α_1 underflows to 0 where p is not 0: a plain quotient is 0/0
+        (1e6, 4.0, {1: 0.5, 2: 0.5, 3: 0.0, 4: 0.0, 5: 0.0}, 2),  # of the two levels left the nearer one
+    ],
+)
+def test_huge_eta_does_not_divide_zero_by_zero(eta, tool_score, p, expected):
+    assert ScoreFusion(eta=eta).fuse_scores([tool_score], p) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("low", [-1e4, -1e300, -math.inf])
+def test_extreme_log_probabilities_give_no_nan(fusion, low):
+    # Only A is possible, whatever the tools say.
+    p = fusion.extract_vlm_probabilities({"A": -2.0, "B": low, "C": low, "D": low, "E": low})
+    assert fusion.fuse_scores([1.0], p) == 5
+
+
+# Levels
+
+
+@pytest.mark.parametrize(
+    ("score", "letter"),
+    [(5, "A"), (4.5, "A"), (4.49, "B"), (3.5, "B"), (3.49, "C"), (2.5, "C"), (2.49, "D"), (1.5, "D"), (1.49, "E"), (1, "E")],
+)
+def test_map_to_level_takes_the_nearest_level_halves_up(fusion, score, letter):
+    assert fusion.map_to_level(score) == letter
+
+
+@pytest.mark.parametrize(("score", "letter"), [(1.9, "E"), (2.0, "D"), (3.0, "C"), (4.79, "B"), (4.8, "A")])
+def test_map_to_level_takes_custom_thresholds(fusion, score, letter):
+    assert fusion.map_to_level(score, thresholds=[2.0, 3.0, 4.0, 4.8]) == letter
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"eta": 0},
+        {"eta": -1},
+        {"eta": math.inf},
+        {"eta": math.nan},
+        {"temperature": 0},
+        {"temperature": math.nan},
+        {"quality_levels": [3]},
+        {"quality_levels": [1, 1, 2]},
+        {"classification_confidence": 0.1},
+        {"classification_confidence": 1.1},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options):
+    with pytest.raises(ValueError, match=f"^{next(iter(options))}: expected"):
+        ScoreFusion(**options)
+
+
+@pytest.mark.parametrize("score", [0.99, 5.01, math.nan, math.inf, -1])
+def test_tool_scores_outside_1_to_5_are_refused(fusion, score):
+    for compute in (fusion.compute_perceptual_weights, lambda s: fusion.fuse_scores(s, UNIFORM)):
+        with pytest.raises(ValueError, match="tool score"):
+            compute([3.0, score])
+
+
+@pytest.mark.parametrize("p", [dict.fromkeys(LEVELS, 0.3), UNIFORM | {1: -0.2, 2: 0.6}, UNIFORM | {1: math.nan}])
+def test_probabilities_that_are_none_are_refused(fusion, p):
+    with pytest.raises(ValueError, match="sum to 1"):
+        fusion.fuse_scores([3.0], p)
+
+
+@pytest.mark.parametrize("score", [0.9, 5.1, math.nan])
+def test_map_to_level_refuses_scores_outside_the_scale(fusion, score):
+    with pytest.raises(ValueError, match="score"):
+        fusion.map_to_level(score)
+
+
+@pytest.mark.parametrize("thresholds", [[2.0, 3.0], [4.0, 3.0, 2.0, 1.0]])
+def test_map_to_level_refuses_thresholds_that_do_not_rise(fusion, thresholds):
+    with pytest.raises(ValueError, match="thresholds"):
+        fusion.map_to_level(3.0, thresholds)
+
+
+def test_an_unknown_mode_is_refused(fusion):
+    with pytest.raises(ValueError, match="mode"):
+        fusion.extract_vlm_probabilities("C", mode="logit")

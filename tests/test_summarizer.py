@@ -1,0 +1,598 @@
+"""summarizer-core.md, should_replan of summarizer-design.md, and the evidence in the prompt, with a scripted model."""
+
+import json
+import logging
+import math
+
+import pytest
+import yaml
+from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, prompts, scripted_answers, scripted_services
+
+from agentic_iqa_local import services, vlm_client
+from agentic_iqa_local.config import DEFAULT_CONFIG, FusionSettings, Settings
+from agentic_iqa_local.evidence import contradictions, should_replan, tool_scores
+from agentic_iqa_local.nodes.summarizer import summarizer_node
+from agentic_iqa_local.prompts import EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE, chat_messages, summarizer_prompt
+from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
+from agentic_iqa_local.vlm_client import VLMError
+
+# summarizer-core.md, verbatim
+EXPLANATION_TEXT = """System:
+You are a visual quality assessment assistant. Your task is to select the most appropriate answer to the user's
+question. You are given:
+- Distortion analysis (severity and visual impact of listed distortions)
+- Tool response (overall quality scores from IQA models)
+- Image content
+Decision process
+1. First, understand what kind of visual information is needed to answer the user's question.
+2. Check if the provided distortion analysis or tool response already contains the required information.
+3. If the provided information is sufficient, use it to answer.
+4. If the information is unclear or insufficient, analyze the image directly to determine the best answer.
+Return a valid JSON object in the following format:
+{
+  "final_answer": "<one of the above letters>",
+  "quality_reasoning": "<brief explanation, based on either distortion analysis, tool response, or direct visual observation>"
+}
+"""
+SCORING_TEXT = """System:
+You are a visual quality assessment assistant. Given the question and the analysis (tool scores, distortion
+analysis). Your task is to assess the image quality.
+You must select one single answer from the following:
+A. Excellent
+B. Good
+C. Fair
+D. Poor
+E. Bad
+Return the JSON:
+{
+  "final_answer": "<one letter>",
+  "quality_reasoning": "<concise justification referencing distortions or tool scores>"
+}
+"""
+
+# The example of docs/04_module_summarizer.md, as the specification's README gives it
+QUERY = "Rate the perceptual quality of this image."
+ANALYSIS = {
+    "Global": [
+        {"type": "Blurs", "severity": "moderate", "explanation": "Edges appear soft."},
+        {"type": "Brightness change", "severity": "slight", "explanation": "Image slightly bright."},
+    ]
+}
+SCORES = {"Global": {"Blurs": ["TOPIQ_FR", 2.6], "Brightness change": ["TOPIQ_FR", 2.8]}}
+
+FLAT = dict.fromkeys("ABCDE", math.log(0.19))
+STRICTER = "Return ONLY valid JSON"
+ALL_OFF = dict.fromkeys(("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False)
+
+
+def peaked_at(letter: str) -> dict[str, float]:
+    """Log-probabilities of .6 for one letter and .09 for each other."""
+    return {other: math.log(0.6 if other == letter else 0.09) for other in "ABCDE"}
+
+
+def plan(**changes) -> PlannerOutput:
+    return PlannerOutput.model_validate(plan_reply(**changes))
+
+
+def evidence(analysis=ANALYSIS, scores=SCORES, **others) -> ExecutorOutput:
+    return ExecutorOutput.model_validate({"distortion_analysis": analysis, "quality_scores": scores, **others})
+
+
+def contradictory() -> ExecutorOutput:
+    return evidence(moderate_blur(severity="severe"), {"Global": {"Blurs": ["NIQE", 4.5]}})
+
+
+def state_of(picture: str, **fields) -> dict:
+    return {"query": QUERY, "image_path": picture, "plan": plan(), "executor_evidence": evidence()} | fields
+
+
+def run(client: ScriptedClient, state: dict, **fusion) -> dict:
+    given = scripted_services(client, ScriptedTools({}), Settings(fusion=FusionSettings(**fusion)))
+    return summarizer_node(state, {"configurable": {"services": given}})
+
+
+def scripted(logprobs=FLAT, *, reads_logits: bool = True, **replies) -> ScriptedClient:
+    return ScriptedClient(scripted_answers(**replies), logprobs, reads_logits)
+
+
+def messages(caplog, level: int) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == level]
+
+
+# Templates and evidence in the prompt
+
+
+def test_templates_are_the_specifications_word_for_word():
+    assert EXPLANATION_PROMPT_TEMPLATE == EXPLANATION_TEXT
+    assert SCORING_PROMPT_TEMPLATE == SCORING_TEXT
+
+
+@pytest.mark.parametrize("layout", ["images_first", "system_first"])
+@pytest.mark.parametrize("images", [1, 2])
+def test_either_place_in_the_chat_keeps_images_and_the_whole_text(layout, images):
+    prompt = summarizer_prompt(QUERY, evidence(), scoring=True)
+    content = [part for message in chat_messages(prompt, images, layout) for part in message["content"]]
+    text = "\n".join(part["text"] for part in content if part["type"] == "text")
+    assert [part["type"] for part in content].count("image") == images
+    assert SCORING_TEXT.removeprefix("System:\n").strip() in text
+    assert prompt.case in text
+
+
+@pytest.mark.parametrize("scoring", [True, False])
+def test_evidence_stands_in_the_prompt_as_the_specified_json(scoring):
+    lines = summarizer_prompt(QUERY, evidence(), scoring=scoring).case.splitlines()
+    shown = {name: json.loads(text) for name, _, text in (line.partition(": ") for line in lines)}
+    assert shown == {"Query": QUERY, "Distortion analysis": ANALYSIS, "Tool scores": SCORES}
+
+
+@pytest.mark.parametrize(
+    ("given", "sections"),
+    [
+        (None, []),
+        (ExecutorOutput(), []),
+        (evidence({}, {}), []),
+        (evidence(ANALYSIS, None), ["Distortion analysis"]),
+        (evidence(None, SCORES), ["Tool scores"]),
+    ],
+    ids=["None", "empty", "empty parts", "no scores", "no analysis"],
+)
+def test_sections_without_evidence_are_left_out(given, sections):
+    lines = summarizer_prompt(QUERY, given, scoring=True).case.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["Query", *sections]
+
+
+def test_choices_are_embedded_with_their_letters():
+    case = summarizer_prompt("Which is blurred?", None, scoring=False, choices=["The car", 'The "sky"']).case
+    assert case.splitlines()[1:] == ["Choices:", "A. The car", 'B. The \\"sky\\"']
+
+
+# The specification's example
+
+
+@pytest.mark.parametrize("vote", ["runs", "entries"])
+@pytest.mark.parametrize("logprobs", [peaked_at("C"), FLAT], ids=["peaked", "flat"])
+def test_the_documented_example_gives_c_without_a_replan(picture, logprobs, vote):
+    client = scripted(logprobs)
+    update = run(client, state_of(picture), vote=vote)
+    result = update["summarizer_result"]
+    assert (result.final_answer, result.need_replan) == ("C", False)
+    assert result.fusion.q_bar == pytest.approx(2.7)  # (2.6 + 2.8)/2
+    assert prompts(client, "SummaryReply")[0].instructions == SCORING_TEXT
+
+
+def test_flat_letters_leave_the_score_to_the_tools(picture):
+    # q̄ = 2.7: exp(−1.7²), exp(−.7²), exp(−.3²), exp(−1.3²), exp(−2.3²) = .055576, .612626, .913931, .184520, .005042;
+    # sum 1.771695; times 1..5: 4.785911; quotient 2.7013
+    fusion = run(scripted(FLAT), state_of(picture))["summarizer_result"].fusion
+    assert fusion.q == pytest.approx(2.7013, abs=1e-4)
+    assert fusion.p_c == pytest.approx(dict.fromkeys("ABCDE", 0.2))
+    assert fusion.off_letter_mass == pytest.approx(0.05)  # 1 − 5·.19
+
+
+def test_the_fused_level_and_not_the_models_own_letter_is_the_answer(picture):
+    # p(E) = 1.5/5.5, the others 1/5.5. At q̄ = 4.6: exp(−.4²), exp(−.6²), exp(−1.6²), exp(−2.6²) = .852144, .697676, .077305,
+    # .001159, and 2e−6 for level 1: 7.2856/1.6283 = 4.474, so B.
+    logprobs = {letter: math.log((1.5 if letter == "E" else 1) / 5.5) for letter in "ABCDE"}
+    state = state_of(picture, executor_evidence=evidence(moderate_blur(severity="slight"), {"Global": {"Blurs": ["NIQE", 4.6]}}))
+    result = run(scripted(logprobs), state)["summarizer_result"]
+    assert result.fusion.q == pytest.approx(4.474, abs=1e-3)
+    assert (result.final_answer, result.fusion.vlm_letter) == ("B", "E")
+
+
+def test_the_fused_score_stands_in_the_reasoning(picture):
+    assert "2.70" in run(scripted(FLAT), state_of(picture))["summarizer_result"].quality_reasoning
+
+
+# Modes
+
+
+@pytest.mark.parametrize(
+    ("query_type", "choices", "template"),
+    [
+        ("IQA", None, SCORING_TEXT),
+        ("Other", None, EXPLANATION_TEXT),
+        ("Other", ["Yes", "No"], EXPLANATION_TEXT),
+        ("IQA", ["Yes", "No"], EXPLANATION_TEXT),
+    ],
+)
+def test_the_mode_follows_the_query_type_and_choices_mean_qa(picture, query_type, choices, template):
+    client = scripted()
+    fields = {"plan": plan(query_type=query_type)} | ({"choices": choices} if choices else {})
+    run(client, state_of(picture, **fields))
+    assert {prompt.instructions for _, prompt in client.calls} == {template}
+
+
+def test_choices_are_read_as_their_own_letters_without_a_quality_score(picture):
+    # The three letters' .6, .3 and .1 sum to 1, so these are their probabilities.
+    client = scripted({"A": math.log(0.3), "B": math.log(0.6), "C": math.log(0.1)})
+    result = run(client, state_of(picture, choices=["The car", "The sky", "Neither"]))["summarizer_result"]
+    assert result.final_answer == "B"
+    assert result.fusion.p_c == pytest.approx({"A": 0.3, "B": 0.6, "C": 0.1})
+    assert (result.fusion.q, result.fusion.q_bar, result.fusion.alpha) == (None, None, None)
+
+
+def test_a_question_without_choices_gets_free_text_and_no_letters(picture):
+    client = scripted(SummaryReply={"final_answer": " the sky ", "quality_reasoning": "It is blurred."})
+    result = run(client, state_of(picture, plan=plan(query_type="Other", plan=ALL_OFF)))["summarizer_result"]
+    assert (result.final_answer, result.fusion) == ("the sky", None)
+    assert prompts(client, "read_letters") == []
+
+
+# Where p_c comes from
+
+
+def test_a_model_without_logits_is_an_error_in_logits_mode(picture):
+    update = run(scripted(reads_logits=False), state_of(picture))
+    assert set(update) == {"error"}
+    assert "logits" in update["error"]
+
+
+def test_classification_replaces_missing_logits_only_by_configuration(picture, caplog):
+    client = scripted(reads_logits=False, LetterReply={"final_answer": "D"})
+    fusion = run(client, state_of(picture), on_missing_logits="classification")["summarizer_result"].fusion
+    assert (fusion.mode, fusion.vlm_letter, fusion.off_letter_mass) == ("classification", "D", None)
+    assert fusion.p_c == pytest.approx({"A": 0.05, "B": 0.05, "C": 0.05, "D": 0.8, "E": 0.05})
+    assert any("logits" in message for message in messages(caplog, logging.WARNING))
+
+
+def test_uniform_mode_reads_no_letters(picture):
+    client = scripted(peaked_at("E"))
+    fusion = run(client, state_of(picture), mode="uniform")["summarizer_result"].fusion
+    assert (fusion.mode, fusion.vlm_letter, fusion.p_c) == ("uniform", None, dict.fromkeys("ABCDE", 0.2))
+    assert prompts(client, "read_letters") == []
+
+
+def test_uniform_mode_cannot_answer_a_question_with_choices(picture):
+    assert "uniform" in run(scripted(), state_of(picture, choices=["Yes", "No"]), mode="uniform")["error"]
+
+
+@pytest.mark.parametrize("choices", [None, ["Yes", "No"]])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_no_answer_is_made_of_letters_that_could_not_be_read(picture, choices, value):
+    fields = {"choices": choices} if choices else {}
+    update = run(scripted(dict.fromkeys("ABCDE", value)), state_of(picture, **fields))
+    assert set(update) == {"error"}
+
+
+@pytest.mark.parametrize(("on_letters", "warned"), [(0.4, True), (0.6, False)])
+def test_probability_off_the_letters_is_warned_of(picture, caplog, on_letters, warned):
+    run(scripted(dict.fromkeys("ABCDE", math.log(on_letters / 5))), state_of(picture))  # the default bound is half
+    assert any("off the letters" in message for message in messages(caplog, logging.WARNING)) is warned
+
+
+def test_without_tool_scores_alpha_is_uniform_with_a_warning(picture, caplog):
+    fusion = run(scripted(peaked_at("B")), state_of(picture, executor_evidence=None))["summarizer_result"].fusion
+    assert fusion.alpha == dict.fromkeys((1, 2, 3, 4, 5), 0.2)
+    assert fusion.q == pytest.approx(3.53125)  # (.09·(1 + 2 + 3 + 5) + .6·4)/.96
+    assert any("tool scores" in message for message in messages(caplog, logging.WARNING))
+
+
+@pytest.mark.parametrize(
+    ("vote", "expected"),
+    [
+        ("runs", 3.0),  # (2 + 4)/2: NIQE listed three times is one vote
+        ("entries", 2.5),  # (2 + 2 + 2 + 4)/4
+    ],
+)
+def test_a_global_score_listed_three_times_is_one_vote(picture, vote, expected):
+    scores = {"Global": {"Blurs": ["NIQE", 2.0], "Noise": ["NIQE", 2.0], "Contrast": ["NIQE", 2.0], "Sharpness": ["PIQE", 4.0]}}
+    state = state_of(picture, executor_evidence=evidence(ANALYSIS, scores))
+    assert run(scripted(), state, vote=vote)["summarizer_result"].fusion.q_bar == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("region", "votes"), [("crop", [2.0, 2.0]), ("global", [2.0])])
+def test_one_tool_on_two_regions_is_two_votes(region, votes):
+    log = {
+        "tool_name": "NIQE",
+        "object_name": "car",
+        "distortion": "Blurs",
+        "raw_score": 2,
+        "normalized_score": 2,
+        "region": region,
+    }
+    given = evidence(None, {"car": {"Blurs": ["NIQE", 2.0]}, "Global": {"Blurs": ["NIQE", 2.0]}}, tool_logs=[log])
+    assert tool_scores(given) == votes
+
+
+# Retries and the fallback
+
+
+BAD_ANSWERS = [
+    "The image is fair.",
+    "[]",
+    '{"final_answer": "fair"}',
+    '{"quality_reasoning": "Soft."}',
+    '{"final_answer": "", "quality_reasoning": "Soft."}',
+    '{"final_answer": "  ", "quality_reasoning": "Soft."}',
+    '{"final_answer": "fair", "quality_reasoning": ""}',
+    '{"final_answer": "fair", "quality_reasoning": " \\n "}',
+    '{"final_answer": "fair", "quality_reasoning": "Soft.',
+]
+
+
+@pytest.mark.parametrize("bad", BAD_ANSWERS)
+def test_an_invalid_answer_is_asked_again_more_strictly(picture, bad):
+    good = {"final_answer": "fair", "quality_reasoning": "Soft."}
+    client = scripted(SummaryReply=[bad, good])
+    result = run(client, state_of(picture, plan=plan(query_type="Other", plan=ALL_OFF)))["summarizer_result"]
+    assert result.final_answer == "fair"
+    assert [STRICTER in prompt.case for prompt in prompts(client, "SummaryReply")] == [False, True]
+
+
+def test_three_invalid_answers_end_in_an_honest_failure(picture):
+    client = scripted(SummaryReply="The image is fair.")
+    state = state_of(picture, executor_evidence=contradictory(), iteration_count=1)
+    update = run(client, state)
+    result = update["summarizer_result"]
+    assert (result.final_answer, result.quality_reasoning) == ("Unable to determine", "VLM output parsing failed")
+    assert (result.need_replan, update["iteration_count"]) == (False, 1)  # although the evidence is contradictory
+    assert result.fusion is None
+    assert result.error
+    assert [STRICTER in prompt.case for prompt in prompts(client, "SummaryReply")] == [False, True, True]
+
+
+def test_each_failed_attempt_is_logged_with_its_record_and_the_last_with_the_full_output(picture, caplog):
+    output = "The image is fair. " * 500
+    run(scripted(SummaryReply=output), state_of(picture))
+    attempts = [m for m in messages(caplog, logging.WARNING) if m.startswith("Attempt")]
+    records = [json.loads(message[message.index("{") :]) for message in attempts]
+    assert [record["retry_count"] for record in records] == [1, 2, 3]
+    assert {record["error_type"] for record in records} == {"validation_error"}
+    assert {record["details"]["exception"] for record in records} == {"ValidationError"}
+    assert {record["details"]["backend"] for record in records} == {"transformers.embedded"}
+    assert all(record["message"] and record["timestamp"] for record in records)
+    assert any(output in message for message in messages(caplog, logging.ERROR))
+
+
+def test_a_model_that_cannot_run_is_not_asked_again(picture):
+    client = scripted(SummaryReply=VLMError("out of memory"))
+    assert "out of memory" in run(client, state_of(picture))["error"]
+    assert len(prompts(client, "SummaryReply")) == 1
+
+
+# The node
+
+
+@pytest.mark.parametrize("missing", ["plan", "executor_evidence"])
+def test_a_missing_prerequisite_is_an_error(picture, missing):
+    state = {key: value for key, value in state_of(picture).items() if key != missing}
+    client = scripted()
+    update = run(client, state)
+    assert set(update) == {"error"}
+    assert missing in update["error"]
+    assert client.calls == []
+
+
+@pytest.mark.parametrize("given", [None, ExecutorOutput(), evidence({}, {})], ids=["None", "empty", "empty parts"])
+def test_present_but_empty_evidence_means_direct_visual_analysis_and_says_so(picture, given):
+    result = run(scripted(peaked_at("B")), state_of(picture, executor_evidence=given))["summarizer_result"]
+    assert result.final_answer == "B"  # q = 3.53 as above
+    assert result.used_evidence is None
+    assert all(word in result.quality_reasoning for word in ("No distortion analysis", "tool scores", "image directly"))
+
+
+def test_missing_tool_scores_are_mentioned(picture):
+    result = run(scripted(), state_of(picture, executor_evidence=evidence(ANALYSIS, None)))["summarizer_result"]
+    assert "No tool scores" in result.quality_reasoning
+
+
+def test_a_contradiction_is_noted_and_replans(picture):
+    update = run(scripted(), state_of(picture, executor_evidence=contradictory()))
+    result = update["summarizer_result"]
+    assert "Contradictory evidence: severe Blurs" in result.quality_reasoning
+    assert result.need_replan
+    assert result.replan_reason.startswith("Contradictory evidence: severe")
+
+
+@pytest.mark.parametrize("query_type", ["IQA", "Other"])
+def test_the_update_has_the_specified_shape(picture, query_type):
+    update = run(scripted(), state_of(picture, plan=plan(query_type=query_type), iteration_count=1))
+    assert set(update) == {"summarizer_result", "iteration_count"}
+    assert update["iteration_count"] == 1
+    assert update["summarizer_result"].used_evidence == {"distortion_analysis": ANALYSIS, "quality_scores": SCORES}
+
+
+def test_a_replan_raises_the_count_and_appends_to_the_history(picture, caplog):
+    state = state_of(picture, executor_evidence=evidence(ANALYSIS, None), iteration_count=1, max_replan_iterations=3)
+    with caplog.at_level(logging.INFO):
+        update = run(scripted(), state | {"replan_history": ["[Iteration 1] gap"]})
+    assert set(update) == {"summarizer_result", "iteration_count", "replan_history"}
+    assert update["iteration_count"] == 2
+    assert update["replan_history"] == ["[Iteration 1] gap", "[Iteration 2] No tool scores available"]
+    logged = "\n".join(messages(caplog, logging.INFO))
+    assert "need_replan=true, replan_reason=No tool scores available, iteration_count=1" in logged
+
+
+def test_the_planners_scope_must_be_covered(picture):
+    scope = ["vehicle", "background"]
+    state = state_of(picture, plan=plan(query_scope=scope), executor_evidence=evidence(moderate_blur("vehicle")))
+    result = run(scripted(), state)["summarizer_result"]
+    assert result.need_replan
+    assert "background" in result.replan_reason
+    assert "vehicle" not in result.replan_reason
+
+
+@pytest.mark.parametrize(("iteration", "limit"), [(2, None), (2, 2), (5, 2), (0, 0)])
+def test_at_the_limit_nothing_is_replanned_and_a_warning_says_so(picture, caplog, iteration, limit):
+    state = state_of(picture, executor_evidence=contradictory(), iteration_count=iteration)
+    update = run(scripted(), state | ({} if limit is None else {"max_replan_iterations": limit}))
+    assert set(update) == {"summarizer_result", "iteration_count"}
+    assert (update["summarizer_result"].need_replan, update["iteration_count"]) == (False, iteration)
+    assert "Max replanning iterations reached" in messages(caplog, logging.WARNING)
+
+
+def test_nothing_new_after_an_earlier_nodes_error(picture):
+    client = scripted()
+    assert run(client, state_of(picture, error="Planner: no valid JSON")) == {}
+    assert client.calls == []
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no image"], ids=["missing", "empty", "no image"])
+def test_an_image_that_cannot_be_loaded_is_an_error_and_no_exception(tmp_path, content):
+    path = tmp_path / "photo.png"
+    if content is not None:
+        path.write_bytes(content)
+    update = run(scripted(), state_of(str(path)))
+    assert set(update) == {"error"}
+    assert str(path) in update["error"]
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_the_model_sees_the_image_and_the_reference_if_there_is_one(picture, reference):
+    client = scripted()
+    run(client, state_of(picture, **({"reference_path": picture} if reference else {})))
+    assert client.opened == [2 if reference else 1]
+
+
+def test_without_a_config_the_node_loads_the_default_one(picture, monkeypatch):
+    client, created = scripted(peaked_at("C")), []
+    monkeypatch.setattr(services, "choose_device", lambda: "cpu")
+    monkeypatch.setattr(vlm_client, "create_vlm_client", lambda backend, settings, device: created.append(backend) or client)
+    services.load_services.cache_clear()
+    try:
+        result = summarizer_node(state_of(picture))["summarizer_result"]
+    finally:
+        services.load_services.cache_clear()
+    assert result.final_answer == "C"
+    assert created == [yaml.safe_load(DEFAULT_CONFIG.read_text())["summarizer"]["backend"]]
+
+
+def test_the_start_is_logged_with_mode_evidence_and_paths(picture, caplog):
+    with caplog.at_level(logging.INFO):
+        run(scripted(), state_of(picture, reference_path=picture))
+    start = next(message for message in messages(caplog, logging.INFO) if message.startswith("Summarizer"))
+    assert all(
+        part in start
+        for part in (
+            "query_type=IQA",
+            "mode=scoring",
+            "2 distortions",
+            "2 tool scores",
+            f"image={picture}",
+            f"reference={picture}",
+        )
+    )
+
+
+def test_prompt_and_shortened_response_are_logged_for_debugging(picture, caplog):
+    output = "The image is fair. " * 500
+    with caplog.at_level(logging.DEBUG):
+        run(scripted(SummaryReply=output), state_of(picture))
+    debug = messages(caplog, logging.DEBUG)
+    prompt = summarizer_prompt(QUERY, evidence(), scoring=True)
+    asked = [message for message in debug if prompt.instructions in message]
+    answered = [message for message in debug if message.startswith("VLM response")]
+    assert len(asked) == len(answered) == 3
+    assert all(prompt.case in message for message in asked)
+    assert all("truncated" in message and len(message) < len(output) for message in answered)
+
+
+# should_replan
+
+
+GLOBAL_SCORES = {"Global": {"Blurs": ["NIQE", 2.6]}}
+CAR_SCORES = {"car": {"Blurs": ["NIQE", 2.6]}}
+
+
+@pytest.mark.parametrize(
+    ("given", "scope", "needed", "words"),
+    [
+        (evidence(), "Global", False, []),
+        (evidence(moderate_blur("car")), ["car", "sky"], True, ["Missing analysis", "sky"]),
+        (evidence(moderate_blur("car")), "Global", True, ["Missing analysis", "Global"]),
+        (evidence(moderate_blur("car"), CAR_SCORES), ["car"], False, []),
+        (evidence(ANALYSIS, None), "Global", True, ["No tool scores available"]),
+        (evidence(ANALYSIS, {}), "Global", True, ["No tool scores available"]),
+        (evidence(None, None), "Global", True, ["No tool scores available"]),
+        # The literal code asks no more than this: an absent analysis, other objects' scores and contradictions pass.
+        (evidence(None, GLOBAL_SCORES), "Global", False, []),
+        (evidence(moderate_blur("car"), GLOBAL_SCORES), ["car"], False, []),
+        (contradictory(), "Global", False, []),
+    ],
+)
+def test_should_replan_with_two_arguments_is_the_literal_code(given, scope, needed, words):
+    need_replan, reason = should_replan(given, scope)
+    assert need_replan is needed
+    assert bool(reason) is needed
+    assert all(word in reason for word in words)
+
+
+@pytest.mark.parametrize("wants_scores", [False, True])
+@pytest.mark.parametrize("wants_analysis", [False, True])
+@pytest.mark.parametrize("analysis", [None, ANALYSIS])
+@pytest.mark.parametrize("scores", [None, SCORES])
+def test_a_gap_counts_only_where_the_plan_asked_for_the_part(analysis, scores, wants_analysis, wants_scores):
+    asked = plan(plan=ALL_OFF | {"distortion_analysis": wants_analysis, "tool_execution": wants_scores})
+    need_replan, _ = should_replan(evidence(analysis, scores), "Global", asked)
+    assert need_replan is ((wants_analysis and analysis is None) or (wants_scores and scores is None))
+
+
+def test_no_evidence_is_no_gap_when_the_plan_asked_for_none():
+    assert should_replan(None, "Global", plan(query_type="Other", plan=ALL_OFF)) == (False, "")
+    assert should_replan(None, "Global", plan())[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "words"),
+    [
+        (
+            evidence(moderate_blur("car") | moderate_blur("sky"), CAR_SCORES),
+            {"query_scope": ["car", "sky"]},
+            ["tool scores", "sky"],
+        ),
+        # The plan's own distortions are the key ones,
+        (evidence(ANALYSIS, GLOBAL_SCORES), {"distortions": {"Global": ["Blurs", "Noise"]}}, ["tool scores", "Noise"]),
+        # else those of severity moderate and above.
+        (evidence(moderate_blur(), {"Global": {"Noise": ["NIQE", 2.6]}}), {}, ["tool scores", "Blurs"]),
+        (evidence(moderate_blur(severity="severe"), {"Global": {"Noise": ["NIQE", 2.6]}}), {}, ["tool scores", "Blurs"]),
+        (evidence(uncertainty="cannot tell blur from haze"), {}, ["cannot tell blur from haze"]),
+        (evidence(error="no valid JSON"), {}, ["no valid JSON"]),
+        (contradictory(), {}, ["Contradictory evidence", "severe"]),
+    ],
+)
+def test_with_the_plan_specific_gaps_are_named(given, changes, words):
+    asked = plan(**changes)
+    need_replan, reason = should_replan(given, asked.query_scope, asked)
+    assert need_replan
+    assert all(word in reason for word in words)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        evidence(moderate_blur(severity="slight"), {"Global": {"Noise": ["NIQE", 2.6]}}),
+        evidence(moderate_blur(), {"Global": {"Overall quality": ["NIQE", 2.6]}}),
+        evidence({"Global": []}, {"Global": {"Overall quality": ["NIQE", 4.6]}}),
+    ],
+    ids=["a slight distortion without a score", "a score of the whole", "nothing found"],
+)
+def test_with_the_plan_sufficient_evidence_is_enough(given):
+    assert should_replan(given, "Global", plan()) == (False, "")
+
+
+@pytest.mark.parametrize("scores", [{}, {"Global": {"Noise": ["NIQE", 2.6]}}], ids=["no score at all", "one of two"])
+def test_a_tool_that_could_not_run_is_no_reason_to_replan(scores):
+    failed = {"tool_name": "LPIPS", "object_name": "Global", "distortion": "Blurs", "error": "LPIPS: its weights are not here"}
+    assert should_replan(evidence(moderate_blur(), scores, tool_logs=[failed]), "Global", plan()) == (False, "")
+
+
+# contradictions
+
+
+@pytest.mark.parametrize(
+    ("severity", "scores", "contradictory"),
+    [
+        ("severe", {"Blurs": ["NIQE", 4.01]}, True),
+        ("extreme", {"Blurs": ["NIQE", 4.5]}, True),
+        ("severe", {"Blurs": ["NIQE", 4.0]}, False),
+        ("moderate", {"Blurs": ["NIQE", 4.5]}, False),
+        ("severe", {"Blurs": ["NIQE", 2.0], "Noise": ["NIQE", 4.5]}, False),
+        ("severe", {"Blurs": ["NIQE", 4.5], "Noise": ["NIQE", 2.0]}, True),
+        ("severe", {"Overall quality": ["NIQE", 4.5]}, True),
+        ("severe", {}, False),
+    ],
+)
+def test_severe_or_extreme_against_a_score_above_4_is_a_contradiction(severity, scores, contradictory):
+    lines = contradictions(evidence(moderate_blur(severity=severity), {"Global": scores}))
+    assert bool(lines) is contradictory
+    assert all(severity in line and "Blurs" in line for line in lines)
