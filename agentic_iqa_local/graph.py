@@ -13,7 +13,7 @@ from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.services import OpenImages, Services, load_services
-from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, AgenticIQAState
+from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, AgenticIQAState, replan_limit
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     result = state.get("summarizer_result")
     need_replan = bool(result and result.need_replan and not state.get("error"))
     iteration = state.get("iteration_count", 0)
-    limit = state.get("max_replan_iterations", DEFAULT_MAX_REPLAN_ITERATIONS)
+    limit = replan_limit(state)
     decision = "planner" if need_replan and iteration < limit else "__end__"
     logger.info(
         "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s", need_replan, iteration, limit, decision
@@ -59,7 +59,7 @@ def build_graph(with_summarizer: bool = True) -> CompiledStateGraph:
 
 def run_graph(state: AgenticIQAState, images: OpenImages, graph: CompiledStateGraph | None = None) -> AgenticIQAState:
     """Runs the graph on opened images and returns the final state."""
-    limit = state.get("max_replan_iterations", DEFAULT_MAX_REPLAN_ITERATIONS)
+    limit = replan_limit(state)
     config: dict[str, Any] = {
         "configurable": {"services": images.services, "images": images},
         "recursion_limit": 3 * (limit + 2),  # three nodes a round, and room for the ends

@@ -150,7 +150,7 @@ def planner_prompt(
     """The Planner's prompt; `replan_history` carries what the Summarizer found missing in earlier rounds."""
     lines = [*_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
     if replan_history:
-        lines += ["The last plans left gaps. Plan again to close them:", *replan_history]
+        lines += ["The last plans left gaps. Plan again to close them:", *(" ".join(line.split()) for line in replan_history)]
     return Prompt(PLANNER_TEMPLATE, "\n".join(lines))
 
 

@@ -91,6 +91,11 @@ class OpenImages:
         """Adds a warning once, to the log and to the result."""
         if line not in self.warnings:
             logger.warning("%s", line)
+        self.note(line)
+
+    def note(self, line: str) -> None:
+        """Adds a warning once to the result alone, where it has been logged already."""
+        if line not in self.warnings:
             self.warnings.append(line)
 
     def views(self, role: str) -> list[View]:

@@ -268,6 +268,12 @@ class AgenticIQAState(TypedDict):
     error: NotRequired[Annotated[str | None, replace]]
 
 
+def replan_limit(state: AgenticIQAState) -> int:
+    """The state's limit; absent or None means the default, 0 stays 0."""
+    limit = state.get("max_replan_iterations")
+    return DEFAULT_MAX_REPLAN_ITERATIONS if limit is None else limit
+
+
 def append_replan_reason(history: list[str], iteration: int, reason: str) -> list[str]:
     """A new history with "[Iteration n] reason" at its end, cut to the latest ten entries with a warning."""
     longer = [*history, f"[Iteration {iteration}] {reason}"]

@@ -215,7 +215,7 @@ def test_a_replan_overwrites_plan_evidence_and_result(picture):
     wider = plan_reply(required_tool="PIQE")
     client = never_satisfied(PlannerReply=[plan_reply(), wider])
     services = scripted_services(client, ScriptedTools({"NIQE": 4.5, "PIQE": 2.0}))
-    final = run_pipeline(QUERY, picture, services=services)
+    final = run_pipeline("Rate this image; if need be use PIQE.", picture, services=services)
     assert final["plan"].required_tool == "PIQE"
     assert final["executor_evidence"].quality_scores == {"Global": {"Blurs": ("PIQE", 2.0)}}
     assert final["summarizer_result"].need_replan is False  # severe and 2.0 agree

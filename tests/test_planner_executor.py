@@ -87,7 +87,7 @@ def test_a_query_of_type_other_switches_everything_off(scope, source, tool):
 @pytest.mark.parametrize(("reference", "mode"), [(True, "Full-Reference"), (False, "No-Reference")])
 @pytest.mark.parametrize("claimed", ["Full-Reference", "No-Reference"])
 def test_the_reference_mode_is_a_fact(reference, mode, claimed):
-    corrected, corrections = correct_plan(plan(reference_mode=claimed), reference, replanning=False)
+    corrected, corrections = correct_plan(plan(reference_mode=claimed), QUERY, reference, replanning=False)
     assert corrected.reference_mode == mode
     assert corrections == ([] if claimed == mode else [f"reference_mode: {claimed} → {mode}"])
 
@@ -109,19 +109,19 @@ def test_the_reference_mode_is_a_fact(reference, mode, claimed):
     ],
 )
 def test_source_and_distortions_agree(given, source, distortions):
-    corrected, _ = correct_plan(plan(**given), False, replanning=False)
+    corrected, _ = correct_plan(plan(**given), QUERY, False, replanning=False)
     assert (corrected.distortion_source, corrected.distortions) == (source, distortions)
     assert corrected.plan.distortion_detection is (source == "Inferred" and corrected.query_type == "IQA")
 
 
 def test_a_scope_of_global_alone_is_no_region():
-    corrected, _ = correct_plan(plan(query_scope=["Global"]), False, replanning=False)
+    corrected, _ = correct_plan(plan(query_scope=["Global"]), QUERY, False, replanning=False)
     assert corrected.query_scope == "Global"
     assert corrected.plan.tool_execution
 
 
 def test_flags_follow_the_rules_whatever_the_model_said():
-    corrected, corrections = correct_plan(plan(query_scope=["car"], plan=dict.fromkeys(ALL_OFF, True)), False, replanning=False)
+    corrected, corrections = correct_plan(plan(query_scope=["car"], plan=dict.fromkeys(ALL_OFF, True)), QUERY, False, replanning=False)
     assert corrected.plan == PlanControlFlags(distortion_detection=True, distortion_analysis=True)
     assert len(corrections) == 1
 
@@ -129,7 +129,7 @@ def test_flags_follow_the_rules_whatever_the_model_said():
 @pytest.mark.parametrize(("query_type", "execution"), [("IQA", True), ("Other", False)])
 def test_a_replan_may_switch_on_more_than_the_rules(query_type, execution):
     wanted = ALL_OFF | {"tool_execution": True}
-    corrected, _ = correct_plan(plan(query_type=query_type, query_scope=["car"], plan=wanted), False, replanning=True)
+    corrected, _ = correct_plan(plan(query_type=query_type, query_scope=["car"], plan=wanted), QUERY, False, replanning=True)
     assert corrected.plan.tool_execution is execution
     assert corrected.plan.distortion_analysis is (query_type == "IQA")
 
@@ -352,3 +352,23 @@ def test_choices_stay_inside_their_json_string(text):
     case = planner_prompt("Rate it.", False, choices=[text, "none"]).case.split("\n")
     assert json.loads(f'"{case[2].removeprefix("A. ")}"') == text
     assert case[3] == "B. none"
+
+
+@pytest.mark.parametrize(
+    ("query", "tool", "kept"),
+    [("Use q-align on this.", "QAlign", True), ("Is it sharp?", "LPIPS", False), ("what's the ms ssim?", "MS-SSIM", True)],
+)
+def test_a_tool_that_the_query_does_not_name_is_no_named_tool(query, tool, kept):
+    corrected, corrections = correct_plan(plan(required_tool=tool), query, True, replanning=False)
+    assert corrected.required_tool == (tool if kept else None)
+    assert any(line.startswith("required_tool") for line in corrections) is not kept
+    # paper: a tool named alone is executed without selection; with neither tool nor region named both are on
+    assert corrected.plan.tool_selection is not kept
+
+
+def test_an_object_without_a_usable_box_is_scored_on_the_whole_image(picture):
+    client = ScriptedClient(scripted_answers(LocationReply="no JSON at all", SelectionReply={"car": {"Blurs": "NIQE"}}, AnalysisReply=moderate_blur("car"), DetectionReply={"car": ["Blurs"]}))
+    evidence = execute(client, ScriptedTools({"NIQE": 3.0}), picture, with_boxes("pixels"), query_scope=["car"], plan=dict.fromkeys(ALL_OFF, True))
+    assert evidence.error is None
+    assert [log.region for log in evidence.tool_logs] == ["global"]
+    assert evidence.quality_scores == {"car": {"Blurs": ("NIQE", 3.0)}}

@@ -115,7 +115,11 @@ def locate(objects: list[str], images: OpenImages) -> dict[str, Box]:
     if style == "none" or not objects:
         return {}
     session, view = images.session(ROLE), images.views(ROLE)[0].box
-    reply = ask(session, location_prompt(objects, COORDINATES[style]), location_reply(objects), services.section(ROLE))
+    try:
+        reply = ask(session, location_prompt(objects, COORDINATES[style]), location_reply(objects), services.section(ROLE))
+    except InvalidAnswer as error:
+        images.warn(f"no box for {', '.join(objects)}, tools see the whole image: {error}")
+        return {}
     seen = session.seen[-1]
     scale_x, scale_y = (1000, 1000) if style == "thousandths" else (seen.width, seen.height)
     boxes = {}
@@ -168,12 +172,12 @@ def _attempt(name: str, distortion: str, tool: str, box: Box | None, images: Ope
     )
     began = time.perf_counter()
     try:
-        reading = images.score(find_tool(tool).name, box)
+        entry.tool_name = find_tool(tool).name
+        reading = images.score(entry.tool_name, box)
     except ToolError as error:
         return entry.model_copy(update={"error": str(error), "execution_time": time.perf_counter() - began})
     return entry.model_copy(
         update={
-            "tool_name": reading.tool,
             "raw_score": reading.raw,
             "normalized_score": reading.normalized,
             "execution_time": reading.seconds,

@@ -37,7 +37,7 @@ def derive_flags(query_type: str, query_scope: list[str] | str, distortion_sourc
     )
 
 
-def correct_plan(plan: PlannerOutput, has_reference: bool, replanning: bool) -> tuple[PlannerOutput, list[str]]:
+def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replanning: bool) -> tuple[PlannerOutput, list[str]]:
     """The plan with its derivable fields set by rule, and one line for each correction.
 
     On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of.
@@ -50,9 +50,11 @@ def correct_plan(plan: PlannerOutput, has_reference: bool, replanning: bool) -> 
         named = [t for types in plan.distortions.values() for t in types]
         if set(plan.distortions) != set(plan.objects):
             changes["distortions"] = {name: list(dict.fromkeys(plan.distortions.get(name, named))) for name in plan.objects}
+    if plan.required_tool is not None and _letters(plan.required_tool) not in _letters(query):
+        changes["required_tool"] = None  # a recommendation, not a tool that the query names
     changes["reference_mode"] = "Full-Reference" if has_reference else "No-Reference"
     source = changes["distortion_source"]
-    flags = derive_flags(plan.query_type, changes["query_scope"], source, plan.required_tool)
+    flags = derive_flags(plan.query_type, changes["query_scope"], source, changes.get("required_tool", plan.required_tool))
     if replanning and plan.query_type == "IQA":
         wanted = plan.plan.model_dump()
         flags = PlanControlFlags(**{name: on or wanted[name] for name, on in flags.model_dump().items()})
@@ -61,6 +63,10 @@ def correct_plan(plan: PlannerOutput, has_reference: bool, replanning: bool) -> 
     return corrected, [
         f"{name}: {_short(getattr(plan, name))} → {_short(value)}" for name, value in changes.items() if getattr(plan, name) != value
     ]
+
+
+def _letters(text: str) -> str:
+    return "".join(c for c in text.lower() if c.isalnum())
 
 
 def _short(value: Any) -> Any:
@@ -87,7 +93,7 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
         logger.error("Planner failed: %s", error)
         return {"error": f"Planner: {error}"}
-    plan, corrections = correct_plan(reply.to_plan(), has_reference, replanning=bool(history))
+    plan, corrections = correct_plan(reply.to_plan(), task.query, has_reference, replanning=bool(history))
     for line in corrections:
         logger.info("Plan corrected by rule: %s", line)
     logger.info("Plan: %s", plan.model_dump_json())

@@ -20,12 +20,12 @@ from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, is_scoring, summari
 from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities
 from agentic_iqa_local.services import OpenImages, opened
 from agentic_iqa_local.state import (
-    DEFAULT_MAX_REPLAN_ITERATIONS,
     AgenticIQAState,
     ExecutorOutput,
     FusionResult,
     SummarizerOutput,
     append_replan_reason,
+    replan_limit,
 )
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -48,7 +48,7 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
         return {"error": f"Summarizer: the state has no {' and no '.join(missing)}; run the earlier nodes first"}
     plan, evidence, choices = state["plan"], state["executor_evidence"], state.get("choices")
     iteration = state.get("iteration_count", 0)
-    limit = state.get("max_replan_iterations", DEFAULT_MAX_REPLAN_ITERATIONS)
+    limit = replan_limit(state)
     scoring = is_scoring(plan, choices)
     logger.info(
         "Summarizer: query_type=%s, mode=%s, %d distortions, %d tool scores, image=%s, reference=%s",
@@ -151,7 +151,7 @@ def read_and_fuse(prompt: Prompt, scores: Sequence[float], images: OpenImages) -
     mode, letter, p_letter, off_mass = read_probabilities(prompt, LETTERS, images)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in p_letter.items()}
     if not scores:
-        images.warnings.append("no tool scores: α is uniform and q is the VLM's expectation")  # ScoreFusion logs it
+        images.note("no tool scores: α is uniform and q is the VLM's expectation")  # ScoreFusion logs it
     return FusionResult(
         mode=mode,
         vlm_letter=letter,
