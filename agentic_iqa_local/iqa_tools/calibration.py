@@ -1,0 +1,246 @@
+"""Raw tool scores to the 1..5 quality scale: the five-parameter logistic, its check, its file and its fit.
+
+The form is that of Sheikh, Sabir and Bovik, "A Statistical Evaluation of Recent Full Reference Image Quality Assessment
+Algorithms", IEEE TIP 15(11), 2006 (the VQEG form):
+
+    f(x) = b1 * (1/2 - 1 / (1 + exp(b2 * (x - b3)))) + b4 * x + b5
+
+AgenticIQA (arXiv 2509.26006) prints it without the `1 +`; with that misprint most rows of its Table 5 map every image
+to the same value. Nothing here knows of metrics, images or devices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ConfigDict, model_validator
+
+LOWEST, HIGHEST = 1.0, 5.0
+FLAT = 0.05  # a map that spans less, in levels, says nothing
+
+
+class CalibrationError(ValueError):
+    """A map, or a file of maps, that cannot be used; the message is one sentence for the user."""
+
+
+def _sigmoid(t: float) -> float:
+    """1 / (1 + exp(-t)) without overflow at either end."""
+    return 1.0 / (1.0 + math.exp(-t)) if t >= 0 else math.exp(t) / (1.0 + math.exp(t))
+
+
+class LogisticMap(BaseModel):
+    """One tool's map from its raw score to 1..5.
+
+    `domain` is the raw range in which the map is checked and used; `lower_better` says which way the raw score runs;
+    `source` says where the parameters come from and `fitted_on` names the data set (scores there are in-sample).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    tool: str
+    b1: float
+    b2: float
+    b3: float
+    b4: float
+    b5: float
+    domain: tuple[float, float]
+    lower_better: bool
+    source: str
+    fitted_on: str
+    license: str | None = None
+    notes: str | None = None
+
+    @model_validator(mode="after")
+    def _domain_is_a_range(self) -> LogisticMap:
+        if not self.domain[0] < self.domain[1]:
+            raise ValueError(f"{self.tool}: expected domain [low, high] with low < high, got {list(self.domain)}")
+        return self
+
+    def unclipped(self, raw: float) -> float:
+        """The bare formula at `raw`: neither held inside the domain nor clipped to 1..5."""
+        # 1/2 - 1/(1 + exp(t)) is sigmoid(t) - 1/2.
+        return self.b1 * (_sigmoid(self.b2 * (raw - self.b3)) - 0.5) + self.b4 * raw + self.b5
+
+    def __call__(self, raw: float) -> float:
+        """Quality in [1, 5]. A raw score outside the domain counts as the domain's nearer end, where the map was checked;
+        the result is clipped to the scale, so different raw scores may tie at 1 or 5."""
+        low, high = self.domain
+        return min(HIGHEST, max(LOWEST, self.unclipped(min(high, max(low, raw)))))
+
+    @property
+    def reachable(self) -> tuple[float, float]:
+        """Lowest and highest quality that the map can return."""
+        ends = self(self.domain[0]), self(self.domain[1])
+        return min(ends), max(ends)
+
+    def turning_point(self) -> float | None:
+        """The raw score, inside the domain, at which the map stops running the right way; None if it never does.
+
+        With s = sigmoid(b2 (x - b3)) the slope is b1 b2 u + b4, where u = s (1 - s). It is linear in u, and over an
+        interval u is largest at b3, or at the end nearer to it, and smallest at the end farther from it: the sign of the
+        slope at those two points settles the whole domain, with no grid to miss a narrow turn.
+        """
+        low, high = self.domain
+        steepest = min(high, max(low, self.b3))
+        flattest = low if abs(low - self.b3) > abs(high - self.b3) else high
+        sign = -1.0 if self.lower_better else 1.0
+        wrong = [x for x in (steepest, flattest) if sign * self._slope(x) < 0]
+        if not wrong:
+            # A flat map separates nothing; name its start.
+            return None if self.unclipped(low) != self.unclipped(high) else low
+        if len(wrong) == 2:
+            return low
+        # Between the two points the slope changes sign once: bisect for it.
+        right, bad = (flattest, steepest) if wrong[0] == steepest else (steepest, flattest)
+        for _ in range(200):
+            middle = (right + bad) / 2
+            right, bad = (right, middle) if sign * self._slope(middle) < 0 else (middle, bad)
+        return bad
+
+    def _slope(self, raw: float) -> float:
+        s = _sigmoid(self.b2 * (raw - self.b3))
+        return self.b1 * self.b2 * s * (1.0 - s) + self.b4
+
+    def is_monotone(self) -> bool:
+        """Whether better raw scores never map to lower quality anywhere in the domain."""
+        return self.turning_point() is None
+
+
+def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, str]]:
+    """Usable maps by tool, and the reason for each tool whose entry is marked `status: rejected`.
+
+    Raises CalibrationError for an unreadable file, a malformed entry, a second usable map for a tool, or a map that is
+    not monotone and not marked: a map that turns would rank a worse picture above a better one.
+    """
+    try:
+        entries = [dict(entry) for entry in yaml.safe_load(Path(path).read_text(encoding="utf-8"))["maps"]]
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise CalibrationError(f"{path}: expected a YAML file with a list `maps`, got {error!r}.") from error
+    maps: dict[str, LogisticMap] = {}
+    rejected: dict[str, str] = {}
+    for fields in entries:
+        status, reason = fields.pop("status", None), fields.pop("reason", None)
+        try:
+            logistic = LogisticMap(**fields)
+        except ValueError as error:
+            raise CalibrationError(f"{path}: the entry of {fields.get('tool', '?')} is malformed: {error}") from error
+        if status == "rejected" and reason:
+            rejected[logistic.tool] = str(reason)
+        elif status is not None:
+            raise CalibrationError(
+                f"{path}: {logistic.tool} has status {status!r}; expected no status, or `rejected` with a `reason`."
+            )
+        elif logistic.tool in maps:
+            raise CalibrationError(f"{path}: {logistic.tool} has two usable maps; keep one or mark one `status: rejected`.")
+        elif (turn := logistic.turning_point()) is not None:
+            low, high = logistic.domain
+            raise CalibrationError(
+                f"{path}: the map of {logistic.tool} is not monotone over [{low:g}, {high:g}], it turns at {turn:.4g}; "
+                "refit it with scripts/fit_tools.py or mark the entry `status: rejected`."
+            )
+        else:
+            maps[logistic.tool] = logistic
+    return maps, rejected
+
+
+def load_maps(path: str | Path) -> dict[str, LogisticMap]:
+    """The usable maps of `path` by tool name; rejected entries are left out. Raises as `read_map_file` does."""
+    return read_map_file(path)[0]
+
+
+@dataclass(frozen=True)
+class FitQuality:
+    """How well a map predicts: RMSE in quality levels, rank and linear correlation (after mapping), number of images."""
+
+    rmse: float
+    srcc: float
+    plcc: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"RMSE {self.rmse:.3f}, SRCC {self.srcc:.3f}, PLCC {self.plcc:.3f}, n {self.n}"
+
+
+def evaluate(logistic: LogisticMap, raw: np.ndarray, quality: np.ndarray) -> FitQuality:
+    """Quality of `logistic` on raw scores with known quality (1..5). SRCC is that of the raw scores, signed so that
+    a good tool is positive: clipping to 1..5 would make ties."""
+    from scipy import stats
+
+    raw, quality = np.asarray(raw, float), np.asarray(quality, float)
+    mapped = np.array([logistic(x) for x in raw])
+    sign = -1.0 if logistic.lower_better else 1.0
+    return FitQuality(
+        rmse=float(np.sqrt(np.mean((mapped - quality) ** 2))),
+        srcc=float(stats.spearmanr(sign * raw, quality).statistic),
+        plcc=float(stats.pearsonr(mapped, quality).statistic),
+        n=len(raw),
+    )
+
+
+def fit_logistic(
+    raw: np.ndarray,
+    quality: np.ndarray,
+    *,
+    tool: str,
+    domain: tuple[float, float],
+    lower_better: bool,
+    source: str,
+    fitted_on: str,
+    license: str | None = None,
+    notes: str | None = None,
+) -> tuple[LogisticMap, FitQuality]:
+    """Least-squares fit of a monotone map from `raw` to `quality` (1..5), and its quality on the same data.
+
+    Monotone by construction: b2 > 0, and b1 and b4 both carry the sign of the tool's direction, so that no term of the
+    slope can oppose another. The fit runs on standardised raw scores; with tools that range over 0..100 and over 0..0.01
+    one set of starting points then serves all. Raises CalibrationError for fewer than ten finite pairs, constant scores,
+    or scores that do not follow quality in the tool's direction, for which the best monotone map is a constant.
+    """
+    from scipy.optimize import least_squares
+    from scipy.special import expit
+
+    raw, quality = np.asarray(raw, float), np.asarray(quality, float)
+    finite = np.isfinite(raw) & np.isfinite(quality)
+    x, y = np.clip(raw[finite], *domain), quality[finite]
+    if len(x) < 10 or np.ptp(x) == 0:
+        raise CalibrationError(f"{tool}: expected ten or more finite raw scores that are not all equal, got {len(x)}.")
+    centre, scale = float(np.mean(x)), float(np.std(x))
+    z = (x - centre) / scale
+    sign = -1.0 if lower_better else 1.0
+
+    def predict(p: np.ndarray) -> np.ndarray:
+        return sign * p[0] * (expit(p[1] * (z - p[2])) - 0.5) + sign * p[3] * z + p[4]
+
+    # b1..b5 in standardised units: b1 up to twice the scale's length; beyond b2 = 20 the curve is a step.
+    bounds = ([0.0, 0.05, float(z.min()) - 1, 0.0, -10.0], [8.0, 20.0, float(z.max()) + 1, 4.0, 10.0])
+    starts = [(b1, b2, b3, 0.1, y.mean()) for b1 in (1.0, 4.0) for b2 in (0.8, 3.0) for b3 in (-0.7, 0.0, 0.7)]
+    fits = [least_squares(lambda p: predict(p) - y, np.clip(start, *bounds), bounds=bounds) for start in starts]
+    b1, b2, b3, b4, b5 = min(fits, key=lambda fit: fit.cost).x
+
+    def rounded(value: float) -> float:
+        # What the file holds is what was evaluated; a slope at its bound comes out as 1e-18 or so and means zero.
+        return float(f"{value:.8g}") if abs(value) > 1e-12 else 0.0
+
+    logistic = LogisticMap(
+        tool=tool,
+        b1=rounded(sign * b1),
+        b2=rounded(b2 / scale),
+        b3=rounded(centre + scale * b3),
+        b4=rounded(sign * b4 / scale),
+        b5=rounded(b5 - sign * b4 * centre / scale),
+        domain=domain,
+        lower_better=lower_better,
+        source=source,
+        fitted_on=fitted_on,
+        license=license,
+        notes=notes,
+    )
+    low, high = logistic.reachable
+    if high - low < FLAT:
+        better = "lower" if lower_better else "higher"
+        raise CalibrationError(f"{tool}: expected {better} raw scores for better images, got scores that do not follow quality.")
+    return logistic, evaluate(logistic, x, y)

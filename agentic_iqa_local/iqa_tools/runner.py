@@ -1,0 +1,273 @@
+"""Runs the tools: the only module that imports pyiqa, and that only when the first metric is built.
+
+Nothing is ever fetched. What a metric needs is looked for on disk before it is built, and while it is built every
+downloader in its reach raises. Knows nothing of VLMs, prompts or graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
+from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError, ToolSpec, find_tool
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+DATA = Path(__file__).parent / "data"
+SHIPPED_MAPS = Path(__file__).parents[2] / "configs" / "tool_maps.yaml"
+PATCH_SEED = 0
+
+
+@dataclass(frozen=True)
+class ToolInfo:
+    """What a user or a prompt may know of a tool. `reason` says why it is unavailable, None if it is not; `reachable`
+    and `source` describe its map, None without one."""
+
+    name: str
+    reference: str
+    available: bool
+    reason: str | None
+    description: str
+    good_for: tuple[str, ...]
+    lower_better: bool
+    reachable: tuple[float, float] | None
+    source: str | None
+
+
+@dataclass(frozen=True)
+class ToolReading:
+    """One measurement: the metric's own number, its quality in 1..5, and the seconds it took (construction left out)."""
+
+    tool: str
+    raw: float
+    normalized: float
+    seconds: float
+
+
+def default_weights_dir() -> Path:
+    """Torch's hub folder, found as torch finds it but without importing torch."""
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    return Path(os.environ.get("TORCH_HOME", os.path.join(cache, "torch"))).expanduser() / "hub"
+
+
+def _hf_cache() -> Path:
+    home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
+    return Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))).expanduser()
+
+
+def _import_pyiqa() -> Any:
+    # Set before anything imports huggingface_hub: without them every missing file costs half a minute of retries.
+    os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    if "huggingface_hub" in sys.modules:  # too late for the environment: the flag was read at its import
+        sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
+    with contextlib.redirect_stdout(sys.stderr):
+        import pyiqa
+    return pyiqa
+
+
+@contextlib.contextmanager
+def _offline(weights_dir: Path) -> Iterator[None]:
+    """While a metric is built: weights come from `weights_dir`, downloads raise, and what pyiqa prints goes to stderr.
+
+    Only the building thread is refused: another may be talking to a local model server meanwhile.
+    """
+    import urllib.request
+
+    import torch.hub
+    from pyiqa.utils import download_util
+
+    builder = threading.get_ident()
+
+    def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(url: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == builder:
+                raise ToolError(f"Refused to download {getattr(url, 'full_url', url)}: expected the file below {weights_dir}.")
+            return original(url, *args, **kwargs)
+
+        return guarded
+
+    replaced = [
+        (download_util, "download_url_to_file", refusing(download_util.download_url_to_file)),  # pyiqa's load_file_from_url
+        (torch.hub, "download_url_to_file", refusing(torch.hub.download_url_to_file)),  # torchvision's and torch.hub's
+        (urllib.request, "urlopen", refusing(urllib.request.urlopen)),  # CLIP's
+        (download_util, "DEFAULT_CACHE_DIR", str(weights_dir / "pyiqa")),
+        (torch.hub, "_hub_dir", str(weights_dir)),
+    ]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    try:
+        for owner, name, value in replaced:
+            setattr(owner, name, value)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        for owner, name, value in originals:
+            setattr(owner, name, value)
+
+
+class ToolRunner:
+    """Measures images with pyiqa metrics on one device, each metric built once and kept.
+
+    `maps_path` is a file of maps (default: the shipped configs/tool_maps.yaml); `weights_dir` a folder laid out like
+    torch's hub folder (default: that folder). Raises CalibrationError for a file of maps that cannot be trusted, ToolError
+    for a map of an unknown tool.
+    A lock lets one measurement run at a time, so a runner may be shared between threads.
+    """
+
+    def __init__(self, device: str = "cpu", maps_path: str | Path | None = None, weights_dir: str | Path | None = None) -> None:
+        self.device = device
+        self.maps, self._rejected = read_map_file(maps_path or SHIPPED_MAPS)
+        for name, logistic in self.maps.items():
+            if name != (spec := find_tool(name)).name or logistic.lower_better != spec.lower_better:
+                raise CalibrationError(
+                    f"The map of {name} must be named {spec.name} and have lower_better: {str(spec.lower_better).lower()}."
+                )
+        self.weights_dir = Path(weights_dir) if weights_dir is not None else default_weights_dir()
+        self.constructions: Counter[str] = Counter()
+        self._metrics: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def info(self, full_reference: bool | None = None) -> list[ToolInfo]:
+        """Every tool, or those that can run with a reference (True: all) or without one (False: NR)."""
+        return [self._describe(spec) for spec in TOOLS.values() if full_reference is not False or spec.reference == "NR"]
+
+    def available(self, full_reference: bool) -> list[ToolInfo]:
+        """The tools of `info` that can score now."""
+        return [info for info in self.info(full_reference) if info.available]
+
+    def score(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> ToolReading:
+        """Quality of `image` (RGB) in 1..5 with its raw score; NR tools leave `reference` unused.
+
+        Raises ToolError as `measure` does, and for a tool that has no usable map.
+        """
+        spec = find_tool(name)
+        if (reason := self._unavailable(spec)) is not None:
+            raise ToolError(f"{spec.name} is unavailable: {reason}.")
+        raw, seconds = self._measure(spec, image, reference)
+        return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds)
+
+    def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
+        """The metric's own number, for which no map is needed.
+
+        Raises ToolError for a tool that is unknown or lacks a file, a missing reference, images of different size or not
+        RGB, an image smaller than the tool accepts, a result that is not finite, or a metric that fails.
+        """
+        spec = find_tool(name)
+        if (reason := self._missing(spec)) is not None:
+            raise ToolError(f"{spec.name} is unavailable: {reason}.")
+        return self._measure(spec, image, reference)[0]
+
+    def _describe(self, spec: ToolSpec) -> ToolInfo:
+        reason, logistic = self._unavailable(spec), self.maps.get(spec.name)
+        return ToolInfo(
+            name=spec.name,
+            reference=spec.reference,
+            available=reason is None,
+            reason=reason,
+            description=spec.description,
+            good_for=spec.good_for,
+            lower_better=spec.lower_better,
+            reachable=logistic.reachable if logistic else None,
+            source=logistic.source if logistic else None,
+        )
+
+    def _unavailable(self, spec: ToolSpec) -> str | None:
+        if (reason := self._missing(spec)) is not None:
+            return reason
+        if spec.name in self.maps:
+            return None
+        if spec.no_map:
+            return spec.no_map
+        if spec.name in self._rejected:
+            return f"no usable map: {self._rejected[spec.name]}; fit one with scripts/fit_tools.py"
+        return "no map: fit one with scripts/fit_tools.py"
+
+    def _missing(self, spec: ToolSpec) -> str | None:
+        """Which module or file a tool lacks; None if it lacks nothing."""
+        if absent := [module for module in ("pyiqa", *spec.modules) if importlib.util.find_spec(module) is None]:
+            # pkg_resources left setuptools with version 81.
+            return f"missing Python module {', '.join(absent)}" + (" (setuptools<81)" if "pkg_resources" in absent else "")
+        absent = [weight for weight in spec.weights if not self._on_disk(weight)]
+        return f"missing weights {', '.join(absent)} (looked in {self.weights_dir} and {_hf_cache()})" if absent else None
+
+    def _on_disk(self, weight: str) -> bool:
+        if not weight.startswith("hf:"):
+            return (self.weights_dir / weight).is_file()
+        snapshots = _hf_cache() / f"models--{weight.removeprefix('hf:').replace('/', '--')}" / "snapshots"
+        return any(path.suffix in {".safetensors", ".bin"} for path in snapshots.glob("*/*"))
+
+    def _measure(self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None) -> tuple[float, float]:
+        _check_images(spec, image, reference)
+        with self._lock:
+            metric = self._metric(spec)
+            start = time.perf_counter()
+            raw = self._run(spec, metric, image, reference if spec.reference == "FR" else None)
+            seconds = time.perf_counter() - start
+        if not math.isfinite(raw):
+            size = f"{image.width}×{image.height}"
+            raise ToolError(f"{spec.name} returned {raw} for an image of {size}; expected a finite score, use another tool.")
+        return raw, seconds
+
+    def _metric(self, spec: ToolSpec) -> Any:
+        if spec.name not in self._metrics:
+            options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
+            try:
+                pyiqa = _import_pyiqa()
+                with _offline(self.weights_dir):
+                    self._metrics[spec.name] = pyiqa.create_metric(spec.metric, device=self.device, **options)
+            except Exception as error:
+                raise ToolError(f"{spec.name} could not be built on {self.device}: {error}") from error
+            self.constructions[spec.name] += 1
+        return self._metrics[spec.name]
+
+    def _run(self, spec: ToolSpec, metric: Any, image: Image.Image, reference: Image.Image | None) -> float:
+        import torch
+
+        # MANIQA, TReS and others draw random crops from NumPy's global state: same image, same crops, same score.
+        state = np.random.get_state()
+        np.random.seed(PATCH_SEED)
+        try:
+            with torch.inference_mode():
+                return float(metric(*(self._tensor(x) for x in (image, reference) if x is not None)))
+        except Exception as error:
+            raise ToolError(f"{spec.name} failed on an image of {image.width}×{image.height}: {error}") from error
+        finally:
+            np.random.set_state(state)
+
+    def _tensor(self, image: Image.Image) -> Any:
+        """float32 in [0, 1], 1×3×H×W, on the runner's device."""
+        import torch
+
+        pixels = torch.from_numpy(np.array(image)).to(self.device)
+        return pixels.permute(2, 0, 1)[None].to(torch.float32) / 255
+
+
+def _check_images(spec: ToolSpec, image: Image.Image, reference: Image.Image | None) -> None:
+    if spec.reference == "FR" and reference is None:
+        raise ToolError(f"{spec.name} compares with a reference image and got none; pass one or choose a no-reference tool.")
+    used = (image, reference) if spec.reference == "FR" else (image,)
+    for picture in used:
+        if picture.mode != "RGB":
+            raise ToolError(f"{spec.name} expects RGB images, got mode {picture.mode}; convert with .convert('RGB').")
+    if len({picture.size for picture in used}) > 1:
+        raise ToolError(
+            f"{spec.name} expects image and reference of one size, got {image.width}×{image.height} and "
+            f"{reference.width}×{reference.height}; crop or register them first, scaling would change the score."
+        )
+    if min(image.size) < spec.min_side:
+        raise ToolError(
+            f"{spec.name} needs at least {spec.min_side} pixels a side, got {image.width}×{image.height}; use another tool."
+        )

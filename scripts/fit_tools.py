@@ -1,0 +1,196 @@
+#!/usr/bin/env python
+"""Fits the maps from raw tool scores to 1..5 that configs/tool_maps.yaml holds: argparse, files and printing."""
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import yaml
+from PIL import Image
+
+from agentic_iqa_local.iqa_tools import ToolError, ToolRunner, find_tool
+from agentic_iqa_local.iqa_tools.calibration import CalibrationError, FitQuality, LogisticMap, evaluate, fit_logistic
+
+ANCHORS = ("FSIM", "SSIM", "VIF", "GMSD")
+HELD_OUT = 0.3
+
+HEADER = """\
+# Maps from raw tool scores to the 1..5 quality scale, one entry a tool:
+#
+#   f(x) = b1 * (1/2 - 1 / (1 + exp(b2 * (x - b3)))) + b4 * x + b5      (Sheikh, Sabir and Bovik, IEEE TIP 2006)
+#
+# evaluated inside `domain` and clipped to [1, 5]. Each map is checked at load: it must run one way over its domain.
+# An entry marked `status: rejected` is kept to show why a tool has no map; it is never used.
+# `fitted_on` is the data set behind the parameters: scores on that set are in-sample.
+# scripts/fit_tools.py replaces entries here; rows of the paper come from its Table 5, digit for digit.
+"""
+
+EPILOG = """\
+examples:
+  # maps from synthetic distortions of clean photographs, for tools without human scores
+  fit_tools.py maps --photos photos/ --tools VSI MS-SSIM PSNR
+
+  # a map from your own human scores; the CSV has columns image,reference,mos, paths relative to the CSV
+  fit_tools.py mos --csv mine/scores.csv --mos-range 0 100 --tools TOPIQ_NR --name my-study
+
+A fitted entry replaces the tool's usable entry in --out; rejected entries and other tools stay as they are.
+Printed beside each fit: RMSE in quality levels, SRCC and PLCC on held-out images. A tool whose held-out SRCC is low gets
+a flat map: its scores stay near the mean, which is what it knows.
+"""
+
+
+def progress(done: int, total: int, what: str) -> None:
+    end = "\n" if done == total else ""
+    print(f"\r{what}: {done}/{total}", end=end, file=sys.stderr, flush=True)
+
+
+def photo_samples(photos: Path, count: int, per_photo: int, crop: int, rng: np.random.Generator):
+    """(file name, reference, image) of `per_photo` samples of centre crops of `count` photographs drawn from the folder."""
+    from agentic_iqa_local.training.distortions import draw_sample
+
+    files = sorted(p for p in photos.iterdir() if p.suffix.lower() in {".webp", ".png", ".jpg", ".jpeg", ".bmp"})
+    if len(files) < count:
+        raise SystemExit(f"{photos}: expected at least {count} photographs (--count), found {len(files)}.")
+    for index, choice in enumerate(rng.choice(len(files), count, replace=False)):
+        file = files[choice]
+        with Image.open(file) as opened:
+            photo = opened.convert("RGB")
+        if min(photo.size) < crop:
+            raise SystemExit(f"{file}: expected at least {crop} pixels a side (--crop), got {photo.width}×{photo.height}.")
+        left, top = (photo.width - crop) // 2, (photo.height - crop) // 2
+        reference = photo.crop((left, top, left + crop, top + crop))
+        for _ in range(per_photo):
+            yield file.name, reference, Image.fromarray(draw_sample(np.asarray(reference), rng).image)
+        progress(index + 1, count, "photographs")
+
+
+def mos_samples(path: Path, mos_range: tuple[float, float]):
+    """(image name, reference or None, image, quality 1..5) for each row of the CSV."""
+    low, high = mos_range
+    with path.open(newline="", encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    for index, row in enumerate(rows):
+        pictures = []
+        for column in ("image", "reference"):
+            name = row.get(column)
+            pictures.append(Image.open(path.parent / name).convert("RGB") if name else None)
+        # Split by what is pictured: all distortions of one reference fall on one side.
+        group = row.get("reference") or row["image"]
+        yield group, pictures[1], pictures[0], 1 + 4 * (float(row["mos"]) - low) / (high - low)
+        progress(index + 1, len(rows), "images")
+
+
+def held_out_groups(groups: list[str], rng: np.random.Generator) -> np.ndarray:
+    """True for the images of the files that are kept out of the fit."""
+    names = sorted(set(groups))
+    chosen = {names[i] for i in rng.permutation(len(names))[: round(HELD_OUT * len(names))]}
+    return np.array([group in chosen for group in groups])
+
+
+def fit_one(tool: str, raw, quality, held_out, source: str, fitted_on: str) -> tuple[LogisticMap, FitQuality]:
+    spec = find_tool(tool)
+    logistic, _ = fit_logistic(
+        raw[~held_out],
+        quality[~held_out],
+        tool=spec.name,
+        domain=spec.domain,
+        lower_better=spec.lower_better,
+        source=source,
+        fitted_on=fitted_on,
+    )
+    check = evaluate(logistic, raw[held_out], quality[held_out])
+    return logistic.model_copy(update={"notes": f"held out: {check}"}), check
+
+
+def write_maps(path: Path, fitted: list[LogisticMap]) -> None:
+    entries = yaml.safe_load(path.read_text(encoding="utf-8"))["maps"] if path.exists() else []
+    for logistic in fitted:
+        entry = logistic.model_dump(mode="json", exclude_none=True)
+        places = [i for i, e in enumerate(entries) if e["tool"] == logistic.tool and "status" not in e]
+        if places:
+            entries[places[0]] = entry
+        else:
+            entries.append(entry)
+    body = yaml.safe_dump({"maps": entries}, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)
+    path.write_text(HEADER + body, encoding="utf-8")
+
+
+def measure_all(runner: ToolRunner, tools: list[str], image, reference) -> list[float]:
+    return [runner.measure(tool, image, reference) for tool in tools]
+
+
+def run_maps(args: argparse.Namespace) -> tuple[list[str], list, list, list, str, str]:
+    runner = ToolRunner(device=args.device, maps_path=args.anchor_maps)
+    rng = np.random.default_rng(args.seed)
+    groups, raws, qualities = [], [], []
+    for group, reference, image in photo_samples(args.photos, args.count, args.per_photo, args.crop, rng):
+        anchors = [runner.score(tool, image, reference).normalized for tool in ANCHORS]
+        groups.append(group)
+        qualities.append(float(np.mean(anchors)))
+        raws.append(measure_all(runner, args.tools, image, reference))
+    source = (
+        f"scripts/fit_tools.py maps: {len(groups)} synthetic distortions of {args.count} clean photographs "
+        f"({args.crop}x{args.crop} crops, seed {args.seed}), target the mean of the maps of {', '.join(ANCHORS)} in "
+        "AgenticIQA's Table 5"
+    )
+    return groups, raws, qualities, rng, source, f"synthetic distortions of {args.photos_name} (anchored on KADID-10k maps)"
+
+
+def run_mos(args: argparse.Namespace) -> tuple[list[str], list, list, list, str, str]:
+    runner = ToolRunner(device=args.device)
+    groups, raws, qualities = [], [], []
+    for group, reference, image, quality in mos_samples(args.csv, tuple(args.mos_range)):
+        groups.append(group)
+        qualities.append(quality)
+        raws.append(measure_all(runner, args.tools, image, reference))
+    source = f"scripts/fit_tools.py mos: {len(groups)} images of {args.name}"
+    return groups, raws, qualities, np.random.default_rng(args.seed), source, args.name
+
+
+def build_parser() -> argparse.ArgumentParser:
+    shipped = Path(__file__).resolve().parents[1] / "configs" / "tool_maps.yaml"
+    parser = argparse.ArgumentParser(description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--tools", nargs="+", required=True, metavar="TOOL", help="tools to fit, by any spelling")
+    common.add_argument("--out", type=Path, default=shipped, help="file of maps to write into (default: %(default)s)")
+    common.add_argument("--seed", type=int, default=0, help="draws photographs, distortions and the split (default: 0)")
+    common.add_argument("--device", default="cpu", help="where the tools run (default: cpu)")
+    maps = commands.add_parser("maps", parents=[common], help="fit on synthetic distortions of clean photographs")
+    maps.add_argument("--photos", type=Path, required=True, help="folder of clean photographs, 512 pixels a side or more")
+    maps.add_argument("--photos-name", default="clean photographs", help="what to call them in the file")
+    maps.add_argument("--count", type=int, default=60, help="photographs to draw (default: 60)")
+    maps.add_argument("--per-photo", type=int, default=10, help="samples of each, 12%% of them clean (default: 10)")
+    maps.add_argument("--crop", type=int, default=384, help="side of the centre crop in pixels (default: 384)")
+    maps.add_argument("--anchor-maps", type=Path, default=shipped, help=f"file with the maps of {', '.join(ANCHORS)}")
+    maps.set_defaults(collect=run_maps)
+    mos = commands.add_parser("mos", parents=[common], help="fit on human scores of your own")
+    mos.add_argument("--csv", type=Path, required=True, help="columns image, reference (may be empty), mos")
+    mos.add_argument("--mos-range", type=float, nargs=2, required=True, metavar=("WORST", "BEST"), help="mapped to 1 and 5")
+    mos.add_argument("--name", required=True, help="name of the data set; studies on it are then in-sample")
+    mos.set_defaults(collect=run_mos)
+    return parser
+
+
+def main() -> None:
+    args = build_parser().parse_args()
+    try:
+        args.tools = [find_tool(tool).name for tool in args.tools]
+        groups, raws, qualities, rng, source, fitted_on = args.collect(args)
+        raw, quality = np.array(raws), np.array(qualities)
+        held_out = held_out_groups(groups, rng)
+        fitted = []
+        for column, tool in enumerate(args.tools):
+            logistic, check = fit_one(tool, raw[:, column], quality, held_out, source, fitted_on)
+            fitted.append(logistic)
+            low, high = logistic.reachable
+            print(f"{tool}: held out {check}; reaches {low:.2f} to {high:.2f}")
+        write_maps(args.out, fitted)
+    except (ToolError, CalibrationError) as error:
+        raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

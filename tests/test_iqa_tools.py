@@ -1,0 +1,450 @@
+"""The tool registry, its maps and its runner. Expected numbers come from pyiqa's table of official results, from scipy,
+or from the derivations in the comments."""
+
+import importlib.util
+import math
+import runpy
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image, ImageFilter
+from scipy.special import expit
+
+from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner, find_tool
+from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, fit_logistic, load_maps
+
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ROOT / "configs" / "tool_maps.yaml"
+PAIRS = Path(importlib.util.find_spec("pyiqa").origin).parents[1] / "ResultsCalibra"
+
+# ResultsCalibra/results_official.csv of pyiqa: what the authors' own implementations give for pairs I03, I04, I06, I08, I19.
+OFFICIAL = {
+    "CW-SSIM": (0.2763, 0.9996, 1.0, 0.9068, 0.8658),
+    "FSIM": (0.689, 0.9702, 0.9927, 0.9575, 0.822),
+    "GMSD": (0.220347639470143, 0.000522058505050458, 0.00044828148100141, 0.134631933046914, 0.204996493556054),
+    "MAD": (195.2796, 80.8379, 30.3918, 84.3542, 202.2371),
+    "MS-SSIM": (0.6733, 0.9996, 0.9998, 0.9566, 0.8462),
+    "NIQE": (15.7536293917814, 3.6549215235377, 3.23547743716998, 3.18403333858339, 8.63519663862637),
+    "NLPD": (0.561610096893874, 0.019534798560102, 0.015915631543598, 0.302802106557736, 0.432604962261603),
+    "PSNR": (21.11, 20.99, 27.01, 23.3, 21.62),
+    "SSIM": (0.6993, 0.9978, 0.9989, 0.9669, 0.6519),
+    "VIF": (0.0172, 0.9891, 0.9924, 0.9103, 0.1745),
+    "VSI": (0.9139, 0.9620, 0.9922, 0.9571, 0.9262),
+    "Entropy": (6.9511, 6.9661, 7.5309, 7.5566, 5.7629),
+}
+# pyiqa's tests/test_metric_general.py: |ours - theirs| <= atol + rtol |theirs| with 1e-2 for both, looser for some.
+RTOL = {"NIQE": 6e-2}
+# MAD takes seconds an image: one pair stands for it.
+GOLDEN = [(tool, i) for tool in OFFICIAL for i in range(5) if tool != "MAD" or i == 2]
+WEIGHT_FREE_FR = {"PSNR", "PSNRY", "SSIM", "SSIMC", "MS-SSIM", "CW-SSIM", "FSIM", "VSI", "VIF", "GMSD", "MAD", "NLPD"}
+# Rows of Table 5 that turn inside their tool's range, found by hand before this code existed.
+REJECTED = {"CKDN", "UNIQUE", "TReS", "WaDIQaM_NR", "ARNIQA", "BRISQUE"}
+
+
+def pair(index: int) -> tuple[Image.Image, Image.Image]:
+    name = ("I03", "I04", "I06", "I08", "I19")[index] + ".bmp"
+    return tuple(Image.open(PAIRS / folder / name).convert("RGB") for folder in ("dist_dir", "ref_dir"))
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory) -> ToolRunner:
+    return ToolRunner(weights_dir=tmp_path_factory.mktemp("no_weights"))
+
+
+@pytest.fixture
+def photo() -> Image.Image:
+    # Wide enough for MS-SSIM (161) and NIQE (192), small enough for MAD.
+    return pair(2)[1].crop((100, 80, 292, 272))
+
+
+def plain(**changes) -> LogisticMap:
+    fields = {"tool": "T", "b1": 2, "b2": 1, "b3": 0, "b4": 0, "b5": 3, "domain": (-10, 10), "lower_better": False}
+    return LogisticMap(**(fields | {"source": "test", "fitted_on": "none"} | changes))
+
+
+def map_file(path: Path, *maps: LogisticMap, **extra) -> Path:
+    path.write_text(yaml.safe_dump({"maps": [m.model_dump(mode="json", exclude_none=True) | extra for m in maps]}))
+    return path
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("topiq_fr", "TOPIQ_FR"),
+        ("TOPIQ-FR", "TOPIQ_FR"),
+        ("ms ssim", "MS-SSIM"),
+        ("Q-Align", "QAlign"),
+        ("afine_all_scale", "A-FINE"),
+    ],
+)
+def test_find_tool_forgives_spelling(spelling, name):
+    assert find_tool(spelling).name == name
+
+
+def test_find_tool_suggests_and_refuses():
+    with pytest.raises(ToolError, match="Unknown tool 'LPISP'; did you mean LPIPS"):
+        find_tool("LPISP")
+
+
+def test_every_row_of_the_table_names_a_pyiqa_metric_of_its_kind():
+    from pyiqa.default_model_configs import DEFAULT_CONFIGS
+
+    for spec in TOOLS.values():
+        config = DEFAULT_CONFIGS[spec.metric]
+        assert (spec.reference, spec.lower_better) == (config["metric_mode"], config.get("lower_better", False)), spec.name
+
+
+def test_import_is_light():
+    code = "import sys, agentic_iqa_local.iqa_tools; print({'torch', 'pyiqa'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# --- the logistic
+
+
+def test_logistic_by_hand():
+    # b = (2, 1, 0, 0, 3) at ln 3: 2 (1/2 - 1/(1 + 3)) + 3 = 3.5. Without the `1 +` of the paper's misprint: 3.33.
+    assert plain().unclipped(math.log(3)) == pytest.approx(3.5, abs=1e-12)
+
+
+def test_logistic_agrees_with_scipy_and_does_not_overflow():
+    logistic = plain(b1=-592.6, b2=7.5, b3=0.3, b4=-0.2, b5=2.0)
+    for x in (-1e6, -3.0, 0.29, 0.31, 4.0, 1e6):
+        assert logistic.unclipped(x) == pytest.approx(-592.6 * (0.5 - expit(-7.5 * (x - 0.3))) - 0.2 * x + 2.0, rel=1e-12)
+
+
+def test_map_clips_to_the_scale_and_holds_beyond_the_domain():
+    line = plain(b1=0, b4=1, b5=0, domain=(2, 8))  # f(x) = x
+    assert [line(x) for x in (-5, 2.5, 4.5, 7, 100)] == [2, 2.5, 4.5, 5, 5]
+    assert line.reachable == (2, 5)
+    assert line.unclipped(100) == 100
+
+
+def test_a_turn_between_grid_points_is_found():
+    # Slope b1 b2 u + b4 with u = s(1 - s). b1 = -0.002, b2 = 4000: -8u + 1 < 0 where u > 1/8, i.e. |x - b3| below
+    # ln((1 + sqrt(1/2)) / (1 - sqrt(1/2))) / 4000 = 4.4e-4: no grid of a thousand points over [0, 1] need see it.
+    narrow = plain(b1=-0.002, b2=4000, b3=0.50051, b4=1, b5=2, domain=(0, 1))
+    assert not narrow.is_monotone()
+    assert narrow.turning_point() == pytest.approx(0.50051, abs=4.5e-4)
+    assert narrow.model_copy(update={"b4": 2.1}).is_monotone()  # -8/4 + 2.1 > 0
+
+
+def test_a_map_that_runs_against_its_tool_is_not_monotone():
+    assert not plain(lower_better=True).is_monotone()
+    assert plain(b1=-2, lower_better=True).is_monotone()
+    assert not plain(b1=0).is_monotone()  # constant
+
+
+# --- the file of maps
+
+
+def test_a_map_that_turns_is_refused_by_name_and_place(tmp_path):
+    # Slope -2*2*u + 0.75 is zero at u = 3/16, s = 3/4: x = 0.5 + ln(3)/2 = 1.0493; the other root lies below the domain.
+    turning = plain(tool="VSI", b1=-2, b2=2, b3=0.5, b4=0.75, domain=(0, 3))
+    with pytest.raises(CalibrationError, match=r"map of VSI is not monotone over \[0, 3\], it turns at 1\.049"):
+        load_maps(map_file(tmp_path / "maps.yaml", turning))
+    assert load_maps(map_file(tmp_path / "maps.yaml", turning, status="rejected", reason="it turns")) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("maps: 3", "list `maps`"),
+        ("[]", "list `maps`"),
+        ("maps: [{tool: VSI, b1: 1}]", "entry of VSI is malformed"),
+    ],
+)
+def test_malformed_files_are_refused(tmp_path, text, message):
+    path = tmp_path / "maps.yaml"
+    path.write_text(text)
+    with pytest.raises(CalibrationError, match=message):
+        load_maps(path)
+
+
+def test_maps_of_other_tools_or_directions_are_refused(tmp_path):
+    with pytest.raises(ToolError, match="Unknown tool 'VSl'; did you mean VSI"):
+        ToolRunner(maps_path=map_file(tmp_path / "maps.yaml", plain(tool="VSl")))
+    with pytest.raises(CalibrationError, match="map of GMSD must be named GMSD and have lower_better: true"):
+        ToolRunner(maps_path=map_file(tmp_path / "maps.yaml", plain(tool="GMSD")))
+
+
+def test_unknown_status_and_second_map_are_refused(tmp_path):
+    with pytest.raises(CalibrationError, match="status 'maybe'"):
+        load_maps(map_file(tmp_path / "maps.yaml", plain(), status="maybe"))
+    with pytest.raises(CalibrationError, match="two usable maps"):
+        load_maps(map_file(tmp_path / "maps.yaml", plain(), plain()))
+
+
+def test_shipped_maps_run_one_way_and_say_where_they_come_from():
+    entries = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))["maps"]
+    turning = set()
+    for entry in entries:
+        spec = TOOLS[entry["tool"]]
+        assert (tuple(entry["domain"]), entry["lower_better"]) == (spec.domain, spec.lower_better)
+        assert entry["source"]
+        assert entry["fitted_on"]
+        b1, b2, b3, b4, b5 = (entry[f"b{i}"] for i in range(1, 6))
+        x = np.linspace(*spec.domain, 100_001)
+        steps = np.diff(b1 * (0.5 - expit(-b2 * (x - b3))) + b4 * x + b5) * (-1 if spec.lower_better else 1)
+        if (steps < -1e-9).any():
+            turning.add(spec.name)
+            assert entry["status"] == "rejected"
+    assert turning == REJECTED
+    assert not REJECTED & set(load_maps(SHIPPED))
+    assert WEIGHT_FREE_FR | {"PIQE", "NIQE"} <= set(load_maps(SHIPPED))
+
+
+# --- the fit
+
+
+@pytest.mark.parametrize("lower_better", [False, True])
+def test_fit_finds_a_known_curve(lower_better):
+    sign = -1 if lower_better else 1
+    truth = plain(b1=sign * 3, b2=0.2, b3=40, b4=sign * 0.005, b5=3, domain=(0, 100), lower_better=lower_better)
+    x = np.random.default_rng(0).uniform(0, 100, 200)
+    y = np.array([truth.unclipped(v) for v in x])
+    found, quality = fit_logistic(x, y, tool="T", domain=(0, 100), lower_better=lower_better, source="test", fitted_on="none")
+    assert (quality.srcc, quality.n) == (pytest.approx(1), 200)
+    assert quality.rmse < 1e-3
+    assert max(abs(found.unclipped(v) - truth.unclipped(v)) for v in np.linspace(0, 100, 50)) < 5e-3
+
+
+def test_fit_of_noisy_scores_stays_monotone_and_of_contrary_scores_is_refused():
+    rng = np.random.default_rng(1)
+    y = rng.uniform(1, 5, 300)
+    common = {"tool": "T", "domain": (-20, 20), "lower_better": False, "source": "test", "fitted_on": "none"}
+    weak, quality = fit_logistic(y + rng.normal(0, 4, 300), y, **common)
+    assert weak.is_monotone()
+    assert quality.rmse <= y.std() + 1e-6  # no worse than always answering the mean
+    with pytest.raises(CalibrationError, match="T: expected higher raw scores for better images"):
+        fit_logistic(-y, y, **common)
+    with pytest.raises(CalibrationError, match="ten or more finite"):
+        fit_logistic([math.nan] * 50, [3.0] * 50, **common)
+
+
+def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, photo):
+    rng = np.random.default_rng(0)
+    photo.save(tmp_path / "clean.png")
+    rows = ["image,reference,mos"]
+    for i in range(24):
+        noisy = np.asarray(photo, float) + rng.normal(0, 2 + 2 * i, (192, 192, 3))
+        # A reference of its own for each image, so that the split by reference has files to split.
+        for name, pixels in ((f"{i}.png", noisy), (f"ref{i}.png", np.asarray(photo))):
+            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(tmp_path / name)
+        rows.append(f"{i}.png,ref{i}.png,{100 - 4 * i}")
+    (tmp_path / "mos.csv").write_text("\n".join(rows))
+    out = map_file(tmp_path / "maps.yaml", plain(tool="PSNR", domain=(5, 60)), plain(tool="VSI", domain=(0, 1)))
+    monkeypatch.setattr(sys, "argv", ["fit_tools.py", "mos", "--csv", str(tmp_path / "mos.csv"), "--mos-range", "0", "100",
+                                      "--name", "mine", "--tools", "psnr", "--out", str(out)])  # fmt: skip
+    runpy.run_path(str(ROOT / "scripts" / "fit_tools.py"), run_name="__main__")
+    maps = load_maps(out)
+    assert maps["VSI"] == plain(tool="VSI", domain=(0, 1))
+    assert maps["PSNR"].fitted_on == "mine"
+    # MOS 100 and 8 are levels 5 and 1.32.
+    assert ToolRunner(maps_path=out).score("PSNR", photo, photo).normalized > 4
+    assert ToolRunner(maps_path=out).score("PSNR", Image.open(tmp_path / "23.png"), photo).normalized < 2
+
+
+# --- the real metrics
+
+
+@pytest.mark.parametrize(("tool", "index"), GOLDEN)
+def test_raw_scores_agree_with_the_official_implementations(runner, tool, index):
+    raw = runner.measure(tool, *pair(index))
+    np.testing.assert_allclose(raw, OFFICIAL[tool][index], atol=1e-2, rtol=RTOL.get(tool, 1e-2))
+
+
+def test_psnr_by_hand(runner):
+    # Ten grey levels everywhere: 20 log10(255 / 10) = 28.1308 dB.
+    dark, light = (Image.new("RGB", (32, 32), (v, v, v)) for v in (100, 110))
+    assert runner.measure("PSNR", light, dark) == pytest.approx(28.1308, abs=1e-3)
+
+
+def test_without_weights_exactly_the_weight_free_tools_score(runner):
+    assert {info.name for info in runner.available(full_reference=False)} == {"PIQE", "NIQE"}
+    assert {info.name for info in runner.available(full_reference=True)} == WEIGHT_FREE_FR | {"PIQE", "NIQE"}
+    assert {info.reference for info in runner.info(full_reference=False)} == {"NR"}
+    assert {info.name for info in runner.info()} == set(TOOLS)
+
+
+def test_every_available_tool_ranks_a_clean_photo_above_a_noisy_blur_within_its_reach(runner, photo):
+    blurred = np.asarray(photo.filter(ImageFilter.GaussianBlur(3)), float)
+    noise = np.random.default_rng(0).normal(0, 20, blurred.shape)
+    bad = Image.fromarray(np.clip(blurred + noise, 0, 255).astype(np.uint8))
+    for info in runner.available(full_reference=True):
+        clean, spoilt = runner.score(info.name, photo, photo), runner.score(info.name, bad, photo)
+        low, high = info.reachable
+        assert low <= spoilt.normalized < clean.normalized <= high, info.name
+        assert clean.tool == info.name
+
+
+def test_each_metric_is_built_once_and_silently(tmp_path, photo, capsys):
+    fresh = ToolRunner(weights_dir=tmp_path)
+    for _ in range(3):
+        fresh.score("gmsd", photo, photo)
+        fresh.score("NIQE", photo)
+    assert fresh.constructions == {"GMSD": 1, "NIQE": 1}
+    assert capsys.readouterr().out == ""
+
+
+def test_the_smallest_side_is_the_smallest(runner):
+    for name in ("MS-SSIM", "CW-SSIM", "VIF"):
+        side = TOOLS[name].min_side
+        assert math.isfinite(runner.measure(name, *(p.crop((0, 0, side, side)) for p in pair(4))))
+
+
+# --- refusals
+
+
+def test_images_that_a_tool_cannot_take(runner, photo):
+    with pytest.raises(ToolError, match="VSI compares with a reference image and got none"):
+        runner.score("VSI", photo)
+    with pytest.raises(ToolError, match="one size, got 192×192 and 100×90"):
+        runner.score("VSI", photo, photo.resize((100, 90)))
+    with pytest.raises(ToolError, match="NIQE needs at least 192 pixels a side, got 300×191"):
+        runner.score("NIQE", photo.resize((300, 191)))
+    with pytest.raises(ToolError, match="expects RGB images, got mode L"):
+        runner.score("PIQE", photo.convert("L"))
+
+
+def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
+    bare = ToolRunner(weights_dir=tmp_path)
+    with pytest.raises(ToolError, match=r"missing weights pyiqa/LPIPS_v0\.1_alex-df73285e\.pth, checkpoints/alexnet"):
+        bare.score("lpips", photo, photo)
+    with pytest.raises(ToolError, match="Entropy is unavailable: not a measure of quality"):
+        bare.score("Entropy", photo)
+    for weight in (*TOOLS["LPIPS"].weights, *TOOLS["UNIQUE"].weights, *TOOLS["CNNIQA"].weights, TOOLS["TOPIQ_FR"].weights[0]):
+        (tmp_path / weight).parent.mkdir(exist_ok=True)
+        (tmp_path / weight).touch()
+    known = {info.name: info for info in bare.info()}
+    assert (known["LPIPS"].available, known["LPIPS"].reason) == (True, None)
+    assert known["UNIQUE"].reason.startswith("no usable map: the Table 5 row is not monotone")
+    assert known["CNNIQA"].reason == "no map: fit one with scripts/fit_tools.py"
+    assert "hf:timm/resnet50.a1_in1k" in known["TOPIQ_FR"].reason
+    snapshot = tmp_path / "hf" / "models--timm--resnet50.a1_in1k" / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").touch()
+    assert find_info(bare, "TOPIQ_FR").available
+
+
+def find_info(runner: ToolRunner, name: str):
+    return next(info for info in runner.info() if info.name == name)
+
+
+# --- with a stand-in for pyiqa's metric
+
+
+def stand_in(monkeypatch, build):
+    import pyiqa
+
+    monkeypatch.setattr(pyiqa, "create_metric", build)
+
+
+def test_nan_and_failures_name_tool_and_image(tmp_path, photo, monkeypatch):
+    import torch
+
+    stand_in(monkeypatch, lambda *a, **k: lambda *images: torch.tensor([math.nan]))
+    with pytest.raises(ToolError, match="PSNR returned nan for an image of 192×192"):
+        ToolRunner(weights_dir=tmp_path).score("PSNR", photo, photo)
+
+    def broken(*images):
+        raise ZeroDivisionError("no pixels")
+
+    stand_in(monkeypatch, lambda *a, **k: broken)
+    with pytest.raises(ToolError, match="PSNR failed on an image of 192×192: no pixels") as caught:
+        ToolRunner(weights_dir=tmp_path).score("PSNR", photo, photo)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_metrics_see_rgb_in_unit_range_on_the_device_without_gradients(tmp_path, monkeypatch):
+    import torch
+
+    seen = []
+    built = []
+
+    def build(metric, device, **options):
+        built.append((metric, device, options))
+        return lambda *images: seen.append((images, torch.is_inference_mode_enabled())) or torch.tensor(30.0)
+
+    stand_in(monkeypatch, build)
+    runner = ToolRunner(device="cpu", weights_dir=tmp_path)
+    image = Image.new("RGB", (20, 16), (255, 51, 0))
+    runner.score("PSNR", image, image)
+    runner.score("PIQE", image, image)  # a reference at hand is not an NR tool's business
+    assert built == [("psnr", "cpu", {}), ("piqe", "cpu", {})]
+    (both, inference), (alone, _) = seen
+    assert (inference, len(both), len(alone)) == (True, 2, 1)
+    assert (both[0].shape, both[0].dtype) == ((1, 3, 16, 20), torch.float32)
+    assert both[0][0, :, 3, 4].tolist() == pytest.approx([1.0, 0.2, 0.0])
+
+
+def test_random_crops_repeat_and_leave_the_global_state_alone(tmp_path, photo, monkeypatch):
+    stand_in(monkeypatch, lambda *a, **k: lambda *images: np.random.rand())
+    runner = ToolRunner(weights_dir=tmp_path)
+    np.random.seed(7)
+    expected = np.random.RandomState(7).rand()
+    assert runner.measure("PIQE", photo) == runner.measure("PIQE", photo)
+    assert np.random.rand() == expected
+
+
+def test_threads_share_one_construction(tmp_path, photo, monkeypatch):
+    def build(*args, **options):
+        time.sleep(0.05)  # long enough for every thread to arrive
+        return lambda *images: 30.0
+
+    stand_in(monkeypatch, build)
+    runner = ToolRunner(weights_dir=tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        readings = list(pool.map(lambda _: runner.score("PSNR", photo, photo), range(4)))
+    assert {reading.raw for reading in readings} == {30.0}
+    assert runner.constructions == {"PSNR": 1}
+
+
+@pytest.mark.parametrize("loader", ["pyiqa", "torch.hub", "urllib"])
+def test_downloads_are_refused_while_a_metric_is_built(tmp_path, photo, monkeypatch, loader):
+    import torch.hub
+    from pyiqa.utils.download_util import load_file_from_url
+
+    fetch = {
+        "pyiqa": load_file_from_url,
+        "torch.hub": torch.hub.load_state_dict_from_url,
+        "urllib": urllib.request.urlopen,
+    }
+    monkeypatch.setattr(urllib.request, "urlopen", original := lambda url: pytest.fail("reached the network"))
+
+    def build(*args, **options):
+        # `urlopen` is looked up when called, as CLIP's downloader does.
+        (urllib.request.urlopen if loader == "urllib" else fetch[loader])("https://example.invalid/weights.pth")
+
+    stand_in(monkeypatch, build)
+    with pytest.raises(ToolError, match=r"PSNR could not be built on cpu: Refused to download https://example\.invalid/"):
+        ToolRunner(weights_dir=tmp_path).score("PSNR", photo, photo)
+    assert urllib.request.urlopen is original
+
+
+def test_weights_are_taken_from_the_given_folder(tmp_path, photo, monkeypatch):
+    from pyiqa.utils.download_util import load_file_from_url
+
+    (tmp_path / "pyiqa").mkdir()
+    (tmp_path / "pyiqa" / "w.pth").touch()
+    found = []
+
+    def build(*args, **options):
+        found.append(load_file_from_url("https://example.invalid/w.pth"))
+        return lambda *images: 30.0
+
+    stand_in(monkeypatch, build)
+    ToolRunner(weights_dir=tmp_path).score("PSNR", photo, photo)
+    assert found == [str(tmp_path / "pyiqa" / "w.pth")]
