@@ -26,9 +26,9 @@ def parse() -> argparse.Namespace:
     train.add_argument("--work", type=Path, required=True, help="folder for checkpoints and the training curve")
     train.add_argument("--out", type=Path, default=Path("models/embedded"), help="model folder to write (default: %(default)s)")
     train.add_argument("--vision-steps", type=int, default=1000, help="steps of the first phase (default: %(default)s)")
-    train.add_argument("--language-steps", type=int, default=1200, help="steps of the second phase (default: %(default)s)")
+    train.add_argument("--language-steps", type=int, default=1100, help="steps of the second phase (default: %(default)s)")
     train.add_argument("--tokens", type=int, default=1200, help="image tokens a step in the first phase (default: %(default)s)")
-    train.add_argument("--language-tokens", type=int, default=600, help="the same in the second phase (default: %(default)s)")
+    train.add_argument("--language-tokens", type=int, default=1200, help="the same in the second phase (default: %(default)s)")
     train.add_argument("--seed", type=int, default=1, help="seed of initialisation and data (default: %(default)s)")
     train.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     train.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
@@ -42,6 +42,7 @@ def parse() -> argparse.Namespace:
 def train(args: argparse.Namespace) -> None:
     import torch
     from torch import nn
+    from transformers import AutoTokenizer
 
     from agentic_iqa_local.levels import LETTERS
     from agentic_iqa_local.training.data import load_photos, split_photos
@@ -55,7 +56,10 @@ def train(args: argparse.Namespace) -> None:
     training, held_out = split_photos(args.photos)
     logging.info("%d photographs to train on, %d held out", len(training), len(held_out))
     photos = load_photos(training)
-    tokenizer = build_tokenizer(corpus(args.seed), vocab_size=2048)
+    saved = args.work / "tokenizer"  # a resumed run keeps its token ids, whatever has changed in the prompts since
+    if not saved.exists():
+        build_tokenizer(corpus(args.seed), vocab_size=2048).save_pretrained(saved)
+    tokenizer = AutoTokenizer.from_pretrained(saved, local_files_only=True)
     processor = build_processor(tokenizer)
     model = build_model(tokenizer, args.seed).to(args.device)
     heads = VisionHeads(model.config.text_config.hidden_size).to(args.device)

@@ -19,7 +19,7 @@ from agentic_iqa_local.training.vision import Batches, VisionHeads, crop_labels,
 
 SIDES = (5, 6, 7, 7, 7, 8, 8, 9, 10, 12, 16)
 FULL_REFERENCE_SHARE = 0.2
-ROW_TOKENS = 600  # text tokens of a row; a prompt that would exceed it is left out
+ROW_TOKENS = 460  # text tokens of a row; a prompt that would exceed it is left out
 IGNORE = -100
 
 

@@ -194,13 +194,13 @@ def draw_roles(crop: Crop, has_reference: bool, rng: np.random.Generator) -> lis
     """What one picture is asked in one training step; every prompt continues from the same image prefix."""
     samples = []
     for share, draw in (
-        (0.5, lambda: detection(crop, rng)),
-        (0.25, lambda: analysis(crop, rng)),
-        (0.12, lambda: selection(crop, rng)),
-        (0.2, lambda: rating(crop, rng, with_evidence=True, read_only=False)),
-        (0.3, lambda: choice_question(crop, rng)),
+        (0.6, lambda: detection(crop, rng)),
+        (0.16, lambda: analysis(crop, rng)),
+        (0.08, lambda: selection(crop, rng)),
+        (0.12, lambda: rating(crop, rng, with_evidence=True, read_only=False)),
+        (0.2, lambda: choice_question(crop, rng)),
         (0.04, lambda: free_question(rng)),
-        (0.45, lambda: planning(rng, has_reference)),
+        (0.25, lambda: planning(rng, has_reference)),
     ):
         if rng.random() < share:
             samples.append(draw())
