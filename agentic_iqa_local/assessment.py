@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse, read_choices
 from agentic_iqa_local.prompts import DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.services import OpenImages, Services, load_services
@@ -138,7 +137,11 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     if result is None or final.get("error"):
         return changes
     if result.error:
-        return changes | {"final_answer": result.final_answer, "quality_reasoning": result.quality_reasoning, "error": result.error}
+        return changes | {
+            "final_answer": result.final_answer,
+            "quality_reasoning": result.quality_reasoning,
+            "error": result.error,
+        }
     return changes | {
         "final_answer": result.final_answer,
         "quality_reasoning": result.quality_reasoning,
@@ -160,9 +163,13 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         reading = images.score(tool)
         logs.append(
             ToolExecutionLog(
-                tool_name=reading.tool, object_name="Global", distortion="Overall quality", raw_score=reading.raw,
-                normalized_score=reading.normalized, execution_time=reading.seconds,
-            )  # fmt: skip
+                tool_name=reading.tool,
+                object_name="Global",
+                distortion="Overall quality",
+                raw_score=reading.raw,
+                normalized_score=reading.normalized,
+                execution_time=reading.seconds,
+            )
         )
     fusion = read_and_fuse(prompt, [log.normalized_score for log in logs], images)
     return fusion.model_dump() | {"final_answer": fused_letter(fusion), "tools": logs}
@@ -175,7 +182,9 @@ def _record(images: OpenImages) -> dict[str, Any]:
     for box, seen in views:
         size = (box[2] - box[0], box[3] - box[1])
         if size != (seen.width, seen.height):
-            images.warn(f"{client.name}'s processor resized {size[0]}×{size[1]} pixels to {seen.width}×{seen.height}: distortions may look milder")
+            images.warn(
+                f"{client.name}'s processor resized {size[0]}×{size[1]} pixels to {seen.width}×{seen.height}: distortions may look milder"
+            )
     return {
         "tokens": Tokens(prefilled=usage.prefilled, reused=usage.reused, decoded=usage.decoded),
         "seen": Seen(

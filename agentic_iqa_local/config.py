@@ -43,12 +43,23 @@ class ModelSettings(Section):
     """How one model folder is loaded."""
 
     path: str | None = Field(None, description="Folder; default: the backend's name below the models folder.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: bfloat16 on a GPU that has it, float16 on older ones, float32 on a CPU.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto: bfloat16 on a GPU that has it, float16 on older ones, float32 on a CPU."
+    )
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    quantization: Literal["none", "8bit", "4bit"] = Field("none", description="bitsandbytes; 4bit is nf4 with double quantisation.")
-    device_map: Literal["none", "auto"] = Field("none", description="auto: accelerate spreads the model over all visible devices.")
-    boxes: Literal["none", "pixels", "thousandths"] = Field("none", description="How the model gives boxes of objects: pixels of what it saw (Qwen2.5-VL), thousandths of a side (Qwen3-VL), or not at all.")
-    prompt_layout: PromptLayout = Field("images_first", description="system_first is the paper's order; its roles share no image cache.")
+    quantization: Literal["none", "8bit", "4bit"] = Field(
+        "none", description="bitsandbytes; 4bit is nf4 with double quantisation."
+    )
+    device_map: Literal["none", "auto"] = Field(
+        "none", description="auto: accelerate spreads the model over all visible devices."
+    )
+    boxes: Literal["none", "pixels", "thousandths"] = Field(
+        "none",
+        description="How the model gives boxes of objects: pixels of what it saw (Qwen2.5-VL), thousandths of a side (Qwen3-VL), or not at all.",
+    )
+    prompt_layout: PromptLayout = Field(
+        "images_first", description="system_first is the paper's order; its roles share no image cache."
+    )
     share_prefix: bool = Field(True, description="false computes the images again in every call, to measure what sharing saves.")
     min_pixels: int | None = Field(None, ge=1, description="Default: the processor's own.")
     max_pixels: int | None = Field(None, ge=1, description="Largest picture seen in one piece; default: the processor's own.")
@@ -71,7 +82,9 @@ class FusionSettings(Section):
     classification_confidence: float = Field(0.8, gt=0.2, le=1, description="p_c of the generated letter; the rest is shared.")
     on_missing_logits: Literal["error", "classification"] = "error"
     off_letter_warning: float = Field(0.5, ge=0, le=1, description="Warn when this much probability lies off the letters.")
-    vote: Literal["runs", "entries"] = Field("runs", description="q̄ over distinct (tool, region) runs, or over every listed entry.")
+    vote: Literal["runs", "entries"] = Field(
+        "runs", description="q̄ over distinct (tool, region) runs, or over every listed entry."
+    )
 
 
 class ToolSettings(Section):
@@ -92,13 +105,17 @@ class Settings(Section):
     images: ImageSettings = ImageSettings()
     fusion: FusionSettings = FusionSettings()
     tools: ToolSettings = ToolSettings()
-    max_replan_iterations: int = Field(DEFAULT_MAX_REPLAN_ITERATIONS, ge=0, description="n allows n − 1 replans; 0 and 1 allow none.")
+    max_replan_iterations: int = Field(
+        DEFAULT_MAX_REPLAN_ITERATIONS, ge=0, description="n allows n − 1 replans; 0 and 1 allow none."
+    )
 
     @model_validator(mode="after")
     def _every_model_setting_is_used(self) -> "Settings":
         named = {self.role(r).backend.partition(".")[2] for r in ("planner", "executor", "summarizer")}
         if unused := set(self.models) - named:
-            raise ValueError(f"models: {', '.join(sorted(unused))} not named by any section's backend ({', '.join(sorted(named))})")
+            raise ValueError(
+                f"models: {', '.join(sorted(unused))} not named by any section's backend ({', '.join(sorted(named))})"
+            )
         return self
 
     def role(self, name: str) -> RoleSettings:

@@ -14,7 +14,7 @@ class DeviceError(RuntimeError):
 
 
 def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
-    """"cuda:N" or "cpu"; with neither argument, "cuda:0" where torch sees a GPU, else "cpu".
+    """ "cuda:N" or "cpu"; with neither argument, "cuda:0" where torch sees a GPU, else "cpu".
 
     `gpu` is an index among the visible GPUs, a UUID ("GPU-" may be left out, and its beginning is enough if only one visible GPU
     has it; digits alone are an index), or the full name of a MIG device. Raises `DeviceError` for anything else or not visible.
@@ -68,8 +68,10 @@ def _choose_mig(name: str) -> str:
     visible = os.environ.get(_VISIBLE)
     # CUDA stops reading the list at the first entry that is none, and an index does not say which MIG devices it stands for.
     if visible is not None and name not in takewhile(lambda entry: entry.startswith("MIG-"), visible.split(",")):
-        raise DeviceError(f"--gpu {name}: expected a device that {_VISIBLE} lists, but that is {visible!r}; "
-                          f"start again with {_VISIBLE}={name} if it is yours to use.")
+        raise DeviceError(
+            f"--gpu {name}: expected a device that {_VISIBLE} lists, but that is {visible!r}; "
+            f"start again with {_VISIBLE}={name} if it is yours to use."
+        )
     if visible != name and torch.cuda.is_initialized():
         raise DeviceError(f"--gpu {name}: expected CUDA not to be in use yet, but it is; start again with {_VISIBLE}={name}.")
     os.environ[_VISIBLE] = name
@@ -95,5 +97,7 @@ def _not_found(name: str, expected: str) -> DeviceError:
     remedy = "--cpu" if count == 0 else "--gpu 0 or --cpu" if count == 1 else f"--gpu 0 to --gpu {count - 1}, or --cpu"
     visible = os.environ.get(_VISIBLE)
     setting = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE}={visible}"
-    return DeviceError(f"--gpu {name}: expected {expected}, but the visible GPUs are: {listed} ({setting}; "
-                       f"torch {torch.__version__} built {build}{reason}); use {remedy}.")
+    return DeviceError(
+        f"--gpu {name}: expected {expected}, but the visible GPUs are: {listed} ({setting}; "
+        f"torch {torch.__version__} built {build}{reason}); use {remedy}."
+    )

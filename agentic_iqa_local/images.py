@@ -24,8 +24,21 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "JPEG2000", "GIF", "PPM", "AVIF
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".jp2", ".gif", ".ppm", ".avif"})
 
 # Pillow modes that become RGB by a plain conversion, and what to call them; "I" only where it holds 16 bits.
-_PLAIN_MODES = {"RGB": "RGB", "RGBA": "RGB", "RGBX": "RGB", "1": "1-bit", "L": "greyscale", "LA": "greyscale", "P": "palette",
-                "PA": "palette", "YCbCr": "YCbCr", "CMYK": "CMYK", "I;16": "greyscale", "I;16B": "greyscale", "I": "greyscale"}
+_PLAIN_MODES = {
+    "RGB": "RGB",
+    "RGBA": "RGB",
+    "RGBX": "RGB",
+    "1": "1-bit",
+    "L": "greyscale",
+    "LA": "greyscale",
+    "P": "palette",
+    "PA": "palette",
+    "YCbCr": "YCbCr",
+    "CMYK": "CMYK",
+    "I;16": "greyscale",
+    "I;16B": "greyscale",
+    "I": "greyscale",
+}
 _ORIENTATION, _BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 274, 258, 262, 0  # EXIF and TIFF tags
 
 _JPEG_BLOCK = 8
@@ -66,11 +79,15 @@ def load_image(path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, m
             image = Image.open(BytesIO(data), formats=FORMATS)
             frames = getattr(image, "n_frames", 1)  # a TIFF walks its directories here
         except UnidentifiedImageError:
-            raise ImageError(f"{path}: expected a {', '.join(FORMATS)} image, but the content is none of these or its "
-                             f"header is damaged; convert it to PNG or get an intact copy.") from None
+            raise ImageError(
+                f"{path}: expected a {', '.join(FORMATS)} image, but the content is none of these or its "
+                f"header is damaged; convert it to PNG or get an intact copy."
+            ) from None
         except Image.DecompressionBombError as error:
-            raise ImageError(f"{path}: expected at most {max_pixels} pixels, but its header claims far more "
-                             f"({str(error).rstrip('.')}); crop it first.") from error
+            raise ImageError(
+                f"{path}: expected at most {max_pixels} pixels, but its header claims far more "
+                f"({str(error).rstrip('.')}); crop it first."
+            ) from error
         except Exception as error:  # plugins raise nearly any type on damaged data
             raise _damaged(path, error) from error
         _check_header(path, image, frames, max_pixels, min_side)
@@ -96,9 +113,11 @@ def load_pair(
     """
     image, reference = load_image(path, **limits), load_image(reference_path, **limits)
     if image.pixels.size != reference.pixels.size:
-        raise ImageError(f"{image.path}: expected a reference of the same size, {image.width}x{image.height}, but "
-                         f"{reference.path} is {reference.width}x{reference.height}; use the reference that this picture was "
-                         f"made from, cropped alike, or assess it without a reference.")
+        raise ImageError(
+            f"{image.path}: expected a reference of the same size, {image.width}x{image.height}, but "
+            f"{reference.path} is {reference.width}x{reference.height}; use the reference that this picture was "
+            f"made from, cropped alike, or assess it without a reference."
+        )
     return image, reference
 
 
@@ -112,8 +131,9 @@ def _read(path: str) -> bytes:
     except FileNotFoundError:
         raise ImageError(f"{path}: expected an image file, but there is no such file; check the path.") from None
     except OSError as error:
-        raise ImageError(f"{path}: expected a readable image file, but reading failed ({error.strerror}); "
-                         f"check its permissions and its disk.") from error
+        raise ImageError(
+            f"{path}: expected a readable image file, but reading failed ({error.strerror}); check its permissions and its disk."
+        ) from error
     if not data:
         raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
     return data
@@ -140,14 +160,19 @@ def _damaged(path: str, error: Exception) -> ImageError:
 def _check_header(path: str, image: Image.Image, frames: int, max_pixels: int, min_side: int) -> None:
     width, height = image.size
     if width * height > max_pixels:
-        raise ImageError(f"{path}: expected at most {max_pixels} pixels, but its header claims {width}x{height} = "
-                         f"{width * height}; crop it, or raise max_pixels.")
+        raise ImageError(
+            f"{path}: expected at most {max_pixels} pixels, but its header claims {width}x{height} = "
+            f"{width * height}; crop it, or raise max_pixels."
+        )
     if min(width, height) < min_side:
-        raise ImageError(f"{path}: expected at least {min_side} pixels on each side, but it is {width}x{height}; "
-                         f"use the original instead of a thumbnail.")
+        raise ImageError(
+            f"{path}: expected at least {min_side} pixels on each side, but it is {width}x{height}; "
+            f"use the original instead of a thumbnail."
+        )
     if frames > 1 and image.format != "MPO":  # a camera's JPEG whose first picture is the photograph, with a preview behind it
-        raise ImageError(f"{path}: expected a single picture, but this {image.format} holds {frames} frames or pages; "
-                         f"extract one frame first.")
+        raise ImageError(
+            f"{path}: expected a single picture, but this {image.format} holds {frames} frames or pages; extract one frame first."
+        )
 
 
 def _orientation(image: Image.Image) -> tuple[int, list[str]]:
@@ -174,13 +199,17 @@ def _to_rgb8(path: str, image: Image.Image, stored: Image.Image, bits: int) -> t
     """`image` as plain 8-bit RGB, and a sentence for each conversion; `stored` is `image` as opened, with `bits` a sample."""
     mode, profile, notes = image.mode, image.info.get("icc_profile"), []
     if mode not in _PLAIN_MODES or (mode == "I" and stored.format != "PPM"):  # Pillow opens a 16-bit PGM as "I"
-        raise ImageError(f"{path}: expected 8-bit or 16-bit grey, RGB or CMYK samples, but this {stored.format} has "
-                         f"{bits}-bit samples (Pillow mode {mode}) without a fixed black and white; save it as RGB first.")
+        raise ImageError(
+            f"{path}: expected 8-bit or 16-bit grey, RGB or CMYK samples, but this {stored.format} has "
+            f"{bits}-bit samples (Pillow mode {mode}) without a fixed black and white; save it as RGB first."
+        )
     if image.has_transparency_data:
         # Beside 16-bit samples a transparent colour (tRNS) cannot be compared exactly with what Pillow has decoded.
         if (bits > 8 and mode[-1] != "A") or image.convert("RGBA").getchannel("A").getextrema()[0] < 255:
-            raise ImageError(f"{path}: expected opaque pixels, but some are transparent, so the look depends on the background; "
-                             f"composite it onto the background it is meant for first.")
+            raise ImageError(
+                f"{path}: expected opaque pixels, but some are transparent, so the look depends on the background; "
+                f"composite it onto the background it is meant for first."
+            )
         image = image.convert("RGBA")
         notes.append("The transparency data was dropped: every pixel is opaque.")
     if bits > 8:
@@ -208,11 +237,17 @@ def _cmyk_to_rgb(image: Image.Image, profile: bytes | None) -> tuple[Image.Image
         return image.convert("RGB"), "The CMYK pixels were converted to RGB without colour management: they carry no ICC profile."
     try:
         converted = ImageCms.profileToProfile(
-            image, ImageCms.ImageCmsProfile(BytesIO(profile)), ImageCms.createProfile("sRGB"), outputMode="RGB",
-            renderingIntent=ImageCms.Intent.RELATIVE_COLORIMETRIC, flags=ImageCms.Flags.BLACKPOINTCOMPENSATION)
+            image,
+            ImageCms.ImageCmsProfile(BytesIO(profile)),
+            ImageCms.createProfile("sRGB"),
+            outputMode="RGB",
+            renderingIntent=ImageCms.Intent.RELATIVE_COLORIMETRIC,
+            flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        )
     except (ImageCms.PyCMSError, OSError) as error:
-        return image.convert("RGB"), (f"The CMYK pixels were converted to RGB without colour management: their ICC profile "
-                                      f"cannot be used ({error}).")
+        return image.convert("RGB"), (
+            f"The CMYK pixels were converted to RGB without colour management: their ICC profile cannot be used ({error})."
+        )
     return converted, f"The CMYK pixels were converted to sRGB through the embedded ICC profile ({_profile_name(profile)})."
 
 
@@ -249,8 +284,10 @@ def native_views(width: int, height: int, *, factor: int, min_pixels: int, max_p
     deterministic. Raises ValueError for a size or a limit that allows no view.
     """
     if min(width, height, factor) < 1 or not 1 <= max_views <= 5 or max_pixels < factor**2 <= min(width, height) ** 2:
-        raise ValueError(f"native_views: expected positive sides, max_pixels of at least factor² and max_views from 1 to 5, "
-                         f"got {width}x{height}, {factor=}, {max_pixels=}, {max_views=}; correct the limits.")
+        raise ValueError(
+            f"native_views: expected positive sides, max_pixels of at least factor² and max_views from 1 to 5, "
+            f"got {width}x{height}, {factor=}, {max_pixels=}, {max_views=}; correct the limits."
+        )
     whole = width - width % factor, height - height % factor
     if math.prod(whole) < min_pixels or 0 in whole:
         whole = size = _side_rounded_up(width, factor), _side_rounded_up(height, factor)
@@ -306,8 +343,10 @@ def expand_inputs(items: Sequence[str]) -> list[Path]:
             continue
         matches = [file for file in found if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()]
         if not matches:
-            raise ImageError(f"{item}: expected a folder or a pattern with image files ({' '.join(sorted(SUFFIXES))}), "
-                             f"but found none; check the path.")
+            raise ImageError(
+                f"{item}: expected a folder or a pattern with image files ({' '.join(sorted(SUFFIXES))}), "
+                f"but found none; check the path."
+            )
         files += sorted(matches, key=_natural)
     unique: dict[str, Path] = {}
     for file in files:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentic_iqa_local.levels import DISTORTION_TYPES, LEVEL_WORDS, LETTERS, LETTER_TO_LEVEL, OVERALL
+from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
 
 PromptLayout = Literal["images_first", "system_first"]
@@ -156,7 +156,9 @@ def planner_prompt(
 
 def detection_prompt(query: str, objects: Sequence[str]) -> Prompt:
     """Asks which distortions each object has."""
-    return Prompt(DETECTION_TEMPLATE, "\n".join([*_query(query, None), f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"]))
+    return Prompt(
+        DETECTION_TEMPLATE, "\n".join([*_query(query, None), f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"])
+    )
 
 
 def analysis_prompt(query: str, distortions: dict[str, list[str]]) -> Prompt:

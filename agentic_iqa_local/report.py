@@ -38,7 +38,11 @@ def account(row: Assessment) -> str:
     if row.plan:
         scope = ", ".join(row.plan.objects)
         on = [name for name, flag in row.plan.plan.model_dump().items() if flag] or ["nothing"]
-        lines += ["", "Plan", f"  {row.plan.query_type}, scope {scope}, {row.plan.reference_mode}, {row.plan.distortion_source.lower()} distortions"]
+        lines += [
+            "",
+            "Plan",
+            f"  {row.plan.query_type}, scope {scope}, {row.plan.reference_mode}, {row.plan.distortion_source.lower()} distortions",
+        ]
         lines += _wrapped(f"runs {', '.join(on)}; tool named: {row.plan.required_tool or 'none'}")
         lines += _wrapped(f"corrected by rule: {'; '.join(row.plan_corrections)}") if row.plan_corrections else []
         lines += [line for reason in row.replan_history for line in _wrapped(f"replanned: {reason}")]
@@ -69,7 +73,9 @@ def account(row: Assessment) -> str:
         if row.q_bar is None:
             lines.append(f"  no tool scores, so q is the model's expectation: {row.q:.3f}")
         else:
-            lines.append(f"  tools' mean q̄ {row.q_bar:.3f}, letters → q {row.q:.3f}; dq/dq̄ {row.dq_dqbar:.2f} (how much the tools counted)")
+            lines.append(
+                f"  tools' mean q̄ {row.q_bar:.3f}, letters → q {row.q:.3f}; dq/dq̄ {row.dq_dqbar:.2f} (how much the tools counted)"
+            )
         lines.append(f"  model's own letter {row.vlm_letter or 'not read'}, fused level {row.final_answer}")
     if row.quality_reasoning:
         lines += ["", "Why", *_wrapped(row.quality_reasoning)]
@@ -103,7 +109,10 @@ def tool_table(tools: Sequence[ToolInfo]) -> str:
     for tool in tools:
         reach = f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no map"
         state = "available" if tool.available else f"unavailable: {tool.reason}"
-        lines += [f"{tool.name:<14}{tool.reference:<4}{reach:<12}{state}", *_wrapped(f"{tool.description}. Map: {tool.source or 'none'}")]
+        lines += [
+            f"{tool.name:<14}{tool.reference:<4}{reach:<12}{state}",
+            *_wrapped(f"{tool.description}. Map: {tool.source or 'none'}"),
+        ]
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ The paper prints (4) without its denominator; without it q cannot reach the pape
 1..5. `ScoreFusion(normalize=False)` keeps the literal sum for studies. Numpy and the standard library only.
 """
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -92,7 +93,9 @@ class ScoreFusion:
                 raise ValueError(f"logits mode: expected log-probabilities for each letter, got {vlm_output!r}")
             by_level = {self._level(key): float(value) for key, value in vlm_output.items()}
             if set(by_level) != set(self.quality_levels) or len(by_level) != len(vlm_output):
-                raise ValueError(f"logits mode: expected one value for each of the levels {self.quality_levels}, got {vlm_output}")
+                raise ValueError(
+                    f"logits mode: expected one value for each of the levels {self.quality_levels}, got {vlm_output}"
+                )
             values = _checked_logprobs([by_level[c] for c in self.quality_levels])
             return self._as_dict(_softmax(values / self.temperature))
         raise ValueError(f"mode: expected logits, classification or uniform, got {mode!r}")
@@ -126,7 +129,7 @@ class ScoreFusion:
             raise ValueError(f"score: expected {low} to {high}, got {score}")
         ordered = sorted(self.quality_levels)
         if thresholds is None:
-            thresholds = [(a + b) / 2 for a, b in zip(ordered, ordered[1:], strict=False)]
+            thresholds = [(a + b) / 2 for a, b in itertools.pairwise(ordered)]
         if len(thresholds) != len(ordered) - 1 or list(thresholds) != sorted(thresholds):
             raise ValueError(f"thresholds: expected {len(ordered) - 1} rising numbers, got {list(thresholds)}")
         return LEVEL_TO_LETTER[ordered[sum(score >= t for t in thresholds)]]

@@ -73,15 +73,13 @@ class PlannerOutput(BaseModel):
                     },
                 },
             ]
-        }
+        },
     }
 
     query_type: Literal["IQA", "Other"] = Field(
         description="IQA for technical quality or degradation; Other for content, aesthetics or emotion."
     )
-    query_scope: list[NonBlank] | Literal["Global"] = Field(
-        description="Objects or regions that the query names, else Global."
-    )
+    query_scope: list[NonBlank] | Literal["Global"] = Field(description="Objects or regions that the query names, else Global.")
     distortion_source: Literal["Explicit", "Inferred"] = Field(
         description="Explicit when the query names distortions, else Inferred."
     )
@@ -194,7 +192,9 @@ class FusionResult(BaseModel):
     """
 
     mode: Literal["logits", "classification", "uniform"]
-    vlm_letter: str | None = Field(description="The model's own most probable letter, before the tools count; None in uniform mode.")
+    vlm_letter: str | None = Field(
+        description="The model's own most probable letter, before the tools count; None in uniform mode."
+    )
     p_c: dict[str, float] = Field(description="Probability of each letter, renormalised over the letters; sums to 1.")
     off_letter_mass: float | None = Field(description="Probability outside the letters; None where no logits were read.")
     alpha: dict[int, float] | None = Field(None, description="Weight of each level 1..5 from the tools' mean; sums to 1.")

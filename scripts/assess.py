@@ -33,18 +33,41 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     what.add_argument("--choices", nargs="+", metavar="ANSWER", help="2 to 10 answers: a multiple-choice question")
     where = parser.add_argument_group("where and with what")
     device = where.add_mutually_exclusive_group()
-    device.add_argument("--gpu", metavar="N", help="GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there is one)")
+    device.add_argument(
+        "--gpu",
+        metavar="N",
+        help="GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there is one)",
+    )
     device.add_argument("--cpu", action="store_true", help="run on the CPU")
     where.add_argument("--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)")
     where.add_argument("--model", metavar="NAME", help="a model below models/, or a folder; overrides the configuration's")
     how = parser.add_argument_group("how")
-    how.add_argument("--pipeline", choices=("agent", "letters"), default="agent", help="agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for volume (default: agent)")
-    how.add_argument("--mode", choices=("logits", "classification", "uniform"), help="where p_c comes from (default: the configuration's, logits)")
-    how.add_argument("--max-replan-iterations", type=int, metavar="N", help="N allows N - 1 replans: 0 and 1 none, the default 2 one")
+    how.add_argument(
+        "--pipeline",
+        choices=("agent", "letters"),
+        default="agent",
+        help="agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for volume (default: agent)",
+    )
+    how.add_argument(
+        "--mode",
+        choices=("logits", "classification", "uniform"),
+        help="where p_c comes from (default: the configuration's, logits)",
+    )
+    how.add_argument(
+        "--max-replan-iterations", type=int, metavar="N", help="N allows N - 1 replans: 0 and 1 none, the default 2 one"
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="write JSON lines to FILE; - is stdout")
-    output.add_argument("--explain", action="store_true", help="a readable account: plan, evidence, probabilities, tools, q and why (on stderr when stdout carries JSON)")
-    output.add_argument("--list-tools", action="store_true", help="list every IQA tool, whether it is available here and what its map can reach, then exit")
+    output.add_argument(
+        "--explain",
+        action="store_true",
+        help="a readable account: plan, evidence, probabilities, tools, q and why (on stderr when stdout carries JSON)",
+    )
+    output.add_argument(
+        "--list-tools",
+        action="store_true",
+        help="list every IQA tool, whether it is available here and what its map can reach, then exit",
+    )
     output.add_argument("-v", "--verbose", action="count", default=0, help="log what happens (-vv: prompts and model output too)")
     args = parser.parse_args(argv)
     if not args.image and not args.list_tools:
@@ -114,7 +137,7 @@ def run(args: argparse.Namespace, settings, paths: list[Path], device: str, resu
 
     transformers_logging.disable_progress_bar()
     services.client("summarizer")
-    json_on_stdout = args.json == "-" or (args.json is None and not results.isatty())
+    json_on_stdout = args.json == "-" or not results.isatty()
     text_to = sys.stderr if json_on_stdout else results
     file = open(args.json, "w", encoding="utf-8") if args.json not in (None, "-") else None  # noqa: SIM115
     failures = 0

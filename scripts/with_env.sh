@@ -12,7 +12,7 @@ want=$(cat "$root/pyproject.toml" "$root/constraints.txt" | sha256sum)
 if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$want" ]; then
     echo "Making $venv (once, a few minutes, about 7 GB) ..." >&2
     "${PYTHON:-python3}" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
         --constraint "$root/constraints.txt" --editable "$root[test]" >&2
     echo "$want" >"$stamp"
 fi

@@ -448,3 +448,21 @@ def test_weights_are_taken_from_the_given_folder(tmp_path, photo, monkeypatch):
     stand_in(monkeypatch, build)
     ToolRunner(weights_dir=tmp_path).score("PSNR", photo, photo)
     assert found == [str(tmp_path / "pyiqa" / "w.pth")]
+
+
+def test_importing_pyiqa_leaves_transformers_llama_as_it_was():
+    """pyiqa replaces parts of it for Q-Align; LLaVA's language model is a Llama in the same process."""
+    code = """
+from transformers.models.llama import configuration_llama, modeling_llama
+parts = lambda: (configuration_llama.LlamaConfig, modeling_llama.LlamaAttention, modeling_llama.LlamaDecoderLayer,
+                 modeling_llama.LlamaModel.forward, modeling_llama.LlamaForCausalLM.forward, sorted(vars(modeling_llama)))
+before = parts()
+from PIL import Image
+from agentic_iqa_local.iqa_tools import ToolRunner
+ToolRunner().measure("PSNR", Image.new("RGB", (64, 64)), Image.new("RGB", (64, 64), "red"))
+import sys
+assert "pyiqa.archs.q_align.modeling_llama2" in sys.modules
+assert parts() == before
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]

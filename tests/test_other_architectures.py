@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from conftest import EMBEDDED
 from PIL import Image
 
 from agentic_iqa_local.config import ModelSettings
@@ -11,7 +12,6 @@ from agentic_iqa_local.nodes.replies import detection_reply, summary_reply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, chat_messages, detection_prompt, summarizer_prompt
 from agentic_iqa_local.training.embedded import CHAT_TEMPLATE
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
-from conftest import EMBEDDED
 
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 TEXT = dict(
@@ -32,8 +32,12 @@ def make_sensitive(model):
 def build(family, folder):
     tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED, local_files_only=True)
     token = tokenizer.convert_tokens_to_ids
-    ids = dict(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
-    vision = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=112, patch_size=14)
+    ids = dict(
+        vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None
+    )
+    vision = dict(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=112, patch_size=14
+    )
     if family == "qwen3_vl":
         config = transformers.Qwen3VLConfig(
             text_config=dict(
@@ -49,11 +53,18 @@ def build(family, folder):
         model = transformers.Qwen3VLForConditionalGeneration(config)
         images = transformers.Qwen2VLImageProcessor(patch_size=16, size={"shortest_edge": 64 * 64, "longest_edge": 256 * 256})
         processor = transformers.Qwen3VLProcessor(
-            image_processor=images, tokenizer=tokenizer, video_processor=transformers.Qwen3VLVideoProcessor(), chat_template=CHAT_TEMPLATE
+            image_processor=images,
+            tokenizer=tokenizer,
+            video_processor=transformers.Qwen3VLVideoProcessor(),
+            chat_template=CHAT_TEMPLATE,
         )
     else:
         siglip = family == "llava_siglip"
-        tower = transformers.SiglipVisionConfig(**vision, vision_use_head=False) if siglip else transformers.CLIPVisionConfig(**vision, projection_dim=32)
+        tower = (
+            transformers.SiglipVisionConfig(**vision, vision_use_head=False)
+            if siglip
+            else transformers.CLIPVisionConfig(**vision, projection_dim=32)
+        )
         strategy = "full" if siglip else "default"
         config = transformers.LlavaConfig(
             vision_config=tower, text_config=transformers.LlamaConfig(**TEXT, **ids), image_token_index=token("<|image_pad|>"),
@@ -86,10 +97,14 @@ def test_shared_prefix_letters_equal_a_plain_full_forward_pass(family_client, ph
     client = family_client
     images: list[Image.Image] = [photo.crop((0, 0, 192, 160)), photo.crop((200, 100, 392, 260))][:count]
     session = client.open(images)
-    detection_reply(["Global"]).model_validate_json(session.generate(detection_prompt(DEFAULT_QUERY, ["Global"]), detection_reply(["Global"])))
+    detection_reply(["Global"]).model_validate_json(
+        session.generate(detection_prompt(DEFAULT_QUERY, ["Global"]), detection_reply(["Global"]))
+    )
     read = session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     assert session.usage.reused >= session.seen[0].tokens * count
-    text = client.processor.apply_chat_template(chat_messages(SCORING, count, "images_first"), add_generation_prompt=True, tokenize=False)
+    text = client.processor.apply_chat_template(
+        chat_messages(SCORING, count, "images_first"), add_generation_prompt=True, tokenize=False
+    )
     batch = client.processor(text=[text + ANSWER_PREFIX], images=images, return_tensors="pt")
     if hasattr(client.model.model, "rope_deltas"):
         client.model.model.rope_deltas = None

@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from conftest import EMBEDDED
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -24,7 +25,6 @@ from agentic_iqa_local.prompts import (
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.letters import resolve_letters
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
-from conftest import EMBEDDED
 
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 # float32 rounds at 2^-24 = 6e-8 of a value; sums over a few hundred terms in another order differ by some 1e-6, and logits

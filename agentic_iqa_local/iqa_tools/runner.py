@@ -7,6 +7,7 @@ downloader in its reach raises. Knows nothing of VLMs, prompts or graphs.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import math
 import os
@@ -74,9 +75,62 @@ def _import_pyiqa() -> Any:
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     if "huggingface_hub" in sys.modules:  # too late for the environment: the flag was read at its import
         sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
-    with contextlib.redirect_stdout(sys.stderr):
-        import pyiqa
-    return pyiqa
+    if "pyiqa" not in sys.modules:
+        before = _llama_attributes()
+        with contextlib.redirect_stdout(sys.stderr):
+            import pyiqa  # noqa: F401
+        _QALIGN_LLAMA.update(_llama_attributes())
+        _set_attributes(before)
+    return sys.modules["pyiqa"]
+
+
+# Importing pyiqa replaces parts of transformers' Llama for Q-Align, which breaks every other Llama in the process, the one
+# inside LLaVA among them. The replacement is undone at once, and put back only while Q-Align itself is built or runs.
+_LLAMA_PARTS = (
+    ("configuration_llama", "LlamaConfig"),
+    ("modeling_llama", "LlamaAttention"),
+    ("modeling_llama", "LlamaFlashAttention2"),
+    ("modeling_llama", "LlamaSdpaAttention"),
+    ("modeling_llama", "LlamaDecoderLayer"),
+    ("modeling_llama", "LlamaModel.forward"),
+    ("modeling_llama", "LlamaForCausalLM.forward"),
+)
+_QALIGN_LLAMA: dict[tuple[str, str], Any] = {}
+
+
+def _llama_owner(module: str, path: str) -> tuple[Any, str]:
+    owner = importlib.import_module(f"transformers.models.llama.{module}")
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return owner, name
+
+
+def _llama_attributes() -> dict[tuple[str, str], Any]:
+    return {part: vars(owner).get(name) for part in _LLAMA_PARTS for owner, name in [_llama_owner(*part)]}
+
+
+def _set_attributes(values: dict[tuple[str, str], Any]) -> None:
+    for part, value in values.items():
+        owner, name = _llama_owner(*part)
+        if value is not None:
+            setattr(owner, name, value)
+        elif name in vars(owner):  # transformers itself has no such part
+            delattr(owner, name)
+
+
+@contextlib.contextmanager
+def _llama_for(spec: ToolSpec) -> Iterator[None]:
+    """Q-Align's Llama while Q-Align is at work; nothing for any other tool."""
+    if spec.metric != "qalign":
+        yield
+        return
+    before = _llama_attributes()
+    _set_attributes(_QALIGN_LLAMA)
+    try:
+        yield
+    finally:
+        _set_attributes(before)
 
 
 @contextlib.contextmanager
@@ -226,7 +280,7 @@ class ToolRunner:
             options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
             try:
                 pyiqa = _import_pyiqa()
-                with _offline(self.weights_dir):
+                with _offline(self.weights_dir), _llama_for(spec):
                     self._metrics[spec.name] = pyiqa.create_metric(spec.metric, device=self.device, **options)
             except Exception as error:
                 raise ToolError(f"{spec.name} could not be built on {self.device}: {error}") from error
@@ -240,7 +294,7 @@ class ToolRunner:
         state = np.random.get_state()
         np.random.seed(PATCH_SEED)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), _llama_for(spec):
                 return float(metric(*(self._tensor(x) for x in (image, reference) if x is not None)))
         except Exception as error:
             raise ToolError(f"{spec.name} failed on an image of {image.width}×{image.height}: {error}") from error

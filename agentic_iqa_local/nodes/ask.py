@@ -42,7 +42,9 @@ def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSett
         try:
             return schema.model_validate_json(text)
         except ValidationError as error:
-            record = PlannerError.from_exception(error, retry_count=attempt, backend=role.backend, output=text[:LOGGED_CHARACTERS])
+            record = PlannerError.from_exception(
+                error, retry_count=attempt, backend=role.backend, output=text[:LOGGED_CHARACTERS]
+            )
             attempts.append(record)
             logger.warning("Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, record.model_dump_json())
     logger.error("No valid %s after %d attempts. Full VLM output: %s", schema.__name__, TRIES, text)

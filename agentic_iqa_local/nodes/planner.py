@@ -20,7 +20,9 @@ from agentic_iqa_local.vlm_client import VLMError
 logger = logging.getLogger(__name__)
 
 
-def derive_flags(query_type: str, query_scope: list[str] | str, distortion_source: str, required_tool: str | None) -> PlanControlFlags:
+def derive_flags(
+    query_type: str, query_scope: list[str] | str, distortion_source: str, required_tool: str | None
+) -> PlanControlFlags:
     """The executor's switches by the paper's rules.
 
     Other: everything off. IQA: analysis on, detection when the distortions are to be inferred; tools are selected when the
@@ -61,7 +63,9 @@ def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replannin
     changes["plan"] = flags
     corrected = plan.model_copy(update=changes)
     return corrected, [
-        f"{name}: {_short(getattr(plan, name))} → {_short(value)}" for name, value in changes.items() if getattr(plan, name) != value
+        f"{name}: {_short(getattr(plan, name))} → {_short(value)}"
+        for name, value in changes.items()
+        if getattr(plan, name) != value
     ]
 
 

@@ -38,7 +38,9 @@ class PlannerReply(BaseModel):
     query_type: Literal["IQA", "Other"]
     query_scope: Annotated[list[Name], Field(min_length=1, max_length=4)] | Literal["Global"]
     distortion_source: Literal["Explicit", "Inferred"]
-    distortions: Annotated[dict[str, Annotated[list[DistortionType], Field(min_length=1, max_length=3)]], Field(max_length=4)] | None
+    distortions: (
+        Annotated[dict[str, Annotated[list[DistortionType], Field(min_length=1, max_length=3)]], Field(max_length=4)] | None
+    )
     reference_mode: Literal["Full-Reference", "No-Reference"]
     required_tool: Name | None
     plan: FlagsReply
@@ -67,7 +69,11 @@ def analysis_reply(distortions: dict[str, Sequence[str]]) -> type[BaseModel]:
 
     def item(distortion: str) -> type[BaseModel]:
         return create_model(
-            "Analysis", __config__=STRICT, type=(Literal[distortion], ...), severity=(Severity, ...), explanation=(Explanation, ...)
+            "Analysis",
+            __config__=STRICT,
+            type=(Literal[distortion], ...),
+            severity=(Severity, ...),
+            explanation=(Explanation, ...),
         )
 
     return _keyed("AnalysisReply", {name: tuple[tuple(item(t) for t in types)] for name, types in distortions.items() if types})
@@ -85,7 +91,7 @@ def selection_reply(distortions: dict[str, Sequence[str]], tools: Sequence[str])
 def location_reply(objects: Sequence[str]) -> type[BaseModel]:
     """{object: [left, top, right, bottom] or null}."""
     box = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
-    return _keyed("LocationReply", {name: box | None for name in objects})
+    return _keyed("LocationReply", dict.fromkeys(objects, box | None))
 
 
 def summary_reply(letters: Sequence[str] | None) -> type[BaseModel]:

@@ -108,9 +108,9 @@ def summarize(
     return SummarizerOutput(
         final_answer=reply.final_answer,
         quality_reasoning=" ".join([reply.quality_reasoning, *_notes(evidence, scores, fusion)]),
-        used_evidence=None if evidence is None or evidence.is_empty else evidence.model_dump(
-            include={"distortion_analysis", "quality_scores"}, mode="json"
-        ),
+        used_evidence=None
+        if evidence is None or evidence.is_empty
+        else evidence.model_dump(include={"distortion_analysis", "quality_scores"}, mode="json"),
         fusion=fusion,
     )
 

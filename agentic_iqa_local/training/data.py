@@ -65,4 +65,3 @@ def pixel_values(images: list[np.ndarray], processor) -> tuple[torch.Tensor, tor
     """Patches and grids as the processor makes them, without any resizing."""
     out = processor.image_processor(images=images, do_resize=False, return_tensors="pt", input_data_format="channels_last")
     return out["pixel_values"], out["image_grid_thw"]
-

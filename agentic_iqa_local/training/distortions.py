@@ -59,7 +59,7 @@ def _motion_blur(x, s, rng):
     n = length // 2 + 1
     kernel = np.zeros((2 * n + 1, 2 * n + 1), np.float32)
     for t in np.linspace(-length / 2, length / 2, 4 * length):
-        kernel[n + int(round(t * np.sin(angle))), n + int(round(t * np.cos(angle)))] += 1
+        kernel[n + round(t * np.sin(angle)), n + round(t * np.cos(angle))] += 1
     return _convolve(x, kernel)
 
 

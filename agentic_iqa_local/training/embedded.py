@@ -38,9 +38,7 @@ SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
 # Qwen2's pre-tokenizer: a letter after a quote and a space stands alone, so that `"A` never merges.
-PRETOKENIZER = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+PRETOKENIZER = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CHAT_TEMPLATE = (
     "{%- for m in messages -%}{{ '<|im_start|>' + m['role'] + '\\n' }}"
     "{%- if m['content'] is string -%}{{ m['content'] }}{%- else -%}{%- for c in m['content'] -%}"
@@ -104,7 +102,11 @@ def _dct_patch_embedding() -> torch.Tensor:
     row = 0
     for top in (0, BLOCK):
         for left in (0, BLOCK):
-            for channel, terms, ac_gain, dc_gain in ((0, LUMA_TERMS, 0.55, 0.12), (1, CHROMA_TERMS, 1.2, 0.25), (2, CHROMA_TERMS, 1.2, 0.25)):
+            for channel, terms, ac_gain, dc_gain in (
+                (0, LUMA_TERMS, 0.55, 0.12),
+                (1, CHROMA_TERMS, 1.2, 0.25),
+                (2, CHROMA_TERMS, 1.2, 0.25),
+            ):
                 for u, v in order[:terms]:
                     # Amplitudes of natural images fall about as 1/frequency: the gain rises with it.
                     gain = ac_gain * (1 + np.hypot(u, v)) if u or v else dc_gain

@@ -11,8 +11,8 @@ from scipy.stats import spearmanr
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.replies import detection_reply
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, summarizer_prompt
+from agentic_iqa_local.nodes.replies import PlannerReply, detection_reply
+from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, planner_prompt, summarizer_prompt
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.training.data import load_photos
 from agentic_iqa_local.training.distortions import Sample, draw_sample
@@ -33,7 +33,7 @@ class Judgement:
     detected: str | None
 
 
-def test_samples(photos: list[np.ndarray], per_photo: int = SAMPLES_PER_PHOTO, seed: int = TEST_SEED) -> list[Sample]:
+def held_out_samples(photos: list[np.ndarray], per_photo: int = SAMPLES_PER_PHOTO, seed: int = TEST_SEED) -> list[Sample]:
     """`per_photo` samples of each photograph at its full size: severities uniform 1..5, 12 % clean."""
     rng = np.random.default_rng(seed)
     return [draw_sample(photo, rng) for photo in photos for _ in range(per_photo)]
@@ -51,12 +51,30 @@ def judge(client: VLMClient, sample: Sample) -> Judgement:
     return Judgement(sample.kind, sample.family, sample.severity, level, types[0] if types else None)
 
 
+def planned(client: VLMClient, picture: np.ndarray, lines: list[dict]) -> dict:
+    """The model's own plans (before any correction by rule) for queries with known plans: right in every field, and by field."""
+    image = Image.fromarray(picture)
+    sessions = {False: client.open([image]), True: client.open([image, image])}
+    fields = list(lines[0]["plan"])
+    right = np.zeros((len(lines), len(fields)), bool)
+    for i, line in enumerate(lines):
+        prompt = planner_prompt(line["query"], line["reference"], line["choices"])
+        plan = ask(sessions[line["reference"]], prompt, PlannerReply, RoleSettings()).model_dump()
+        right[i] = [plan[field] == line["plan"][field] for field in fields]
+    return {
+        "queries": len(lines),
+        "every_field": round(float(right.all(1).mean()), 4),
+        "mean_over_fields": round(float(right.mean()), 4),
+        "by_field": {field: round(float(share), 4) for field, share in zip(fields, right.mean(0), strict=True)},
+    }
+
+
 def evaluate(client: VLMClient, files: list[Path], progress: Callable[[int, int], None] = lambda done, total: None) -> dict:
     """SRCC of the expected level against quality (−severity), and the accuracy of the type among 8, with 95 % intervals.
 
     Intervals are percentile bootstraps that resample whole photographs.
     """
-    samples = test_samples(load_photos(files))
+    samples = held_out_samples(load_photos(files))
     judged = []
     for i, sample in enumerate(samples):
         judged.append(judge(client, sample))

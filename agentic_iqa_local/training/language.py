@@ -5,6 +5,7 @@ mask and positions that restart after the prefix do the same in one pass.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,19 +19,33 @@ from agentic_iqa_local.training.roles import RoleSample, draw_roles
 from agentic_iqa_local.training.vision import Batches, VisionHeads, crop_labels, head_losses
 
 SIDES = (5, 6, 7, 7, 7, 8, 8, 9, 10, 12, 16)
-FULL_REFERENCE_SHARE = 0.2
-ROW_TOKENS = 460  # text tokens of a row; a prompt that would exceed it is left out
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What a phase is made of: `full_reference` share of pairs, `planning` share of pictures that carry a planner prompt,
+    and the text tokens that a row may hold (a prompt that would exceed them is left out)."""
+
+    full_reference: float
+    planning: float
+    row_tokens: int
+
+
+SEEING = Mix(full_reference=0.2, planning=0.25, row_tokens=460)
+PLANNING = Mix(full_reference=0.4, planning=0.9, row_tokens=640)
 IGNORE = -100
 
 
 def encode_segment(sample: RoleSample, images: int, processor) -> tuple[list[int], list[int], int | None]:
     """(token ids, labels, index of the letter's token) of one prompt and answer after the shared prefix."""
     tokenizer = processor.tokenizer
-    text = processor.apply_chat_template(chat_messages(sample.prompt, images, "images_first"), add_generation_prompt=True, tokenize=False)
+    text = processor.apply_chat_template(
+        chat_messages(sample.prompt, images, "images_first"), add_generation_prompt=True, tokenize=False
+    )
     preamble = TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE
     question = tokenizer.encode(text[text.index(preamble) + len(preamble) + 1 :])
     if sample.letters is None:
-        answer = tokenizer.encode(sample.answer) + [tokenizer.eos_token_id]
+        answer = [*tokenizer.encode(sample.answer), tokenizer.eos_token_id]
         return question + answer, [IGNORE] * len(question) + answer, None
     head = tokenizer.encode(ANSWER_PREFIX)
     letter = sample.answer[len(ANSWER_PREFIX)]
@@ -48,7 +63,7 @@ def prefix_ids(images: int, image_tokens: int, processor) -> list[int]:
     return processor.tokenizer.encode(f"<|im_start|>user\n{picture * images}{preamble}\n")
 
 
-def pack(rows: list[list[RoleSample]], images: int, image_tokens: int, processor) -> dict[str, torch.Tensor]:
+def pack(rows: list[list[RoleSample]], images: int, image_tokens: int, row_tokens: int, processor) -> dict[str, torch.Tensor]:
     """Rows of prompts → padded ids, labels, segment numbers (0: the shared prefix, −1: padding) and positions after it."""
     prefix = prefix_ids(images, image_tokens, processor)
     packed, letters = [], []
@@ -56,7 +71,7 @@ def pack(rows: list[list[RoleSample]], images: int, image_tokens: int, processor
         ids, labels, segment, offset = list(prefix), [IGNORE] * len(prefix), [0] * len(prefix), [0] * len(prefix)
         for number, sample in enumerate(row, start=1):
             s_ids, s_labels, letter = encode_segment(sample, images, processor)
-            if number > 1 and len(ids) - len(prefix) + len(s_ids) > ROW_TOKENS:
+            if number > 1 and len(ids) - len(prefix) + len(s_ids) > row_tokens:
                 continue
             if letter is not None:
                 letters.append((r, len(ids) + letter, sample.letters))
@@ -77,35 +92,38 @@ def pack(rows: list[list[RoleSample]], images: int, image_tokens: int, processor
     }
 
 
-def language_batches(photos: list[np.ndarray], processor, tokens: int, seed: int) -> Callable[[int], IterableDataset]:
-    """Batches for the second phase; a fifth are full-reference pairs."""
+def language_batches(
+    photos: list[np.ndarray], processor, tokens: int, seed: int, phase: int, mix: Mix
+) -> Callable[[int], IterableDataset]:
+    """Batches for the second and third phase."""
 
     def make(step: int, rng: np.random.Generator) -> dict:
-        images = 2 if rng.random() < FULL_REFERENCE_SHARE else 1
+        images = 2 if rng.random() < mix.full_reference else 1
         crops = draw_crops(photos, tokens // images, SIDES, rng)
         height, width = crops[0].clean.shape[:2]
         pictures = [picture for c in crops for picture in ([c.clean, c.sample.image] if images == 2 else [c.sample.image])]
         pixels, grid = pixel_values(pictures, processor)
-        rows = [draw_roles(c, images == 2, rng) for c in crops]
+        rows = [draw_roles(c, images == 2, rng, mix.planning) for c in crops]
         return {
             "pixels": pixels,
             "grid": grid,
             "images": images,
             "labels": crop_labels(crops),
-            "text": pack(rows, images, height * width // FACTOR**2, processor),
+            "text": pack(rows, images, height * width // FACTOR**2, mix.row_tokens, processor),
         }
 
-    return lambda start: Batches(make, seed, 1, start)
+    return lambda start: Batches(make, seed, phase, start)
 
 
-def language_losses(model, heads: VisionHeads, letter_ids: torch.Tensor) -> Callable:
+def language_losses(model, heads: VisionHeads, letter_ids: torch.Tensor, frozen_vision: bool = False) -> Callable:
     """The second phase's loss: letters (soft), answers' tokens, and the vision heads."""
 
     def losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
         device = model.device
         text = {k: v.to(device) for k, v in batch["text"].items()}
         grid, images = batch["grid"].to(device), batch["images"]
-        features = model.model.visual(batch["pixels"].to(device), grid_thw=grid).pooler_output.float()
+        with torch.set_grad_enabled(not frozen_vision):
+            features = model.model.visual(batch["pixels"].to(device), grid_thw=grid).pooler_output.float()
         width = features.shape[-1]
         rows, length = text["ids"].shape
         labels = {k: v.to(device) for k, v in batch["labels"].items()}

@@ -85,7 +85,21 @@ Write a caption.|What objects can you see?|Would this make a nice postcard?|Is i
 What is the weather like?|Which country is this?|How aesthetic is the image?|Is the scene peaceful or tense?""".replace("\n", "").split("|")  # fmt: skip
 OTHER_OBJECT = """What color is the {o}?|What is the {o} doing?|How many {o} are there?|Is the {o} beautiful?|Who owns the {o}?|
 Describe the {o}.|Where is the {o}?|What kind of {o} is this?|Does the {o} look happy?|How big is the {o}?""".replace("\n", "").split("|")  # fmt: skip
-PREFIXES = ("", "", "", "", "", "", "Hi, ", "Please: ", "Quick question: ", "As a photographer, ", "For our archive: ", "Hello! ", "Hey, ")
+PREFIXES = (
+    "",
+    "",
+    "",
+    "",
+    "",
+    "",
+    "Hi, ",
+    "Please: ",
+    "Quick question: ",
+    "As a photographer, ",
+    "For our archive: ",
+    "Hello! ",
+    "Hey, ",
+)
 SUFFIXES = ("", "", "", "", "", "", " Thanks!", " Be honest.", " Answer briefly.", " Please explain.", " Thank you.")
 REASONS = (
     "Missing tool scores for {o} region", "No tool scores available", "Distortion analysis does not cover all query_scope objects",
@@ -146,7 +160,9 @@ def draw_query(rng: np.random.Generator) -> PlannedQuery:
             words["a"] += f" {pick(rng, ('and', 'or'))} {pick(rng, ADJECTIVES[second])}"
             types = [first, second]
         templates = (
-            (NOUN_OBJECT_QUERIES if on_object else NOUN_QUERIES) if noun else (ADJECTIVE_OBJECT_QUERIES if on_object else ADJECTIVE_QUERIES)
+            (NOUN_OBJECT_QUERIES if on_object else NOUN_QUERIES)
+            if noun
+            else (ADJECTIVE_OBJECT_QUERIES if on_object else ADJECTIVE_QUERIES)
         )
         text, scope = _phrase(rng, pick(rng, templates), **words), [o] if on_object else "Global"
     elif draw < 0.79:
@@ -173,7 +189,7 @@ def draw_query(rng: np.random.Generator) -> PlannedQuery:
         query_type=query_type,
         query_scope=scope,
         distortion_source=source,
-        distortions={name: types for name in (["Global"] if scope == "Global" else scope)} if types else None,
+        distortions=dict.fromkeys(["Global"] if scope == "Global" else scope, types) if types else None,
         reference_mode="Full-Reference" if has_reference else "No-Reference",
         required_tool=tool,
         plan=derive_flags(query_type, scope, source, tool),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentic_iqa_local.iqa_tools import TOOLS
-from agentic_iqa_local.levels import DISTORTION_TYPES, LEVEL_WORDS, LETTER_TO_LEVEL, LETTERS, OVERALL
+from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.nodes.executor import tool_line
 from agentic_iqa_local.prompts import (
     ANSWER_PREFIX,
@@ -91,9 +91,7 @@ def _evidence(crop: Crop, rng: np.random.Generator) -> ExecutorOutput:
     types = _types(crop, rng) if crop.sample.family or rng.random() < 0.3 else []
     centre = float(rng.uniform(1, 5)) if rng.random() < 0.15 else 5 - 0.8 * crop.sample.severity
     names = list(TOOLS)
-    scores = {
-        t: (str(pick(rng, names)), float(np.clip(centre + rng.normal(0, 0.7), 1, 5))) for t in (types or [OVERALL])
-    }
+    scores = {t: (str(pick(rng, names)), float(np.clip(centre + rng.normal(0, 0.7), 1, 5))) for t in (types or [OVERALL])}
     return ExecutorOutput(
         distortion_analysis={"Global": [_analysis(crop, t, rng) for t in types]} if rng.random() < 0.8 else None,
         quality_scores={"Global": scores} if rng.random() < 0.8 else None,
@@ -152,7 +150,14 @@ def choice_question(crop: Crop, rng: np.random.Generator) -> RoleSample:
         choices = [right, *others[: int(rng.integers(1, 4))]]
         if right != "None" and rng.random() < 0.5:
             choices.append("None")
-        query = pick(rng, ("Which distortion is most visible in the image?", "What is the main distortion?", "Which of these affects the image?"))
+        query = pick(
+            rng,
+            (
+                "Which distortion is most visible in the image?",
+                "What is the main distortion?",
+                "Which of these affects the image?",
+            ),
+        )
     elif draw < 0.7:
         asked = true if true and rng.random() < 0.5 else str(pick(rng, [t for t in DISTORTION_TYPES if t != true]))
         right, choices = ("Yes" if asked == true else "No"), ["Yes", "No"]
@@ -190,7 +195,7 @@ def planning(rng: np.random.Generator, has_reference: bool) -> RoleSample:
     return RoleSample(prompt, _json(drawn.plan.model_dump()))
 
 
-def draw_roles(crop: Crop, has_reference: bool, rng: np.random.Generator) -> list[RoleSample]:
+def draw_roles(crop: Crop, has_reference: bool, rng: np.random.Generator, planning_share: float = 0.25) -> list[RoleSample]:
     """What one picture is asked in one training step; every prompt continues from the same image prefix."""
     samples = []
     for share, draw in (
@@ -200,7 +205,7 @@ def draw_roles(crop: Crop, has_reference: bool, rng: np.random.Generator) -> lis
         (0.12, lambda: rating(crop, rng, with_evidence=True, read_only=False)),
         (0.2, lambda: choice_question(crop, rng)),
         (0.04, lambda: free_question(rng)),
-        (0.25, lambda: planning(rng, has_reference)),
+        (planning_share, lambda: planning(rng, has_reference)),
     ):
         if rng.random() < share:
             samples.append(draw())

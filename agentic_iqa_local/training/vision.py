@@ -38,7 +38,9 @@ class VisionHeads(nn.Module):
         return self.to_type(pooled), self.to_level(pooled), self.to_severity(pooled)
 
 
-def head_losses(heads: VisionHeads, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+def head_losses(
+    heads: VisionHeads, tokens: torch.Tensor, labels: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, float]]:
     """Summed cross-entropies and the batch's figures."""
     type_, level, severity = heads(tokens)
     loss = (

@@ -78,7 +78,13 @@ class VLMSession(Protocol):
     seen: list[SeenImage]
 
     def generate(
-        self, prompt: "Prompt", schema: type[BaseModel], *, answer_prefix: str = "", temperature: float = 0.0, max_tokens: int = 512
+        self,
+        prompt: "Prompt",
+        schema: type[BaseModel],
+        *,
+        answer_prefix: str = "",
+        temperature: float = 0.0,
+        max_tokens: int = 512,
     ) -> str:
         """The whole answer as JSON text, beginning with `answer_prefix`. It may break off at `max_tokens`."""
 

@@ -43,7 +43,9 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 def check_folder(folder: Path) -> None:
     """Raises VLMError unless `folder` holds a configuration of a vision-language model and safetensors weights."""
     if not folder.is_dir():
-        raise VLMError(f"model folder {folder}: expected a folder with a model, found none; copy one there or pass --model FOLDER")
+        raise VLMError(
+            f"model folder {folder}: expected a folder with a model, found none; copy one there or pass --model FOLDER"
+        )
     config = folder / "config.json"
     if not config.is_file():
         raise VLMError(f"model folder {folder}: expected config.json, found none; this is no transformers model")
@@ -55,7 +57,9 @@ def check_folder(folder: Path) -> None:
     if index.is_file():
         shards = set(json.loads(index.read_text())["weight_map"].values())
         if missing := sorted(s for s in shards if not (folder / s).is_file()):
-            raise VLMError(f"model folder {folder}: expected {len(shards)} weight files, {missing[0]} is missing; copy the folder again")
+            raise VLMError(
+                f"model folder {folder}: expected {len(shards)} weight files, {missing[0]} is missing; copy the folder again"
+            )
     try:
         loaded = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError, KeyError) as error:
@@ -104,7 +108,12 @@ class TransformersClient:
         check_folder(folder)
         self.name, self.settings = name, settings
         self.dtype = _dtype(settings.dtype, device)
-        options: dict[str, Any] = {"dtype": self.dtype, "local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+        options: dict[str, Any] = {
+            "dtype": self.dtype,
+            "local_files_only": True,
+            "trust_remote_code": False,
+            "use_safetensors": True,
+        }
         if settings.attention != "auto":
             options["attn_implementation"] = settings.attention
         if quantization := _quantization(settings.quantization, self.dtype):
@@ -117,9 +126,13 @@ class TransformersClient:
             if "device_map" not in options:
                 self.model.to(device)
         except (ValueError, OSError, ImportError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
-            raise VLMError(f"model folder {folder}: transformers {transformers.__version__} cannot load it ({_first_line(error)})") from error
+            raise VLMError(
+                f"model folder {folder}: transformers {transformers.__version__} cannot load it ({_first_line(error)})"
+            ) from error
         if getattr(self.processor, "image_processor", None) is None:
-            raise VLMError(f"model folder {folder}: expected a processor with an image processor, found none; copy preprocessor_config.json too")
+            raise VLMError(
+                f"model folder {folder}: expected a processor with an image processor, found none; copy preprocessor_config.json too"
+            )
         self.device = self.model.device
         self.tokenizer = self.processor.tokenizer
         self.limits = self._set_limits(settings)

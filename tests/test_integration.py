@@ -1,0 +1,215 @@
+"""The whole pipeline on the real embedded model and the real tools."""
+
+import json
+import math
+import shutil
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import EMBEDDED, ROOT
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from agentic_iqa_local import assess, run_pipeline
+from agentic_iqa_local.config import ModelSettings, Settings
+from agentic_iqa_local.graph import build_graph, initial_state, run_graph
+from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.services import OpenImages, Services
+from agentic_iqa_local.state import SummarizerOutput
+
+
+@pytest.fixture(scope="module")
+def rated(photo_path, services):
+    return assess(photo_path, services=services)
+
+
+@pytest.fixture(scope="module")
+def compared(noisy_path, photo_path, services):
+    return assess(noisy_path, photo_path, services=services)
+
+
+@pytest.mark.parametrize("which", ["rated", "compared"])
+def test_a_rating_holds_its_own_arithmetic(which, request):
+    """Every figure of the row follows from the others by the paper's formulas."""
+    row = request.getfixturevalue(which)
+    assert row.error is None
+    scores = {(t.tool_name, t.region): t.normalized_score for t in row.tools if t.normalized_score is not None}
+    assert scores
+    q_bar = sum(scores.values()) / len(scores)
+    weights = [math.exp(-((q_bar - c) ** 2)) for c in range(1, 6)]
+    alpha = [w / sum(weights) for w in weights]
+    p = [row.p_c[letter] for letter in "EDCBA"]
+    joint = [a * b for a, b in zip(alpha, p, strict=True)]
+    w = [j / sum(joint) for j in joint]
+    q = sum(c * x for c, x in zip(range(1, 6), w, strict=True))
+    variance = sum(c * c * x for c, x in zip(range(1, 6), w, strict=True)) - q * q
+    assert row.q_bar == pytest.approx(q_bar)
+    assert [row.alpha[c] for c in range(1, 6)] == pytest.approx(alpha)
+    assert sum(p) == pytest.approx(1)
+    assert row.q == pytest.approx(q)
+    assert row.dq_dqbar == pytest.approx(2 * variance)
+    assert row.final_answer == LETTERS[5 - math.floor(q + 0.5)]
+    assert row.vlm_letter == max(row.p_c, key=row.p_c.get)
+
+
+def test_no_reference_plans_and_tools(rated):
+    assert rated.plan.reference_mode == "No-Reference"
+    assert rated.evidence.error is None
+    assert {t.tool_name for t in rated.tools} <= {"NIQE", "PIQE"}
+    assert rated.seen.pixels == 512 * 512
+    assert rated.seen.tokens == (512 // 32) ** 2
+
+
+def test_full_reference_uses_the_reference(compared, rated):
+    assert compared.plan.reference_mode == "Full-Reference"
+    assert compared.tools
+    assert compared.tokens.prefilled - rated.tokens.prefilled > 100  # 256 more image tokens, less text
+
+
+def test_the_image_is_prefilled_once_for_all_roles(rated, photo_path, client):
+    """Roles and reads share one image cache: had each of them prefilled it, every further one would cost 256 tokens more."""
+    naive_services = Services(Settings(models={"embedded": ModelSettings(share_prefix=False)}), "cpu")
+    naive = assess(photo_path, services=naive_services)
+    assert naive.tokens.reused == 0
+    assert naive.tokens.prefilled == rated.tokens.prefilled + rated.tokens.reused
+    assert naive.p_c == pytest.approx(rated.p_c, abs=1e-4)
+    assert rated.tokens.reused >= 3 * 256
+
+
+def test_flat_logits_give_uniform_letters_and_the_fusion_of_them(tmp_path, photo_path):
+    """A copy of the model whose final norm weight is zero: p_c is 0.2 each, off-letter mass 1 − 5/V, q the uniform fusion."""
+    folder = tmp_path / "flat"
+    shutil.copytree(EMBEDDED, folder)
+    weights = load_file(folder / "model.safetensors")
+    (name,) = [n for n in weights if n.endswith("language_model.norm.weight") or n == "model.norm.weight"]
+    weights[name] = torch.zeros_like(weights[name])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    services = Services(Settings().with_model(str(folder)), "cpu")
+    row = assess(photo_path, pipeline="letters", services=services)
+    vocabulary = services.client("summarizer").vocabulary
+    assert list(row.p_c.values()) == pytest.approx([0.2] * 5, abs=1e-6)
+    assert row.off_letter_mass == pytest.approx(1 - 5 / vocabulary, abs=1e-6)
+    weights = {c: math.exp(-((row.q_bar - c) ** 2)) for c in range(1, 6)}
+    assert row.q == pytest.approx(sum(c * w for c, w in weights.items()) / sum(weights.values()), abs=1e-6)
+    assert any("off the letters" in line for line in row.warnings)
+
+
+def test_two_photographs_give_two_distributions(rated, noisy_path, services):
+    noisy = assess(noisy_path, services=services)
+    assert max(abs(noisy.p_c[x] - rated.p_c[x]) for x in LETTERS) > 0.05
+
+
+def test_repeating_an_assessment_repeats_every_number(rated, photo_path, services):
+    again = assess(photo_path, services=services)
+    assert again.p_c == rated.p_c
+    assert again.q == rated.q
+    assert again.quality_reasoning == rated.quality_reasoning
+
+
+@pytest.mark.parametrize("mode", ["classification", "uniform"])
+def test_other_scoring_modes(mode, photo_path, services, rated):
+    settings = services.settings
+    other = Services(
+        settings.model_copy(update={"fusion": settings.fusion.model_copy(update={"mode": mode})}),
+        "cpu",
+        services.pool.clients,
+        services.tools,
+    )
+    row = assess(photo_path, services=other)
+    assert row.mode == mode
+    assert row.off_letter_mass is None
+    if mode == "uniform":
+        assert row.vlm_letter is None
+        assert set(row.p_c.values()) == {0.2}
+    else:  # greedy generation at the same position answers the most probable letter
+        assert row.vlm_letter == rated.vlm_letter
+        assert row.p_c[row.vlm_letter] == pytest.approx(0.8)
+        assert sorted(row.p_c.values())[0] == pytest.approx(0.05)
+
+
+def test_choices_are_answered_with_probabilities(photo_path, services):
+    row = assess(
+        photo_path, query="Which distortion is most visible in the image?", choices=["Noise", "Blurs", "None"], services=services
+    )
+    assert row.error is None
+    assert set(row.p_c) == {"A", "B", "C"}
+    assert sum(row.p_c.values()) == pytest.approx(1)
+    assert row.final_answer == max(row.p_c, key=row.p_c.get)
+    assert row.q is None
+
+
+@pytest.mark.parametrize(("limit", "plans"), [(0, 1), (1, 1), (2, 2), (3, 3)])
+def test_planner_calls_under_a_summarizer_that_always_asks(limit, plans, photo_path, services, monkeypatch):
+    calls = []
+    import agentic_iqa_local.graph as graph
+    import agentic_iqa_local.nodes.summarizer as summarizer
+
+    real = graph.planner_node
+    monkeypatch.setattr(graph, "planner_node", lambda state, config=None: calls.append(1) or real(state, config))
+    monkeypatch.setattr(summarizer, "should_replan", lambda *_: (True, "always"))
+    state = run_pipeline(DEFAULT_QUERY, photo_path, max_replan_iterations=limit, services=services)
+    assert len(calls) == plans
+    assert state["iteration_count"] == limit
+    assert len(state["replan_history"]) == limit
+
+
+def test_without_the_summarizer_the_graph_ends_after_the_executor(photo_path, services):
+    images = OpenImages(services, photo_path)
+    state = run_graph(initial_state(DEFAULT_QUERY, photo_path), images, build_graph(with_summarizer=False))
+    images.close()
+    assert "summarizer_result" not in state
+    assert state["executor_evidence"].error is None
+
+
+def test_a_12_megapixel_photograph_is_scored_on_native_crops(tmp_path, photo, services):
+    path = tmp_path / "large.png"
+    tiled = np.tile(np.asarray(photo), (6, 8, 1))[:3000, :4000]
+    Image.fromarray(tiled).save(path, compress_level=1)
+    services_nr = Services(Settings(tools={"no_reference": ["NIQE"]}), "cpu", services.pool.clients, services.tools)
+    row = assess(path, pipeline="letters", services=services_nr)
+    assert row.error is None
+    assert len(row.seen.views) == 5
+    for view in row.seen.views:
+        left, top, right, bottom = view.box
+        assert (right - left, bottom - top) == view.pixels  # nothing was resized
+    assert any("native-resolution crops" in line for line in row.warnings)
+    assert not any("resized" in line for line in row.warnings)
+
+
+def test_summarizer_node_loads_its_own_configuration(photo_path, rated):
+    """Called as the specification calls it, with a state alone."""
+    from agentic_iqa_local.nodes.summarizer import summarizer_node
+
+    update = summarizer_node(
+        {"query": DEFAULT_QUERY, "image_path": photo_path, "plan": rated.plan, "executor_evidence": rated.evidence}
+    )
+    assert isinstance(update["summarizer_result"], SummarizerOutput)
+    assert update["summarizer_result"].fusion.q == pytest.approx(rated.q, abs=1e-4)
+
+
+def test_importing_the_package_loads_no_engine():
+    code = (
+        "import sys, agentic_iqa_local; print(sorted({'torch', 'vllm', 'pyiqa', 'transformers', 'langgraph'} & set(sys.modules)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert printed.strip() == "[]"
+
+
+def test_the_network_is_really_blocked_here():
+    with pytest.raises(AssertionError, match="look up a host"):
+        socket.create_connection(("localhost", 9), timeout=1)
+    with socket.socket() as plain, pytest.raises(AssertionError, match="reach the network"):
+        plain.connect(("127.0.0.1", 9))
+
+
+def test_failures_are_rows_without_scores(tmp_path, services):
+    row = assess(tmp_path / "missing.png", services=services)
+    assert row.error
+    assert "missing.png" in row.error
+    assert (row.q, row.p_c, row.final_answer) == (None, None, None)
+    assert json.loads(row.model_dump_json())["error"] == row.error
