@@ -459,7 +459,7 @@ parts = lambda: (configuration_llama.LlamaConfig, modeling_llama.LlamaAttention,
 before = parts()
 from PIL import Image
 from agentic_iqa_local.iqa_tools import ToolRunner
-ToolRunner().measure("PSNR", Image.new("RGB", (64, 64)), Image.new("RGB", (64, 64), "red"))
+ToolRunner().measure("MS-SSIM", Image.new("RGB", (192, 192)), Image.new("RGB", (192, 192), "red"))
 import sys
 assert "pyiqa.archs.q_align.modeling_llama2" in sys.modules
 assert parts() == before

@@ -75,17 +75,14 @@ def _import_pyiqa() -> Any:
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     if "huggingface_hub" in sys.modules:  # too late for the environment: the flag was read at its import
         sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
-    if "pyiqa" not in sys.modules:
-        before = _llama_attributes()
-        with contextlib.redirect_stdout(sys.stderr):
-            import pyiqa  # noqa: F401
-        _QALIGN_LLAMA.update(_llama_attributes())
-        _set_attributes(before)
-    return sys.modules["pyiqa"]
+    with contextlib.redirect_stdout(sys.stderr):
+        import pyiqa
+    return pyiqa
 
 
-# Importing pyiqa replaces parts of transformers' Llama for Q-Align, which breaks every other Llama in the process, the one
-# inside LLaVA among them. The replacement is undone at once, and put back only while Q-Align itself is built or runs.
+# When pyiqa imports its Q-Align (building MS-SSIM is enough), it replaces parts of transformers' Llama, which breaks every
+# other Llama in the process, the one inside LLaVA among them. The replacement is undone at once, and put back only while
+# Q-Align itself is built or runs.
 _LLAMA_PARTS = (
     ("configuration_llama", "LlamaConfig"),
     ("modeling_llama", "LlamaAttention"),
@@ -120,17 +117,18 @@ def _set_attributes(values: dict[tuple[str, str], Any]) -> None:
 
 
 @contextlib.contextmanager
-def _llama_for(spec: ToolSpec) -> Iterator[None]:
-    """Q-Align's Llama while Q-Align is at work; nothing for any other tool."""
-    if spec.metric != "qalign":
-        yield
-        return
+def _llama_kept(spec: ToolSpec) -> Iterator[None]:
+    """While a metric is built or runs: transformers' Llama is afterwards what it was before."""
     before = _llama_attributes()
-    _set_attributes(_QALIGN_LLAMA)
+    if spec.metric == "qalign":
+        _set_attributes(_QALIGN_LLAMA)
     try:
         yield
     finally:
-        _set_attributes(before)
+        after = _llama_attributes()
+        if after != before:
+            _QALIGN_LLAMA.update(after)
+            _set_attributes(before)
 
 
 @contextlib.contextmanager
@@ -280,7 +278,7 @@ class ToolRunner:
             options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
             try:
                 pyiqa = _import_pyiqa()
-                with _offline(self.weights_dir), _llama_for(spec):
+                with _offline(self.weights_dir), _llama_kept(spec):
                     self._metrics[spec.name] = pyiqa.create_metric(spec.metric, device=self.device, **options)
             except Exception as error:
                 raise ToolError(f"{spec.name} could not be built on {self.device}: {error}") from error
@@ -294,7 +292,7 @@ class ToolRunner:
         state = np.random.get_state()
         np.random.seed(PATCH_SEED)
         try:
-            with torch.inference_mode(), _llama_for(spec):
+            with torch.inference_mode(), _llama_kept(spec):
                 return float(metric(*(self._tensor(x) for x in (image, reference) if x is not None)))
         except Exception as error:
             raise ToolError(f"{spec.name} failed on an image of {image.width}×{image.height}: {error}") from error
