@@ -1,5 +1,6 @@
 """`assess()`: one image in, one typed result out. The result is what assess.py prints, field by field."""
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,20 +27,21 @@ class Tokens(BaseModel):
     prefilled: int = Field(description="Tokens that went through the model as input.")
     reused: int = Field(description="Tokens that were found in the cache instead.")
     decoded: int = Field(description="Tokens that the model chose one by one.")
+    forward_passes: int = Field(description="Calls of the model.")
 
 
 class SeenView(BaseModel):
     """One piece of the image as the model saw it."""
 
     box: tuple[int, int, int, int] = Field(description="left, top, right, bottom in pixels of the upright image.")
-    pixels: tuple[int, int] = Field(description="Width and height after the processor.")
+    pixels: tuple[int, int] | None = Field(description="Width and height after the processor; None where it tiles.")
     tokens: int = Field(description="Image tokens of the test image (the reference takes as many again).")
 
 
 class Seen(BaseModel):
     """What the model saw of the test image; several views when it was too large for one."""
 
-    pixels: int
+    pixels: int | None
     tokens: int
     views: list[SeenView]
 
@@ -51,6 +53,7 @@ class Assessment(BaseModel):
 
     schema_version: int = SCHEMA_VERSION
     image: str
+    sha256: str | None = Field(None, description="Of the image file's bytes.")
     reference: str | None = None
     query: str
     choices: list[str] | None = None
@@ -105,9 +108,10 @@ def assess(
         raise ValueError("query: expected a question or an instruction, got an empty text; leave it out for a plain rating")
     state = initial_state(query, str(image), reference and str(reference), limit, choices)
     services.client(ROLE)
+    _ = services.tools  # a bad maps file is an error of the set-up, not of an image
     row = Assessment(
-        image=str(image), reference=reference and str(reference), query=query, choices=choices and list(choices),
-        mode=settings.fusion.mode, pipeline=pipeline,
+        image=_printable(image), reference=reference and _printable(reference), query=query,
+        choices=choices and list(choices), mode=settings.fusion.mode, pipeline=pipeline,
     )  # fmt: skip
     began = time.perf_counter()
     images: OpenImages | None = None
@@ -115,11 +119,16 @@ def assess(
         images = OpenImages(services, state["image_path"], state.get("reference_path"))
         changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
     except (ImageError, ToolError, VLMError) as error:
-        changes = {"error": str(error)}
+        changes = {"error": _printable(str(error))}
     if images is not None:
         changes |= _record(images)
         images.close()
     return row.model_copy(update={**changes, "seconds": round(time.perf_counter() - began, 3)})
+
+
+def _printable(path: str | Path) -> str:
+    """A path as text that JSON can hold; bytes of a file name that are not UTF-8 appear as \\xNN."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
@@ -181,19 +190,24 @@ def _record(images: OpenImages) -> dict[str, Any]:
     views = images.seen_views(ROLE)
     for box, seen in views:
         size = (box[2] - box[0], box[3] - box[1])
-        if size != (seen.width, seen.height):
+        if seen.width is None:
+            images.warn(f"{client.name}'s processor resizes and tiles: which pixels it saw is not known exactly")
+        elif size != (seen.width, seen.height) and size[0] * size[1] > seen.width * seen.height:
             images.warn(
                 f"{client.name}'s processor resized {size[0]}×{size[1]} pixels to {seen.width}×{seen.height}: distortions may look milder"
             )
     return {
-        "tokens": Tokens(prefilled=usage.prefilled, reused=usage.reused, decoded=usage.decoded),
+        "tokens": Tokens(
+            prefilled=usage.prefilled, reused=usage.reused, decoded=usage.decoded, forward_passes=usage.forward_passes
+        ),
         "seen": Seen(
-            pixels=sum(v.width * v.height for _, v in views),
+            pixels=None if any(v.width is None for _, v in views) else sum(v.width * v.height for _, v in views),
             tokens=sum(v.tokens for _, v in views),
-            views=[SeenView(box=box, pixels=(v.width, v.height), tokens=v.tokens) for box, v in views],
+            views=[SeenView(box=box, pixels=v.width and (v.width, v.height), tokens=v.tokens) for box, v in views],
         )
         if views
         else None,
+        "sha256": images.image.sha256,
         "model": client.describe(),
         "warnings": images.warnings,
     }

@@ -22,9 +22,10 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message says which key of which file."""
 
 
-def models_folder() -> Path:
-    """Where model folders are looked up by name: $AGENTIC_IQA_MODELS, else models/ of the checkout."""
-    return Path(os.environ.get("AGENTIC_IQA_MODELS", ROOT / "models"))
+def model_folder(name: str) -> Path:
+    """Where a model lies by name: in $AGENTIC_IQA_MODELS if that has it, else in models/ of the checkout."""
+    own = os.environ.get("AGENTIC_IQA_MODELS")
+    return Path(own).absolute() / name if own and (Path(own) / name).is_dir() else ROOT / "models" / name
 
 
 class Section(BaseModel):
@@ -79,7 +80,7 @@ class FusionSettings(Section):
     mode: Literal["logits", "classification", "uniform"] = "logits"
     eta: float = Field(1.0, gt=0, description="η of α_c = softmax(−η(q̄ − c)²).")
     temperature: float = Field(1.0, gt=0, description="Divides the letters' log-probabilities before p_c is formed.")
-    classification_confidence: float = Field(0.8, gt=0.2, le=1, description="p_c of the generated letter; the rest is shared.")
+    classification_confidence: float = Field(0.8, gt=0.5, le=1, description="p_c of the generated letter; the rest is shared.")
     on_missing_logits: Literal["error", "classification"] = "error"
     off_letter_warning: float = Field(0.5, ge=0, le=1, description="Warn when this much probability lies off the letters.")
     vote: Literal["runs", "entries"] = Field(
@@ -126,22 +127,24 @@ class Settings(Section):
         """Loading options of a backend's folder, with its path filled in."""
         name = backend.partition(".")[2]
         settings = self.models.get(name, ModelSettings())
-        path = Path(settings.path) if settings.path else models_folder() / name
+        path = Path(settings.path) if settings.path else model_folder(name)
         if not path.is_absolute():
             path = ROOT / path
         return settings.model_copy(update={"path": str(path)})
 
     def with_model(self, model: str) -> "Settings":
-        """The same configuration with every section on `model`: a name below the models folder, or a folder.
+        """The same configuration with every section on `model`.
 
-        The configuration's own loading options stay with it when it names that model.
+        A folder takes over the loading options of the configuration's own model: it is the same model in another place. A
+        name below the models folder has its own options in the configuration, or the defaults.
         """
         folder = Path(model)
-        is_folder = folder.is_dir() or "/" in model
-        name = folder.resolve().name if is_folder else model
-        options = self.models.get(name, ModelSettings())
-        if is_folder:
-            options = options.model_copy(update={"path": str(folder.resolve())})
+        if folder.is_dir() or "/" in model:
+            name = folder.resolve().name
+            own = self.models.get(self.summarizer.backend.partition(".")[2], ModelSettings())
+            options = own.model_copy(update={"path": str(folder.resolve())})
+        else:
+            name, options = model, self.models.get(model, ModelSettings())
         role = {"backend": f"transformers.{name}"}
         return self.model_copy(
             update={

@@ -81,6 +81,8 @@ def initial_state(
         raise ValueError(f"max_replan_iterations: expected 0 or more, got {limit}")
     if choices is not None and not 2 <= len(choices) <= 10:
         raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
+    if choices is not None and (not all(c.strip() for c in choices) or len({c.strip() for c in choices}) != len(choices)):
+        raise ValueError(f"choices: expected answers that differ and are not blank, got {list(choices)}")
     state: AgenticIQAState = {
         "query": query,
         "image_path": str(image_path),

@@ -15,7 +15,7 @@ from agentic_iqa_local.levels import Severity
 
 logger = logging.getLogger(__name__)
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".jp2", ".gif", ".ppm", ".avif")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".jp2", ".gif", ".ppm", ".avif", ".jfif", ".jpe")
 REPLAN_HISTORY_LIMIT = 10
 DEFAULT_MAX_REPLAN_ITERATIONS = 2
 

@@ -76,6 +76,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--query: expected a question or an instruction, got an empty text; leave it out for a plain rating")
     if args.choices and not 2 <= len(args.choices) <= 10:
         parser.error(f"--choices: expected 2 to 10 answers, got {len(args.choices)}")
+    if args.choices and len({choice.strip() for choice in args.choices} - {""}) < len(args.choices):
+        parser.error(f"--choices: expected answers that differ and are not blank, got {args.choices}")
     if args.max_replan_iterations is not None and args.max_replan_iterations < 0:
         parser.error(f"--max-replan-iterations: expected 0 or more, got {args.max_replan_iterations}")
     return args
@@ -121,6 +123,17 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
+def open_rows(path: str | None) -> TextIO | None:
+    """The file for JSON lines, opened before anything is loaded. Ends the program when it cannot be written."""
+    if path in (None, "-"):
+        return None
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        print(f"error: --json {path}: expected a file that can be written, got {error.strerror}; choose another", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
 def run(args: argparse.Namespace, settings, paths: list[Path], device: str, results: TextIO) -> int:
     from tqdm import tqdm
 
@@ -128,6 +141,7 @@ def run(args: argparse.Namespace, settings, paths: list[Path], device: str, resu
     from agentic_iqa_local.services import Services
 
     services = Services(settings, device)
+    file = open_rows(args.json)
     if args.list_tools:
         print(tool_table(services.tools.info()), file=results)
         return 0
@@ -139,7 +153,6 @@ def run(args: argparse.Namespace, settings, paths: list[Path], device: str, resu
     services.client("summarizer")
     json_on_stdout = args.json == "-" or not results.isatty()
     text_to = sys.stderr if json_on_stdout else results
-    file = open(args.json, "w", encoding="utf-8") if args.json not in (None, "-") else None  # noqa: SIM115
     failures = 0
     try:
         for path in tqdm(paths, unit="image", file=sys.stderr, disable=len(paths) < 2):

@@ -104,6 +104,8 @@ def test_help_teaches(blocked):
         (["--image", "PHOTO", "--model", "no-such-model"], "no-such-model"),
         (["--image", "PHOTO", "--config", "no-such-config"], "qwen2_5_vl_7b"),
         (["--image", "/nowhere/*.png"], "/nowhere"),
+        (["--image", "PHOTO", "--json", "/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
+        (["--image", "PHOTO", "--choices", "yes", " "], "--choices"),
     ],
 )
 def test_wrong_usage_is_one_clear_sentence_and_status_2(blocked, photo_path, args, named):

@@ -60,6 +60,7 @@ def test_a_rating_holds_its_own_arithmetic(which, request):
 def test_no_reference_plans_and_tools(rated):
     assert rated.plan.reference_mode == "No-Reference"
     assert rated.evidence.error is None
+    assert rated.tools
     assert {t.tool_name for t in rated.tools} <= {"NIQE", "PIQE"}
     assert rated.seen.pixels == 512 * 512
     assert rated.seen.tokens == (512 // 32) ** 2

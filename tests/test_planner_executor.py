@@ -17,6 +17,7 @@ from agentic_iqa_local.state import ExecutorOutput, PlanControlFlags, PlannerOut
 from agentic_iqa_local.vlm_client import VLMError
 
 QUERY = "Rate the perceptual quality of this image."
+NAMING = "Rate the car and the sky."
 ALL_OFF = dict.fromkeys(("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False)
 
 
@@ -45,7 +46,7 @@ def execute(
 
 
 def make_plan(services: Services, picture: str, **state) -> dict:
-    return planner_node({"query": QUERY, "image_path": picture, **state}, {"configurable": {"services": services}})
+    return planner_node({"query": QUERY, "image_path": picture} | state, {"configurable": {"services": services}})
 
 
 def warnings_of(caplog) -> str:
@@ -109,7 +110,7 @@ def test_the_reference_mode_is_a_fact(reference, mode, claimed):
     ],
 )
 def test_source_and_distortions_agree(given, source, distortions):
-    corrected, _ = correct_plan(plan(**given), QUERY, False, replanning=False)
+    corrected, _ = correct_plan(plan(**given), NAMING, False, replanning=False)
     assert (corrected.distortion_source, corrected.distortions) == (source, distortions)
     assert corrected.plan.distortion_detection is (source == "Inferred" and corrected.query_type == "IQA")
 
@@ -121,7 +122,9 @@ def test_a_scope_of_global_alone_is_no_region():
 
 
 def test_flags_follow_the_rules_whatever_the_model_said():
-    corrected, corrections = correct_plan(plan(query_scope=["car"], plan=dict.fromkeys(ALL_OFF, True)), QUERY, False, replanning=False)
+    corrected, corrections = correct_plan(
+        plan(query_scope=["car"], plan=dict.fromkeys(ALL_OFF, True)), NAMING, False, replanning=False
+    )
     assert corrected.plan == PlanControlFlags(distortion_detection=True, distortion_analysis=True)
     assert len(corrections) == 1
 
@@ -129,7 +132,7 @@ def test_flags_follow_the_rules_whatever_the_model_said():
 @pytest.mark.parametrize(("query_type", "execution"), [("IQA", True), ("Other", False)])
 def test_a_replan_may_switch_on_more_than_the_rules(query_type, execution):
     wanted = ALL_OFF | {"tool_execution": True}
-    corrected, _ = correct_plan(plan(query_type=query_type, query_scope=["car"], plan=wanted), QUERY, False, replanning=True)
+    corrected, _ = correct_plan(plan(query_type=query_type, query_scope=["car"], plan=wanted), NAMING, False, replanning=True)
     assert corrected.plan.tool_execution is execution
     assert corrected.plan.distortion_analysis is (query_type == "IQA")
 
@@ -146,7 +149,7 @@ def test_the_planner_returns_the_corrected_plan_and_says_what_it_corrected(pictu
 
 def test_an_object_named_twice_counts_once(picture):
     client = ScriptedClient(scripted_answers(PlannerReply=plan_reply(query_scope=["car", "sky", "car"])))
-    assert make_plan(scripted_services(client, ScriptedTools({})), picture)["plan"].query_scope == ["car", "sky"]
+    assert make_plan(scripted_services(client, ScriptedTools({})), picture, query=NAMING)["plan"].query_scope == ["car", "sky"]
 
 
 @pytest.mark.parametrize("reply", ["no JSON", plan_reply(query_type="INVALID"), {"query_type": "IQA"}])
@@ -367,8 +370,35 @@ def test_a_tool_that_the_query_does_not_name_is_no_named_tool(query, tool, kept)
 
 
 def test_an_object_without_a_usable_box_is_scored_on_the_whole_image(picture):
-    client = ScriptedClient(scripted_answers(LocationReply="no JSON at all", SelectionReply={"car": {"Blurs": "NIQE"}}, AnalysisReply=moderate_blur("car"), DetectionReply={"car": ["Blurs"]}))
-    evidence = execute(client, ScriptedTools({"NIQE": 3.0}), picture, with_boxes("pixels"), query_scope=["car"], plan=dict.fromkeys(ALL_OFF, True))
+    client = ScriptedClient(
+        scripted_answers(
+            LocationReply="no JSON at all",
+            SelectionReply={"car": {"Blurs": "NIQE"}},
+            AnalysisReply=moderate_blur("car"),
+            DetectionReply={"car": ["Blurs"]},
+        )
+    )
+    evidence = execute(
+        client,
+        ScriptedTools({"NIQE": 3.0}),
+        picture,
+        with_boxes("pixels"),
+        query_scope=["car"],
+        plan=dict.fromkeys(ALL_OFF, True),
+    )
     assert evidence.error is None
     assert [log.region for log in evidence.tool_logs] == ["global"]
     assert evidence.quality_scores == {"car": {"Blurs": ("NIQE", 3.0)}}
+
+
+def test_a_region_that_the_query_does_not_name_is_no_scope():
+    """A small model invents regions; without the check its tools would be switched off for an ordinary rating."""
+    corrected, corrections = correct_plan(
+        plan(query_scope=["street"], distortions={"street": ["Noise"]}), "Is it noisy?", False, False
+    )
+    assert corrected.query_scope == "Global"
+    assert corrected.distortions == {"Global": ["Noise"]}
+    assert corrected.plan.tool_execution
+    assert any(line.startswith("query_scope") for line in corrections)
+    kept, _ = correct_plan(plan(query_scope=["Red car"]), "How good is the red car?", False, False)
+    assert kept.query_scope == ["Red car"]

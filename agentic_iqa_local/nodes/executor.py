@@ -152,18 +152,19 @@ def run_tools(evidence: ExecutorOutput, boxes: dict[str, Box], images: OpenImage
 
 
 def run_tool(name: str, distortion: str, tool: str, box: Box | None, images: OpenImages) -> list[ToolExecutionLog]:
-    """One log, or two when the tool failed and the default stood in; the last one counts."""
+    """The runs of one entry: the chosen tool, and while that fails the listed ones in their order; the last run counts."""
     first = _attempt(name, distortion, tool, box, images, fallback=False)
     if first.error is None:
         return [first]
     images.warn(f"{tool} could not score {name}: {first.error}")
     try:
-        stand_in = default_tool(images)
+        stand_ins = [info.name for info in listed_tools(images) if info.name != first.tool_name]
     except ToolError:
         return [first]
-    if stand_in == first.tool_name:
-        return [first]
-    return [first, _attempt(name, distortion, stand_in, box, images, fallback=True)]
+    logs = [first]
+    while stand_ins and logs[-1].error is not None:
+        logs.append(_attempt(name, distortion, stand_ins.pop(0), box, images, fallback=True))
+    return logs
 
 
 def _attempt(name: str, distortion: str, tool: str, box: Box | None, images: OpenImages, fallback: bool) -> ToolExecutionLog:

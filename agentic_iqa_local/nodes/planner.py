@@ -44,14 +44,19 @@ def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replannin
 
     On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of.
     """
-    changes: dict[str, Any] = {"query_scope": "Global" if plan.query_scope == ["Global"] else plan.query_scope}
+    named = [name for name in plan.objects if _letters(name) in _letters(query)]
+    scope = named if named and plan.query_scope != "Global" else "Global"  # a region that the query does not name is invented
+    if scope == ["Global"]:
+        scope = "Global"
+    changes: dict[str, Any] = {"query_scope": scope}
     if plan.query_type == "Other" or not plan.distortions:
         changes |= {"distortion_source": "Inferred", "distortions": None}
     else:
+        objects = ["Global"] if scope == "Global" else scope
         changes["distortion_source"] = "Explicit"
-        named = [t for types in plan.distortions.values() for t in types]
-        if set(plan.distortions) != set(plan.objects):
-            changes["distortions"] = {name: list(dict.fromkeys(plan.distortions.get(name, named))) for name in plan.objects}
+        if set(plan.distortions) != set(objects):
+            types = [t for listed in plan.distortions.values() for t in listed]
+            changes["distortions"] = {name: list(dict.fromkeys(plan.distortions.get(name, types))) for name in objects}
     if plan.required_tool is not None and _letters(plan.required_tool) not in _letters(query):
         changes["required_tool"] = None  # a recommendation, not a tool that the query names
     changes["reference_mode"] = "Full-Reference" if has_reference else "No-Reference"
@@ -89,7 +94,7 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
             prior_context={"replan_history": history} if history else None,
         )
     except ValidationError as error:
-        return {"error": f"Planner: {error.errors()[0]['msg']}"}
+        return {"error": f"Planner: {error.errors()[0]['msg'].removeprefix('Value error, ')}"}
     prompt = planner_prompt(task.query, has_reference, state.get("choices"), history)
     try:
         with opened(state, config) as images:

@@ -55,10 +55,10 @@ class LetterRead:
 
 @dataclass(frozen=True)
 class SeenImage:
-    """What the model saw of one image: pixels after the processor, and the tokens they became."""
+    """What the model saw of one image: pixels after the processor (None where it tiles), and the tokens they became."""
 
-    width: int
-    height: int
+    width: int | None
+    height: int | None
     tokens: int
 
 

@@ -22,12 +22,14 @@ import llguidance.numpy
 import numpy as np
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
 from pydantic import BaseModel
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, BitsAndBytesConfig, DynamicCache
 
 from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.devices import describe_device
 from agentic_iqa_local.prompts import Prompt, chat_messages
 from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.letters import resolve_letters
@@ -55,14 +57,19 @@ def check_folder(folder: Path) -> None:
         raise VLMError(f"model folder {folder}: expected weights as *.safetensors, found {got}; get the safetensors edition")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards = set(json.loads(index.read_text())["weight_map"].values())
+        try:
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError) as error:
+            raise VLMError(
+                f"model folder {folder}: {index.name} cannot be read ({_first_line(error)}); copy the folder again"
+            ) from error
         if missing := sorted(s for s in shards if not (folder / s).is_file()):
             raise VLMError(
                 f"model folder {folder}: expected {len(shards)} weight files, {missing[0]} is missing; copy the folder again"
             )
     try:
         loaded = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError) as error:
+    except (ValueError, OSError, KeyError, TypeError, StrictDataclassError) as error:
         raise VLMError(f"model folder {folder}: config.json cannot be used ({_first_line(error)})") from error
     if type(loaded) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise VLMError(
@@ -85,15 +92,16 @@ def _dtype(name: str, device: str) -> torch.dtype:
 
 def _quantization(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     # The letters come from lm_head and quality from the vision tower: both stay in full precision.
+    kept = ["model.visual", "model.vision_tower", "model.vision_model", "lm_head"]
     if kind == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["model.visual", "lm_head"])
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=kept)
     if kind == "4bit":
         return BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
-            llm_int8_skip_modules=["model.visual", "lm_head"],
+            llm_int8_skip_modules=kept,
         )
     return None
 
@@ -122,17 +130,20 @@ class TransformersClient:
             options["device_map"] = "auto"
         try:
             self.processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            self.model = AutoModelForImageTextToText.from_pretrained(folder, **options).eval()
+            self.model, loading = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True, **options)
+            self.model.eval()
             if "device_map" not in options:
                 self.model.to(device)
         except (ValueError, OSError, ImportError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
             raise VLMError(
                 f"model folder {folder}: transformers {transformers.__version__} cannot load it ({_first_line(error)})"
             ) from error
-        if getattr(self.processor, "image_processor", None) is None:
+        if absent := sorted({*loading["missing_keys"], *(str(key) for key in loading["mismatched_keys"])}):
             raise VLMError(
-                f"model folder {folder}: expected a processor with an image processor, found none; copy preprocessor_config.json too"
+                f"model folder {folder}: expected every weight of the model, {len(absent)} are missing or of another shape "
+                f"({absent[0]}, ...); copy the folder again"
             )
+        self._check_processor(folder)
         self.device = self.model.device
         self.tokenizer = self.processor.tokenizer
         self.limits = self._set_limits(settings)
@@ -142,6 +153,21 @@ class TransformersClient:
         self.vocabulary = vocabulary
         eos = self.model.generation_config.eos_token_id
         self.stop_ids = {*(eos if isinstance(eos, list) else [eos]), self.tokenizer.eos_token_id}
+
+    def _check_processor(self, folder: Path) -> None:
+        """Raises VLMError for a processor without images, chat template or a token that stands for an image."""
+        processor = self.processor
+        if getattr(processor, "image_processor", None) is None:
+            raise VLMError(
+                f"model folder {folder}: expected a processor with an image processor, found none; copy preprocessor_config.json too"
+            )
+        if not (processor.chat_template or processor.tokenizer.chat_template):
+            raise VLMError(f"model folder {folder}: expected a chat template, found none; copy chat_template.jinja too")
+        token = getattr(processor, "image_token", None)
+        if token is None or len(processor.tokenizer.encode(token, add_special_tokens=False)) != 1:
+            raise VLMError(
+                f"model folder {folder}: expected the image place {token!r} to be one token, it is none; copy the tokenizer's files too"
+            )
 
     def _set_limits(self, settings: ModelSettings) -> PixelLimits:
         """The processor's pixel range, narrowed by the configuration. Processors that force a size get no range of their own."""
@@ -153,7 +179,12 @@ class TransformersClient:
             return PixelLimits(factor=1, min_pixels=settings.min_pixels or 1, max_pixels=settings.max_pixels)
         factor = patch * images.merge_size
         low, high = settings.min_pixels or size["shortest_edge"], settings.max_pixels or size["longest_edge"]
-        images.size = {"shortest_edge": low, "longest_edge": max(high, factor * factor)}
+        if not factor * factor <= high or low > high:
+            raise VLMError(
+                f"model {self.name}: expected min_pixels ≤ max_pixels and at least {factor * factor} max_pixels "
+                f"(one token of {factor}×{factor}), got {low} and {high}; correct the configuration"
+            )
+        images.size = {"shortest_edge": low, "longest_edge": high}
         return PixelLimits(factor=factor, min_pixels=low, max_pixels=high)
 
     def open(self, images: Sequence[Image.Image]) -> "TransformersSession":
@@ -164,13 +195,14 @@ class TransformersClient:
         return {
             "name": self.name,
             "type": self.model.config.model_type,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "parameters": self.model.num_parameters(),
             "engine": f"transformers {transformers.__version__}",
             "torch": torch.__version__,
             "dtype": str(self.dtype).removeprefix("torch."),
             "quantization": self.settings.quantization,
             "attention": self.model.config._attn_implementation,
             "device": str(self.device),
+            "hardware": describe_device(str(self.device)),
             "prompt_layout": self.settings.prompt_layout,
             "notice": self.notice,
         }
@@ -207,6 +239,7 @@ class TransformersSession:
         self.client, self.images = client, images
         self.usage = TokenUsage()
         self.seen: list[SeenImage] = []
+        self._generator = torch.Generator().manual_seed(0)  # each assessment draws the same way, whatever ran before
         self._cache: DynamicCache | None = None
         self._cached: list[int] = []  # the ids whose keys and values the cache holds
         self._delta: torch.Tensor | None = None  # Qwen: how far text positions lag behind token counts after the images
@@ -227,8 +260,7 @@ class TransformersSession:
         client = self.client
         grammar = client.grammar(json.dumps(schema.model_json_schema(by_alias=True)))
         matcher = llguidance.LLMatcher(client.grammar_tokenizer, grammar)
-        ids = self._render(prompt)
-        answer = client.encode(answer_prefix)
+        ids, answer, _ = self._render(prompt, answer_prefix)
         if not matcher.consume_tokens(answer):
             raise VLMError(f"schema {schema.__name__} does not allow an answer that begins with {answer_prefix!r}")
         mask = llguidance.numpy.allocate_token_bitmask(1, client.vocabulary)
@@ -242,7 +274,7 @@ class TransformersSession:
             new_call = False
             llguidance.numpy.fill_next_token_bitmask(matcher, mask)
             allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: client.vocabulary].astype(bool)
-            token = _choose(logits.masked_fill(~torch.from_numpy(allowed), float("-inf")), temperature)
+            token = _choose(logits.masked_fill(~torch.from_numpy(allowed), float("-inf")), temperature, self._generator)
             self.usage.decoded += 1
             matcher.consume_token(token)
             if token in client.stop_ids:
@@ -254,22 +286,30 @@ class TransformersSession:
 
     def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`, in float64."""
-        ids = self._render(prompt) + self.client.encode(answer_prefix)
-        token_ids = resolve_letters(self.client.encode, answer_prefix, letters)
-        logprobs = self._advance(ids, new_call=True).double().log_softmax(-1)
+        ids, answer, text = self._render(prompt, answer_prefix)
+        token_ids = resolve_letters(self.client.encode, text, letters)
+        logprobs = self._advance(ids + answer, new_call=True).double().log_softmax(-1)
         picked = {letter: logprobs[token].item() for letter, token in token_ids.items()}
         on_letters = float(np.exp(np.logaddexp.reduce(list(picked.values()))))
         return LetterRead(picked, max(0.0, 1.0 - on_letters), token_ids)
 
-    def _render(self, prompt: Prompt) -> list[int]:
-        """Token ids of the prompt with image placeholders expanded. The images are processed on the first call only."""
+    def _render(self, prompt: Prompt, answer_prefix: str = "") -> tuple[list[int], list[int], str]:
+        """(token ids of the prompt with image placeholders expanded, ids of the answer so far, the text of both).
+
+        The answer is encoded after the prompt, not by itself: many tokenizers begin a text differently from its middle.
+        The images are processed on the first call only.
+        """
         client = self.client
         if not client.settings.share_prefix:
             self._drop_cache()
         defused = Prompt(prompt.instructions, client.defuse(prompt.case))
         messages = chat_messages(defused, len(self.images), client.settings.prompt_layout)
         text = client.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        short = client.encode(text)
+        short, whole = client.encode(text), client.encode(text + answer_prefix)
+        if whole[: len(short)] != short:
+            raise VLMError(
+                f"tokenizer of {client.name}: expected the answer to begin with a token of its own, it merges with the prompt"
+            )
         placeholder = client.tokenizer.convert_tokens_to_ids(client.processor.image_token)
         places = [i for i, token in enumerate(short) if token == placeholder]
         if len(places) != len(self.images):
@@ -279,7 +319,7 @@ class TransformersSession:
             self._process_images(text, short[:first], short[last + 1 :], placeholder)
         ids = short[:first] + self._block + short[last + 1 :]
         self._image_end = first + len(self._block)
-        return ids
+        return ids, whole[len(short) :], text + answer_prefix
 
     def _process_images(self, text: str, head: list[int], tail: list[int], placeholder: int) -> None:
         """Runs the processor and keeps its pixel inputs, the expanded image block and what the model saw."""
@@ -301,9 +341,11 @@ class TransformersSession:
         if "image_grid_thw" in batch:
             patch = client.processor.image_processor.patch_size
             self.seen = [SeenImage(int(w) * patch, int(h) * patch, tokens) for _, h, w in batch["image_grid_thw"].tolist()]
-        else:
+        elif batch["pixel_values"].ndim == 4:
             height, width = batch["pixel_values"].shape[-2:]
             self.seen = [SeenImage(width, height, tokens)] * len(self.images)
+        else:  # tiles of a resized picture, and often a thumbnail: no one size says what was seen
+            self.seen = [SeenImage(None, None, tokens)] * len(self.images)
 
     def _drop_cache(self) -> None:
         self._cache, self._cached, self._delta = None, [], None
@@ -313,11 +355,9 @@ class TransformersSession:
         """Logits (float32, V) after `ids`; only what the cache does not hold already goes through the model."""
         kept = self._common(ids)
         if self._cache is not None and kept < len(self._cached):
-            if kept < self._image_end:
+            kept = kept if kept >= self._image_end and self._crop(kept) else 0
+            if kept == 0:
                 self._drop_cache()
-                kept = 0
-            else:
-                self._cache.crop(kept - len(self._cached))
         new = ids[kept:]
         if new_call:
             self.usage.reused += kept
@@ -327,10 +367,11 @@ class TransformersSession:
         self.usage.forward_passes += 1
         try:
             output = self.client.model(**self._model_inputs(new, kept), use_cache=True, logits_to_keep=1)
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             self._drop_cache()
             raise VLMError(
-                f"{self.client.name} ran out of GPU memory on {len(ids)} tokens; lower max_pixels, quantise, or use another GPU"
+                f"{self.client.name} failed on {len(ids)} tokens ({_first_line(error)}); "
+                "if memory ran out, lower max_pixels, quantise, or use another device"
             ) from error
         if kept == 0:
             delta = getattr(self.client.model.model, "rope_deltas", None)
@@ -340,6 +381,14 @@ class TransformersSession:
         if not torch.isfinite(logits).all():
             raise VLMError(f"{self.client.name} gave logits that are not finite in {self.client.dtype}; set dtype: float32")
         return logits
+
+    def _crop(self, kept: int) -> bool:
+        """Cuts the cache to its first `kept` tokens; False where it cannot be cut (sliding windows, linear attention)."""
+        try:
+            self._cache.crop(kept - len(self._cached))
+        except (RuntimeError, NotImplementedError, ValueError, AttributeError):
+            return False
+        return self._cache.get_seq_length() == kept
 
     def _common(self, ids: list[int]) -> int:
         """How many leading ids the cache holds; at least the last one is always computed, for its logits."""
@@ -370,8 +419,8 @@ class TransformersSession:
         return inputs | {"position_ids": positions, "past_key_values": self._cache}
 
 
-def _choose(logits: torch.Tensor, temperature: float) -> int:
-    """The most probable token, or a draw at `temperature` from torch's global generator."""
+def _choose(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
+    """The most probable token, or a draw at `temperature`."""
     if temperature == 0:
         return int(logits.argmax())
-    return int(torch.multinomial((logits / temperature).softmax(-1), 1))
+    return int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
