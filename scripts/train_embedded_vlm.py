@@ -27,7 +27,7 @@ def parse() -> argparse.Namespace:
     train.add_argument("--out", type=Path, default=Path("models/embedded"), help="model folder to write (default: %(default)s)")
     train.add_argument("--vision-steps", type=int, default=1000, help="steps of the first phase (default: %(default)s)")
     train.add_argument("--language-steps", type=int, default=1100, help="steps of the second phase (default: %(default)s)")
-    train.add_argument("--planning-steps", type=int, default=400, help="steps of the third phase (default: %(default)s)")
+    train.add_argument("--planning-steps", type=int, default=860, help="steps of the third phase (default: %(default)s)")
     train.add_argument("--tokens", type=int, default=1200, help="image tokens a step in the first phase (default: %(default)s)")
     train.add_argument("--language-tokens", type=int, default=1200, help="the same in the second phase (default: %(default)s)")
     train.add_argument("--seed", type=int, default=1, help="seed of initialisation and data (default: %(default)s)")
@@ -103,8 +103,8 @@ def train(args: argparse.Namespace) -> None:
     )
     run_phase(
         name="planning",
-        groups=[(nn.ModuleDict({"language": model.model.language_model}), 6e-4)],
-        batches=language_batches(photos, processor, args.language_tokens // 2, args.seed, 2, PLANNING),
+        groups=[(nn.ModuleDict({"language": model.model.language_model}), 1e-3)],
+        batches=language_batches(photos, processor, args.language_tokens, args.seed, 2, PLANNING),
         losses=language_losses(model, heads, letter_ids, frozen_vision=True),
         steps=args.planning_steps,
         checkpoint=args.work / "planning.pt",

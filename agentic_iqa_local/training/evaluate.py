@@ -34,9 +34,9 @@ class Judgement:
 
 
 def held_out_samples(photos: list[np.ndarray], per_photo: int = SAMPLES_PER_PHOTO, seed: int = TEST_SEED) -> list[Sample]:
-    """`per_photo` samples of each photograph at its full size: severities uniform 1..5, 12 % clean."""
+    """`per_photo` samples of each photograph's top left 512×512 pixels: severities uniform 1..5, 12 % clean."""
     rng = np.random.default_rng(seed)
-    return [draw_sample(photo, rng) for photo in photos for _ in range(per_photo)]
+    return [draw_sample(photo[:512, :512], rng) for photo in photos for _ in range(per_photo)]
 
 
 def judge(client: VLMClient, sample: Sample) -> Judgement:

@@ -32,7 +32,7 @@ class Mix:
 
 
 SEEING = Mix(full_reference=0.2, planning=0.25, row_tokens=460)
-PLANNING = Mix(full_reference=0.4, planning=0.9, row_tokens=640)
+PLANNING = Mix(full_reference=0.3, planning=1.0, row_tokens=580)
 IGNORE = -100
 
 

@@ -197,20 +197,22 @@ def planning(rng: np.random.Generator, has_reference: bool) -> RoleSample:
 
 def draw_roles(crop: Crop, has_reference: bool, rng: np.random.Generator, planning_share: float = 0.25) -> list[RoleSample]:
     """What one picture is asked in one training step; every prompt continues from the same image prefix."""
-    samples = []
-    for share, draw in (
-        (0.6, lambda: detection(crop, rng)),
-        (0.16, lambda: analysis(crop, rng)),
-        (0.08, lambda: selection(crop, rng)),
-        (0.12, lambda: rating(crop, rng, with_evidence=True, read_only=False)),
-        (0.2, lambda: choice_question(crop, rng)),
-        (0.04, lambda: free_question(rng)),
-        (planning_share, lambda: planning(rng, has_reference)),
-    ):
-        if rng.random() < share:
-            samples.append(draw())
-    order = rng.permutation(len(samples))
-    return [rating(crop, rng, with_evidence=False, read_only=rng.random() < 0.6), *(samples[i] for i in order)]
+    first = [rating(crop, rng, with_evidence=False, read_only=rng.random() < 0.6)]
+    if rng.random() < planning_share:
+        first.append(planning(rng, has_reference))
+    others = [
+        draw()
+        for share, draw in (
+            (0.6, lambda: detection(crop, rng)),
+            (0.16, lambda: analysis(crop, rng)),
+            (0.08, lambda: selection(crop, rng)),
+            (0.12, lambda: rating(crop, rng, with_evidence=True, read_only=False)),
+            (0.2, lambda: choice_question(crop, rng)),
+            (0.04, lambda: free_question(rng)),
+        )
+        if rng.random() < share
+    ]
+    return first + [others[i] for i in rng.permutation(len(others))]
 
 
 def corpus(seed: int, rows: int = 6000) -> Iterator[str]:
