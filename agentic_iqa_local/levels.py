@@ -6,13 +6,11 @@ LEVEL_WORDS: dict[int, str] = {5: "Excellent", 4: "Good", 3: "Fair", 2: "Poor", 
 LETTERS: tuple[str, ...] = ("A", "B", "C", "D", "E")
 LETTER_TO_LEVEL: dict[str, int] = {"A": 5, "B": 4, "C": 3, "D": 2, "E": 1}
 LEVEL_TO_LETTER: dict[int, str] = {level: letter for letter, level in LETTER_TO_LEVEL.items()}
-LEVELS: tuple[int, ...] = (1, 2, 3, 4, 5)
 
 DistortionType = Literal["Blurs", "Color distortions", "Compression", "Noise", "Brightness change", "Sharpness", "Contrast"]
 DISTORTION_TYPES: tuple[str, ...] = get_args(DistortionType)
 
 Severity = Literal["none", "slight", "moderate", "severe", "extreme"]
-SEVERITIES: tuple[str, ...] = get_args(Severity)
 
 # What stands in for a distortion when none was found and a tool still has to judge the object as a whole.
 OVERALL = "Overall quality"
