@@ -5,8 +5,9 @@
     python scripts/train_embedded_vlm.py evaluate --photos PHOTOS --model models/embedded
 
 Training has three phases, each resumed from its checkpoint in --work when it is interrupted: the vision tower alone, then
-the whole model on the pipeline's own prompts, then the language model alone with more planning and more pairs. --photos is a folder of clean photographs; 40 of them, chosen by a fixed
-seed, are held out and never trained on. About 25 + 45 + 12 minutes on two CPU cores; a GPU is used with --device cuda.
+the whole model on the pipeline's own prompts, then the language model alone with more planning and more pairs. --photos is
+a folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never trained on. About 25 + 50 + 30
+minutes on two CPU cores; a GPU is used with --device cuda.
 """
 
 import argparse
