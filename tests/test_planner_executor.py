@@ -402,3 +402,13 @@ def test_a_region_that_the_query_does_not_name_is_no_scope():
     assert any(line.startswith("query_scope") for line in corrections)
     kept, _ = correct_plan(plan(query_scope=["Red car"]), "How good is the red car?", False, False)
     assert kept.query_scope == ["Red car"]
+
+
+def test_slow_tools_are_not_offered_but_can_be_named(picture):
+    client = ScriptedClient(scripted_answers(DetectionReply={"Global": ["Blurs"]}))
+    tools = ScriptedTools({"MAD": 2.0, "NIQE": 3.0})
+    execute(client, tools, picture)
+    assert "- NIQE" in prompts(client, "SelectionReply")[0].case
+    assert "MAD" not in prompts(client, "SelectionReply")[0].case
+    named = execute(client, tools, picture, required_tool="MAD")
+    assert named.quality_scores == {"Global": {"Blurs": ("MAD", 2.0)}}

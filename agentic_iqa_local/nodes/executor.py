@@ -85,7 +85,7 @@ def listed_tools(images: OpenImages) -> list[ToolInfo]:
     full_reference = images.reference is not None
     settings = images.services.settings.tools
     favourites = settings.full_reference if full_reference else settings.no_reference
-    tools = images.services.tools.available(full_reference)
+    tools = [t for t in images.services.tools.available(full_reference) if t.name not in settings.not_offered]
     if not tools:
         raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
     return sorted(
