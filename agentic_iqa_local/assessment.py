@@ -12,9 +12,9 @@ from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse, read_choices
-from agentic_iqa_local.prompts import DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.services import OpenImages, Services, load_services
-from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog
+from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog, check_query
 from agentic_iqa_local.vlm_client import VLMError
 
 SCHEMA_VERSION = 1
@@ -104,8 +104,7 @@ def assess(
     settings = services.settings
     limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
     query = DEFAULT_QUERY if query is None else query
-    if not query.strip():
-        raise ValueError("query: expected a question or an instruction, got an empty text; leave it out for a plain rating")
+    check_query(query)
     state = initial_state(query, str(image), reference and str(reference), limit, choices)
     services.client(ROLE)
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
@@ -164,7 +163,7 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     choices = state.get("choices")
     prompt = summarizer_prompt(state["query"], None, scoring=not choices, choices=choices)
     if choices:
-        fusion = read_choices(prompt, [chr(65 + i) for i in range(len(choices))], images)
+        fusion = read_choices(prompt, choice_letters(choices), images)
         return fusion.model_dump() | {"final_answer": fusion.vlm_letter}
     settings = images.services.settings.tools
     logs = []

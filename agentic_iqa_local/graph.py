@@ -13,7 +13,7 @@ from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.services import OpenImages, Services, load_services
-from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, AgenticIQAState, replan_limit
+from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, AgenticIQAState, check_choices, check_limit, replan_limit
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +77,8 @@ def initial_state(
 ) -> AgenticIQAState:
     """The state that a run starts from. A limit of None means the default; 0 stays 0."""
     limit = DEFAULT_MAX_REPLAN_ITERATIONS if max_replan_iterations is None else max_replan_iterations
-    if limit < 0:
-        raise ValueError(f"max_replan_iterations: expected 0 or more, got {limit}")
-    if choices is not None and not 2 <= len(choices) <= 10:
-        raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
-    if choices is not None and (not all(c.strip() for c in choices) or len({c.strip() for c in choices}) != len(choices)):
-        raise ValueError(f"choices: expected answers that differ and are not blank, got {list(choices)}")
+    check_limit(limit)
+    check_choices(choices)
     state: AgenticIQAState = {
         "query": query,
         "image_path": str(image_path),

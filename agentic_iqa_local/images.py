@@ -19,11 +19,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError
 
+from agentic_iqa_local.state import IMAGE_SUFFIXES
+
 # Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no photograph.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "JPEG2000", "GIF", "PPM", "AVIF")
-SUFFIXES = frozenset(
-    {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".jp2", ".gif", ".ppm", ".avif", ".jfif", ".jpe"}
-)
 
 # Pillow modes that become RGB by a plain conversion, and what to call them; "I" only where it holds 16 bits.
 _PLAIN_MODES = {
@@ -343,10 +342,10 @@ def expand_inputs(items: Sequence[str]) -> list[Path]:
         else:
             files.append(Path(item))
             continue
-        matches = [file for file in found if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()]
+        matches = [file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()]
         if not matches:
             raise ImageError(
-                f"{item}: expected a folder or a pattern with image files ({' '.join(sorted(SUFFIXES))}), "
+                f"{item}: expected a folder or a pattern with image files ({' '.join(sorted(IMAGE_SUFFIXES))}), "
                 f"but found none; check the path."
             )
         files += sorted(matches, key=_natural)

@@ -136,11 +136,17 @@ def chat_messages(prompt: Prompt, images: int, layout: PromptLayout) -> list[dic
     ]
 
 
+def choice_letters(choices: Sequence[str]) -> list[str]:
+    """A, B, C, ... for the user's own choices."""
+    return [chr(ord("A") + i) for i in range(len(choices))]
+
+
 def _query(query: str, choices: Sequence[str] | None) -> list[str]:
     # A JSON string: quotes, braces and line breaks in a query stay inside it, so that it cannot pose as instructions' end.
     lines = [f"Query: {json.dumps(query, ensure_ascii=False)}"]
     if choices:
-        lines += ["Choices:", *(f"{chr(65 + i)}. {json.dumps(c, ensure_ascii=False)[1:-1]}" for i, c in enumerate(choices))]
+        lettered = zip(choice_letters(choices), choices, strict=True)
+        lines += ["Choices:", *(f"{letter}. {json.dumps(c, ensure_ascii=False)[1:-1]}" for letter, c in lettered)]
     return lines
 
 

@@ -5,6 +5,7 @@ use the names of the field (AgenticIQA, arXiv 2509.26006).
 """
 
 import logging
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict
@@ -266,6 +267,28 @@ class AgenticIQAState(TypedDict):
     max_replan_iterations: NotRequired[int]
     replan_history: NotRequired[Annotated[list[str], replace]]
     error: NotRequired[Annotated[str | None, replace]]
+
+
+def check_query(query: str) -> None:
+    """Raises ValueError for an empty query."""
+    if not query.strip():
+        raise ValueError("query: expected a question or an instruction, got an empty text; leave it out for a plain rating")
+
+
+def check_choices(choices: Sequence[str] | None) -> None:
+    """Raises ValueError unless there are 2 to 10 answers that differ and are not blank, or none at all."""
+    if choices is None:
+        return
+    if not 2 <= len(choices) <= 10:
+        raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
+    if len({choice.strip() for choice in choices} - {""}) < len(choices):
+        raise ValueError(f"choices: expected answers that differ and are not blank, got {list(choices)}")
+
+
+def check_limit(limit: int) -> None:
+    """Raises ValueError for a negative limit."""
+    if limit < 0:
+        raise ValueError(f"max_replan_iterations: expected 0 or more, got {limit}")
 
 
 def replan_limit(state: AgenticIQAState) -> int:

@@ -72,14 +72,18 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not args.image and not args.list_tools:
         parser.error("--image is needed: give one or several images, folders or globs")
-    if args.query is not None and not args.query.strip():
-        parser.error("--query: expected a question or an instruction, got an empty text; leave it out for a plain rating")
-    if args.choices and not 2 <= len(args.choices) <= 10:
-        parser.error(f"--choices: expected 2 to 10 answers, got {len(args.choices)}")
-    if args.choices and len({choice.strip() for choice in args.choices} - {""}) < len(args.choices):
-        parser.error(f"--choices: expected answers that differ and are not blank, got {args.choices}")
-    if args.max_replan_iterations is not None and args.max_replan_iterations < 0:
-        parser.error(f"--max-replan-iterations: expected 0 or more, got {args.max_replan_iterations}")
+    from agentic_iqa_local.state import check_choices, check_limit, check_query
+
+    for option, check, value in (
+        ("--query", check_query, args.query),
+        ("--choices", check_choices, args.choices),
+        ("--max-replan-iterations", check_limit, args.max_replan_iterations),
+    ):
+        try:
+            if value is not None:
+                check(value)
+        except ValueError as error:
+            parser.error(f"{option}: {str(error).partition(': ')[2]}")
     return args
 
 
@@ -141,10 +145,10 @@ def run(args: argparse.Namespace, settings, paths: list[Path], device: str, resu
     from agentic_iqa_local.services import Services
 
     services = Services(settings, device)
-    file = open_rows(args.json)
     if args.list_tools:
         print(tool_table(services.tools.info()), file=results)
         return 0
+    file = open_rows(args.json)
     from transformers.utils import logging as transformers_logging
 
     from agentic_iqa_local.assessment import assess

@@ -2,17 +2,14 @@
 
 import json
 import math
-import shutil
 import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import torch
-from conftest import EMBEDDED, ROOT
+from conftest import ROOT
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from agentic_iqa_local import assess, run_pipeline
 from agentic_iqa_local.config import ModelSettings, Settings
@@ -82,15 +79,9 @@ def test_the_image_is_prefilled_once_for_all_roles(rated, photo_path, client):
     assert rated.tokens.reused >= 3 * 256
 
 
-def test_flat_logits_give_uniform_letters_and_the_fusion_of_them(tmp_path, photo_path):
+def test_flat_logits_give_uniform_letters_and_the_fusion_of_them(flat_model, photo_path):
     """A copy of the model whose final norm weight is zero: p_c is 0.2 each, off-letter mass 1 − 5/V, q the uniform fusion."""
-    folder = tmp_path / "flat"
-    shutil.copytree(EMBEDDED, folder)
-    weights = load_file(folder / "model.safetensors")
-    (name,) = [n for n in weights if n.endswith("language_model.norm.weight") or n == "model.norm.weight"]
-    weights[name] = torch.zeros_like(weights[name])
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    services = Services(Settings().with_model(str(folder)), "cpu")
+    services = Services(Settings().with_model(flat_model), "cpu")
     row = assess(photo_path, pipeline="letters", services=services)
     vocabulary = services.client("summarizer").vocabulary
     assert list(row.p_c.values()) == pytest.approx([0.2] * 5, abs=1e-6)

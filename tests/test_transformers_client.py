@@ -115,15 +115,9 @@ def test_two_photographs_give_two_distributions(client, pictures):
     assert max(abs(first.logprobs[x] - second.logprobs[x]) for x in LETTERS) > 0.1
 
 
-def test_letters_are_the_models_logits(tmp_path, pictures):
+def test_letters_are_the_models_logits(flat_model, pictures):
     """A copy whose final norm weight is zero has equal logits: each of V tokens has 1/V, so 1 − 5/V lies off the letters."""
-    folder = tmp_path / "flat"
-    shutil.copytree(EMBEDDED, folder)
-    weights = load_file(folder / "model.safetensors")
-    (name,) = [n for n in weights if n.endswith("language_model.norm.weight") or n == "model.norm.weight"]
-    weights[name] = torch.zeros_like(weights[name])
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    flat = TransformersClient("flat", ModelSettings(path=str(folder)), "cpu")
+    flat = TransformersClient("flat", ModelSettings(path=flat_model), "cpu")
     read = flat.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     vocabulary = flat.vocabulary
     assert list(read.logprobs.values()) == pytest.approx([-np.log(vocabulary)] * 5, abs=1e-6)

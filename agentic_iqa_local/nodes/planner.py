@@ -10,6 +10,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from pydantic import ValidationError
 
+from agentic_iqa_local.evidence import required_objects
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.prompts import planner_prompt
@@ -44,15 +45,14 @@ def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replannin
 
     On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of.
     """
-    named = [name for name in plan.objects if _letters(name) in _letters(query)]
-    scope = named if named and plan.query_scope != "Global" else "Global"  # a region that the query does not name is invented
-    if scope == ["Global"]:
-        scope = "Global"
+    # A region that the query does not name is invented.
+    named = [name for name in plan.objects if name != "Global" and _letters(name) in _letters(query)]
+    scope = named or "Global"
     changes: dict[str, Any] = {"query_scope": scope}
     if plan.query_type == "Other" or not plan.distortions:
         changes |= {"distortion_source": "Inferred", "distortions": None}
     else:
-        objects = ["Global"] if scope == "Global" else scope
+        objects = required_objects(scope)
         changes["distortion_source"] = "Explicit"
         if set(plan.distortions) != set(objects):
             types = [t for listed in plan.distortions.values() for t in listed]
@@ -61,7 +61,7 @@ def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replannin
         changes["required_tool"] = None  # a recommendation, not a tool that the query names
     changes["reference_mode"] = "Full-Reference" if has_reference else "No-Reference"
     source = changes["distortion_source"]
-    flags = derive_flags(plan.query_type, changes["query_scope"], source, changes.get("required_tool", plan.required_tool))
+    flags = derive_flags(plan.query_type, scope, source, changes.get("required_tool", plan.required_tool))
     if replanning and plan.query_type == "IQA":
         wanted = plan.plan.model_dump()
         flags = PlanControlFlags(**{name: on or wanted[name] for name, on in flags.model_dump().items()})

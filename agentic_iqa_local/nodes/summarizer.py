@@ -16,7 +16,7 @@ from agentic_iqa_local.evidence import contradictions, should_replan, tool_score
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import letter_reply, summary_reply
-from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, is_scoring, summarizer_prompt
+from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, choice_letters, is_scoring, summarizer_prompt
 from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities
 from agentic_iqa_local.services import OpenImages, opened
 from agentic_iqa_local.state import (
@@ -101,7 +101,7 @@ def summarize(
         fusion = read_and_fuse(prompt, scores, images)
         prefix = ANSWER_PREFIX + fused_letter(fusion)
     elif choices:
-        letters = [chr(65 + i) for i in range(len(choices))]
+        letters = choice_letters(choices)
         fusion = read_choices(prompt, letters, images)
         prefix = ANSWER_PREFIX + fusion.vlm_letter
     reply = ask(images.session(ROLE), prompt, summary_reply(letters), role, answer_prefix=prefix)

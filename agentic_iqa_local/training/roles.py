@@ -18,6 +18,7 @@ from agentic_iqa_local.prompts import (
     DEFAULT_QUERY,
     Prompt,
     analysis_prompt,
+    choice_letters,
     detection_prompt,
     planner_prompt,
     selection_prompt,
@@ -171,7 +172,7 @@ def choice_question(crop: Crop, rng: np.random.Generator) -> RoleSample:
         choices = list(LEVEL_WORDS.values())
         query = pick(rng, ("What is the quality of the image?", "How good is the image?"))
     choices = [str(c) for c in rng.permutation(choices)]
-    letter = chr(65 + choices.index(right))
+    letter = choice_letters(choices)[choices.index(right)]
     evidence = _evidence(crop, rng) if rng.random() < 0.25 else None
     target = np.zeros(len(choices))
     target[choices.index(right)] = 1

@@ -191,6 +191,7 @@ class TransformersClient:
         """A session on [test image] or [reference, test image]; nothing is computed yet."""
         return TransformersSession(self, list(images))
 
+    @functools.lru_cache(maxsize=1)  # noqa: B019 - counting parameters once a client, not once a row
     def describe(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -379,6 +380,7 @@ class TransformersSession:
         self._cache, self._cached = output.past_key_values, ids
         logits = output.logits[0, -1].float().cpu()
         if not torch.isfinite(logits).all():
+            self._drop_cache()
             raise VLMError(f"{self.client.name} gave logits that are not finite in {self.client.dtype}; set dtype: float32")
         return logits
 
