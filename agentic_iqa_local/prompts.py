@@ -102,7 +102,12 @@ Return the JSON:
 }
 """
 
-assert all(f"{letter}. {LEVEL_WORDS[LETTER_TO_LEVEL[letter]]}\n" in SCORING_PROMPT_TEMPLATE for letter in LETTERS)
+_OPTIONS = [f"{letter}. {LEVEL_WORDS[LETTER_TO_LEVEL[letter]]}\n" for letter in LETTERS]
+_REVERSED_OPTIONS = [f"{letter}. {LEVEL_WORDS[6 - LETTER_TO_LEVEL[letter]]}\n" for letter in LETTERS]
+REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace("".join(_OPTIONS), "".join(_REVERSED_OPTIONS))
+"""The scoring prompt with its letters reassigned, A. Bad to E. Excellent: a check of how much the letters' order counts."""
+
+assert "".join(_OPTIONS) in SCORING_PROMPT_TEMPLATE
 
 ANSWER_PREFIX = '{"final_answer": "'
 """The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
@@ -225,13 +230,22 @@ def is_scoring(plan: PlannerOutput, choices: Sequence[str] | None) -> bool:
 
 
 def summarizer_prompt(
-    query: str, evidence: ExecutorOutput | None, *, scoring: bool, choices: Sequence[str] | None = None
+    query: str,
+    evidence: ExecutorOutput | None,
+    *,
+    scoring: bool,
+    choices: Sequence[str] | None = None,
+    reversed_letters: bool = False,
 ) -> Prompt:
-    """The Summarizer's prompt in scoring or explanation/QA mode; sections without evidence are left out."""
+    """The Summarizer's prompt in scoring or explanation/QA mode; sections without evidence are left out.
+
+    `reversed_letters` gives the scoring options as A. Bad ... E. Excellent.
+    """
     lines = _query(query, choices)
     if evidence is not None:
         if analysis := format_distortion_analysis(evidence):
             lines.append(f"Distortion analysis: {analysis}")
         if scores := format_quality_scores(evidence):
             lines.append(f"Tool scores: {scores}")
-    return Prompt(SCORING_PROMPT_TEMPLATE if scoring else EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
+    template = REVERSED_SCORING_PROMPT_TEMPLATE if reversed_letters else SCORING_PROMPT_TEMPLATE
+    return Prompt(template if scoring else EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))

@@ -4,16 +4,17 @@
     python scripts/train_embedded_vlm.py train --photos PHOTOS --work runs/embedded
     python scripts/train_embedded_vlm.py evaluate --photos PHOTOS --model models/embedded
 
-Training has three phases, each resumed from its checkpoint in --work when it is interrupted: the vision tower alone, then
-the whole model on the pipeline's own prompts, then the language model alone with more planning and more pairs. --photos is
-a folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never trained on. About 25 + 50 + 30
-minutes on two CPU cores; a GPU is used with --device cuda.
+Training first makes a pool of distorted photographs with their pseudo-MOS, then has two phases, each resumed from its
+checkpoint in --work when it is interrupted: the vision tower alone, then the whole model on the pipeline's own prompts.
+--photos is a folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never trained on. About
+20 + 35 + 60 minutes on two CPU cores; a GPU is used with --device cuda. The model card is written by evaluate --write.
 """
 
 import argparse
 import json
 import logging
 import sys
+from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -24,15 +25,20 @@ def parse() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train all phases and save the model folder")
     train.add_argument("--photos", type=Path, required=True, help="folder of clean photographs (png, webp, jpg)")
-    train.add_argument("--work", type=Path, required=True, help="folder for checkpoints and the training curve")
+    train.add_argument("--more-photos", type=Path, nargs="+", default=[], help="further folders, none of them held out")
+    train.add_argument("--sources", default="not named", help="what the photographs are and their licences, for the model card")
+    train.add_argument("--work", type=Path, required=True, help="folder for the pool, checkpoints and the training curve")
     train.add_argument("--out", type=Path, default=Path("models/embedded"), help="model folder to write (default: %(default)s)")
-    train.add_argument("--vision-steps", type=int, default=1000, help="steps of the first phase (default: %(default)s)")
-    train.add_argument("--language-steps", type=int, default=1100, help="steps of the second phase (default: %(default)s)")
-    train.add_argument("--planning-steps", type=int, default=860, help="steps of the third phase (default: %(default)s)")
+    train.add_argument("--vision-from", type=Path, help="model folder whose vision tower to start from (default: afresh)")
+    train.add_argument("--pool", type=int, default=5600, help="distorted photographs to make (default: %(default)s)")
+    train.add_argument("--vision-steps", type=int, default=3600, help="steps of the first phase (default: %(default)s)")
+    train.add_argument("--language-steps", type=int, default=2400, help="steps of the second phase (default: %(default)s)")
     train.add_argument("--tokens", type=int, default=1200, help="image tokens a step in the first phase (default: %(default)s)")
-    train.add_argument("--language-tokens", type=int, default=1200, help="the same in the second phase (default: %(default)s)")
+    train.add_argument("--language-tokens", type=int, default=900, help="the same in the second phase (default: %(default)s)")
+    train.add_argument("--planning-share", type=float, default=0.4, help="of the second phase's steps (default: %(default)s)")
     train.add_argument("--seed", type=int, default=1, help="seed of initialisation and data (default: %(default)s)")
     train.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    train.add_argument("--compile", action="store_true", help="compile the layers: a minute at the start, then a sixth faster")
     train.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     test = commands.add_parser("evaluate", help="measure a model folder on the fixed test set")
     test.add_argument("--photos", type=Path, required=True, help="the folder that training used")
@@ -43,7 +49,15 @@ def parse() -> argparse.Namespace:
         default=Path("tests/data/planner_queries.jsonl"),
         help="queries with their plans (default: %(default)s)",
     )
-    test.add_argument("--device", default="cpu")
+    test.add_argument(
+        "--parts", nargs="+", choices=["synthetic", "plans"], help="measure only these (default: both; the others keep their record)"
+    )
+    test.add_argument(
+        "--human-scores", type=Path, nargs="+", default=[], metavar="FOLDER",
+        help="also check against MOS: folders with a manifest.csv (image, mos, distortion); each look is logged in the record",
+    )
+    test.add_argument("--write", action="store_true", help="write evaluation.json and the model card into the model folder")
+    test.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     return parser.parse_args()
 
 
@@ -53,23 +67,33 @@ def train(args: argparse.Namespace) -> None:
     from transformers import AutoTokenizer
 
     from agentic_iqa_local.levels import LETTERS
-    from agentic_iqa_local.training.data import load_photos, split_photos
-    from agentic_iqa_local.training.embedded import build_model, build_processor, build_tokenizer, save_model
-    from agentic_iqa_local.training.language import PLANNING, SEEING, language_batches, language_losses
+    from agentic_iqa_local.training.card import write_training
+    from agentic_iqa_local.training.data import build_pool, photo_files, split_photos
+    from agentic_iqa_local.training.embedded import build_model, build_processor, build_tokenizer, load_vision, save_model
+    from agentic_iqa_local.training.language import language_batches, language_losses
     from agentic_iqa_local.training.roles import corpus
-    from agentic_iqa_local.training.vision import VisionHeads, run_phase, vision_batches, vision_losses
+    from agentic_iqa_local.training.vision import VisionHeads, run_phase, train_fast_on_cpu, vision_batches, vision_losses
 
-    torch.set_num_threads(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
     training, held_out = split_photos(args.photos)
+    training += [file for folder in args.more_photos for file in photo_files(folder)]
     logging.info("%d photographs to train on, %d held out", len(training), len(held_out))
-    photos = load_photos(training)
+    pool = build_pool(training, args.work / "pool", args.pool, args.seed, args.threads)
     saved = args.work / "tokenizer"  # a resumed run keeps its token ids, whatever has changed in the prompts since
     if not saved.exists():
-        build_tokenizer(corpus(args.seed), vocab_size=2048).save_pretrained(saved)
+        build_tokenizer(corpus(args.seed), vocab_size=3072).save_pretrained(saved)
     tokenizer = AutoTokenizer.from_pretrained(saved, local_files_only=True)
     processor = build_processor(tokenizer)
-    model = build_model(tokenizer, args.seed).to(args.device)
+    torch.set_num_threads(args.threads)
+    model = build_model(tokenizer, args.seed)
+    if args.vision_from:
+        load_vision(model, args.vision_from)
+    model.to(args.device)
+    if args.device == "cpu":
+        train_fast_on_cpu(model.model.visual)
+    if args.compile:
+        for layer in (*model.model.visual.blocks, *model.model.language_model.layers):
+            layer.compile(dynamic=True)
     heads = VisionHeads(model.config.text_config.hidden_size).to(args.device)
     letter_ids = torch.tensor([tokenizer.convert_tokens_to_ids(letter) for letter in "ABCDEFGHIJ"], device=args.device)
     assert tokenizer.unk_token_id not in letter_ids[: len(LETTERS)]
@@ -80,59 +104,73 @@ def train(args: argparse.Namespace) -> None:
         with curve.open("a") as file:
             file.write(json.dumps(figures) + "\n")
 
-    visual = model.model.visual
+    visual = nn.ModuleDict({"visual": model.model.visual, "heads": heads})
     run_phase(
         name="vision",
-        groups=[(nn.ModuleDict({"visual": visual, "heads": heads}), 8e-4)],
-        batches=vision_batches(photos, processor, args.tokens, args.seed),
-        losses=vision_losses(visual, heads),
+        groups=[(visual, 8e-4)],
+        batches=vision_batches(pool, processor, args.tokens, args.seed),
+        losses=vision_losses(model.model.visual, heads),
         steps=args.vision_steps,
         checkpoint=args.work / "vision.pt",
         log=log,
     )
     run_phase(
         name="language",
-        groups=[
-            (nn.ModuleDict({"visual": visual, "heads": heads}), 3e-4),
-            (nn.ModuleDict({"language": model.model.language_model}), 1e-3),
-        ],
-        batches=language_batches(photos, processor, args.language_tokens, args.seed, 1, SEEING),
+        groups=[(visual, 2e-4), (nn.ModuleDict({"language": model.model.language_model}), 1.5e-3)],
+        batches=language_batches(pool, processor, args.language_tokens, args.seed, 1, args.planning_share),
         losses=language_losses(model, heads, letter_ids),
         steps=args.language_steps,
         checkpoint=args.work / "language.pt",
         log=log,
     )
-    run_phase(
-        name="planning",
-        groups=[(nn.ModuleDict({"language": model.model.language_model}), 1e-3)],
-        batches=language_batches(photos, processor, args.language_tokens, args.seed, 2, PLANNING),
-        losses=language_losses(model, heads, letter_ids, frozen_vision=True),
-        steps=args.planning_steps,
-        checkpoint=args.work / "planning.pt",
-        log=log,
-    )
     save_model(model.cpu(), processor, args.out)
+    photographs = {"training": len(training), "tiles": len(pool.clean), "held_out": len(held_out), "sources": args.sources}
+    kept = ("pool", "vision_steps", "language_steps", "tokens", "language_tokens", "planning_share", "seed")
+    rows = [json.loads(line) for line in curve.read_text(encoding="utf-8").splitlines()]
+    write_training(args.out, {name: getattr(args, name) for name in kept}, photographs, rows, args.threads)
     print(f"saved {args.out}")
 
 
 def evaluate(args: argparse.Namespace) -> None:
     from agentic_iqa_local.config import ModelSettings
-    from agentic_iqa_local.training.data import load_photos, split_photos
-    from agentic_iqa_local.training.evaluate import evaluate as measure
-    from agentic_iqa_local.training.evaluate import planned
+    from agentic_iqa_local.training import evaluate as measure
+    from agentic_iqa_local.training.card import weights_hash, write_card
+    from agentic_iqa_local.training.data import load_tiles, split_photos
     from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 
-    client = TransformersClient(args.model.name, ModelSettings(path=str(args.model)), args.device)
-    _, held_out = split_photos(args.photos)
-
-    def progress(done: int, total: int) -> None:
+    def progress(what: str, done: int, total: int) -> None:
         if done % 20 == 0 or done == total:
-            print(f"{done}/{total}", end="\r" if done < total else "\n", file=sys.stderr, flush=True)
+            print(f"{what}: {done}/{total}", end="\r" if done < total else "\n", file=sys.stderr, flush=True)
 
-    figures = measure(client, held_out, progress)
-    queries = [json.loads(line) for line in args.queries.read_text().splitlines()]
-    figures["hand_written_plans"] = planned(client, load_photos(held_out[:1])[0][:256, :256], queries)
-    print(json.dumps(figures, indent=2))
+    client = TransformersClient(args.model.name, ModelSettings(path=str(args.model)), args.device)
+    digest = weights_hash(args.model)
+    record = args.model / "evaluation.json"
+    old = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    figures = {"weights_sha256": digest, "human_scores": {}, "looks": old.get("looks", [])}
+    if old.get("weights_sha256") == digest:
+        figures |= old
+    parts = args.parts or ["synthetic", "plans"]
+    _, held_out = split_photos(args.photos)
+    if "plans" in parts:
+        picture = load_tiles(held_out[:1])[0][:256, :256]
+        written = [json.loads(line) for line in args.queries.read_text(encoding="utf-8").splitlines()]
+        figures["plans"] = {
+            "hand_written": measure.planned(client, picture, written, progress),
+            "grammar": measure.planned(client, picture, measure.grammar_queries(), progress),
+        }
+    if "synthetic" in parts:
+        figures["synthetic"] = measure.synthetic(client, held_out, progress)
+    for folder in args.human_scores:
+        figure = measure.human_scores(client, folder, progress)
+        figures["human_scores"][folder.name] = {"figure": figure}
+        look = {"date": str(date.today()), "set": folder.name, "srcc": figure["srcc"]["value"], "weights_sha256": digest}
+        figures["looks"].append(look)
+    text = json.dumps(figures, indent=1)
+    print(text)
+    if args.write:
+        record.write_text(text + "\n", encoding="utf-8")
+        if {"synthetic", "plans"} <= figures.keys() and (args.model / "training.json").exists():
+            write_card(args.model)
 
 
 if __name__ == "__main__":

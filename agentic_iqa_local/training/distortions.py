@@ -1,4 +1,4 @@
-"""Synthetic distortions of clean photographs: 19 kinds in the paper's seven families, five severities each.
+"""Synthetic distortions of clean photographs: 25 kinds in the paper's seven families, five severities each, alone or in pairs.
 
 Severity 1 is just visible on a monitor, 5 ruins the picture. The strengths follow the ranges that KADID-10k and TID2013
 use for the same kinds. Nothing here knows of models, prompts or scores.
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFilter
 from scipy import ndimage
 
 from agentic_iqa_local.levels import DISTORTION_TYPES
@@ -63,6 +63,19 @@ def _motion_blur(x, s, rng):
     return _convolve(x, kernel)
 
 
+def _upscale(x, s, rng):
+    height, width = x.shape[:2]
+    factor = (1.5, 2.0, 2.9, 4.2, 6.5)[s]
+    small = Image.fromarray(x.astype(np.uint8)).resize((round(width / factor), round(height / factor)), Image.Resampling.BOX)
+    return np.asarray(small.resize((width, height), Image.Resampling.BICUBIC), np.float32)
+
+
+def _denoise(x, s, rng):
+    # Detail lost to a denoiser: noise, then a median filter that is wider than the noise asks for.
+    noisy = np.clip(x + rng.standard_normal(x.shape, dtype=np.float32) * (2, 6, 8, 10, 13)[s], 0, 255)
+    return np.asarray(Image.fromarray(noisy.astype(np.uint8)).filter(ImageFilter.MedianFilter((3, 3, 5, 7, 11)[s])), np.float32)
+
+
 def _white_noise(x, s, rng):
     return x + rng.standard_normal(x.shape, dtype=np.float32) * (7, 13, 23, 38, 62)[s]
 
@@ -83,6 +96,17 @@ def _speckle_noise(x, s, rng):
     return x * (1 + rng.standard_normal(x.shape, dtype=np.float32) * (0.07, 0.13, 0.22, 0.36, 0.6)[s])
 
 
+def _poisson_noise(x, s, rng):
+    photons = (1.2, 0.35, 0.12, 0.04, 0.012)[s]  # at each of the 255 steps of brightness
+    return rng.poisson(x * photons).astype(np.float32) / photons
+
+
+def _blotchy_noise(x, s, rng):
+    # Noise of a demosaiced or enlarged picture: its neighbours agree.
+    grain = ndimage.gaussian_filter(rng.standard_normal(x.shape, dtype=np.float32), (1.2, 1.2, 0))
+    return x + grain / grain.std() * (6, 11, 18, 28, 44)[s]
+
+
 def _through_codec(x, **save):
     buffer = io.BytesIO()
     Image.fromarray(x.astype(np.uint8)).save(buffer, **save)
@@ -100,6 +124,11 @@ def _jpeg2000(x, s, rng):
 def _webp(x, s, rng):
     # WebP's quality scale is flat at its low end; halving the size first would mix in blur, so quality alone is used.
     return _through_codec(x, format="WEBP", quality=(30, 16, 8, 3, 0)[s], method=2)
+
+
+def _palette(x, s, rng):
+    colours = (40, 22, 13, 8, 4)[s]
+    return np.asarray(Image.fromarray(x.astype(np.uint8)).quantize(colours, dither=Image.Dither.NONE).convert("RGB"), np.float32)
 
 
 def _brighten(x, s, rng):
@@ -142,6 +171,15 @@ def _colour_bleed(x, s, rng):
     return ycc @ YCC_TO_RGB.T
 
 
+def _aberration(x, s, rng):
+    # Lateral: red and blue are magnified about the centre and shifted, as through a cheap lens.
+    shift = (1.2, 2.2, 3.6, 5.5, 9.0)[s]
+    angle = rng.uniform(0, 2 * np.pi)
+    moved = [ndimage.shift(x[..., c], (sign * shift * np.sin(angle), sign * shift * np.cos(angle)), order=1, mode="nearest")
+             for c, sign in ((0, 0.5), (2, -0.5))]  # fmt: skip
+    return np.stack([moved[0], x[..., 1], moved[1]], -1)
+
+
 def _unsharp(x, amount, sigma):
     return x + amount * (x - ndimage.gaussian_filter(x, (sigma, sigma, 0)))
 
@@ -158,13 +196,18 @@ DISTORTIONS: dict[str, Distortion] = {
     "gaussian_blur": Distortion("Blurs", _gaussian_blur),
     "defocus_blur": Distortion("Blurs", _defocus_blur),
     "motion_blur": Distortion("Blurs", _motion_blur),
+    "upscale": Distortion("Blurs", _upscale),
+    "denoise": Distortion("Blurs", _denoise),
     "white_noise": Distortion("Noise", _white_noise),
     "chroma_noise": Distortion("Noise", _chroma_noise),
     "impulse_noise": Distortion("Noise", _impulse_noise),
     "speckle_noise": Distortion("Noise", _speckle_noise),
+    "poisson_noise": Distortion("Noise", _poisson_noise),
+    "blotchy_noise": Distortion("Noise", _blotchy_noise),
     "jpeg": Distortion("Compression", _jpeg),
     "jpeg2000": Distortion("Compression", _jpeg2000),
     "webp": Distortion("Compression", _webp),
+    "palette": Distortion("Compression", _palette),
     "brighten": Distortion("Brightness change", _brighten),
     "darken": Distortion("Brightness change", _darken),
     "contrast_decrease": Distortion("Contrast", _contrast_decrease),
@@ -172,6 +215,7 @@ DISTORTIONS: dict[str, Distortion] = {
     "desaturate": Distortion("Color distortions", _desaturate),
     "colour_cast": Distortion("Color distortions", _colour_cast),
     "colour_bleed": Distortion("Color distortions", _colour_bleed),
+    "aberration": Distortion("Color distortions", _aberration),
     "oversharpen": Distortion("Sharpness", _oversharpen),
     "halo": Distortion("Sharpness", _halo),
 }
@@ -180,24 +224,61 @@ KINDS_BY_FAMILY: dict[str, tuple[str, ...]] = {
     family: tuple(k for k, d in DISTORTIONS.items() if d.family == family) for family in DISTORTION_TYPES
 }
 
-CLEAN_SHARE = 0.12
+CLEAN_SHARE, PAIR_SHARE = 0.12, 0.35
+# The order in which a camera and what follows it do their damage: light, lens, sensor, processing, storage.
+STAGES = ("Brightness change", "Contrast", "Color distortions", "Blurs", "Noise", "Sharpness", "Compression")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One distortion of a picture; severity 1..5."""
+
+    kind: str
+    severity: int
+
+    @property
+    def family(self) -> str:
+        return DISTORTIONS[self.kind].family
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A distorted photograph with what was done to it; a clean one has kind and family None and severity 0."""
+    """A photograph with what was done to it, the strongest first; a clean one has no parts."""
 
     image: np.ndarray
-    kind: str | None
-    family: str | None
-    severity: int
+    parts: tuple[Part, ...]
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return tuple(part.family for part in self.parts)
+
+    @property
+    def family(self) -> str | None:
+        """Family of the strongest distortion, None when clean."""
+        return self.families[0] if self.parts else None
+
+    @property
+    def severity(self) -> int:
+        """Severity of the strongest distortion, 0 when clean."""
+        return self.parts[0].severity if self.parts else 0
 
 
-def draw_sample(image: np.ndarray, rng: np.random.Generator) -> Sample:
-    """Distorts `image` (uint8 H×W×3): 12 % stay clean, else family, kind and severity 1..5 are uniform."""
+def draw_parts(rng: np.random.Generator, pair_share: float = PAIR_SHARE) -> tuple[Part, ...]:
+    """12 % none, else one kind or two of different families: family, kind within it, and severity 1..5 are uniform."""
     if rng.random() < CLEAN_SHARE:
-        return Sample(image, None, None, 0)
-    family = DISTORTION_TYPES[rng.integers(len(DISTORTION_TYPES))]
-    kind = str(rng.choice(KINDS_BY_FAMILY[family]))
-    severity = int(rng.integers(1, 6))
-    return Sample(DISTORTIONS[kind].apply(image, severity, rng), kind, family, severity)
+        return ()
+    families = rng.permutation(DISTORTION_TYPES)[: 2 if rng.random() < pair_share else 1]
+    parts = [Part(str(rng.choice(KINDS_BY_FAMILY[str(f)])), int(rng.integers(1, 6))) for f in families]
+    return tuple(sorted(parts, key=lambda part: -part.severity))
+
+
+def distort(image: np.ndarray, parts: tuple[Part, ...], rng: np.random.Generator) -> Sample:
+    """Applies `parts` to `image` (uint8 H×W×3) in the order of STAGES."""
+    for part in sorted(parts, key=lambda part: STAGES.index(part.family)):
+        image = DISTORTIONS[part.kind].apply(image, part.severity, rng)
+    return Sample(image, parts)
+
+
+def draw_sample(image: np.ndarray, rng: np.random.Generator, pair_share: float = PAIR_SHARE) -> Sample:
+    """`image` (uint8 H×W×3) with parts drawn by `draw_parts`."""
+    return distort(image, draw_parts(rng, pair_share), rng)

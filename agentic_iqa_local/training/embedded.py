@@ -1,4 +1,4 @@
-"""The embedded VLM's shape: a plain Qwen2_5_VLForConditionalGeneration of about 9 M parameters, its tokenizer and processor.
+"""The embedded VLM's shape: a plain Qwen2_5_VLForConditionalGeneration of about 11 M parameters, its tokenizer and processor.
 
 What decides success on a CPU is the patch embedding: it starts as a whitened block DCT. A 16-pixel patch holds four 8×8
 blocks, so that JPEG's block grid lines up with it, and each output is one DCT coefficient of one block.
@@ -141,7 +141,7 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2_5_VLForConditiona
             vocab_size=len(tokenizer),
             hidden_size=256,
             intermediate_size=768,
-            num_hidden_layers=4,
+            num_hidden_layers=6,
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=4096,
@@ -173,6 +173,12 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2_5_VLForConditiona
     _initialise_vision(model.model.visual)
     model.generation_config = GenerationConfig(**ids, do_sample=False)
     return model
+
+
+def load_vision(model: Qwen2_5_VLForConditionalGeneration, folder: Path) -> None:
+    """Starts `model`'s vision tower from the one in `folder`, which must have the same shape."""
+    donor = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    model.model.visual.load_state_dict(donor.model.visual.state_dict())
 
 
 def save_model(model: Qwen2_5_VLForConditionalGeneration, processor: Qwen2_5_VLProcessor, folder: Path) -> None:

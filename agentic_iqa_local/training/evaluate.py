@@ -1,6 +1,8 @@
-"""How well a model folder sees synthetic distortions: a fixed test set of held-out photographs, through the shipped client."""
+"""How well a model folder sees: a fixed test set of held-out photographs with synthetic distortions, plans for queries, and
+human scores to check against, all through the shipped client. Knows nothing of how the model was trained."""
 
-from collections.abc import Callable
+import csv
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,98 +11,245 @@ from PIL import Image
 from scipy.stats import spearmanr
 
 from agentic_iqa_local.config import RoleSettings
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
+from agentic_iqa_local.images import load_image
+from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, OVERALL, Severity
 from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.replies import PlannerReply, detection_reply
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, planner_prompt, summarizer_prompt
+from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply
+from agentic_iqa_local.prompts import (
+    ANSWER_PREFIX,
+    DEFAULT_QUERY,
+    analysis_prompt,
+    choice_letters,
+    detection_prompt,
+    planner_prompt,
+    summarizer_prompt,
+)
 from agentic_iqa_local.score_fusion import letter_probabilities
-from agentic_iqa_local.training.data import load_photos
-from agentic_iqa_local.training.distortions import Sample, draw_sample
-from agentic_iqa_local.vlm_client import VLMClient
+from agentic_iqa_local.state import ExecutorOutput
+from agentic_iqa_local.training.data import Crop, load_tiles
+from agentic_iqa_local.training.distortions import draw_sample
+from agentic_iqa_local.training.pseudo_mos import PseudoMos
+from agentic_iqa_local.training.queries import draw_query
+from agentic_iqa_local.training.roles import SEVERITY_WORDS, four_choices, yes_or_no
+from agentic_iqa_local.vlm_client import VLMClient, VLMSession
 
 TEST_SEED = 7001
 SAMPLES_PER_PHOTO = 10
+GRAMMAR_QUERIES = 300
+SCORE_NOISE = 0.7
+RESAMPLES = 1000
+SEVERITIES = list(Severity.__args__)
+Progress = Callable[[str, int, int], None]
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One test picture: what was done to it and what the model said."""
+    """One test picture: what was done to it, and what the model said. Levels are expectations over the letters, 1..5."""
 
-    kind: str | None
-    family: str | None
-    severity: int
-    expected_level: float
+    photo: int
+    parts: tuple[tuple[str, int], ...]
+    pseudo_mos: float
+    level: float
+    level_reversed_letters: float
+    level_with_scores: float
+    level_scores_blank_image: float
     detected: str | None
+    severity_steps_off: int | None
+    yes_no_right: bool
+    four_choice_right: bool
 
 
-def held_out_samples(photos: list[np.ndarray], per_photo: int = SAMPLES_PER_PHOTO, seed: int = TEST_SEED) -> list[Sample]:
-    """`per_photo` samples of each photograph's top left 512×512 pixels: severities uniform 1..5, 12 % clean."""
+def held_out_crops(photos: list[np.ndarray], per_photo: int = SAMPLES_PER_PHOTO, seed: int = TEST_SEED) -> list[Crop]:
+    """`per_photo` samples of each photograph: 12 % clean, a third of the others with two distortions, severities uniform 1..5."""
     rng = np.random.default_rng(seed)
-    return [draw_sample(photo[:512, :512], rng) for photo in photos for _ in range(per_photo)]
+    measure = PseudoMos()
+    crops = []
+    for photo in photos:
+        for _ in range(per_photo):
+            sample = draw_sample(photo, rng)
+            crops.append(Crop(sample, photo, measure(sample.image, photo)))
+    return crops
 
 
-def judge(client: VLMClient, sample: Sample) -> Judgement:
-    """Letters without any evidence in the prompt, and the first distortion type that the model detects."""
-    session = client.open([Image.fromarray(sample.image)])
-    prompt = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
+def expected_level(session: VLMSession, evidence: ExecutorOutput | None = None, reversed_letters: bool = False) -> float:
+    """E[level] of the letters for the default query; with the letters reassigned, mapped back by meaning."""
+    prompt = summarizer_prompt(DEFAULT_QUERY, evidence, scoring=True, reversed_letters=reversed_letters)
     probabilities = letter_probabilities(session.read_letters(prompt, ANSWER_PREFIX, LETTERS).logprobs)
-    found = ask(session, detection_prompt(DEFAULT_QUERY, ["Global"]), detection_reply(["Global"]), RoleSettings())
-    types = found.model_dump(by_alias=True)["Global"]
-    session.close()
     level = sum(LETTER_TO_LEVEL[letter] * p for letter, p in probabilities.items())
-    return Judgement(sample.kind, sample.family, sample.severity, level, types[0] if types else None)
+    return 6 - level if reversed_letters else level
 
 
-def planned(client: VLMClient, picture: np.ndarray, lines: list[dict]) -> dict:
+def _answered_right(session: VLMSession, sample) -> bool:
+    letters = choice_letters(sample.letters)
+    read = session.read_letters(sample.prompt, ANSWER_PREFIX, letters).logprobs
+    return max(letters, key=read.get) == letters[int(sample.letters.argmax())]
+
+
+def judge(client: VLMClient, crop: Crop, photo: int, rng: np.random.Generator) -> Judgement:
+    """Reads the letters in four ways, detects, analyses what is there, and answers two questions, for one picture."""
+    sample = crop.sample
+    score = float(np.clip(crop.quality + rng.normal(0, SCORE_NOISE), 1, 5))
+    evidence = ExecutorOutput(quality_scores={"Global": {OVERALL: ("NIQE", score)}})
+    questions = yes_or_no(crop, rng), four_choices(crop, rng)
+    session = client.open([Image.fromarray(sample.image)])
+    found = ask(session, detection_prompt(DEFAULT_QUERY, ["Global"]), detection_reply(["Global"]), RoleSettings())
+    detected = found.model_dump(by_alias=True)["Global"]
+    steps = None
+    if len(sample.parts) == 1:
+        asked = {"Global": list(sample.families)}
+        reply = ask(session, analysis_prompt(DEFAULT_QUERY, asked), analysis_reply(asked), RoleSettings())
+        word = reply.model_dump(by_alias=True)["Global"][0]["severity"]
+        steps = abs(SEVERITIES.index(word) - SEVERITIES.index(SEVERITY_WORDS[sample.severity]))
+    levels = (
+        expected_level(session),
+        expected_level(session, reversed_letters=True),
+        expected_level(session, evidence),
+    )
+    right = [_answered_right(session, question) for question in questions]
+    session.close()
+    blank = client.open([Image.new("RGB", sample.image.shape[1::-1], (128, 128, 128))])
+    without_image = expected_level(blank, evidence)
+    blank.close()
+    parts = tuple((p.kind, p.severity) for p in sample.parts)
+    return Judgement(photo, parts, crop.quality, *levels, without_image, detected[0] if detected else None, steps, *right)
+
+
+def _srcc(a: np.ndarray, b: np.ndarray) -> float:
+    return float(spearmanr(a, b).statistic)
+
+
+def with_interval(statistic: Callable[[np.ndarray], float], groups: np.ndarray) -> dict[str, float]:
+    """`statistic` of all rows (given as indices) and its 95 % percentile bootstrap interval over whole groups."""
+    rng = np.random.default_rng(0)
+    members = [np.flatnonzero(groups == g) for g in np.unique(groups)]
+    draws = [
+        statistic(np.concatenate([members[i] for i in rng.integers(len(members), size=len(members))])) for _ in range(RESAMPLES)
+    ]
+    low, high = np.nanpercentile(draws, [2.5, 97.5])
+    value = statistic(np.arange(len(groups)))
+    return {"value": round(value, 4), "low": round(float(low), 4), "high": round(float(high), 4), "n": len(groups)}
+
+
+def summarise(judged: Sequence[Judgement]) -> dict:
+    """The figures of the model card from the test set's judgements."""
+    photo = np.array([j.photo for j in judged])
+    target = np.array([j.pseudo_mos for j in judged])
+    count = np.array([len(j.parts) for j in judged])
+    severity = np.array([max((s for _, s in j.parts), default=0) for j in judged])
+    from agentic_iqa_local.training.distortions import DISTORTIONS
+
+    family = np.array([DISTORTIONS[j.parts[0][0]].family if j.parts else "none" for j in judged])
+    right = np.array([(j.detected or "none") == f for j, f in zip(judged, family, strict=True)])
+    level = {name: np.array([getattr(j, name) for j in judged]) for name in Judgement.__annotations__ if name.startswith("level")}
+
+    def share(flags: Sequence[bool], rows: np.ndarray) -> dict[str, float]:
+        kept = np.asarray(flags, float)[rows]
+        return with_interval(lambda i: float(kept[i].mean()), photo[rows])
+
+    def against_target(values: np.ndarray, rows: np.ndarray) -> dict[str, float]:
+        return with_interval(lambda i: _srcc(values[rows][i], target[rows][i]), photo[rows])
+
+    every, seen = np.full(len(judged), True), (count < 2) & (severity != 1)
+    steps = np.array([np.nan if j.severity_steps_off is None else j.severity_steps_off for j in judged])
+    shift = np.abs(level["level"] - level["level_reversed_letters"])
+    return {
+        "samples": len(judged),
+        "photographs": len(np.unique(photo)),
+        "seed": TEST_SEED,
+        "srcc": {
+            "image_alone": against_target(level["level"], every),
+            "image_alone_single": against_target(level["level"], count < 2),
+            "image_alone_paired": against_target(level["level"], count == 2),
+            "image_alone_reversed_letters": against_target(level["level_reversed_letters"], every),
+            "with_scores": against_target(level["level_with_scores"], every),
+            "scores_with_blank_image": against_target(level["level_scores_blank_image"], every),
+        },
+        "family_severity_2_and_above_or_clean": share(right, seen),
+        "family_severity_1": share(right, (count == 1) & (severity == 1)),
+        "family_by_type": {
+            str(f): round(float(right[seen & (family == f)].mean()), 3) for f in (*DISTORTION_TYPES, "none") if (seen & (family == f)).any()
+        },
+        "severity_within_one_step": share(steps <= 1, count == 1),
+        "severity_exact": share(steps == 0, count == 1),
+        "yes_no": share([j.yes_no_right for j in judged], every),
+        "four_choice": share([j.four_choice_right for j in judged], every),
+        "order_bias": with_interval(lambda i: float(shift[i].mean()), photo),
+        "mean_level_by_severity": {int(s): round(float(level["level"][severity == s].mean()), 3) for s in np.unique(severity)},
+        "mean_target_by_severity": {int(s): round(float(target[severity == s].mean()), 3) for s in np.unique(severity)},
+    }  # fmt: skip
+
+
+def synthetic(client: VLMClient, files: list[Path], progress: Progress = _silent) -> dict:
+    """`summarise` of the fixed test set of these photographs."""
+    crops = held_out_crops(load_tiles(files))
+    rng = np.random.default_rng([TEST_SEED, 1])
+    judged = []
+    for i, crop in enumerate(crops):
+        judged.append(judge(client, crop, i // SAMPLES_PER_PHOTO, rng))
+        progress("test pictures", i + 1, len(crops))
+    return summarise(judged)
+
+
+def grammar_queries(count: int = GRAMMAR_QUERIES, seed: int = TEST_SEED) -> list[dict]:
+    """Queries drawn from the training grammar with another seed, in the form of the hand-written ones."""
+    rng = np.random.default_rng([seed, 2])
+    drawn = [draw_query(rng) for _ in range(count)]
+    return [
+        {
+            "query": d.query,
+            "reference": d.has_reference,
+            "choices": list(d.choices) if d.choices else None,
+            "replan_history": list(d.replan_history),
+            "plan": d.plan.model_dump(),
+        }
+        for d in drawn
+    ]
+
+
+def planned(client: VLMClient, picture: np.ndarray, lines: list[dict], progress: Progress = _silent) -> dict:
     """The model's own plans (before any correction by rule) for queries with known plans: right in every field, and by field."""
     image = Image.fromarray(picture)
-    sessions = {False: client.open([image]), True: client.open([image, image])}
     fields = list(lines[0]["plan"])
     right = np.zeros((len(lines), len(fields)), bool)
-    for i, line in enumerate(lines):
-        prompt = planner_prompt(line["query"], line["reference"], line["choices"])
-        plan = ask(sessions[line["reference"]], prompt, PlannerReply, RoleSettings()).model_dump()
-        right[i] = [plan[field] == line["plan"][field] for field in fields]
+    for reference in (False, True):
+        session = client.open([image, image] if reference else [image])
+        for i, line in enumerate(lines):
+            if line["reference"] != reference:
+                continue
+            prompt = planner_prompt(line["query"], reference, line["choices"], line.get("replan_history", ()))
+            plan = ask(session, prompt, PlannerReply, RoleSettings()).model_dump()
+            right[i] = [plan[field] == line["plan"][field] for field in fields]
+            progress("plans", i + 1, len(lines))
+        session.close()
+    rows = np.arange(len(lines))
     return {
-        "queries": len(lines),
-        "every_field": round(float(right.all(1).mean()), 4),
-        "mean_over_fields": round(float(right.mean()), 4),
+        "every_field": with_interval(lambda i: float(right[i].all(1).mean()), rows),
+        "mean_over_fields": with_interval(lambda i: float(right[i].mean()), rows),
         "by_field": {field: round(float(share), 4) for field, share in zip(fields, right.mean(0), strict=True)},
     }
 
 
-def evaluate(client: VLMClient, files: list[Path], progress: Callable[[int, int], None] = lambda done, total: None) -> dict:
-    """SRCC of the expected level against quality (−severity), and the accuracy of the type among 8, with 95 % intervals.
+def human_scores(client: VLMClient, folder: Path, progress: Progress = _silent) -> dict:
+    """SRCC of E[level], letters alone, with the MOS of `folder`/manifest.csv (columns image, mos and, where known, distortion).
 
-    Intervals are percentile bootstraps that resample whole photographs.
+    The interval resamples distortion types where the manifest has several, since such a set may be of one scene, and images
+    otherwise.
     """
-    samples = held_out_samples(load_photos(files))
-    judged = []
-    for i, sample in enumerate(samples):
-        judged.append(judge(client, sample))
-        progress(i + 1, len(samples))
-    level = np.array([j.expected_level for j in judged])
-    severity = np.array([j.severity for j in judged])
-    right = np.array([j.family == j.detected for j in judged])
-    groups = np.arange(len(judged)) // SAMPLES_PER_PHOTO
-    by_family = {
-        str(family): round(float(right[[j.family == family for j in judged]].mean()), 3)
-        for family in sorted({j.family for j in judged}, key=str)
-    }
-    rng = np.random.default_rng(0)
-    draws = []
-    for _ in range(1000):
-        chosen = np.concatenate([np.flatnonzero(groups == g) for g in rng.integers(groups.max() + 1, size=groups.max() + 1)])
-        draws.append((spearmanr(level[chosen], -severity[chosen]).statistic, right[chosen].mean()))
-    low, high = np.percentile(draws, [2.5, 97.5], axis=0)
-    return {
-        "samples": len(judged),
-        "photographs": len(files),
-        "seed": TEST_SEED,
-        "srcc_level_severity": round(float(spearmanr(level, -severity).statistic), 4),
-        "srcc_interval": [round(float(low[0]), 4), round(float(high[0]), 4)],
-        "type_accuracy": round(float(right.mean()), 4),
-        "type_interval": [round(float(low[1]), 4), round(float(high[1]), 4)],
-        "type_accuracy_by_family": by_family,
-        "mean_level_by_severity": {int(s): round(float(level[severity == s].mean()), 3) for s in np.unique(severity)},
-    }
+    with (folder / "manifest.csv").open(newline="", encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    levels = []
+    for i, row in enumerate(rows):
+        session = client.open([load_image(folder / row["image"]).pixels])
+        levels.append(expected_level(session))
+        session.close()
+        progress(folder.name, i + 1, len(rows))
+    mos, level = np.array([float(row["mos"]) for row in rows]), np.array(levels)
+    kinds = np.array([row.get("distortion") or "" for row in rows])
+    several = len(set(kinds)) > 1
+    groups = kinds if several else np.arange(len(rows))
+    figure = with_interval(lambda i: _srcc(level[i], mos[i]), groups)
+    return {"srcc": figure, "interval_over": "distortion types, within these scenes" if several else "images"}

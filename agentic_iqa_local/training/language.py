@@ -1,7 +1,8 @@
 """Second phase: the language model joins. All prompts about one picture are packed into one row.
 
-Each prompt sees the image prefix and itself, as at run time, where every role continues from the cached prefix: a block
-mask and positions that restart after the prefix do the same in one pass.
+At run time every role continues from the cached image prefix. Here a block mask and positions that restart do the same in
+one pass, and prompts with equal instructions share those too: a row is a tree of the image prefix, the instructions, and the
+cases, each of which sees only what it descends from.
 """
 
 from collections.abc import Callable
@@ -13,47 +14,56 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from agentic_iqa_local.prompts import ANSWER_PREFIX, PAIR_PREAMBLE, TEST_PREAMBLE, chat_messages
-from agentic_iqa_local.training.data import draw_crops, pixel_values
+from agentic_iqa_local.training.data import Crop, Pool, draw_crops, pixel_values
 from agentic_iqa_local.training.embedded import FACTOR
-from agentic_iqa_local.training.roles import RoleSample, draw_roles
-from agentic_iqa_local.training.vision import Batches, VisionHeads, crop_labels, head_losses
+from agentic_iqa_local.training.roles import RoleSample, draw_roles, planning
+from agentic_iqa_local.training.vision import Batches, VisionHeads, crop_labels, head_losses, level_loss
 
-SIDES = (5, 6, 7, 7, 7, 8, 8, 9, 10, 12, 16)
-
-
-@dataclass(frozen=True)
-class Mix:
-    """What a phase is made of: `full_reference` share of pairs, `planning` share of pictures that carry a planner prompt,
-    and the text tokens that a row may hold (a prompt that would exceed them is left out)."""
-
-    full_reference: float
-    planning: float
-    row_tokens: int
-
-
-SEEING = Mix(full_reference=0.2, planning=0.25, row_tokens=460)
-PLANNING = Mix(full_reference=0.3, planning=1.0, row_tokens=580)
+SIDES = (3, 5, 6, 7, 8, 8, 9, 10, 12, 16)
+FULL_REFERENCE_SHARE = 0.2
+PLANNING_ROWS, PLANS_PER_ROW = 4, 8
 IGNORE = -100
 
 
-def encode_segment(sample: RoleSample, images: int, processor) -> tuple[list[int], list[int], int | None]:
-    """(token ids, labels, index of the letter's token) of one prompt and answer after the shared prefix."""
+@dataclass(frozen=True)
+class Segment:
+    """Part of a row: token ids, labels and positions after the image prefix; `letter` is the index of a letter's token."""
+
+    ids: list[int]
+    labels: list[int]
+    start: int
+    letter: int | None = None
+
+
+def encode_instructions(sample: RoleSample, images: int, processor) -> Segment:
+    """What stands between the preamble and the case."""
+    text, case = _text(sample, images, processor), sample.prompt.case
+    ids = processor.tokenizer.encode(text[: text.rindex(case)])
+    return Segment(ids, [IGNORE] * len(ids), 0)
+
+
+def encode_case(sample: RoleSample, images: int, start: int, processor) -> Segment:
+    """The case and its answer, `start` positions after the prefix."""
     tokenizer = processor.tokenizer
+    text = _text(sample, images, processor)
+    question = tokenizer.encode(text[text.rindex(sample.prompt.case) :])
+    if sample.letters is None:
+        answer = [*tokenizer.encode(sample.answer), tokenizer.eos_token_id]
+        return Segment(question + answer, [IGNORE] * len(question) + answer, start)
+    head = tokenizer.encode(ANSWER_PREFIX)
+    letter = tokenizer.convert_tokens_to_ids(sample.answer[len(ANSWER_PREFIX)])
+    tail = [] if sample.read_only else [*tokenizer.encode(sample.answer[len(ANSWER_PREFIX) + 1 :]), tokenizer.eos_token_id]
+    shown = [IGNORE] * len(head) if sample.read_only else head
+    labels = [*[IGNORE] * len(question), *shown, IGNORE, *tail]
+    return Segment([*question, *head, letter, *tail], labels, start, len(question) + len(head))
+
+
+def _text(sample: RoleSample, images: int, processor) -> str:
     text = processor.apply_chat_template(
         chat_messages(sample.prompt, images, "images_first"), add_generation_prompt=True, tokenize=False
     )
     preamble = TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE
-    question = tokenizer.encode(text[text.index(preamble) + len(preamble) + 1 :])
-    if sample.letters is None:
-        answer = [*tokenizer.encode(sample.answer), tokenizer.eos_token_id]
-        return question + answer, [IGNORE] * len(question) + answer, None
-    head = tokenizer.encode(ANSWER_PREFIX)
-    letter = sample.answer[len(ANSWER_PREFIX)]
-    tail = [] if sample.read_only else [*tokenizer.encode(sample.answer[len(ANSWER_PREFIX) + 1 :]), tokenizer.eos_token_id]
-    index = len(question) + len(head)
-    ids = [*question, *head, tokenizer.convert_tokens_to_ids(letter), *tail]
-    shown = [IGNORE] * len(head) if sample.read_only else head
-    return ids, [*[IGNORE] * len(question), *shown, IGNORE, *tail], index
+    return text[text.index(preamble) + len(preamble) + 1 :]
 
 
 def prefix_ids(images: int, image_tokens: int, processor) -> list[int]:
@@ -63,72 +73,90 @@ def prefix_ids(images: int, image_tokens: int, processor) -> list[int]:
     return processor.tokenizer.encode(f"<|im_start|>user\n{picture * images}{preamble}\n")
 
 
-def pack(rows: list[list[RoleSample]], images: int, image_tokens: int, row_tokens: int, processor) -> dict[str, torch.Tensor]:
-    """Rows of prompts → padded ids, labels, segment numbers (0: the shared prefix, −1: padding) and positions after it."""
+def pack(rows: list[list[RoleSample]], images: int, image_tokens: int, processor) -> dict[str, torch.Tensor]:
+    """Rows of samples → padded ids, labels, offsets after the prefix, and the tree: each token's segment (0: the shared
+    prefix, −1: padding) and that segment's parent."""
     prefix = prefix_ids(images, image_tokens, processor)
     packed, letters = [], []
     for r, row in enumerate(rows):
-        ids, labels, segment, offset = list(prefix), [IGNORE] * len(prefix), [0] * len(prefix), [0] * len(prefix)
-        for number, sample in enumerate(row, start=1):
-            s_ids, s_labels, letter = encode_segment(sample, images, processor)
-            if number > 1 and len(ids) - len(prefix) + len(s_ids) > row_tokens:
-                continue
-            if letter is not None:
-                letters.append((r, len(ids) + letter, sample.letters))
-            ids += s_ids
-            labels += s_labels
-            segment += [number] * len(s_ids)
-            offset += list(range(len(s_ids)))
-        packed.append((ids, labels, segment, offset))
+        parts, length = [(Segment(prefix, [IGNORE] * len(prefix), 0), 0, 0)], len(prefix)  # (segment, its number, its parent's)
+        known: dict[str, tuple[int, int]] = {}  # instructions → (number, length)
+        for sample in row:
+            if sample.prompt.instructions not in known:
+                segment = encode_instructions(sample, images, processor)
+                known[sample.prompt.instructions] = len(parts), len(segment.ids)
+                parts.append((segment, len(parts), 0))
+                length += len(segment.ids)
+            parent, start = known[sample.prompt.instructions]
+            segment = encode_case(sample, images, start, processor)
+            if segment.letter is not None:
+                letters.append((r, length + segment.letter, sample.letters, sample.levels))
+            parts.append((segment, len(parts), parent))
+            length += len(segment.ids)
+        packed.append(
+            [
+                [i for segment, *_ in parts for i in segment.ids],
+                [i for segment, *_ in parts for i in segment.labels],
+                [number for segment, number, _ in parts for _ in segment.ids],
+                [parent for segment, _, parent in parts for _ in segment.ids],
+                [0] * len(prefix) + [i + segment.start for segment, *_ in parts[1:] for i in range(len(segment.ids))],
+            ]
+        )
     length = max(len(p[0]) for p in packed)
-    pads = (processor.tokenizer.pad_token_id, IGNORE, -1, 0)
+    pads = (processor.tokenizer.pad_token_id, IGNORE, -1, 0, 0)
     columns = [torch.tensor([p[i] + [pad] * (length - len(p[i])) for p in packed]) for i, pad in enumerate(pads)]
-    widest = max(len(t) for *_, t in letters)
+    widest = max((len(target) for _, _, target, _ in letters), default=0)
     return {
-        **dict(zip(("ids", "labels", "segment", "offset"), columns, strict=True)),
+        **dict(zip(("ids", "labels", "segment", "parent", "offset"), columns, strict=True)),
         "prefix": torch.tensor(len(prefix)),
-        "letter_at": torch.tensor([(r, i) for r, i, _ in letters]),
-        "letter_target": torch.tensor(np.array([np.pad(t, (0, widest - len(t))) for *_, t in letters])).float(),
+        "letter_at": torch.tensor([(r, i) for r, i, _, _ in letters]).view(-1, 2),
+        "letter_target": torch.tensor(np.array([np.pad(t, (0, widest - len(t))) for _, _, t, _ in letters])).float(),
+        "letter_levels": torch.tensor(np.array([np.pad(v, (0, widest - len(v))) for *_, v in letters])).float(),
     }
 
 
 def language_batches(
-    photos: list[np.ndarray], processor, tokens: int, seed: int, phase: int, mix: Mix
+    pool: Pool, processor, tokens: int, seed: int, phase: int, planning_share: float
 ) -> Callable[[int], IterableDataset]:
-    """Batches for the second and third phase."""
+    """Batches of pictures with what they are asked; `planning_share` of the batches are many plans over small pictures."""
 
     def make(step: int, rng: np.random.Generator) -> dict:
-        images = 2 if rng.random() < mix.full_reference else 1
-        crops = draw_crops(photos, tokens // images, SIDES, rng)
-        height, width = crops[0].clean.shape[:2]
-        pictures = [picture for c in crops for picture in ([c.clean, c.sample.image] if images == 2 else [c.sample.image])]
-        pixels, grid = pixel_values(pictures, processor)
-        rows = [draw_roles(c, images == 2, rng, mix.planning) for c in crops]
-        return {
-            "pixels": pixels,
-            "grid": grid,
-            "images": images,
-            "labels": crop_labels(crops),
-            "text": pack(rows, images, height * width // FACTOR**2, mix.row_tokens, processor),
-        }
+        images = 2 if rng.random() < FULL_REFERENCE_SHARE else 1
+        if rng.random() < planning_share:
+            crops = [pool.crop(int(i), 96, 96, rng) for i in rng.integers(len(pool.rows), size=PLANNING_ROWS)]
+            rows = [[planning(rng, images == 2) for _ in range(PLANS_PER_ROW)] for _ in crops]
+        else:
+            crops = draw_crops(pool, tokens // images, SIDES, rng)
+            rows = [draw_roles(c, rng) for c in crops]
+        return make_batch(crops, rows, images, processor)
 
     return lambda start: Batches(make, seed, phase, start)
 
 
-def language_losses(model, heads: VisionHeads, letter_ids: torch.Tensor, frozen_vision: bool = False) -> Callable:
+def make_batch(crops: list[Crop], rows: list[list[RoleSample]], images: int, processor) -> dict:
+    """Pixels, labels and packed text of crops (with their clean originals before them when `images` is 2)."""
+    height, width = crops[0].clean.shape[:2]
+    pictures = [picture for c in crops for picture in ([c.clean, c.sample.image] if images == 2 else [c.sample.image])]
+    pixels, grid = pixel_values(pictures, processor)
+    text = pack(rows, images, height * width // FACTOR**2, processor)
+    return {"pixels": pixels, "grid": grid, "images": images, "labels": crop_labels(crops), "text": text}
+
+
+def language_losses(model, heads: VisionHeads, letter_ids: torch.Tensor) -> Callable:
     """The second phase's loss: letters (soft), answers' tokens, and the vision heads."""
 
     def losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
         device = model.device
         text = {k: v.to(device) for k, v in batch["text"].items()}
         grid, images = batch["grid"].to(device), batch["images"]
-        with torch.set_grad_enabled(not frozen_vision):
-            features = model.model.visual(batch["pixels"].to(device), grid_thw=grid).pooler_output.float()
+        features = model.model.visual(batch["pixels"].to(device), grid_thw=grid).pooler_output.float()
         width = features.shape[-1]
         rows, length = text["ids"].shape
         labels = {k: v.to(device) for k, v in batch["labels"].items()}
-        tested = features.view(rows, images, -1, width)[:, -1]
-        loss, figures = head_losses(heads, tested, labels)
+        loss, figures, answer_name = torch.zeros((), device=device), {}, "plan_loss"
+        if len(text["letter_at"]):  # a picture that was asked about itself
+            seen, figures = head_losses(heads, features.view(rows, images, -1, width)[:, -1], labels)
+            loss, answer_name = loss + 0.5 * seen, "answer_loss"
 
         embeds = model.get_input_embeddings()(text["ids"]).float()
         placeholder = text["ids"] == model.config.image_token_id
@@ -139,20 +167,28 @@ def language_losses(model, heads: VisionHeads, letter_ids: torch.Tensor, frozen_
         )
         after = (prefix + delta).to(device) + text["offset"][:, prefix:]
         positions = torch.cat([positions, after[None].expand(3, -1, -1)], -1)
-        segment = text["segment"]
+        segment, parent = text["segment"], text["parent"]
         order = torch.arange(length, device=device)
-        visible = (order[:, None] >= order[None])[None] & ((segment[:, None] == segment[:, :, None]) | (segment[:, None] == 0))
+        keys = segment[:, None]
+        visible = (keys == segment[:, :, None]) | (keys == parent[:, :, None]) | (keys == 0)
+        visible &= order[:, None] >= order[None]
         hidden = model.model.language_model(
             inputs_embeds=embeds, position_ids=positions, attention_mask={"full_attention": visible[:, None]}, use_cache=False
         ).last_hidden_state
 
         targets = text["labels"][:, 1:]
         kept = targets != IGNORE
-        answer = nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][kept]).float(), targets[kept])
-        r, i = text["letter_at"].T
-        at_letter = model.lm_head(hidden[r, i - 1]).float().log_softmax(-1)[:, letter_ids[: text["letter_target"].shape[1]]]
-        letter = -(text["letter_target"] * at_letter).sum(-1).mean()
-        figures |= {"answer_loss": answer.item(), "letter_loss": letter.item()}
-        return 0.5 * loss + answer + letter, figures
+        if kept.any():
+            answer = nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][kept]).float(), targets[kept])
+            figures[answer_name] = answer.item()
+            loss = loss + answer
+        if len(text["letter_at"]):
+            r, i = text["letter_at"].T
+            at_letter = model.lm_head(hidden[r, i - 1]).float().log_softmax(-1)
+            at_letter = at_letter[:, letter_ids[: text["letter_target"].shape[1]]]
+            letter = level_loss(at_letter, text["letter_target"], text["letter_levels"])
+            figures["letter_loss"] = letter.item()
+            loss = loss + letter
+        return loss, figures
 
     return losses

@@ -1,7 +1,7 @@
 """Role samples: for one distorted crop, the pipeline's own prompts with the answers that are true of it.
 
-No leak: tool scores stand in less than half of the rating prompts, and those that do are drawn around the truth with noise
-of 0.7 levels, or are missing, or contradict it, so that the letters must come from the pixels.
+No leak: more than half of the rating prompts carry no scores, and those that do carry scores drawn around the pseudo-MOS with
+noise of 0.7 levels, under the name of any tool, or missing, or contradictory, so that the letters must come from the pixels.
 """
 
 import json
@@ -26,75 +26,129 @@ from agentic_iqa_local.prompts import (
 )
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 from agentic_iqa_local.training.data import Crop, level_targets
-from agentic_iqa_local.training.distortions import Sample
-from agentic_iqa_local.training.queries import ADJECTIVES, OBJECTS, OTHER, RATINGS, draw_query, pick
-from agentic_iqa_local.training.vision import LEVEL_WIDTH
+from agentic_iqa_local.training.distortions import Part, Sample, draw_parts
+from agentic_iqa_local.training.queries import draw_object, draw_query, phrases, pick, templates
 
 SEVERITY_WORDS = ("none", "slight", "moderate", "moderate", "severe", "extreme")
 EFFECTS = {
-    "Blurs": ("Edges appear soft.", "Fine detail is smeared.", "Contours lose their definition."),
-    "Color distortions": ("Colors look unnatural.", "The hues are shifted or dull.", "Color no longer follows the objects."),
-    "Compression": ("Block edges and ringing show.", "Flat areas break into blocks.", "Texture is replaced by coding artifacts."),
-    "Noise": ("Grain covers flat areas.", "Random speckles hide fine texture.", "Noise is visible all over."),
-    "Brightness change": ("Exposure is off and tones are lost.", "Detail is lost in the tones.", "The picture is lit wrongly."),
-    "Sharpness": ("Halos line the edges.", "Edges are exaggerated.", "Oversharpening makes texture harsh."),
-    "Contrast": ("The tonal range is wrong.", "Tones are flattened or clipped.", "Light and dark are out of balance."),
+    "gaussian_blur": ("Edges appear soft everywhere.", "Fine detail is blurred away."),
+    "defocus_blur": ("The picture is out of focus.", "Edges spread into small discs."),
+    "motion_blur": ("Edges smear in one direction.", "The picture looks shaken."),
+    "upscale": ("Detail is coarse, as if enlarged.", "Edges are soft and stepped, as if enlarged."),
+    "denoise": ("Texture is smoothed to patches.", "Fine detail is wiped away and edges stay."),
+    "white_noise": ("Grain covers flat areas.", "Random noise hides fine texture."),
+    "chroma_noise": ("Colored speckles cover flat areas.", "Noise shows in the colors."),
+    "impulse_noise": ("Black and white dots are scattered all over.", "Isolated dots replace pixels."),
+    "speckle_noise": ("Bright areas are speckled.", "Noise grows with brightness."),
+    "poisson_noise": ("The picture is grainy, as in low light.", "Grain is stronger in bright areas."),
+    "blotchy_noise": ("Coarse grain covers the picture.", "Noise forms soft blotches."),
+    "jpeg": ("Block edges and ringing show.", "Flat areas break into blocks."),
+    "jpeg2000": ("Texture is smeared and edges ring.", "Coding washes out the texture."),
+    "webp": ("Detail is smoothed by coding and blocks show.", "Texture is replaced by coding artifacts."),
+    "palette": ("Smooth areas break into bands of one color.", "Too few colors are left."),
+    "brighten": ("The picture is too bright and pale.", "Bright tones are washed out."),
+    "darken": ("The picture is too dark.", "Detail sinks into the shadows."),
+    "contrast_decrease": ("The tones are flat and grey.", "Light and dark lie too close together."),
+    "contrast_increase": ("The contrast is harsh and tones are clipped.", "Shadows and highlights are crushed."),
+    "desaturate": ("Colors are dull.", "Colors are faded towards grey."),
+    "colour_cast": ("A tint lies over the picture.", "The hues are shifted."),
+    "colour_bleed": ("Colors bleed over edges.", "Color no longer follows the objects."),
+    "aberration": ("Colored fringes line the edges.", "Red and blue edges do not coincide."),
+    "oversharpen": ("Edges and texture are harsh.", "Fine edges are exaggerated."),
+    "halo": ("Halos line the edges.", "Bright and dark rims surround objects."),
 }
 CLEAN = ("No distortion is visible.", "Edges and textures look natural.", "The picture is clean.")
 FREE_ANSWER = ("I can only judge technical quality.", "This question is not about technical quality.")
+BARELY_VISIBLE = 4.0  # pseudo-MOS from which a distortion of severity 1 does not count as seen; a clean photograph has 4.27
+WHICH = ("Which distortion is most visible in the image?", "What is the main distortion?", "Which of these affects the image?",
+         "What is wrong with this picture?", "Which degradation do you see?", "Pick the distortion that fits best.")  # fmt: skip
+WHETHER = ("Is the image {a}?", "Is this photo {a}?", "Does the picture look {a}?", "Would you call it {a}?",
+           "Is there {n} in this image?", "Do you see {n}?", "Does the photo suffer from {n}?", "Any {n} here?")  # fmt: skip
+HOW_SEVERE = ("How severe is the distortion?", "How strong is the degradation?", "How visible are the artifacts?")
+HOW_GOOD = ("What is the quality of the image?", "How good is the image?", "Rate the picture.")
 
 
 @dataclass(frozen=True)
 class RoleSample:
-    """A prompt and its answer; `letters` is the distribution at the letter position (None: no letter is read)."""
+    """A prompt and its answer.
+
+    `letters` is the distribution at the letter position (None: no letter is read) and `levels` the quality level that each
+    letter stands for, 0 where they stand for none. Of a `read_only` sample nothing but the letter is learned.
+    """
 
     prompt: Prompt
     answer: str
     letters: np.ndarray | None = None
+    levels: np.ndarray | None = None
     read_only: bool = False
+
+
+def visible_parts(crop: Crop) -> tuple[Part, ...]:
+    """The distortions that count as seen, the strongest first: all but a barely visible one of severity 1."""
+    return tuple(p for p in crop.sample.parts if p.severity > 1 or crop.quality < BARELY_VISIBLE)
 
 
 def _json(value) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _reasoning(crop: Crop, letter: str, rng: np.random.Generator) -> str:
-    word = LEVEL_WORDS[LETTER_TO_LEVEL[letter]].lower()
-    sample = crop.sample
-    if sample.family is None:
+def _reasoning(crop: Crop, letter: str, reversed_letters: bool, rng: np.random.Generator) -> str:
+    level = LETTER_TO_LEVEL[letter]
+    word = LEVEL_WORDS[6 - level if reversed_letters else level].lower()
+    parts = visible_parts(crop)
+    if not parts:
         return f"{pick(rng, CLEAN)} The quality is {word}."
-    return f"{SEVERITY_WORDS[sample.severity].capitalize()} {sample.family.lower()}: {pick(rng, EFFECTS[sample.family])} The quality is {word}."
+    first = parts[0]
+    severity = SEVERITY_WORDS[first.severity].capitalize()
+    return f"{severity} {first.family.lower()}: {pick(rng, EFFECTS[first.kind])} The quality is {word}."
 
 
 def _objects(rng: np.random.Generator) -> list[str]:
-    if rng.random() < 0.6:
+    if rng.random() < 0.65:
         return ["Global"]
-    return [str(x) for x in rng.choice(OBJECTS, 1 if rng.random() < 0.7 else 2, replace=False)]
+    return list(dict.fromkeys(draw_object(rng) for _ in range(1 if rng.random() < 0.7 else 2)))
+
+
+def _rating_query(rng: np.random.Generator) -> str:
+    if rng.random() < 0.35:
+        return DEFAULT_QUERY
+    return pick(rng, templates("overall"))["text"]
+
+
+def _query_for(objects: list[str], rng: np.random.Generator) -> str:
+    return _rating_query(rng) if objects == ["Global"] else f"Rate the {' and the '.join(objects)}."
 
 
 def _analysis(crop: Crop, distortion: str, rng: np.random.Generator) -> DistortionAnalysis:
-    if distortion == crop.sample.family:
-        return DistortionAnalysis(
-            type=distortion, severity=SEVERITY_WORDS[crop.sample.severity], explanation=pick(rng, EFFECTS[distortion])
-        )
+    for part in crop.sample.parts:
+        if part.family == distortion:
+            effect = pick(rng, EFFECTS[part.kind])
+            return DistortionAnalysis(type=distortion, severity=SEVERITY_WORDS[part.severity], explanation=effect)
     return DistortionAnalysis(type=distortion, severity="none", explanation=CLEAN[0])
 
 
 def _types(crop: Crop, rng: np.random.Generator) -> list[str]:
-    true = crop.sample.family
-    others = [str(t) for t in rng.permutation(DISTORTION_TYPES) if t != true]
-    if true is None:
-        return others[:1]
-    return [true] if rng.random() < 0.6 else [true, others[0]] if rng.random() < 0.5 else [others[0], true]
+    """What an analysis is asked about: the true distortions, and at times one that is not there."""
+    true = [str(p.family) for p in visible_parts(crop)]
+    others = [str(t) for t in rng.permutation(DISTORTION_TYPES) if t not in crop.sample.families]
+    types = true + others[: int(not true or rng.random() < 0.3)]
+    return [types[i] for i in rng.permutation(len(types))]
+
+
+def _wrong_analysis(rng: np.random.Generator) -> DistortionAnalysis:
+    kind = pick(rng, list(EFFECTS))
+    part = Part(kind, int(rng.integers(1, 6)))
+    return DistortionAnalysis(type=part.family, severity=SEVERITY_WORDS[part.severity], explanation=pick(rng, EFFECTS[kind]))
 
 
 def _evidence(crop: Crop, rng: np.random.Generator) -> ExecutorOutput:
-    types = _types(crop, rng) if crop.sample.family or rng.random() < 0.3 else []
-    centre = float(rng.uniform(1, 5)) if rng.random() < 0.15 else 5 - 0.8 * crop.sample.severity
+    types = _types(crop, rng) if crop.sample.parts or rng.random() < 0.3 else []
+    analyses = [_wrong_analysis(rng)] if rng.random() < 0.1 else [_analysis(crop, t, rng) for t in types]
+    centre = float(rng.uniform(1, 5)) if rng.random() < 0.15 else crop.quality
     names = list(TOOLS)
     scores = {t: (str(pick(rng, names)), float(np.clip(centre + rng.normal(0, 0.7), 1, 5))) for t in (types or [OVERALL])}
     return ExecutorOutput(
-        distortion_analysis={"Global": [_analysis(crop, t, rng) for t in types]} if rng.random() < 0.8 else None,
+        distortion_analysis={"Global": analyses} if rng.random() < 0.8 else None,
         quality_scores={"Global": scores} if rng.random() < 0.8 else None,
     )
 
@@ -103,29 +157,31 @@ def _letter_answer(letter: str, reasoning: str) -> str:
     return f'{ANSWER_PREFIX}{letter}", "quality_reasoning": {_json(reasoning)}}}'
 
 
-def rating(crop: Crop, rng: np.random.Generator, with_evidence: bool, read_only: bool) -> RoleSample:
+def rating(crop: Crop, rng: np.random.Generator, with_evidence: bool, read_only: bool, reversed_letters: bool) -> RoleSample:
     """The Summarizer's scoring prompt with a soft target at the letter."""
-    target = level_targets(np.array([crop.sample.severity]), LEVEL_WIDTH)[0]
+    target = level_targets(np.array([crop.quality]))[0]
+    levels = np.arange(5.0, 0.0, -1.0)
+    if reversed_letters:
+        target, levels = target[::-1], levels[::-1]
     letter = str(rng.choice(LETTERS, p=target))
-    query = DEFAULT_QUERY if rng.random() < 0.3 else pick(rng, RATINGS)
     evidence = _evidence(crop, rng) if with_evidence else None
-    prompt = summarizer_prompt(query, evidence, scoring=True)
-    return RoleSample(prompt, _letter_answer(letter, _reasoning(crop, letter, rng)), target, read_only)
+    prompt = summarizer_prompt(_rating_query(rng), evidence, scoring=True, reversed_letters=reversed_letters)
+    return RoleSample(prompt, _letter_answer(letter, _reasoning(crop, letter, reversed_letters, rng)), target, levels, read_only)
 
 
 def detection(crop: Crop, rng: np.random.Generator) -> RoleSample:
-    """The distortions of each object: the crop's own, which is the same everywhere."""
+    """The distortions of each object: the crop's own, which are the same everywhere."""
     objects = _objects(rng)
-    query = pick(rng, RATINGS) if objects == ["Global"] else f"Rate the {' and the '.join(objects)}."
-    found = [crop.sample.family] if crop.sample.family else []
-    return RoleSample(detection_prompt(query, objects), _json(dict.fromkeys(objects, found)))
+    found = [p.family for p in visible_parts(crop)]
+    return RoleSample(detection_prompt(_query_for(objects, rng), objects), _json(dict.fromkeys(objects, found)))
 
 
 def analysis(crop: Crop, rng: np.random.Generator) -> RoleSample:
-    """Severity and impact of the true distortion and, at times, of one that is not there."""
-    asked = {name: _types(crop, rng) for name in _objects(rng)}
+    """Severity and impact of the true distortions and, at times, of one that is not there."""
+    objects = _objects(rng)
+    asked = {name: _types(crop, rng) for name in objects}
     items = {name: [_analysis(crop, t, rng).model_dump() for t in types] for name, types in asked.items()}
-    return RoleSample(analysis_prompt(pick(rng, RATINGS), asked), _json(items))
+    return RoleSample(analysis_prompt(_query_for(objects, rng), asked), _json(items))
 
 
 def selection(crop: Crop, rng: np.random.Generator) -> RoleSample:
@@ -138,53 +194,64 @@ def selection(crop: Crop, rng: np.random.Generator) -> RoleSample:
 
     answer = {name: {t: best(t) for t in types or [OVERALL]} for name, types in asked.items()}
     lines = [(t.name, tool_line(t.reference, t.good_for)) for t in tools]
-    return RoleSample(selection_prompt(pick(rng, RATINGS), asked, lines), _json(answer))
+    return RoleSample(selection_prompt(_rating_query(rng), asked, lines), _json(answer))
+
+
+def _question(query: str, choices: list[str], target: np.ndarray, reasoning: str, evidence, rng) -> RoleSample:
+    order = rng.permutation(len(choices))
+    choices, target = [choices[i] for i in order], target[order]
+    letter = choice_letters(choices)[int(rng.choice(len(choices), p=target))]
+    prompt = summarizer_prompt(query, evidence, scoring=False, choices=choices)
+    return RoleSample(prompt, _letter_answer(letter, reasoning), target, np.zeros(len(choices)), bool(rng.random() < 0.6))
+
+
+def four_choices(crop: Crop, rng: np.random.Generator, evidence: ExecutorOutput | None = None) -> RoleSample:
+    """Which distortion? The strongest (or None on a clean picture) among three that are not there."""
+    parts = visible_parts(crop)
+    right = parts[0].family if parts else "None"
+    wrong = [str(t) for t in rng.permutation(DISTORTION_TYPES) if t not in crop.sample.families]
+    if parts and rng.random() < 0.3:
+        wrong[0] = "None"
+    effect = pick(rng, EFFECTS[parts[0].kind]) if parts else pick(rng, CLEAN)
+    return _question(pick(rng, WHICH), [right, *wrong[:3]], np.eye(4)[0], f"{right}: {effect}", evidence, rng)
+
+
+def yes_or_no(crop: Crop, rng: np.random.Generator, evidence: ExecutorOutput | None = None) -> RoleSample:
+    """Is it blurry? Yes as often as no, as far as the picture has a distortion."""
+    parts = visible_parts(crop)
+    yes = bool(parts) and rng.random() < 0.5 + 0.07
+    present = pick(rng, parts) if yes else None
+    asked = present.family if present else str(pick(rng, [t for t in DISTORTION_TYPES if t not in crop.sample.families]))
+    words = {"a": pick(rng, phrases("adjectives")[asked]), "n": pick(rng, phrases("nouns")[asked])}
+    effect = pick(rng, EFFECTS[present.kind]) if present else pick(rng, CLEAN) if not parts else f"No {asked.lower()}."
+    choices = [["Yes", "No"], ["yes", "no"]][int(rng.random() < 0.2)]
+    return _question(pick(rng, WHETHER).format(**words), choices, np.eye(2)[0 if yes else 1], effect, evidence, rng)
 
 
 def choice_question(crop: Crop, rng: np.random.Generator) -> RoleSample:
     """A question with choices in random order; the truth is among them."""
-    true, severity = crop.sample.family, crop.sample.severity
+    evidence = _evidence(crop, rng) if rng.random() < 0.15 else None
     draw = rng.random()
-    if draw < 0.4:
-        others = [str(t) for t in rng.permutation(DISTORTION_TYPES) if t != true]
-        right = true or "None"
-        choices = [right, *others[: int(rng.integers(1, 4))]]
-        if right != "None" and rng.random() < 0.5:
-            choices.append("None")
-        query = pick(
-            rng,
-            (
-                "Which distortion is most visible in the image?",
-                "What is the main distortion?",
-                "Which of these affects the image?",
-            ),
-        )
-    elif draw < 0.7:
-        asked = true if true and rng.random() < 0.5 else str(pick(rng, [t for t in DISTORTION_TYPES if t != true]))
-        right, choices = ("Yes" if asked == true else "No"), ["Yes", "No"]
-        query = f"Is the image {pick(rng, ADJECTIVES[asked])}?"
-    elif draw < 0.85:
-        right = SEVERITY_WORDS[severity].capitalize()
-        choices = ["None", "Slight", "Moderate", "Severe", "Extreme"]
-        query = "How severe is the distortion?"
-    else:
-        right = LEVEL_WORDS[max(1, 5 - severity)]
-        choices = list(LEVEL_WORDS.values())
-        query = pick(rng, ("What is the quality of the image?", "How good is the image?"))
-    choices = [str(c) for c in rng.permutation(choices)]
-    letter = choice_letters(choices)[choices.index(right)]
-    evidence = _evidence(crop, rng) if rng.random() < 0.25 else None
-    target = np.zeros(len(choices))
-    target[choices.index(right)] = 1
-    effect = pick(rng, EFFECTS[true]) if true else pick(rng, CLEAN)
-    prompt = summarizer_prompt(query, evidence, scoring=False, choices=choices)
-    return RoleSample(prompt, _letter_answer(letter, f"{right}: {effect}"), target)
+    if draw < 0.42:
+        return four_choices(crop, rng, evidence)
+    if draw < 0.84:
+        return yes_or_no(crop, rng, evidence)
+    if draw < 0.92:
+        words = ["None", "Slight", "Moderate", "Severe", "Extreme"]
+        right = SEVERITY_WORDS[crop.sample.severity].capitalize()
+        return _question(pick(rng, HOW_SEVERE), words, np.eye(5)[words.index(right)], f"{right}.", evidence, rng)
+    target = level_targets(np.array([crop.quality]))[0]
+    word = LEVEL_WORDS[LETTER_TO_LEVEL[LETTERS[int(target.argmax())]]]
+    return _question(pick(rng, HOW_GOOD), list(LEVEL_WORDS.values()), target, f"The quality is {word.lower()}.", evidence, rng)
 
 
 def free_question(rng: np.random.Generator) -> RoleSample:
     """A question that is not about quality: the honest answer is that the model cannot tell."""
+    query = draw_query(rng)
+    while query.plan.query_type != "Other":
+        query = draw_query(rng)
     answer = {"final_answer": "I cannot tell", "quality_reasoning": pick(rng, FREE_ANSWER)}
-    return RoleSample(summarizer_prompt(pick(rng, OTHER), None, scoring=False), _json(answer))
+    return RoleSample(summarizer_prompt(query.query, None, scoring=False), _json(answer))
 
 
 def planning(rng: np.random.Generator, has_reference: bool) -> RoleSample:
@@ -196,32 +263,39 @@ def planning(rng: np.random.Generator, has_reference: bool) -> RoleSample:
     return RoleSample(prompt, _json(drawn.plan.model_dump()))
 
 
-def draw_roles(crop: Crop, has_reference: bool, rng: np.random.Generator, planning_share: float = 0.25) -> list[RoleSample]:
-    """What one picture is asked in one training step; every prompt continues from the same image prefix."""
-    first = [rating(crop, rng, with_evidence=False, read_only=rng.random() < 0.6)]
-    if rng.random() < planning_share:
-        first.append(planning(rng, has_reference))
-    others = [
-        draw()
-        for share, draw in (
-            (0.6, lambda: detection(crop, rng)),
-            (0.16, lambda: analysis(crop, rng)),
-            (0.08, lambda: selection(crop, rng)),
-            (0.12, lambda: rating(crop, rng, with_evidence=True, read_only=False)),
-            (0.2, lambda: choice_question(crop, rng)),
-            (0.04, lambda: free_question(rng)),
-        )
-        if rng.random() < share
-    ]
-    return first + [others[i] for i in rng.permutation(len(others))]
+def draw_roles(crop: Crop, rng: np.random.Generator) -> list[RoleSample]:
+    """What one picture is asked in one training step; every prompt continues from the same image prefix.
+
+    Prompts with the same instructions stand together: they share them in `language.pack`.
+    """
+    reversed_letters = rng.random() < 0.35
+    samples = [rating(crop, rng, with_evidence=False, read_only=rng.random() < 0.8, reversed_letters=reversed_letters)]
+    if rng.random() < 0.3:
+        samples.append(rating(crop, rng, with_evidence=True, read_only=rng.random() < 0.5, reversed_letters=reversed_letters))
+    draw = rng.random()
+    if draw < 0.45:
+        samples += [choice_question(crop, rng) for _ in range(3)]
+        if rng.random() < 0.06:
+            samples.append(free_question(rng))
+    elif draw < 0.75:
+        samples.append(detection(crop, rng))
+    elif draw < 0.93:
+        samples.append(analysis(crop, rng))
+    else:
+        samples.append(selection(crop, rng))
+    return samples
 
 
-def corpus(seed: int, rows: int = 6000) -> Iterator[str]:
+def corpus(seed: int, rows: int = 5000) -> Iterator[str]:
     """Prompts and answers to train a tokenizer on; the pictures behind them are blank."""
     rng = np.random.default_rng([seed, 2])
     blank = np.zeros((8, 8, 3), np.uint8)
     for _ in range(rows):
-        family = str(pick(rng, DISTORTION_TYPES)) if rng.random() < 0.88 else None
-        crop = Crop(Sample(blank, None, family, int(rng.integers(1, 6)) if family else 0), blank)
-        for sample in draw_roles(crop, bool(rng.random() < 0.2), rng):
-            yield f"{sample.prompt.instructions}\n\n{sample.prompt.case}\n{sample.answer}"
+        crop = Crop(Sample(blank, draw_parts(rng)), blank, float(rng.uniform(1, 5)))
+        seen = set()
+        for sample in [*draw_roles(crop, rng), *(planning(rng, bool(rng.random() < 0.25)) for _ in range(3))]:
+            instructions = sample.prompt.instructions
+            yield f"{sample.prompt.case}\n{sample.answer}"
+            if instructions not in seen:
+                yield instructions
+            seen.add(instructions)

@@ -1,0 +1,127 @@
+"""The model card of a trained folder: README.md from training.json (how it was made) and evaluation.json (how well it does)."""
+
+import hashlib
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+PACKAGES = ("torch", "transformers", "tokenizers", "pyiqa", "numpy", "scipy", "pillow")
+BARS = {
+    "srcc": ("SRCC of E[level] with pseudo-MOS, image alone", 0.75),
+    "family": ("distortion family, severity 2 and above or clean, 8 classes", 0.70),
+    "severity": ("severity word within one step", 0.80),
+    "grammar": ("plans right in every field, queries of the grammar", 0.95),
+    "hand_written": ("plans right in every field, 200 hand-written queries", 0.50),
+    "fields": ("plans, mean over fields, hand-written queries", 0.85),
+    "yes_no": ("balanced yes/no questions", 0.75),
+    "four_choice": ("four-choice questions", 0.60),
+    "order": ("order bias: mean change of E[level] when the letters are reassigned", 0.30),
+}
+
+
+def weights_hash(folder: Path) -> str:
+    """SHA-256 of the folder's weights."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def environment(threads: int) -> dict:
+    """Machine and versions, for the record."""
+    return {
+        "machine": f"{platform.system()} {platform.machine()}, {threads} CPU threads",
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+    }
+
+
+def write_training(folder: Path, options: dict, photographs: dict, curve: list[dict], threads: int) -> None:
+    """training.json: options, photographs, machine, hours and a curve of at most 40 points a phase."""
+    phases = {}
+    for row in curve:
+        phases.setdefault(row["phase"], []).append(row)
+    thinned = {name: rows[:: max(1, len(rows) // 40)] for name, rows in phases.items()}
+    record = {
+        "weights_sha256": weights_hash(folder),
+        "options": options,
+        "photographs": photographs,
+        "environment": environment(threads),
+        "curve": thinned,
+    }
+    (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _figure(figure: dict, percent: bool) -> str:
+    if percent:
+        return f"{figure['value']:.1%} | {figure['low']:.1%} to {figure['high']:.1%}"
+    return f"{figure['value']:.3f} | {figure['low']:.3f} to {figure['high']:.3f}"
+
+
+def _bar_rows(figures: dict) -> list[str]:
+    found = {
+        "srcc": figures["synthetic"]["srcc"]["image_alone"],
+        "family": figures["synthetic"]["family_severity_2_and_above_or_clean"],
+        "severity": figures["synthetic"]["severity_within_one_step"],
+        "grammar": figures["plans"]["grammar"]["every_field"],
+        "hand_written": figures["plans"]["hand_written"]["every_field"],
+        "fields": figures["plans"]["hand_written"]["mean_over_fields"],
+        "yes_no": figures["synthetic"]["yes_no"],
+        "four_choice": figures["synthetic"]["four_choice"],
+        "order": figures["synthetic"]["order_bias"],
+    }
+    rows = []
+    for key, (what, bar) in BARS.items():
+        percent = key not in ("srcc", "order")
+        reached = found[key]["value"] <= bar if key == "order" else found[key]["value"] >= bar
+        wanted = f"{bar:.0%}" if percent else f"{bar:.2f}"
+        rows.append(f"| {what} | {_figure(found[key], percent)} | {wanted} | {'yes' if reached else '**no**'} |")
+    return rows
+
+
+def write_card(folder: Path) -> None:
+    """README.md of `folder`. Raises ValueError when a record is of other weights than the folder's."""
+    training, figures = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("training", "evaluation"))
+    digest = weights_hash(folder)
+    for name, record in (("training", training), ("evaluation", figures)):
+        if record["weights_sha256"] != digest:
+            raise ValueError(f"{folder / name}.json: describes weights {record['weights_sha256'][:12]}, the folder has {digest[:12]}")
+    synthetic, plans = figures["synthetic"], figures["plans"]
+    srcc, environment_ = synthetic["srcc"], training["environment"]
+    size = (folder / "model.safetensors").stat().st_size / 1e6
+    hours = sum(rows[-1]["seconds"] for rows in training["curve"].values()) / 3600
+    families = ", ".join(f"{name} {share:.0%}" for name, share in synthetic["family_by_type"].items())
+    levels = ", ".join(f"{v:.2f}" for v in synthetic["mean_level_by_severity"].values())
+    targets = ", ".join(f"{v:.2f}" for v in synthetic["mean_target_by_severity"].values())
+    fields = ", ".join(f"{name} {share:.0%}" for name, share in plans["hand_written"]["by_field"].items())
+    human = [
+        f"| {name} | {look['figure']['srcc']['value']:.3f} | {look['figure']['srcc']['low']:.3f} to {look['figure']['srcc']['high']:.3f}"
+        f" | {look['figure']['interval_over']} |"
+        for name, look in figures["human_scores"].items()
+    ]
+    looks = [f"- {look['date']}, {look['set']}: {look['srcc']:.3f} (weights {look['weights_sha256'][:12]})" for look in figures["looks"]]
+    (folder / "README.md").write_text(
+        TEMPLATE.format(
+            size=size,
+            digest=digest,
+            photographs=training["photographs"],
+            options=" ".join(f"--{k.replace('_', '-')} {v}" for k, v in training["options"].items()),
+            environment=", ".join(f"{k} {v}" for k, v in environment_.items() if k != "machine"),
+            machine=environment_["machine"],
+            hours=hours,
+            bars="\n".join(_bar_rows(figures)),
+            samples=synthetic["samples"],
+            test_photographs=synthetic["photographs"],
+            seed=synthetic["seed"],
+            srcc="\n".join(f"| {name.replace('_', ' ')} | {_figure(figure, False)} |" for name, figure in srcc.items()),
+            families=families,
+            severity_1=_figure(synthetic["family_severity_1"], True).replace(" | ", ", "),
+            levels=levels,
+            targets=targets,
+            fields=fields,
+            human="\n".join(human) or "| none yet | | | |",
+            looks="\n".join(looks) or "- none yet",
+        ),
+        encoding="utf-8",
+    )
+
+
+TEMPLATE = (Path(__file__).parent / "card_template.md").read_text(encoding="utf-8")
