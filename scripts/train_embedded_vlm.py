@@ -50,10 +50,17 @@ def parse() -> argparse.Namespace:
         help="queries with their plans (default: %(default)s)",
     )
     test.add_argument(
-        "--parts", nargs="+", choices=["synthetic", "plans"], help="measure only these (default: both; the others keep their record)"
+        "--parts",
+        nargs="+",
+        choices=["synthetic", "plans"],
+        help="measure only these (default: both; the others keep their record)",
     )
     test.add_argument(
-        "--human-scores", type=Path, nargs="+", default=[], metavar="FOLDER",
+        "--human-scores",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
         help="also check against MOS: folders with a manifest.csv (image, mos, distortion); each look is logged in the record",
     )
     test.add_argument("--write", action="store_true", help="write evaluation.json and the model card into the model folder")
@@ -116,7 +123,7 @@ def train(args: argparse.Namespace) -> None:
     )
     run_phase(
         name="language",
-        groups=[(visual, 2e-4), (nn.ModuleDict({"language": model.model.language_model}), 1.5e-3)],
+        groups=[(visual, 3e-4), (nn.ModuleDict({"language": model.model.language_model}), 1.2e-3)],
         batches=language_batches(pool, processor, args.language_tokens, args.seed, 1, args.planning_share),
         losses=language_losses(model, heads, letter_ids),
         steps=args.language_steps,

@@ -83,7 +83,9 @@ def write_card(folder: Path) -> None:
     digest = weights_hash(folder)
     for name, record in (("training", training), ("evaluation", figures)):
         if record["weights_sha256"] != digest:
-            raise ValueError(f"{folder / name}.json: describes weights {record['weights_sha256'][:12]}, the folder has {digest[:12]}")
+            raise ValueError(
+                f"{folder / name}.json: describes weights {record['weights_sha256'][:12]}, the folder has {digest[:12]}"
+            )
     synthetic, plans = figures["synthetic"], figures["plans"]
     srcc, environment_ = synthetic["srcc"], training["environment"]
     size = (folder / "model.safetensors").stat().st_size / 1e6
@@ -97,7 +99,10 @@ def write_card(folder: Path) -> None:
         f" | {look['figure']['interval_over']} |"
         for name, look in figures["human_scores"].items()
     ]
-    looks = [f"- {look['date']}, {look['set']}: {look['srcc']:.3f} (weights {look['weights_sha256'][:12]})" for look in figures["looks"]]
+    looks = [
+        f"- {look['date']}, {look['set']}: {look['srcc']:.3f} (weights {look['weights_sha256'][:12]})"
+        for look in figures["looks"]
+    ]
     (folder / "README.md").write_text(
         TEMPLATE.format(
             size=size,

@@ -131,6 +131,14 @@ def _initialise_vision(visual: torch.nn.Module) -> None:
     visual.patch_embed.proj.weight.data.copy_(_dct_patch_embedding())
 
 
+def _initialise_language(language: torch.nn.Module, depth: int) -> None:
+    """Unit-gain layers with quiet outputs: a token's own identity must outlast them, or copying from the query is learned late."""
+    for name, weight in language.named_parameters():
+        if weight.ndim == 2:
+            gain = 0.3 / (2 * depth) ** 0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+            torch.nn.init.normal_(weight, std=gain / weight.shape[1] ** 0.5)
+
+
 def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2_5_VLForConditionalGeneration:
     """A freshly initialised model in float32."""
     torch.manual_seed(seed)
@@ -171,6 +179,7 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2_5_VLForConditiona
     )
     model = Qwen2_5_VLForConditionalGeneration(config)
     _initialise_vision(model.model.visual)
+    _initialise_language(model.model.language_model, config.text_config.num_hidden_layers)
     model.generation_config = GenerationConfig(**ids, do_sample=False)
     return model
 

@@ -5,6 +5,7 @@ import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from PIL import Image
@@ -27,7 +28,7 @@ from agentic_iqa_local.prompts import (
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.state import ExecutorOutput
 from agentic_iqa_local.training.data import Crop, load_tiles
-from agentic_iqa_local.training.distortions import draw_sample
+from agentic_iqa_local.training.distortions import DISTORTIONS, draw_sample
 from agentic_iqa_local.training.pseudo_mos import PseudoMos
 from agentic_iqa_local.training.queries import draw_query
 from agentic_iqa_local.training.roles import SEVERITY_WORDS, four_choices, yes_or_no
@@ -38,7 +39,7 @@ SAMPLES_PER_PHOTO = 10
 GRAMMAR_QUERIES = 300
 SCORE_NOISE = 0.7
 RESAMPLES = 1000
-SEVERITIES = list(Severity.__args__)
+SEVERITIES = get_args(Severity)
 Progress = Callable[[str, int, int], None]
 
 
@@ -140,8 +141,6 @@ def summarise(judged: Sequence[Judgement]) -> dict:
     target = np.array([j.pseudo_mos for j in judged])
     count = np.array([len(j.parts) for j in judged])
     severity = np.array([max((s for _, s in j.parts), default=0) for j in judged])
-    from agentic_iqa_local.training.distortions import DISTORTIONS
-
     family = np.array([DISTORTIONS[j.parts[0][0]].family if j.parts else "none" for j in judged])
     right = np.array([(j.detected or "none") == f for j, f in zip(judged, family, strict=True)])
     level = {name: np.array([getattr(j, name) for j in judged]) for name in Judgement.__annotations__ if name.startswith("level")}

@@ -123,7 +123,7 @@ def language_batches(
     def make(step: int, rng: np.random.Generator) -> dict:
         images = 2 if rng.random() < FULL_REFERENCE_SHARE else 1
         if rng.random() < planning_share:
-            crops = [pool.crop(int(i), 96, 96, rng) for i in rng.integers(len(pool.rows), size=PLANNING_ROWS)]
+            crops = [pool.crop(int(i), 96, 96, rng) for i in pool.draw(PLANNING_ROWS, rng)]
             rows = [[planning(rng, images == 2) for _ in range(PLANS_PER_ROW)] for _ in crops]
         else:
             crops = draw_crops(pool, tokens // images, SIDES, rng)
