@@ -4,10 +4,11 @@
     python scripts/train_embedded_vlm.py train --photos PHOTOS --work runs/embedded
     python scripts/train_embedded_vlm.py evaluate --photos PHOTOS --model models/embedded
 
-Training first makes a pool of distorted photographs with their pseudo-MOS, then has two phases, each resumed from its
-checkpoint in --work when it is interrupted: the vision tower alone, then the whole model on the pipeline's own prompts.
---photos is a folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never trained on. About
-20 + 35 + 60 minutes on two CPU cores; a GPU is used with --device cuda. The model card is written by evaluate --write.
+Training first makes a pool of distorted photographs with their pseudo-MOS, then has three phases, each resumed from its
+checkpoint in --work when it is interrupted: the vision tower alone, the language model alone on the pipeline's own prompts,
+and both together. --photos is a folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never
+trained on. About 20 + 50 + 25 + 10 minutes on two CPU cores; a GPU is used with --device cuda. The model card is written by
+evaluate --write.
 """
 
 import argparse
@@ -27,15 +28,17 @@ def parse() -> argparse.Namespace:
     train.add_argument("--photos", type=Path, required=True, help="folder of clean photographs (png, webp, jpg)")
     train.add_argument("--more-photos", type=Path, nargs="+", default=[], help="further folders, none of them held out")
     train.add_argument("--sources", default="not named", help="what the photographs are and their licences, for the model card")
+    train.add_argument("--notes", default="", help="what else the model card should say of this training")
     train.add_argument("--work", type=Path, required=True, help="folder for the pool, checkpoints and the training curve")
     train.add_argument("--out", type=Path, default=Path("models/embedded"), help="model folder to write (default: %(default)s)")
     train.add_argument("--vision-from", type=Path, help="model folder whose vision tower to start from (default: afresh)")
     train.add_argument("--pool", type=int, default=5600, help="distorted photographs to make (default: %(default)s)")
-    train.add_argument("--vision-steps", type=int, default=3600, help="steps of the first phase (default: %(default)s)")
-    train.add_argument("--language-steps", type=int, default=2400, help="steps of the second phase (default: %(default)s)")
+    train.add_argument("--vision-steps", type=int, default=4200, help="steps of the first phase (default: %(default)s)")
+    train.add_argument("--language-steps", type=int, default=750, help="steps of the second phase (default: %(default)s)")
+    train.add_argument("--joint-steps", type=int, default=250, help="steps of the third phase (default: %(default)s)")
     train.add_argument("--tokens", type=int, default=1200, help="image tokens a step in the first phase (default: %(default)s)")
-    train.add_argument("--language-tokens", type=int, default=900, help="the same in the second phase (default: %(default)s)")
-    train.add_argument("--planning-share", type=float, default=0.4, help="of the second phase's steps (default: %(default)s)")
+    train.add_argument("--language-tokens", type=int, default=900, help="the same in the later phases (default: %(default)s)")
+    train.add_argument("--planning-share", type=float, default=0.4, help="of the later phases' steps (default: %(default)s)")
     train.add_argument("--seed", type=int, default=1, help="seed of initialisation and data (default: %(default)s)")
     train.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     train.add_argument("--compile", action="store_true", help="compile the layers: a minute at the start, then a sixth faster")
@@ -74,7 +77,7 @@ def train(args: argparse.Namespace) -> None:
     from transformers import AutoTokenizer
 
     from agentic_iqa_local.levels import LETTERS
-    from agentic_iqa_local.training.card import write_training
+    from agentic_iqa_local.training.card import weights_hash, write_training
     from agentic_iqa_local.training.data import build_pool, photo_files, split_photos
     from agentic_iqa_local.training.embedded import build_model, build_processor, build_tokenizer, load_vision, save_model
     from agentic_iqa_local.training.language import language_batches, language_losses
@@ -121,20 +124,36 @@ def train(args: argparse.Namespace) -> None:
         checkpoint=args.work / "vision.pt",
         log=log,
     )
+    # An untrained language model's gradients would undo what the vision tower has learned: it waits.
+    language = nn.ModuleDict({"language": model.model.language_model})
     run_phase(
         name="language",
-        groups=[(visual, 3e-4), (nn.ModuleDict({"language": model.model.language_model}), 1.2e-3)],
+        groups=[(language, 1.2e-3)],
         batches=language_batches(pool, processor, args.language_tokens, args.seed, 1, args.planning_share),
-        losses=language_losses(model, heads, letter_ids),
+        losses=language_losses(model, heads, letter_ids, frozen_vision=True),
         steps=args.language_steps,
         checkpoint=args.work / "language.pt",
+        log=log,
+        floor=0.35,
+    )
+    run_phase(
+        name="joint",
+        groups=[(visual, 1e-4), (language, 4e-4)],
+        batches=language_batches(pool, processor, args.language_tokens, args.seed, 2, args.planning_share),
+        losses=language_losses(model, heads, letter_ids, frozen_vision=False),
+        steps=args.joint_steps,
+        checkpoint=args.work / "joint.pt",
         log=log,
     )
     save_model(model.cpu(), processor, args.out)
     photographs = {"training": len(training), "tiles": len(pool.clean), "held_out": len(held_out), "sources": args.sources}
-    kept = ("pool", "vision_steps", "language_steps", "tokens", "language_tokens", "planning_share", "seed")
+    start = "The vision tower started afresh."
+    if args.vision_from:
+        start = f"The vision tower started from that of a model with weights SHA-256 {weights_hash(args.vision_from)[:12]}."
+    notes = " ".join([start, *([args.notes] if args.notes else [])])
+    kept = ("pool", "vision_steps", "language_steps", "joint_steps", "tokens", "language_tokens", "planning_share", "seed")
     rows = [json.loads(line) for line in curve.read_text(encoding="utf-8").splitlines()]
-    write_training(args.out, {name: getattr(args, name) for name in kept}, photographs, rows, args.threads)
+    write_training(args.out, {name: getattr(args, name) for name in kept}, photographs, rows, args.threads, notes)
     print(f"saved {args.out}")
 
 
@@ -151,33 +170,34 @@ def evaluate(args: argparse.Namespace) -> None:
 
     client = TransformersClient(args.model.name, ModelSettings(path=str(args.model)), args.device)
     digest = weights_hash(args.model)
-    record = args.model / "evaluation.json"
-    old = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
-    figures = {"weights_sha256": digest, "human_scores": {}, "looks": old.get("looks", [])}
-    if old.get("weights_sha256") == digest:
-        figures |= old
+    found, looks = {}, []
     parts = args.parts or ["synthetic", "plans"]
     _, held_out = split_photos(args.photos)
     if "plans" in parts:
         picture = load_tiles(held_out[:1])[0][:256, :256]
         written = [json.loads(line) for line in args.queries.read_text(encoding="utf-8").splitlines()]
-        figures["plans"] = {
+        found["plans"] = {
             "hand_written": measure.planned(client, picture, written, progress),
             "grammar": measure.planned(client, picture, measure.grammar_queries(), progress),
         }
     if "synthetic" in parts:
-        figures["synthetic"] = measure.synthetic(client, held_out, progress)
+        found["synthetic"] = measure.synthetic(client, held_out, progress)
     for folder in args.human_scores:
         figure = measure.human_scores(client, folder, progress)
-        figures["human_scores"][folder.name] = {"figure": figure}
-        look = {"date": str(date.today()), "set": folder.name, "srcc": figure["srcc"]["value"], "weights_sha256": digest}
-        figures["looks"].append(look)
-    text = json.dumps(figures, indent=1)
-    print(text)
-    if args.write:
-        record.write_text(text + "\n", encoding="utf-8")
-        if {"synthetic", "plans"} <= figures.keys() and (args.model / "training.json").exists():
-            write_card(args.model)
+        found.setdefault("human_scores", {})[folder.name] = {"figure": figure}
+        looks.append({"date": str(date.today()), "set": folder.name, "srcc": figure["srcc"]["value"], "weights_sha256": digest})
+    print(json.dumps(found, indent=1))
+    if not args.write:
+        return
+    record = args.model / "evaluation.json"
+    old = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    looks = old.get("looks", []) + looks
+    kept = old if old.get("weights_sha256") == digest else {}
+    human = kept.get("human_scores", {}) | found.get("human_scores", {})
+    figures = kept | found | {"weights_sha256": digest, "human_scores": human, "looks": looks}
+    record.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if {"synthetic", "plans"} <= figures.keys() and (args.model / "training.json").exists():
+        write_card(args.model)
 
 
 if __name__ == "__main__":

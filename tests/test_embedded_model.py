@@ -13,7 +13,7 @@ from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.prompts import DEFAULT_QUERY, detection_prompt
-from agentic_iqa_local.training.card import weights_hash, write_card
+from agentic_iqa_local.training.card import training_seconds, weights_hash, write_card
 from agentic_iqa_local.training.data import Crop
 from agentic_iqa_local.training.distortions import DISTORTIONS, Part, Sample, distort
 from agentic_iqa_local.training.evaluate import Judgement, expected_level, summarise, with_interval
@@ -48,6 +48,10 @@ def test_a_card_of_other_weights_is_refused(tmp_path):
         file.write(bytes([last[0] ^ 1]))
     with pytest.raises(ValueError, match="describes weights"):
         write_card(folder)
+
+
+def test_hours_count_every_run_of_a_resumed_phase():
+    assert training_seconds([{"seconds": s} for s in (50, 100, 30, 70, 90)]) == 100 + 90
 
 
 def test_the_folder_is_small_safetensors_without_code():

@@ -34,7 +34,15 @@ def environment(threads: int) -> dict:
     }
 
 
-def write_training(folder: Path, options: dict, photographs: dict, curve: list[dict], threads: int) -> None:
+def training_seconds(rows: list[dict]) -> float:
+    """Seconds that a phase took over all its runs: the clock of a resumed run begins at 0 again."""
+    ends = [
+        row["seconds"] for row, after in zip(rows, [*rows[1:], {"seconds": 0}], strict=True) if after["seconds"] < row["seconds"]
+    ]
+    return float(sum(ends))
+
+
+def write_training(folder: Path, options: dict, photographs: dict, curve: list[dict], threads: int, notes: str) -> None:
     """training.json: options, photographs, machine, hours and a curve of at most 40 points a phase."""
     phases = {}
     for row in curve:
@@ -44,7 +52,9 @@ def write_training(folder: Path, options: dict, photographs: dict, curve: list[d
         "weights_sha256": weights_hash(folder),
         "options": options,
         "photographs": photographs,
+        "notes": notes,
         "environment": environment(threads),
+        "hours": round(sum(training_seconds(rows) for rows in phases.values()) / 3600, 2),
         "curve": thinned,
     }
     (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -89,7 +99,6 @@ def write_card(folder: Path) -> None:
     synthetic, plans = figures["synthetic"], figures["plans"]
     srcc, environment_ = synthetic["srcc"], training["environment"]
     size = (folder / "model.safetensors").stat().st_size / 1e6
-    hours = sum(rows[-1]["seconds"] for rows in training["curve"].values()) / 3600
     families = ", ".join(f"{name} {share:.0%}" for name, share in synthetic["family_by_type"].items())
     levels = ", ".join(f"{v:.2f}" for v in synthetic["mean_level_by_severity"].values())
     targets = ", ".join(f"{v:.2f}" for v in synthetic["mean_target_by_severity"].values())
@@ -108,10 +117,11 @@ def write_card(folder: Path) -> None:
             size=size,
             digest=digest,
             photographs=training["photographs"],
+            notes=training["notes"],
             options=" ".join(f"--{k.replace('_', '-')} {v}" for k, v in training["options"].items()),
             environment=", ".join(f"{k} {v}" for k, v in environment_.items() if k != "machine"),
             machine=environment_["machine"],
-            hours=hours,
+            hours=training["hours"],
             bars="\n".join(_bar_rows(figures)),
             samples=synthetic["samples"],
             test_photographs=synthetic["photographs"],

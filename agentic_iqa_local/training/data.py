@@ -154,10 +154,10 @@ def build_pool(files: Sequence[Path], folder: Path, count: int, seed: int, worke
     )
 
 
-def draw_crops(pool: Pool, tokens: int, sides: tuple[int, ...], rng: np.random.Generator) -> list[Crop]:
-    """Crops of one random size (so that they stack), as many as `tokens` image tokens allow."""
+def draw_crops(pool: Pool, tokens: int, sides: tuple[int, ...], rng: np.random.Generator, most: int | None = None) -> list[Crop]:
+    """Crops of one random size (so that they stack), as many as `tokens` image tokens allow and no more than `most`."""
     height, width = (FACTOR * int(rng.choice(sides)) for _ in range(2))
-    count = max(1, tokens // (height * width // FACTOR**2))
+    count = min(most or tokens, max(1, tokens // (height * width // FACTOR**2)))
     return [pool.crop(int(i), height, width, rng) for i in pool.draw(count, rng)]
 
 

@@ -27,7 +27,7 @@ from agentic_iqa_local.prompts import (
 )
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.state import ExecutorOutput
-from agentic_iqa_local.training.data import Crop, load_tiles
+from agentic_iqa_local.training.data import SIDE, Crop, load_tiles
 from agentic_iqa_local.training.distortions import DISTORTIONS, draw_sample
 from agentic_iqa_local.training.pseudo_mos import PseudoMos
 from agentic_iqa_local.training.queries import draw_query
@@ -90,8 +90,11 @@ def _answered_right(session: VLMSession, sample) -> bool:
     return max(letters, key=read.get) == letters[int(sample.letters.argmax())]
 
 
-def judge(client: VLMClient, crop: Crop, photo: int, rng: np.random.Generator) -> Judgement:
-    """Reads the letters in four ways, detects, analyses what is there, and answers two questions, for one picture."""
+def judge(client: VLMClient, blank: VLMSession, crop: Crop, photo: int, rng: np.random.Generator) -> Judgement:
+    """Reads the letters in four ways, detects, analyses what is there, and answers two questions, for one picture.
+
+    `blank` is a session on an even grey picture.
+    """
     sample = crop.sample
     score = float(np.clip(crop.quality + rng.normal(0, SCORE_NOISE), 1, 5))
     evidence = ExecutorOutput(quality_scores={"Global": {OVERALL: ("NIQE", score)}})
@@ -112,9 +115,7 @@ def judge(client: VLMClient, crop: Crop, photo: int, rng: np.random.Generator) -
     )
     right = [_answered_right(session, question) for question in questions]
     session.close()
-    blank = client.open([Image.new("RGB", sample.image.shape[1::-1], (128, 128, 128))])
     without_image = expected_level(blank, evidence)
-    blank.close()
     parts = tuple((p.kind, p.severity) for p in sample.parts)
     return Judgement(photo, parts, crop.quality, *levels, without_image, detected[0] if detected else None, steps, *right)
 
@@ -187,8 +188,9 @@ def synthetic(client: VLMClient, files: list[Path], progress: Progress = _silent
     crops = held_out_crops(load_tiles(files))
     rng = np.random.default_rng([TEST_SEED, 1])
     judged = []
+    blank = client.open([Image.new("RGB", (SIDE, SIDE), (128, 128, 128))])
     for i, crop in enumerate(crops):
-        judged.append(judge(client, crop, i // SAMPLES_PER_PHOTO, rng))
+        judged.append(judge(client, blank, crop, i // SAMPLES_PER_PHOTO, rng))
         progress("test pictures", i + 1, len(crops))
     return summarise(judged)
 

@@ -1,4 +1,4 @@
-"""Second phase: the language model joins. All prompts about one picture are packed into one row.
+"""Second and third phase: the language model joins, first alone, then with the vision tower. All prompts about one picture are packed into one row.
 
 At run time every role continues from the cached image prefix. Here a block mask and positions that restart do the same in
 one pass, and prompts with equal instructions share those too: a row is a tree of the image prefix, the instructions, and the
@@ -21,6 +21,7 @@ from agentic_iqa_local.training.vision import Batches, VisionHeads, crop_labels,
 
 SIDES = (3, 5, 6, 7, 8, 8, 9, 10, 12, 16)
 FULL_REFERENCE_SHARE = 0.2
+ROWS = 10  # pictures a step at most: the text about them costs more than they do
 PLANNING_ROWS, PLANS_PER_ROW = 4, 8
 IGNORE = -100
 
@@ -126,7 +127,7 @@ def language_batches(
             crops = [pool.crop(int(i), 96, 96, rng) for i in pool.draw(PLANNING_ROWS, rng)]
             rows = [[planning(rng, images == 2) for _ in range(PLANS_PER_ROW)] for _ in crops]
         else:
-            crops = draw_crops(pool, tokens // images, SIDES, rng)
+            crops = draw_crops(pool, tokens // images, SIDES, rng, ROWS)
             rows = [draw_roles(c, rng) for c in crops]
         return make_batch(crops, rows, images, processor)
 
@@ -142,14 +143,15 @@ def make_batch(crops: list[Crop], rows: list[list[RoleSample]], images: int, pro
     return {"pixels": pixels, "grid": grid, "images": images, "labels": crop_labels(crops), "text": text}
 
 
-def language_losses(model, heads: VisionHeads, letter_ids: torch.Tensor) -> Callable:
-    """The second phase's loss: letters (soft), answers' tokens, and the vision heads."""
+def language_losses(model, heads: VisionHeads, letter_ids: torch.Tensor, frozen_vision: bool) -> Callable:
+    """The loss of the later phases: letters (soft), answers' tokens, and the vision heads."""
 
     def losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
         device = model.device
         text = {k: v.to(device) for k, v in batch["text"].items()}
         grid, images = batch["grid"].to(device), batch["images"]
-        features = model.model.visual(batch["pixels"].to(device), grid_thw=grid).pooler_output.float()
+        with torch.set_grad_enabled(not frozen_vision):
+            features = model.model.visual(batch["pixels"].to(device), grid_thw=grid).pooler_output.float()
         width = features.shape[-1]
         rows, length = text["ids"].shape
         labels = {k: v.to(device) for k, v in batch["labels"].items()}

@@ -119,9 +119,9 @@ class Batches(IterableDataset):
             step += 1
 
 
-def learning_rate(progress: float, peak: float, step: int, warmup: int = 100) -> float:
-    """Linear warm-up, then a cosine from `peak` down to 3 % of it at `progress` 1."""
-    return peak * min(1, (step + 1) / warmup) * max(0.03, 0.5 * (1 + math.cos(math.pi * min(1, progress))))
+def learning_rate(progress: float, peak: float, step: int, warmup: int = 100, floor: float = 0.03) -> float:
+    """Linear warm-up, then a cosine from `peak` down to the share `floor` of it at `progress` 1."""
+    return peak * min(1, (step + 1) / warmup) * max(floor, 0.5 * (1 + math.cos(math.pi * min(1, progress))))
 
 
 def run_phase(
@@ -134,6 +134,7 @@ def run_phase(
     checkpoint: Path,
     log: Callable[[dict], None],
     decay: float = 0.05,
+    floor: float = 0.03,
     save_every: float = 120.0,
 ) -> None:
     """The training loop of a phase: resumes from `checkpoint`, saves there, and logs a curve.
@@ -164,7 +165,7 @@ def run_phase(
         modules.train()
         for batch in DataLoader(batches(step), batch_size=None, num_workers=1, prefetch_factor=4):
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step / steps, group["peak"], step)
+                group["lr"] = learning_rate(step / steps, group["peak"], step, floor=floor)
             with torch.autocast(device.type, torch.bfloat16):
                 loss, seen = losses(batch)
             optimizer.zero_grad()
