@@ -4,11 +4,11 @@
     python scripts/train_embedded_vlm.py train --photos PHOTOS --work runs/embedded
     python scripts/train_embedded_vlm.py evaluate --photos PHOTOS --model models/embedded
 
-Training first makes a pool of distorted photographs with their pseudo-MOS, then has three phases, each resumed from its
-checkpoint in --work when it is interrupted: the vision tower alone, the language model alone on the pipeline's own prompts,
-and both together. --photos is a folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never
-trained on. About 20 + 50 + 25 + 10 minutes on two CPU cores; a GPU is used with --device cuda. The model card is written by
-evaluate --write.
+Training first makes a pool of distorted photographs with their pseudo-MOS, then has four phases, each resumed from its
+checkpoint in --work when it is interrupted: the vision tower alone; the language model on random tokens that repeat, from
+which it learns to look back and copy; the language model on the pipeline's own prompts; and all together. --photos is a
+folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never trained on. About
+20 + 50 + 5 + 85 + 15 minutes on two CPU cores; a GPU is used with --device cuda. The model card is written by evaluate --write.
 """
 
 import argparse
@@ -33,12 +33,14 @@ def parse() -> argparse.Namespace:
     train.add_argument("--out", type=Path, default=Path("models/embedded"), help="model folder to write (default: %(default)s)")
     train.add_argument("--vision-from", type=Path, help="model folder whose vision tower to start from (default: afresh)")
     train.add_argument("--pool", type=int, default=5600, help="distorted photographs to make (default: %(default)s)")
+    train.add_argument("--varied-pool", type=int, default=8000, help="as many of varied photographs (default: %(default)s)")
     train.add_argument("--vision-steps", type=int, default=4200, help="steps of the first phase (default: %(default)s)")
-    train.add_argument("--language-steps", type=int, default=750, help="steps of the second phase (default: %(default)s)")
-    train.add_argument("--joint-steps", type=int, default=250, help="steps of the third phase (default: %(default)s)")
+    train.add_argument("--copying-steps", type=int, default=300, help="steps of the second phase (default: %(default)s)")
+    train.add_argument("--language-steps", type=int, default=3600, help="steps of the third phase (default: %(default)s)")
+    train.add_argument("--joint-steps", type=int, default=400, help="steps of the fourth phase (default: %(default)s)")
     train.add_argument("--tokens", type=int, default=1200, help="image tokens a step in the first phase (default: %(default)s)")
     train.add_argument("--language-tokens", type=int, default=900, help="the same in the later phases (default: %(default)s)")
-    train.add_argument("--planning-share", type=float, default=0.4, help="of the later phases' steps (default: %(default)s)")
+    train.add_argument("--planning-share", type=float, default=0.5, help="of the later phases' steps (default: %(default)s)")
     train.add_argument("--seed", type=int, default=1, help="seed of initialisation and data (default: %(default)s)")
     train.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     train.add_argument("--compile", action="store_true", help="compile the layers: a minute at the start, then a sixth faster")
@@ -72,6 +74,7 @@ def parse() -> argparse.Namespace:
 
 
 def train(args: argparse.Namespace) -> None:
+    import numpy as np
     import torch
     from torch import nn
     from transformers import AutoTokenizer
@@ -80,7 +83,7 @@ def train(args: argparse.Namespace) -> None:
     from agentic_iqa_local.training.card import weights_hash, write_training
     from agentic_iqa_local.training.data import build_pool, photo_files, split_photos
     from agentic_iqa_local.training.embedded import build_model, build_processor, build_tokenizer, load_vision, save_model
-    from agentic_iqa_local.training.language import language_batches, language_losses
+    from agentic_iqa_local.training.language import copying_batches, copying_losses, language_batches, language_losses
     from agentic_iqa_local.training.roles import corpus
     from agentic_iqa_local.training.vision import VisionHeads, run_phase, train_fast_on_cpu, vision_batches, vision_losses
 
@@ -88,7 +91,7 @@ def train(args: argparse.Namespace) -> None:
     training, held_out = split_photos(args.photos)
     training += [file for folder in args.more_photos for file in photo_files(folder)]
     logging.info("%d photographs to train on, %d held out", len(training), len(held_out))
-    pool = build_pool(training, args.work / "pool", args.pool, args.seed, args.threads)
+    pool = build_pool(training, args.work / "pool", args.pool, args.varied_pool, args.seed, args.threads)
     saved = args.work / "tokenizer"  # a resumed run keeps its token ids, whatever has changed in the prompts since
     if not saved.exists():
         build_tokenizer(corpus(args.seed), vocab_size=3072).save_pretrained(saved)
@@ -127,14 +130,24 @@ def train(args: argparse.Namespace) -> None:
     # An untrained language model's gradients would undo what the vision tower has learned: it waits.
     language = nn.ModuleDict({"language": model.model.language_model})
     run_phase(
+        name="copying",
+        groups=[(language, 2e-3)],
+        batches=copying_batches(len(tokenizer), args.seed),
+        losses=copying_losses(model),
+        steps=args.copying_steps,
+        checkpoint=args.work / "copying.pt",
+        log=log,
+        floor=0.5,
+    )
+    run_phase(
         name="language",
-        groups=[(language, 1.2e-3)],
+        groups=[(language, 2e-3)],
         batches=language_batches(pool, processor, args.language_tokens, args.seed, 1, args.planning_share),
         losses=language_losses(model, heads, letter_ids, frozen_vision=True),
         steps=args.language_steps,
         checkpoint=args.work / "language.pt",
         log=log,
-        floor=0.35,
+        floor=0.2,
     )
     run_phase(
         name="joint",
@@ -146,12 +159,27 @@ def train(args: argparse.Namespace) -> None:
         log=log,
     )
     save_model(model.cpu(), processor, args.out)
-    photographs = {"training": len(training), "tiles": len(pool.clean), "held_out": len(held_out), "sources": args.sources}
+    photographs = {
+        "training": len(training),
+        "tiles": len(np.load(args.work / "pool" / "tiles.npy", mmap_mode="r")),
+        "held_out": len(held_out),
+        "sources": args.sources,
+    }
     start = "The vision tower started afresh."
     if args.vision_from:
         start = f"The vision tower started from that of a model with weights SHA-256 {weights_hash(args.vision_from)[:12]}."
     notes = " ".join([start, *([args.notes] if args.notes else [])])
-    kept = ("pool", "vision_steps", "language_steps", "joint_steps", "tokens", "language_tokens", "planning_share", "seed")
+    kept = (
+        "pool",
+        "vision_steps",
+        "copying_steps",
+        "language_steps",
+        "joint_steps",
+        "tokens",
+        "language_tokens",
+        "planning_share",
+        "seed",
+    )
     rows = [json.loads(line) for line in curve.read_text(encoding="utf-8").splitlines()]
     write_training(args.out, {name: getattr(args, name) for name in kept}, photographs, rows, args.threads, notes)
     print(f"saved {args.out}")

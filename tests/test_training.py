@@ -14,9 +14,16 @@ from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.prompts import ANSWER_PREFIX
 from agentic_iqa_local.training import data
-from agentic_iqa_local.training.data import Crop, Pool, draw_crops, level_targets, load_tiles, pixel_values, split_photos
+from agentic_iqa_local.training.data import Crop, Pool, draw_crops, level_targets, load_tiles, pixel_values, split_photos, vary
 from agentic_iqa_local.training.distortions import DISTORTIONS, KINDS_BY_FAMILY, Part, Sample, distort, draw_parts
-from agentic_iqa_local.training.language import encode_case, encode_instructions, language_losses, make_batch
+from agentic_iqa_local.training.language import (
+    copying_batches,
+    encode_case,
+    encode_instructions,
+    language_losses,
+    make_batch,
+    make_plans,
+)
 from agentic_iqa_local.training.pseudo_mos import PseudoMos
 from agentic_iqa_local.training.queries import SHARES, draw_query, objects, phrases, templates
 from agentic_iqa_local.training.roles import draw_roles, four_choices, planning, rating, visible_parts, yes_or_no
@@ -35,11 +42,8 @@ def pool(photo):
     """One photograph, clean and with motion blur of severity 4; the qualities are arbitrary."""
     clean = np.asarray(photo)[:512, :512]
     blurred = distort(clean, (Part("motion_blur", 4),), np.random.default_rng(0)).image
-    rows = [
-        {"tile": 0, "quality": 4.27, "parts": []},
-        {"tile": 0, "quality": 1.9, "parts": [{"kind": "motion_blur", "severity": 4}]},
-    ]
-    return Pool(clean[None], [np.stack([clean, blurred])], rows)
+    rows = [{"quality": 4.27, "parts": []}, {"quality": 1.9, "parts": [{"kind": "motion_blur", "severity": 4}]}]
+    return Pool([np.stack([clean, blurred])], [np.stack([clean, clean])], rows)
 
 
 def test_all_seven_families_have_kinds():
@@ -116,19 +120,44 @@ def test_level_loss_is_cross_entropy_and_half_the_squared_level_error():
     assert level_loss(uniform, target, torch.arange(5.0, 0, -1)).item() == pytest.approx(np.log(5) + 1.125, abs=1e-5)
 
 
-def test_a_pool_shard_repeats_and_carries_its_pseudo_mos(photo, tmp_path):
-    clean = np.asarray(photo)[:512, :512]
+@pytest.mark.parametrize("varied", [False, True], ids=["plain", "varied"])
+def test_a_pool_shard_repeats_and_carries_its_pseudo_mos(varied, photo, tmp_path):
+    tile = np.asarray(photo)[:512, :512]
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        np.save(tmp_path / name / "clean.npy", clean[None])
-        data._make_shard((0, 3, tmp_path / name, 5))
+        np.save(tmp_path / name / "tiles.npy", tile[None])
+        data._make_shard(0, tmp_path / name, varied, seed=5, count=3)
+
+    def saved(what):
+        return [np.load(tmp_path / name / f"{what}_000.npy") for name in ("a", "b")]
+
     rows = [json.loads((tmp_path / name / "rows_000.json").read_text()) for name in ("a", "b")]
     assert rows[0] == rows[1]
-    pictures = [np.load(tmp_path / name / "pictures_000.npy") for name in ("a", "b")]
-    assert np.array_equal(*pictures)
+    assert np.array_equal(*saved("pictures"))
+    clean = saved("clean")[0]
+    assert clean.shape == ((3, 384, 384, 3) if varied else (3, 512, 512, 3))
+    assert varied or np.array_equal(clean[0], tile)
     measure = PseudoMos()
-    for row, picture in zip(rows[0], pictures[0], strict=True):
-        assert row["quality"] == pytest.approx(measure(picture, clean), abs=1e-3)
+    for row, picture, original in zip(rows[0], saved("pictures")[0], clean, strict=True):
+        assert row["quality"] == pytest.approx(measure(picture, original), abs=1e-3)
+
+
+def test_varied_photographs_differ_from_each_other_and_stay_photographs(photo):
+    tile = np.asarray(photo)[:512, :512]
+    rng = np.random.default_rng(0)
+    varied = [vary(tile, rng) for _ in range(4)]
+    assert all(v.shape == (384, 384, 3) and v.dtype == np.uint8 for v in varied)
+    assert all(np.abs(a.astype(float) - b).mean() > 1 for a, b in itertools.combinations(varied, 2))
+    # Gamma 0.85 to 1.18, gains and frame move the mean of a picture by less than a quarter of the scale.
+    assert all(abs(v.mean() - tile.mean()) < 40 for v in varied)
+
+
+def test_large_crops_come_from_pictures_that_hold_them(pool):
+    both = [[shard[0], shard[0][:, :384, :384]] for shard in (pool.pictures, pool.clean)]
+    small = Pool(*both, [*pool.rows, *pool.rows])
+    rng = np.random.default_rng(0)
+    assert set(small.draw(200, 400, rng)) == {0, 1}
+    assert set(small.draw(200, 384, rng)) == {0, 1, 2, 3}
 
 
 def test_photographs_are_split_by_file_and_cut_into_tiles(tmp_path):
@@ -194,7 +223,7 @@ def test_packed_training_rows_give_the_logits_of_the_running_pipeline(client, po
 
     monkeypatch.setattr(language, "forward", watched)
     letter_ids = torch.tensor([client.tokenizer.convert_tokens_to_ids(x) for x in "ABCDEFGHIJ"])
-    losses = language_losses(client.model, VisionHeads(client.model.config.text_config.hidden_size), letter_ids)
+    losses = language_losses(client.model, VisionHeads(256), letter_ids, frozen_vision=True)
     with torch.no_grad():
         losses(batch)
         packed = client.model.lm_head(seen["hidden"]).double().log_softmax(-1)
@@ -210,6 +239,29 @@ def test_packed_training_rows_give_the_logits_of_the_running_pipeline(client, po
             read = session.read_letters(sample.prompt, ANSWER_PREFIX, letters)
             found = {x: packed[row, index - 1, i].item() for x, i in read.token_ids.items()}
             assert found == pytest.approx(read.logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("images", [1, 2], ids=["no-reference", "full-reference"])
+def test_plans_that_share_their_instructions_cost_the_same_as_in_packed_rows(client, pool, images):
+    """Two ways through the model, one loss: cached instructions repeated for each case, and the tree in one row."""
+    rng = np.random.default_rng(4)
+    crop = pool.crop(1, 96, 96, rng)
+    samples = [planning(rng, images == 2) for _ in range(5)]
+    unlearned = rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=False)
+    losses = language_losses(client.model, VisionHeads(256), torch.arange(5), frozen_vision=True)
+    with torch.no_grad():
+        _, packed = losses(make_batch([crop], [[*samples, unlearned]], images, client.processor))
+        _, shared = losses(make_plans(crop, samples, images, client.processor))
+    assert shared["plan_loss"] == pytest.approx(packed["answer_loss"], abs=1e-4)
+
+
+def test_copying_rows_repeat_what_they_show():
+    batch = copying_batches(100, seed=0)(0).make(0, np.random.default_rng(0))
+    for row, labels in zip(batch["ids"], batch["labels"], strict=True):
+        period = int((labels == -100).sum())
+        assert 20 <= period <= 60
+        assert torch.equal(row[period:], row[:-period])
+        assert torch.equal(labels[period:], row[period:])
 
 
 def test_instructions_and_case_are_tokenized_as_in_one_piece(client, pool):

@@ -7,7 +7,7 @@ and the pool alone, so training resumes exactly.
 import json
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import get_context
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageEnhance
 
 from agentic_iqa_local.training.distortions import Part, Sample, draw_sample
 from agentic_iqa_local.training.embedded import FACTOR
@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 PHOTO_SUFFIXES = (".png", ".webp", ".jpg", ".jpeg")
 HELD_OUT = 40
 SPLIT_SEED = 20261121
-SIDE = 512
+SIDE, VARIED_SIDE = 512, 384
+KERNELS = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 SHARD = 100
 LEVEL_WIDTH = 0.7
 
@@ -78,78 +79,107 @@ class Crop:
     quality: float
 
 
+def vary(tile: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A clean picture like `tile` but not it: another scale, frame, gamma, saturation and white balance, all still natural.
+
+    Without it a model learns a few hundred photographs by heart, and with them what each should look like. H×W×3 uint8
+    → 384×384×3.
+    """
+    kernel = KERNELS[int(rng.integers(len(KERNELS)))]
+    side = int(rng.integers(VARIED_SIDE, tile.shape[0] + 1))
+    picture = Image.fromarray(tile).resize((side, side), kernel)
+    top, left = rng.integers(0, side - VARIED_SIDE + 1, size=2)
+    picture = picture.crop((left, top, left + VARIED_SIDE, top + VARIED_SIDE))
+    picture = ImageEnhance.Color(picture).enhance(rng.uniform(0.8, 1.2))
+    picture = ImageEnhance.Contrast(picture).enhance(rng.uniform(0.92, 1.08))
+    gains = rng.uniform(0.95, 1.05, size=3)
+    pixels = 255 * (np.asarray(picture, np.float32) / 255) ** rng.uniform(0.85, 1.18) * gains
+    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+
+
 @dataclass(frozen=True)
 class Pool:
-    """N distorted 512×512 photographs, memory mapped, with their clean tiles, parts and pseudo-MOS."""
+    """N distorted photographs with their clean originals, memory mapped in shards, and what was done to each."""
 
-    clean: np.ndarray
-    shards: list[np.ndarray]
+    pictures: list[np.ndarray]
+    clean: list[np.ndarray]
     rows: list[dict]
 
     @cached_property
-    def shares(self) -> np.ndarray:
+    def weights(self) -> np.ndarray:
         """How often each row is drawn: clean and compressed pictures, the hardest to tell apart, twice as often as others."""
         hard = [not row["parts"] or any(Part(**p).family == "Compression" for p in row["parts"]) for row in self.rows]
-        weight = np.where(hard, 2.0, 1.0)
-        return weight / weight.sum()
+        return np.where(hard, 2.0, 1.0)
 
-    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Indices of `count` rows."""
-        return rng.choice(len(self.rows), size=count, p=self.shares)
+    @cached_property
+    def sides(self) -> np.ndarray:
+        """Side of each row's picture in pixels."""
+        return np.concatenate([np.full(len(shard), shard.shape[1]) for shard in self.pictures])
+
+    def draw(self, count: int, side: int, rng: np.random.Generator) -> np.ndarray:
+        """Indices of `count` rows whose pictures have at least `side` pixels a side."""
+        weights = np.where(self.sides >= side, self.weights, 0)
+        return rng.choice(len(self.rows), size=count, p=weights / weights.sum())
 
     def crop(self, index: int, height: int, width: int, rng: np.random.Generator) -> Crop:
         """A random crop, mirrored half of the time, on the block grid of the codec two times out of three."""
-        row = self.rows[index]
-        picture, clean = self.shards[index // SHARD][index % SHARD], self.clean[row["tile"]]
+        row, shard, place = self.rows[index], index // SHARD, index % SHARD
         step = 8 if rng.random() < 2 / 3 else 1
-        top, left = (step * int(rng.integers(0, (SIDE - length) // step + 1)) for length in (height, width))
+        top, left = (step * int(rng.integers(0, (self.sides[index] - length) // step + 1)) for length in (height, width))
         mirrored = rng.random() < 0.5
 
         def cut(pixels: np.ndarray) -> np.ndarray:
             part = pixels[top : top + height, left : left + width]
             return np.ascontiguousarray(part[:, ::-1] if mirrored else part)
 
-        return Crop(Sample(cut(picture), tuple(Part(**p) for p in row["parts"])), cut(clean), row["quality"])
+        sample = Sample(cut(self.pictures[shard][place]), tuple(Part(**p) for p in row["parts"]))
+        return Crop(sample, cut(self.clean[shard][place]), row["quality"])
 
 
-def _make_shard(task: tuple[int, int, Path, int]) -> int:
+def _make_shard(number: int, folder: Path, varied: bool, seed: int, count: int = SHARD) -> int:
     from agentic_iqa_local.training.pseudo_mos import PseudoMos
 
     torch.set_num_threads(1)
-    number, count, folder, seed = task
-    clean = np.load(folder / "clean.npy", mmap_mode="r")
-    measure = PseudoMos()
-    pictures, rows = np.empty((count, SIDE, SIDE, 3), np.uint8), []
+    tiles, measure = np.load(folder / "tiles.npy", mmap_mode="r"), PseudoMos()
+    side = VARIED_SIDE if varied else SIDE
+    pictures, clean = np.empty((2, count, side, side, 3), np.uint8)
+    rows = []
     for i in range(count):
         rng = np.random.default_rng([seed, 9, number * SHARD + i])
-        tile = int(rng.integers(len(clean)))
-        sample = draw_sample(np.asarray(clean[tile]), rng)
+        tile = np.asarray(tiles[rng.integers(len(tiles))])
+        clean[i] = vary(tile, rng) if varied else tile
+        sample = draw_sample(clean[i], rng)
         pictures[i] = sample.image
-        quality = round(measure(sample.image, np.asarray(clean[tile])), 4)
-        rows.append({"tile": tile, "quality": quality, "parts": [{"kind": p.kind, "severity": p.severity} for p in sample.parts]})
+        parts = [{"kind": p.kind, "severity": p.severity} for p in sample.parts]
+        rows.append({"quality": round(measure(sample.image, clean[i]), 4), "parts": parts})
     np.save(folder / f"pictures_{number:03d}.npy", pictures)
+    np.save(folder / f"clean_{number:03d}.npy", clean)
     partial = folder / f"rows_{number:03d}.partial"
     partial.write_text(json.dumps(rows))
     partial.replace(folder / f"rows_{number:03d}.json")  # its presence says that the shard is whole
     return number
 
 
-def build_pool(files: Sequence[Path], folder: Path, count: int, seed: int, workers: int) -> Pool:
-    """Makes what is missing of `count` distorted photographs in `folder` and opens them. About 0.35 s each and worker."""
-    if count % SHARD:
-        raise ValueError(f"the pool is made in shards of {SHARD}: expected a multiple of it, got {count}")
+def build_pool(files: Sequence[Path], folder: Path, plain: int, varied: int, seed: int, workers: int) -> Pool:
+    """Makes what is missing of `plain` distorted 512×512 photographs and `varied` ones of 384×384 in `folder`, and opens them.
+
+    A third of a second each and worker.
+    """
+    if plain % SHARD or varied % SHARD:
+        raise ValueError(f"the pool is made in shards of {SHARD}: expected multiples of it, got {plain} and {varied}")
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "clean.npy").exists():
-        np.save(folder / "clean.partial.npy", np.stack(load_tiles(files)))
-        (folder / "clean.partial.npy").replace(folder / "clean.npy")
-    numbers = range(count // SHARD)
+    if not (folder / "tiles.npy").exists():
+        np.save(folder / "tiles.partial.npy", np.stack(load_tiles(files)))
+        (folder / "tiles.partial.npy").replace(folder / "tiles.npy")
+    numbers = range((plain + varied) // SHARD)
     missing = [n for n in numbers if not (folder / f"rows_{n:03d}.json").exists()]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
-        for done, number in enumerate(executor.map(_make_shard, [(n, SHARD, folder, seed) for n in missing]), start=1):
-            logger.info("pool: shard %d made, %d of %d", number, done, len(missing))
+        made = [executor.submit(_make_shard, n, folder, n >= plain // SHARD, seed) for n in missing]
+        for done, future in enumerate(as_completed(made), start=1):
+            logger.info("pool: shard %d made, %d of %d", future.result(), done, len(missing))
     return Pool(
-        clean=np.load(folder / "clean.npy", mmap_mode="r"),
-        shards=[np.load(folder / f"pictures_{n:03d}.npy", mmap_mode="r") for n in numbers],
+        pictures=[np.load(folder / f"pictures_{n:03d}.npy", mmap_mode="r") for n in numbers],
+        clean=[np.load(folder / f"clean_{n:03d}.npy", mmap_mode="r") for n in numbers],
         rows=[row for n in numbers for row in json.loads((folder / f"rows_{n:03d}.json").read_text())],
     )
 
@@ -158,7 +188,7 @@ def draw_crops(pool: Pool, tokens: int, sides: tuple[int, ...], rng: np.random.G
     """Crops of one random size (so that they stack), as many as `tokens` image tokens allow and no more than `most`."""
     height, width = (FACTOR * int(rng.choice(sides)) for _ in range(2))
     count = min(most or tokens, max(1, tokens // (height * width // FACTOR**2)))
-    return [pool.crop(int(i), height, width, rng) for i in pool.draw(count, rng)]
+    return [pool.crop(int(i), height, width, rng) for i in pool.draw(count, max(height, width), rng)]
 
 
 def level_targets(quality: np.ndarray, width: float = LEVEL_WIDTH) -> np.ndarray:

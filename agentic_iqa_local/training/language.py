@@ -1,4 +1,4 @@
-"""Second and third phase: the language model joins, first alone, then with the vision tower. All prompts about one picture are packed into one row.
+"""The later phases: the language model learns to copy, then joins, first alone, then with the vision tower. All prompts about one picture are packed into one row.
 
 At run time every role continues from the cached image prefix. Here a block mask and positions that restart do the same in
 one pass, and prompts with equal instructions share those too: a row is a tree of the image prefix, the instructions, and the
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
+from transformers import DynamicCache
 
 from agentic_iqa_local.prompts import ANSWER_PREFIX, PAIR_PREAMBLE, TEST_PREAMBLE, chat_messages
 from agentic_iqa_local.training.data import Crop, Pool, draw_crops, pixel_values
@@ -22,7 +23,8 @@ from agentic_iqa_local.training.vision import Batches, VisionHeads, crop_labels,
 SIDES = (3, 5, 6, 7, 8, 8, 9, 10, 12, 16)
 FULL_REFERENCE_SHARE = 0.2
 ROWS = 10  # pictures a step at most: the text about them costs more than they do
-PLANNING_ROWS, PLANS_PER_ROW = 4, 8
+PLANS = 40  # queries a planning step
+COPY_ROWS, COPY_TOKENS = 24, 180
 IGNORE = -100
 
 
@@ -119,19 +121,63 @@ def pack(rows: list[list[RoleSample]], images: int, image_tokens: int, processor
 def language_batches(
     pool: Pool, processor, tokens: int, seed: int, phase: int, planning_share: float
 ) -> Callable[[int], IterableDataset]:
-    """Batches of pictures with what they are asked; `planning_share` of the batches are many plans over small pictures."""
+    """Batches of pictures with what they are asked; `planning_share` of the batches are many plans over one small picture."""
 
     def make(step: int, rng: np.random.Generator) -> dict:
         images = 2 if rng.random() < FULL_REFERENCE_SHARE else 1
         if rng.random() < planning_share:
-            crops = [pool.crop(int(i), 96, 96, rng) for i in pool.draw(PLANNING_ROWS, rng)]
-            rows = [[planning(rng, images == 2) for _ in range(PLANS_PER_ROW)] for _ in crops]
-        else:
-            crops = draw_crops(pool, tokens // images, SIDES, rng, ROWS)
-            rows = [draw_roles(c, rng) for c in crops]
-        return make_batch(crops, rows, images, processor)
+            crop = pool.crop(int(pool.draw(1, 96, rng)[0]), 96, 96, rng)
+            return make_plans(crop, [planning(rng, images == 2) for _ in range(PLANS)], images, processor)
+        crops = draw_crops(pool, tokens // images, SIDES, rng, ROWS)
+        return make_batch(crops, [draw_roles(c, rng) for c in crops], images, processor)
 
     return lambda start: Batches(make, seed, phase, start)
+
+
+def copying_batches(vocabulary: int, seed: int) -> Callable[[int], IterableDataset]:
+    """Rows of random tokens that repeat after 20 to 60 places: what follows is found by looking back, and in no other way."""
+
+    def make(step: int, rng: np.random.Generator) -> dict:
+        rows, labels = np.empty((2, COPY_ROWS, COPY_TOKENS), np.int64)
+        for row, label in zip(rows, labels, strict=True):
+            period = int(rng.integers(20, 61))
+            row[:] = np.resize(rng.integers(vocabulary, size=period), COPY_TOKENS)
+            label[:] = np.where(np.arange(COPY_TOKENS) < period, IGNORE, row)
+        return {"ids": torch.from_numpy(rows), "labels": torch.from_numpy(labels)}
+
+    return lambda start: Batches(make, seed, 3, start)
+
+
+def copying_losses(model) -> Callable:
+    """Cross-entropy of the repeated tokens."""
+
+    def losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
+        ids, targets = batch["ids"].to(model.device), batch["labels"].to(model.device)[:, 1:]
+        hidden = model.model.language_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+        kept = targets != IGNORE
+        logits = model.lm_head(hidden[kept]).float()
+        right = (logits.argmax(-1) == targets[kept]).float().mean().item()
+        return nn.functional.cross_entropy(logits, targets[kept]), {"copied": right}
+
+    return losses
+
+
+def make_plans(crop: Crop, samples: list[RoleSample], images: int, processor) -> dict:
+    """One small picture, the planner's instructions, and many cases that continue from both."""
+    pixels, grid = pixel_values([crop.clean, crop.sample.image] if images == 2 else [crop.sample.image], processor)
+    height, width = crop.clean.shape[:2]
+    prefix = prefix_ids(images, height * width // FACTOR**2, processor)
+    instructions = encode_instructions(samples[0], images, processor).ids
+    cases = [encode_case(sample, images, len(instructions), processor) for sample in samples]
+    length = max(len(c.ids) for c in cases)
+    pad = processor.tokenizer.pad_token_id
+    return {
+        "pixels": pixels,
+        "grid": grid,
+        "head": torch.tensor([prefix + instructions]),
+        "cases": torch.tensor([c.ids + [pad] * (length - len(c.ids)) for c in cases]),
+        "labels": torch.tensor([c.labels + [IGNORE] * (length - len(c.ids)) for c in cases]),
+    }
 
 
 def make_batch(crops: list[Crop], rows: list[list[RoleSample]], images: int, processor) -> dict:
@@ -146,7 +192,36 @@ def make_batch(crops: list[Crop], rows: list[list[RoleSample]], images: int, pro
 def language_losses(model, heads: VisionHeads, letter_ids: torch.Tensor, frozen_vision: bool) -> Callable:
     """The loss of the later phases: letters (soft), answers' tokens, and the vision heads."""
 
+    def plan_losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
+        head, cases = batch["head"].to(model.device), batch["cases"].to(model.device)
+        grid = batch["grid"].to(model.device)
+        with torch.set_grad_enabled(not frozen_vision):
+            features = model.model.visual(batch["pixels"].to(model.device), grid_thw=grid).pooler_output.float()
+        placeholder = head == model.config.image_token_id
+        embeds = model.get_input_embeddings()(head).float().masked_scatter(placeholder[..., None], features)
+        positions, delta = model.model.get_rope_index(head, mm_token_type_ids=placeholder.int(), image_grid_thw=grid)
+        cache = DynamicCache()
+        model.model.language_model(inputs_embeds=embeds, position_ids=positions, past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(len(cases))
+        known, length = head.shape[1], cases.shape[1]
+        after = (known + delta.to(head.device) + torch.arange(length, device=head.device)).expand(3, len(cases), -1)
+        # Padding stands at the end, where no token that counts looks at it.
+        visible = torch.ones(length, known + length, dtype=torch.bool, device=head.device).tril(known)
+        hidden = model.model.language_model(
+            input_ids=cases,
+            position_ids=after,
+            attention_mask={"full_attention": visible.expand(len(cases), 1, -1, -1)},
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        targets = batch["labels"].to(model.device)[:, 1:]
+        kept = targets != IGNORE
+        loss = nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][kept]).float(), targets[kept])
+        return loss, {"plan_loss": loss.item()}
+
     def losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
+        if "cases" in batch:
+            return plan_losses(batch)
         device = model.device
         text = {k: v.to(device) for k, v in batch["text"].items()}
         grid, images = batch["grid"].to(device), batch["images"]
@@ -155,10 +230,8 @@ def language_losses(model, heads: VisionHeads, letter_ids: torch.Tensor, frozen_
         width = features.shape[-1]
         rows, length = text["ids"].shape
         labels = {k: v.to(device) for k, v in batch["labels"].items()}
-        loss, figures, answer_name = torch.zeros((), device=device), {}, "plan_loss"
-        if len(text["letter_at"]):  # a picture that was asked about itself
-            seen, figures = head_losses(heads, features.view(rows, images, -1, width)[:, -1], labels)
-            loss, answer_name = loss + 0.5 * seen, "answer_loss"
+        seen, figures = head_losses(heads, features.view(rows, images, -1, width)[:, -1], labels)
+        loss = 0.5 * seen
 
         embeds = model.get_input_embeddings()(text["ids"]).float()
         placeholder = text["ids"] == model.config.image_token_id
@@ -180,17 +253,16 @@ def language_losses(model, heads: VisionHeads, letter_ids: torch.Tensor, frozen_
 
         targets = text["labels"][:, 1:]
         kept = targets != IGNORE
-        if kept.any():
+        if kept.any():  # none when every row is read only
             answer = nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][kept]).float(), targets[kept])
-            figures[answer_name] = answer.item()
+            figures["answer_loss"] = answer.item()
             loss = loss + answer
-        if len(text["letter_at"]):
-            r, i = text["letter_at"].T
-            at_letter = model.lm_head(hidden[r, i - 1]).float().log_softmax(-1)
-            at_letter = at_letter[:, letter_ids[: text["letter_target"].shape[1]]]
-            letter = level_loss(at_letter, text["letter_target"], text["letter_levels"])
-            figures["letter_loss"] = letter.item()
-            loss = loss + letter
+        r, i = text["letter_at"].T
+        at_letter = model.lm_head(hidden[r, i - 1]).float().log_softmax(-1)
+        at_letter = at_letter[:, letter_ids[: text["letter_target"].shape[1]]]
+        letter = level_loss(at_letter, text["letter_target"], text["letter_levels"])
+        figures["letter_loss"] = letter.item()
+        loss = loss + letter
         return loss, figures
 
     return losses
