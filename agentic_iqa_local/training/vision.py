@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 CLASSES = (*DISTORTION_TYPES, "none")
 LEVELS = torch.arange(5.0, 0.0, -1.0)
-SIDES = (3, 4, 5, 6, 8)  # crop sides in units of 32 pixels: many small crops teach faster than few large ones
+SIDES = (4, 5, 6, 8, 10, 12, 16)  # crop sides in units of 32 pixels; pictures are often as large as the last
 
 
 class VisionHeads(nn.Module):
