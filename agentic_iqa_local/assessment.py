@@ -177,6 +177,7 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
                 raw_score=reading.raw,
                 normalized_score=reading.normalized,
                 execution_time=reading.seconds,
+                cached=reading.cached,
             )
         )
     fusion = read_and_fuse(prompt, [log.normalized_score for log in logs], images)

@@ -28,6 +28,11 @@ def model_folder(name: str) -> Path:
     return Path(own).absolute() / name if own and (Path(own) / name).is_dir() else ROOT / "models" / name
 
 
+def server_key() -> str | None:
+    """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key."""
+    return os.environ.get("AGENTIC_IQA_SERVER_KEY")
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,6 +67,13 @@ class ModelSettings(Section):
         "images_first", description="system_first is the paper's order; its roles share no image cache."
     )
     share_prefix: bool = Field(True, description="false computes the images again in every call, to measure what sharing saves.")
+    max_in_flight: int = Field(8, ge=1, description="vLLM: requests that are computed together.")
+    left_for_tools_gib: float = Field(
+        4.0, ge=0, description="vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest."
+    )
+    server: str = Field("http://127.0.0.1:8000", description="Backend server: where vLLM's OpenAI-compatible server listens.")
+    served_name: str | None = Field(None, description="Backend server: the model's name there; default: the only one.")
+    server_timeout: float = Field(600, gt=0, description="Backend server: seconds to wait for one answer.")
     min_pixels: int | None = Field(None, ge=1, description="Default: the processor's own.")
     max_pixels: int | None = Field(None, ge=1, description="Largest picture seen in one piece; default: the processor's own.")
 
@@ -97,6 +109,7 @@ class ToolSettings(Section):
         ["MAD"], description="Not offered to the model (MAD takes a hundred times VSI's time); a query can still name them."
     )
     maps: str | None = Field(None, description="Tool maps file; default: configs/tool_maps.yaml.")
+    cache: str | None = Field(None, description="SQLite file that keeps raw scores by content, tool and versions; default: none.")
 
 
 class Settings(Section):
@@ -135,8 +148,16 @@ class Settings(Section):
             path = ROOT / path
         return settings.model_copy(update={"path": str(path)})
 
+    def with_engine(self, engine: str) -> "Settings":
+        """The same configuration with every section's model served by `engine` (transformers, vllm, server)."""
+        roles = {}
+        for name in ("planner", "executor", "summarizer"):
+            folder = self.role(name).backend.partition(".")[2]
+            roles[name] = self.role(name).model_copy(update={"backend": f"{engine}.{folder}"})
+        return self.model_copy(update=roles)
+
     def with_model(self, model: str) -> "Settings":
-        """The same configuration with every section on `model`.
+        """The same configuration with every section on `model`, served by the Summarizer's engine.
 
         A folder takes over the loading options of the configuration's own model: it is the same model in another place. A
         name below the models folder has its own options in the configuration, or the defaults.
@@ -148,7 +169,8 @@ class Settings(Section):
             options = own.model_copy(update={"path": str(folder.resolve())})
         else:
             name, options = model, self.models.get(model, ModelSettings())
-        role = {"backend": f"transformers.{name}"}
+        engine = self.summarizer.backend.partition(".")[0]
+        role = {"backend": f"{engine}.{name}"}
         return self.model_copy(
             update={
                 **{r: self.role(r).model_copy(update=role) for r in ("planner", "executor", "summarizer")},

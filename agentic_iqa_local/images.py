@@ -342,7 +342,9 @@ def expand_inputs(items: Sequence[str]) -> list[Path]:
         else:
             files.append(Path(item))
             continue
-        matches = [file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()]
+        matches = [
+            file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
+        ]
         if not matches:
             raise ImageError(
                 f"{item}: expected a folder or a pattern with image files ({' '.join(sorted(IMAGE_SUFFIXES))}), "

@@ -8,7 +8,6 @@ import functools
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -42,8 +41,8 @@ class Services:
     @property
     def tools(self) -> ToolRunner:
         if self._tools is None:
-            maps = self.settings.tools.maps
-            self._tools = ToolRunner(device=self.device, maps_path=Path(maps) if maps else None)
+            tools = self.settings.tools
+            self._tools = ToolRunner(device=self.device, maps_path=tools.maps, cache=tools.cache)
         return self._tools
 
     def section(self, role: str) -> RoleSettings:

@@ -164,6 +164,7 @@ class ToolExecutionLog(BaseModel):
     normalized_score: Score | None = Field(None, description="1 (bad) to 5 (excellent); None when the run failed.")
     execution_time: float = Field(0.0, ge=0, description="Seconds.")
     fallback: bool = Field(False, description="True when this tool stands in for one that was asked for and is unavailable.")
+    cached: bool = Field(False, description="True when the raw score came from the cache on disk.")
     region: Literal["global", "crop"] = Field("global", description="Whether the tool saw the whole image or the object's box.")
     error: str | None = None
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))

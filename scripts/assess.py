@@ -15,9 +15,11 @@ Exit status: 0 all assessed, 1 some image failed (its row has "error"), 2 wrong 
 """
 
 import argparse
+import functools
 import logging
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
@@ -40,6 +42,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     device.add_argument("--cpu", action="store_true", help="run on the CPU")
     where.add_argument("--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)")
+    where.add_argument(
+        "--engine", choices=("transformers", "vllm", "server"), help="what serves the model (default: the configuration's)"
+    )
     where.add_argument("--model", metavar="NAME", help="a model below models/, or a folder; overrides the configuration's")
     how = parser.add_argument_group("how")
     how.add_argument(
@@ -56,6 +61,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     how.add_argument(
         "--max-replan-iterations", type=int, metavar="N", help="N allows N - 1 replans: 0 and 1 none, the default 2 one"
     )
+    how.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="images assessed at once, with --engine vllm or server in one batch; rows keep their order (default: 1)",
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="write JSON lines to FILE; - is stdout")
     output.add_argument(
@@ -70,6 +82,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     output.add_argument("-v", "--verbose", action="count", default=0, help="log what happens (-vv: prompts and model output too)")
     args = parser.parse_args(argv)
+    if args.jobs < 1:
+        parser.error("--jobs: expected at least 1")
     if not args.image and not args.list_tools:
         parser.error("--image is needed: give one or several images, folders or globs")
     from agentic_iqa_local.state import check_choices, check_limit, check_query
@@ -109,6 +123,8 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         settings = load_settings(args.config)
+        if args.engine:
+            settings = settings.with_engine(args.engine)
         if args.model:
             settings = settings.with_model(args.model)
         if args.mode:
@@ -155,20 +171,23 @@ def run(args: argparse.Namespace, settings, paths: list[Path], device: str, resu
 
     transformers_logging.disable_progress_bar()
     services.client("summarizer")
+    _ = services.tools  # both before any thread asks for them
     json_on_stdout = args.json == "-" or not results.isatty()
     text_to = sys.stderr if json_on_stdout else results
     failures = 0
+    one = functools.partial(
+        assess,
+        reference=args.reference,
+        query=args.query,
+        choices=args.choices,
+        pipeline=args.pipeline,
+        max_replan_iterations=args.max_replan_iterations,
+        services=services,
+    )
+    pool = ThreadPoolExecutor(args.jobs)
     try:
-        for path in tqdm(paths, unit="image", file=sys.stderr, disable=len(paths) < 2):
-            row = assess(
-                path,
-                args.reference,
-                args.query,
-                args.choices,
-                pipeline=args.pipeline,
-                max_replan_iterations=args.max_replan_iterations,
-                services=services,
-            )
+        rows = map(one, paths) if args.jobs == 1 else pool.map(one, paths)
+        for row in tqdm(rows, total=len(paths), unit="image", file=sys.stderr, disable=len(paths) < 2):
             failures += row.error is not None
             line = row.model_dump_json(exclude={"evidence": {"tool_logs"}})
             if file:
@@ -180,6 +199,7 @@ def run(args: argparse.Namespace, settings, paths: list[Path], device: str, resu
             elif row.error:
                 print(f"error: {row.error}", file=sys.stderr)
     finally:
+        pool.shutdown(wait=False, cancel_futures=True)
         if file:
             file.close()
     return 1 if failures else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agentic_iqa_local.iqa_tools.cache import ScoreCache, score_key
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError, ToolSpec, find_tool
 
@@ -51,12 +53,14 @@ class ToolInfo:
 
 @dataclass(frozen=True)
 class ToolReading:
-    """One measurement: the metric's own number, its quality in 1..5, and the seconds it took (construction left out)."""
+    """One measurement: the metric's own number, its quality in 1..5, and the seconds it took (construction left out; 0 when
+    the number was `cached` on disk)."""
 
     tool: str
     raw: float
     normalized: float
     seconds: float
+    cached: bool = False
 
 
 def default_weights_dir() -> Path:
@@ -174,12 +178,18 @@ class ToolRunner:
     """Measures images with pyiqa metrics on one device, each metric built once and kept.
 
     `maps_path` is a file of maps (default: the shipped configs/tool_maps.yaml); `weights_dir` a folder laid out like
-    torch's hub folder (default: that folder). Raises CalibrationError for a file of maps that cannot be trusted, ToolError
+    torch's hub folder (default: that folder); `cache` an SQLite file that keeps raw scores (default: none). Raises CalibrationError for a file of maps that cannot be trusted, ToolError
     for a map of an unknown tool.
     A lock lets one measurement run at a time, so a runner may be shared between threads.
     """
 
-    def __init__(self, device: str = "cpu", maps_path: str | Path | None = None, weights_dir: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        device: str = "cpu",
+        maps_path: str | Path | None = None,
+        weights_dir: str | Path | None = None,
+        cache: str | Path | None = None,
+    ) -> None:
         self.device = device
         self.maps, self._rejected = read_map_file(maps_path or SHIPPED_MAPS)
         for name, logistic in self.maps.items():
@@ -190,6 +200,7 @@ class ToolRunner:
         self.weights_dir = Path(weights_dir) if weights_dir is not None else default_weights_dir()
         self.constructions: Counter[str] = Counter()
         self._metrics: dict[str, Any] = {}
+        self._cache = ScoreCache(cache) if cache else None
         self._lock = threading.Lock()
 
     def info(self, full_reference: bool | None = None) -> list[ToolInfo]:
@@ -208,7 +219,12 @@ class ToolRunner:
         spec = find_tool(name)
         if (reason := self._unavailable(spec)) is not None:
             raise ToolError(f"{spec.name} is unavailable: {reason}.")
+        key = self._key(spec, image, reference) if self._cache else ""
+        if self._cache and (raw := self._cache.get(key)) is not None:
+            return ToolReading(spec.name, raw, self.maps[spec.name](raw), 0.0, cached=True)
         raw, seconds = self._measure(spec, image, reference)
+        if self._cache:
+            self._cache.put(key, raw)
         return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds)
 
     def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
@@ -221,6 +237,11 @@ class ToolRunner:
         if (reason := self._missing(spec)) is not None:
             raise ToolError(f"{spec.name} is unavailable: {reason}.")
         return self._measure(spec, image, reference)[0]
+
+    def _key(self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None) -> str:
+        versions = [f"{package} {importlib.metadata.version(package)}" for package in ("pyiqa", "torch")]
+        pictures = [x for x in (image, reference if spec.reference == "FR" else None) if x is not None]
+        return score_key(spec.name, *versions, self.device.partition(":")[0], pictures=pictures)
 
     def _describe(self, spec: ToolSpec) -> ToolInfo:
         reason, logistic = self._unavailable(spec), self.maps.get(spec.name)

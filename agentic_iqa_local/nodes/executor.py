@@ -2,6 +2,7 @@
 
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -12,7 +13,7 @@ from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import analysis_reply, detection_reply, location_reply, selection_reply
 from agentic_iqa_local.prompts import analysis_prompt, detection_prompt, location_prompt, selection_prompt
 from agentic_iqa_local.services import Box, OpenImages, opened
-from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog
+from agentic_iqa_local.state import AgenticIQAState, DistortionAnalysis, ExecutorOutput, PlannerOutput, ToolExecutionLog
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
@@ -58,23 +59,32 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
         distortions = {name: list(dict.fromkeys(types)) for name, types in reply.model_dump(by_alias=True).items()}
         evidence.distortion_set = distortions
 
-    if flags.distortion_analysis:
-        found = {name: types for name, types in distortions.items() if types}
-        analysis: dict[str, Any] = {name: [] for name in distortions}
-        if found:
-            reply = ask(images.session(ROLE), analysis_prompt(query, found), analysis_reply(found), role)
-            analysis |= reply.model_dump(by_alias=True)
-        evidence.distortion_analysis = ExecutorOutput.model_validate({"distortion_analysis": analysis}).distortion_analysis
+    with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
+        try:
+            if flags.tool_selection and plan.required_tool is None:
+                evidence.selected_tools = select_tools(query, distortions, images)
+            elif flags.tool_selection or flags.tool_execution:
+                wanted = plan.required_tool or default_tool(images)
+                evidence.selected_tools = {name: dict.fromkeys(types or [OVERALL], wanted) for name, types in distortions.items()}
+            if flags.tool_execution and evidence.selected_tools:
+                boxes = locate([name for name in evidence.selected_tools if name != "Global"], images)
+                measured = background.submit(run_tools, evidence, boxes, images)
+        finally:
+            if flags.distortion_analysis:
+                evidence.distortion_analysis = analyse(query, distortions, images)
+        if flags.tool_execution and evidence.selected_tools:
+            measured.result()
 
-    if flags.tool_selection and plan.required_tool is None:
-        evidence.selected_tools = select_tools(query, distortions, images)
-    elif flags.tool_selection or flags.tool_execution:
-        wanted = plan.required_tool or default_tool(images)
-        evidence.selected_tools = {name: dict.fromkeys(types or [OVERALL], wanted) for name, types in distortions.items()}
 
-    if flags.tool_execution and evidence.selected_tools:
-        boxes = locate([name for name in evidence.selected_tools if name != "Global"], images)
-        run_tools(evidence, boxes, images)
+def analyse(query: str, distortions: dict[str, list[str]], images: OpenImages) -> dict[str, list[DistortionAnalysis]]:
+    """The model's judgement of each distortion; nothing is asked about objects without any."""
+    found = {name: types for name, types in distortions.items() if types}
+    analysis: dict[str, Any] = {name: [] for name in distortions}
+    if found:
+        role = images.services.section(ROLE)
+        reply = ask(images.session(ROLE), analysis_prompt(query, found), analysis_reply(found), role)
+        analysis |= reply.model_dump(by_alias=True)
+    return ExecutorOutput.model_validate({"distortion_analysis": analysis}).distortion_analysis
 
 
 def listed_tools(images: OpenImages) -> list[ToolInfo]:
@@ -182,5 +192,6 @@ def _attempt(name: str, distortion: str, tool: str, box: Box | None, images: Ope
             "raw_score": reading.raw,
             "normalized_score": reading.normalized,
             "execution_time": reading.seconds,
+            "cached": reading.cached,
         }
     )

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from agentic_iqa_local.config import ModelSettings
     from agentic_iqa_local.prompts import Prompt
 
-BACKENDS = {"transformers": "agentic_iqa_local.vlm_client.transformers_client:TransformersClient"}
+BACKENDS = {
+    "transformers": "agentic_iqa_local.vlm_client.transformers_client:TransformersClient",
+    "vllm": "agentic_iqa_local.vlm_client.vllm_client:VllmClient",
+    "server": "agentic_iqa_local.vlm_client.server_client:ServerClient",
+}
 
 
 class VLMError(RuntimeError):

@@ -1,0 +1,43 @@
+"""Raw scores kept on disk, by what they were measured on: one SQLite file, safe to share between processes."""
+
+import hashlib
+import sqlite3
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentic_iqa_local.iqa_tools.specs import ToolError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+class ScoreCache:
+    """Raw scores by key. Raises ToolError for a file that is no such cache or cannot be written."""
+
+    def __init__(self, path: str | Path):
+        self.path, self._lock = Path(path), threading.Lock()
+        try:
+            self._database = sqlite3.connect(self.path, check_same_thread=False, timeout=60)
+            with self._database:
+                self._database.execute("CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, raw REAL NOT NULL)")
+        except sqlite3.Error as error:
+            raise ToolError(f"tools.cache {self.path}: expected an SQLite file that can be written, got: {error}") from error
+
+    def get(self, key: str) -> float | None:
+        with self._lock:
+            found = self._database.execute("SELECT raw FROM scores WHERE key = ?", (key,)).fetchone()
+        return found and found[0]
+
+    def put(self, key: str, raw: float) -> None:
+        with self._lock, self._database:
+            self._database.execute("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, raw))
+
+
+def score_key(*what: str, pictures: "list[Image.Image]") -> str:
+    """SHA-256 over names and versions, and over each picture's size and pixels."""
+    digest = hashlib.sha256("\n".join(what).encode())
+    for picture in pictures:
+        digest.update(f"\n{picture.mode} {picture.size}\n".encode())
+        digest.update(picture.tobytes())
+    return digest.hexdigest()

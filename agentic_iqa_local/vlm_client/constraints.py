@@ -1,0 +1,37 @@
+"""What an answer may be: a pydantic schema as llguidance takes it, whole or from where a begun answer stops."""
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from agentic_iqa_local.vlm_client import VLMError
+
+# JSON as json.dumps writes it: one spelling for each answer, and no room for a small model to pad with blanks.
+JSON_STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+
+
+def json_schema(schema: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of an answer, with the style it is written in."""
+    return schema.model_json_schema(by_alias=True) | JSON_STYLE
+
+
+def rest_of_answer(schema: type[BaseModel], begun: str) -> str:
+    """A Lark grammar (llguidance's dialect) of what may follow `begun`, which ends within the first field's value.
+
+    That field must be a choice among given values. Raises VLMError where the schema allows no answer that begins so.
+    """
+    whole = json_schema(schema)
+    (first, values), *others = whole["properties"].items()
+    head = f"{{{json.dumps(first)}: "
+    options = [head + json.dumps(value) for value in values.get("enum", [values["const"]] if "const" in values else [])]
+    rests = [option[len(begun) :] for option in options if len(begun) > len(head) and option.startswith(begun)]
+    if not rests:
+        raise VLMError(f"schema {schema.__name__} does not allow an answer that begins with {begun!r}")
+    shared = {key: whole[key] for key in ("$defs", "x-guidance") if key in whole}
+    rules, parts = [], ["first"]
+    rules.append(f"first: {' | '.join(json.dumps(rest) for rest in rests)}")
+    for i, (name, value) in enumerate(others):
+        parts += [json.dumps(f", {json.dumps(name)}: "), f"field_{i}"]
+        rules.append(f"field_{i}: %json {json.dumps(shared | value)}")
+    return "\n".join([f"start: {' '.join(parts)} {json.dumps('}')}", *rules])

@@ -1,0 +1,228 @@
+"""A model folder's processor: one prompt as chat text and token ids, the same for every engine.
+
+An answer is encoded after the prompt, not by itself: many tokenizers begin a text differently from its middle.
+"""
+
+import functools
+import json
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from PIL import Image
+from transformers import AutoConfig, AutoProcessor
+
+from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.prompts import Prompt, chat_messages
+from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
+
+SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+LOADING_ERRORS = (ValueError, OSError, ImportError, KeyError, AttributeError, RuntimeError)
+
+
+def check_folder(folder: Path, weights: bool = True) -> None:
+    """Raises VLMError unless `folder` holds a configuration of a vision-language model and, with `weights`, safetensors."""
+    if not folder.is_dir():
+        raise VLMError(
+            f"model folder {folder}: expected a folder with a model, found none; copy one there or pass --model FOLDER"
+        )
+    config = folder / "config.json"
+    if not config.is_file():
+        raise VLMError(f"model folder {folder}: expected config.json, found none; this is no transformers model")
+    if weights and not any(folder.glob("*.safetensors")):
+        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
+        got = f"only pickles ({', '.join(pickles[:3])}), which can run code when loaded" if pickles else "no weights"
+        raise VLMError(f"model folder {folder}: expected weights as *.safetensors, found {got}; get the safetensors edition")
+    index = folder / "model.safetensors.index.json"
+    if weights and index.is_file():
+        try:
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError) as error:
+            raise VLMError(
+                f"model folder {folder}: {index.name} cannot be read ({first_line(error)}); copy the folder again"
+            ) from error
+        if missing := sorted(s for s in shards if not (folder / s).is_file()):
+            raise VLMError(
+                f"model folder {folder}: expected {len(shards)} weight files, {missing[0]} is missing; copy the folder again"
+            )
+    try:
+        loaded = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, OSError, KeyError, TypeError, StrictDataclassError) as error:
+        raise VLMError(f"model folder {folder}: config.json cannot be used ({first_line(error)})") from error
+    if type(loaded) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise VLMError(
+            f"model folder {folder}: expected a vision-language model, got {loaded.model_type}, which reads text only; "
+            "use a Qwen-VL, LLaVA or similar folder"
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, for a message of one sentence."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A prompt with one placeholder for each image: its text with the answer so far, and the ids of prompt and answer."""
+
+    text: str
+    prompt_ids: list[int]
+    answer_ids: list[int]
+    first_image: int
+    last_image: int
+
+    @property
+    def head(self) -> list[int]:
+        """The ids before the first image."""
+        return self.prompt_ids[: self.first_image]
+
+    @property
+    def tail(self) -> list[int]:
+        """The ids after the last image."""
+        return self.prompt_ids[self.last_image + 1 :]
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """An assessment's images after the processor: the ids from the first image to the last with their token types, the
+    pixel inputs of the model, and what it sees of each image."""
+
+    ids: list[int]
+    types: list[int] | None
+    inputs: dict[str, torch.Tensor]
+    seen: list[SeenImage]
+
+
+class Renderer:
+    """The processor and tokenizer of a model folder. Raises VLMError for a folder that cannot serve prompts with images."""
+
+    def __init__(self, name: str, settings: ModelSettings, weights: bool = True):
+        self.name, self.settings, self.folder = name, settings, Path(settings.path)
+        self._lock = threading.RLock()  # tokenizers refuse to be used from two threads at once
+        check_folder(self.folder, weights)
+        try:
+            self.config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
+            self.processor = AutoProcessor.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
+        except LOADING_ERRORS as error:
+            raise VLMError(
+                f"model folder {self.folder}: transformers {transformers.__version__} cannot load it ({first_line(error)})"
+            ) from error
+        self._check_processor()
+        self.tokenizer = self.processor.tokenizer
+        self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
+        self.limits = self._set_limits()
+        self.notice = getattr(self.config, "agentic_iqa_notice", None)
+
+    def _check_processor(self) -> None:
+        """Raises VLMError for a processor without images, chat template or a token that stands for an image."""
+        processor = self.processor
+        if getattr(processor, "image_processor", None) is None:
+            raise VLMError(
+                f"model folder {self.folder}: expected a processor with an image processor, found none; copy preprocessor_config.json too"
+            )
+        if not (processor.chat_template or processor.tokenizer.chat_template):
+            raise VLMError(f"model folder {self.folder}: expected a chat template, found none; copy chat_template.jinja too")
+        token = getattr(processor, "image_token", None)
+        if token is None or len(processor.tokenizer.encode(token, add_special_tokens=False)) != 1:
+            raise VLMError(
+                f"model folder {self.folder}: expected the image place {token!r} to be one token, it is none; copy the tokenizer's files too"
+            )
+
+    def _set_limits(self) -> PixelLimits:
+        """The processor's pixel range, narrowed by the configuration. Processors that force a size get no range of their own."""
+        settings, images = self.settings, self.processor.image_processor
+        size = dict(getattr(images, "size", None) or {})
+        patch = getattr(images, "patch_size", None)
+        by_pixels = patch is not None and hasattr(images, "merge_size") and size.get("shortest_edge") and size.get("longest_edge")
+        if not by_pixels:
+            return PixelLimits(factor=1, min_pixels=settings.min_pixels or 1, max_pixels=settings.max_pixels)
+        factor = patch * images.merge_size
+        low, high = settings.min_pixels or size["shortest_edge"], settings.max_pixels or size["longest_edge"]
+        if not factor * factor <= high or low > high:
+            raise VLMError(
+                f"model {self.name}: expected min_pixels ≤ max_pixels and at least {factor * factor} max_pixels "
+                f"(one token of {factor}×{factor}), got {low} and {high}; correct the configuration"
+            )
+        images.size = {"shortest_edge": low, "longest_edge": high}
+        return PixelLimits(factor=factor, min_pixels=low, max_pixels=high)
+
+    @property
+    def size(self) -> dict[str, int] | None:
+        """The pixel range as the image processor's `size`; None where it sets no range."""
+        if self.limits.factor == 1:
+            return None
+        return {"shortest_edge": self.limits.min_pixels, "longest_edge": self.limits.max_pixels}
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, without special tokens around it."""
+        with self._lock:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def defuse(self, text: str) -> str:
+        """`text` with this tokenizer's special tokens broken up, so that a query cannot end its turn or pose as an image."""
+        for token in self._special_tokens():
+            if token in text:
+                text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019
+    def _special_tokens(self) -> list[str]:
+        added = [t.content for t in self.tokenizer.added_tokens_decoder.values()]
+        return sorted({t for t in [*added, *self.tokenizer.all_special_tokens] if len(t) > 1}, key=len, reverse=True)
+
+    def messages(self, prompt: Prompt, images: int) -> list[dict[str, Any]]:
+        """`prompt` as chat messages, its case defused."""
+        return chat_messages(Prompt(prompt.instructions, self.defuse(prompt.case)), images, self.settings.prompt_layout)
+
+    def render(self, prompt: Prompt, images: int, answer_prefix: str = "") -> Rendered:
+        """`prompt` about `images` pictures, and the answer so far. Raises VLMError for a template or tokenizer that breaks
+        what the letter read and the shared prefix rest on."""
+        text = self.processor.apply_chat_template(self.messages(prompt, images), add_generation_prompt=True, tokenize=False)
+        short, whole = self.encode(text), self.encode(text + answer_prefix)
+        if whole[: len(short)] != short:
+            raise VLMError(
+                f"tokenizer of {self.name}: expected the answer to begin with a token of its own, it merges with the prompt"
+            )
+        places = [i for i, token in enumerate(short) if token == self.placeholder]
+        if len(places) != images:
+            raise VLMError(f"chat template of {self.name}: expected {images} image places, got {len(places)}")
+        return Rendered(text + answer_prefix, short, whole[len(short) :], places[0], places[-1])
+
+    def expand(self, rendered: Rendered, images: Sequence[Image.Image]) -> Expanded:
+        """Runs the image processor. The images of one assessment are expanded once, with whichever prompt comes first."""
+        with self._lock:
+            batch = self.processor(text=[rendered.text], images=list(images), return_tensors="pt", add_special_tokens=False)
+        ids, head, tail = batch["input_ids"][0].tolist(), rendered.head, [*rendered.tail, *rendered.answer_ids]
+        end = len(ids) - len(tail)
+        if ids[: len(head)] != head or ids[end:] != tail:
+            raise VLMError(f"processor of {self.name}: expected to expand images only, but it changes the text around them too")
+        block = ids[len(head) : end]
+        types = batch.get("mm_token_type_ids")
+        tokens = block.count(self.placeholder) // len(images)
+        if "image_grid_thw" in batch:
+            patch = self.processor.image_processor.patch_size
+            seen = [
+                SeenImage(int(w) * patch, int(h) * patch, int(h) * int(w) // self.processor.image_processor.merge_size**2)
+                for _, h, w in batch["image_grid_thw"].tolist()
+            ]
+        elif batch["pixel_values"].ndim == 4:
+            height, width = batch["pixel_values"].shape[-2:]
+            seen = [SeenImage(width, height, tokens)] * len(images)
+        else:  # tiles of a resized picture, and often a thumbnail: no one size says what was seen
+            seen = [SeenImage(None, None, tokens)] * len(images)
+        return Expanded(
+            ids=block,
+            types=None if types is None else types[0, len(head) : end].tolist(),
+            inputs={name: value for name, value in batch.items() if name not in SEQUENCE_INPUTS},
+            seen=seen,
+        )

@@ -1,0 +1,196 @@
+"""A model served by vLLM's OpenAI-compatible server on this machine or this rack: one copy for several users.
+
+The processor's files lie here too (no weights are needed): prompts are rendered locally, what the server made of them
+comes back as token ids, and an answer about other tokens is refused. Images travel as PNG, so that no pixel changes.
+"""
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+from PIL import Image
+from pydantic import BaseModel
+
+from agentic_iqa_local.config import ModelSettings, server_key
+from agentic_iqa_local.prompts import Prompt
+from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMError
+from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
+from agentic_iqa_local.vlm_client.letters import resolve_letters
+from agentic_iqa_local.vlm_client.rendering import Expanded, Rendered, Renderer, first_line
+
+
+class ServerClient:
+    """A connection to one served model. Sessions may be used from many threads."""
+
+    reads_logits = True
+
+    def __init__(self, name: str, settings: ModelSettings, device: str):
+        self.renderer = Renderer(name, settings, weights=False)
+        self.name, self.settings, self.limits, self.notice = name, settings, self.renderer.limits, self.renderer.notice
+        self.url = settings.server.rstrip("/")
+        key = server_key()
+        self._http = httpx.Client(
+            timeout=settings.server_timeout, trust_env=False, headers={"Authorization": f"Bearer {key}"} if key else {}
+        )
+        models = [entry["id"] for entry in self.call("GET", "/v1/models")["data"]]
+        self.served = settings.served_name or models[0]
+        if self.served not in models:
+            raise VLMError(f"server {self.url}: expected the model {self.served}, it serves {', '.join(models)}")
+        if len(models) > 1 and settings.served_name is None:
+            raise VLMError(f"server {self.url}: serves {', '.join(models)}; name one with served_name")
+        self.version = self.call("GET", "/version").get("version", "unknown")
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One request. Raises VLMError with what the server said."""
+        try:
+            answer = self._http.request(method, self.url + path, json=body)
+        except httpx.TimeoutException as error:
+            raise VLMError(f"server {self.url}: no answer in {self.settings.server_timeout} s; raise server_timeout") from error
+        except httpx.HTTPError as error:
+            raise VLMError(
+                f"server {self.url}: expected a vLLM server, got none ({first_line(error)}); start one with "
+                f"vllm serve {self.renderer.folder} or set server"
+            ) from error
+        if answer.is_success:
+            return answer.json()
+        said = answer.text.strip().replace("\n", " ")[:300]
+        raise VLMError(f"server {self.url}: {path} failed with {answer.status_code} ({said})")
+
+    def open(self, images: Sequence[Image.Image]) -> "ServerSession":
+        """A session on [test image] or [reference, test image]; nothing is sent yet."""
+        return ServerSession(self, list(images))
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "type": self.renderer.config.model_type,
+            "engine": f"vllm server {self.version}",
+            "served_as": self.served,
+            "dtype": "the server's",
+            "device": self.url,
+            "prompt_layout": self.settings.prompt_layout,
+            "notice": self.notice,
+        }
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class ServerSession:
+    """One assessment's images, encoded once."""
+
+    def __init__(self, client: ServerClient, images: list[Image.Image]):
+        self.client, self.images = client, images
+        self.usage = TokenUsage()
+        self.seen: list[SeenImage] = []
+        self._expanded: Expanded | None = None
+        self._urls: list[str] = []
+        self._calls = 0
+
+    def close(self) -> None:
+        self._expanded, self._urls, self.images = None, [], []
+
+    def generate(
+        self, prompt: Prompt, schema: type[BaseModel], *, answer_prefix: str = "", temperature: float = 0.0, max_tokens: int = 512
+    ) -> str:
+        """The answer's JSON text, by default greedy."""
+        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
+        constraint = {"grammar": rest_of_answer(schema, answer_prefix)} if answer_prefix else {"json": json_schema(schema)}
+        answer = self._ask(
+            prompt,
+            rendered,
+            answer_prefix,
+            {
+                "max_tokens": max_tokens - len(rendered.answer_ids),
+                "temperature": temperature,
+                "seed": self._calls,
+                "structured_outputs": constraint,
+            },
+        )
+        self.usage.decoded += answer["usage"]["completion_tokens"]
+        self.usage.forward_passes += answer["usage"]["completion_tokens"]
+        return answer_prefix + answer["choices"][0]["message"]["content"]
+
+    def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
+        """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`."""
+        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
+        token_ids = resolve_letters(self.client.renderer.encode, rendered.text, letters)
+        answer = self._ask(
+            prompt,
+            rendered,
+            answer_prefix,
+            {
+                "max_tokens": 1,
+                "temperature": 0,
+                "logprobs": True,
+                "logprob_token_ids": list(token_ids.values()),
+                "return_tokens_as_token_ids": True,
+            },
+        )
+        self.usage.forward_passes += 1
+        found = {entry["token"]: entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
+        try:
+            picked = {letter: float(found[f"token_id:{token}"]) for letter, token in token_ids.items()}
+        except KeyError as error:
+            raise VLMError(
+                f"server {self.client.url}: expected log-probabilities of the letters' tokens, got {sorted(found)}; "
+                "it must be a vLLM server that honours logprob_token_ids"
+            ) from error
+        on_letters = float(np.exp(np.logaddexp.reduce(list(picked.values()))))
+        return LetterRead(picked, max(0.0, 1.0 - on_letters), token_ids)
+
+    def _ask(self, prompt: Prompt, rendered: Rendered, answer_prefix: str, options: dict[str, Any]) -> dict[str, Any]:
+        """One chat completion. Raises VLMError when the server saw other tokens than the processor here makes."""
+        client, renderer = self.client, self.client.renderer
+        if self._expanded is None:
+            self._expanded = renderer.expand(rendered, self.images)
+            self.seen = self._expanded.seen
+            self._urls = [_png(image) for image in self.images]
+        self._calls += 1
+        body = {
+            "model": client.served,
+            "messages": _with_images(renderer.messages(prompt, len(self.images)), self._urls),
+            "add_generation_prompt": not answer_prefix,
+            "return_token_ids": True,
+            **options,
+        }
+        if answer_prefix:
+            body["messages"].append({"role": "assistant", "content": answer_prefix})
+            body["continue_final_message"] = True
+        if renderer.size:
+            body["mm_processor_kwargs"] = {"size": renderer.size}
+        answer = client.call("POST", "/v1/chat/completions", body)
+        whole = [*rendered.head, *self._expanded.ids, *rendered.tail, *rendered.answer_ids]
+        if answer.get("prompt_token_ids") != whole:
+            raise VLMError(
+                f"server {client.url}: expected it to see the {len(whole)} tokens that the processor in {renderer.folder} makes, "
+                f"it saw {len(answer.get('prompt_token_ids') or [])} others; serve the same model folder with vLLM"
+            )
+        cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        self.usage.reused += cached
+        self.usage.prefilled += len(whole) - cached
+        return answer
+
+
+def _png(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _with_images(messages: list[dict[str, Any]], urls: list[str]) -> list[dict[str, Any]]:
+    """`messages` with the pictures in their places."""
+    left = iter(urls)
+    return [
+        message
+        | {
+            "content": [
+                {"type": "image_url", "image_url": {"url": next(left)}} if part["type"] == "image" else part
+                for part in message["content"]
+            ]
+        }
+        for message in messages
+    ]

@@ -1,0 +1,288 @@
+"""One model folder served by vLLM in this process, for many assessments at once.
+
+One prompt's life: the renderer makes its token ids, one place for each image; the engine's thread hands them with the
+images to vLLM, steps everything that is in flight together, and gives the result back to the session that waits for it.
+vLLM finds the images and the preamble in its prefix cache, so every role continues from them. Letters are read with
+`logprob_token_ids`, which gives the raw log-probabilities of exactly those ids over the full vocabulary.
+"""
+
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine lives in this process
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("DO_NOT_TRACK", "1")
+os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; vLLM otherwise takes nearly all memory
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the tools' threads must not be tied to the same cores
+
+import numpy as np
+import torch
+from PIL import Image
+from pydantic import BaseModel
+
+from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.devices import describe_device
+from agentic_iqa_local.prompts import Prompt
+from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMError
+from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
+from agentic_iqa_local.vlm_client.letters import resolve_letters
+from agentic_iqa_local.vlm_client.rendering import Expanded, Renderer, first_line
+
+TEXT_TOKENS = 4096  # room for instructions, evidence and answer beside the images
+CPU_BLOCK = 32  # tokens a block of the cache: vLLM's default of 128 on a CPU would never share a short prefix
+
+
+class VllmClient:
+    """A loaded model. Sessions may be used from many threads; what they ask is batched."""
+
+    reads_logits = True
+
+    def __init__(self, name: str, settings: ModelSettings, device: str):
+        self.renderer = Renderer(name, settings)
+        self.name, self.settings, self.limits, self.notice = name, settings, self.renderer.limits, self.renderer.notice
+        self.device = device
+        try:
+            import vllm
+        except ImportError as error:
+            raise VLMError(
+                f"backend vllm: expected the package vllm, it cannot be imported ({first_line(error)}); install it or use "
+                "the backend transformers"
+            ) from error
+        self.version = vllm.__version__
+        try:
+            self.engine = Engine(self._engine_config())
+        except (ValueError, OSError, RuntimeError, ImportError, KeyError, AssertionError) as error:
+            raise VLMError(
+                f"model folder {self.renderer.folder}: vLLM {self.version} cannot load it ({first_line(error)})"
+            ) from error
+        model = self.engine.config.model_config
+        self.dtype = str(model.dtype).removeprefix("torch.")
+
+    def _engine_config(self):
+        from vllm import EngineArgs
+        from vllm.platforms import current_platform
+
+        settings, on_gpu = self.settings, self.device.startswith("cuda")
+        if current_platform.is_cpu() == on_gpu:
+            built = "a CPU" if current_platform.is_cpu() else "a GPU"
+            raise VLMError(f"backend vllm: this vLLM is built for {built}, the device is {self.device}; install the other build")
+        if settings.quantization == "8bit":
+            raise VLMError(
+                "backend vllm: expected quantization none or 4bit, got 8bit; vLLM quantises to 4 bit only when it loads"
+            )
+        options: dict[str, Any] = {}
+        if on_gpu:
+            options["device_ids"] = [int(self.device.partition(":")[2] or 0)]
+            options["gpu_memory_utilization"] = self._share_of_gpu()
+        else:
+            options |= {"enforce_eager": True, "block_size": CPU_BLOCK}
+        if settings.quantization == "4bit":
+            options |= {"quantization": "bitsandbytes"}
+        if self.renderer.size:
+            options["mm_processor_kwargs"] = {"size": self.renderer.size}
+        context = self._context()
+        return EngineArgs(
+            model=str(self.renderer.folder),
+            dtype=settings.dtype if settings.dtype != "auto" else "auto" if on_gpu else "float32",
+            seed=0,
+            max_model_len=context,
+            max_num_batched_tokens=max(context, 8192) if on_gpu else context,
+            max_num_seqs=settings.max_in_flight,
+            limit_mm_per_prompt={"image": 2, "video": 0},
+            enable_prefix_caching=settings.share_prefix,
+            load_format="safetensors" if settings.quantization == "none" else "bitsandbytes",
+            generation_config="vllm",
+            structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},
+            disable_log_stats=True,
+            trust_remote_code=False,
+            **options,
+        ).create_engine_config()
+
+    def _context(self) -> int:
+        """Tokens of two images of the largest size and of a long prompt, as far as the model reaches."""
+        reach = getattr(self.renderer.config.get_text_config(), "max_position_embeddings", None) or 32768
+        if self.limits.max_pixels is None or self.limits.factor == 1:
+            return min(reach, 2 * TEXT_TOKENS + 8192)
+        return min(reach, 2 * self.limits.max_pixels // self.limits.factor**2 + TEXT_TOKENS)
+
+    def _share_of_gpu(self) -> float:
+        """The share of the card that is free now, less what the tools need. Raises VLMError when nothing is left."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        share = (free - self.settings.left_for_tools_gib * 2**30) / total
+        if share <= 0.05:
+            raise VLMError(
+                f"{self.device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free and left_for_tools_gib keeps "
+                f"{self.settings.left_for_tools_gib} of them for the tools; nothing is left for the model"
+            )
+        return round(share, 3)
+
+    def open(self, images: Sequence[Image.Image]) -> "VllmSession":
+        """A session on [test image] or [reference, test image]; nothing is computed yet."""
+        return VllmSession(self, list(images))
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "type": self.renderer.config.model_type,
+            "engine": f"vllm {self.version}",
+            "torch": torch.__version__,
+            "dtype": self.dtype,
+            "quantization": self.settings.quantization,
+            "device": self.device,
+            "hardware": describe_device(self.device),
+            "prompt_layout": self.settings.prompt_layout,
+            "notice": self.notice,
+        }
+
+    def close(self) -> None:
+        """Stops the engine; what is in flight fails."""
+        self.engine.close()
+
+
+class Engine:
+    """vLLM's engine on a thread of its own: requests of all sessions come in through a queue and are stepped together."""
+
+    def __init__(self, config):
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self.config = config
+        self._engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        self._requests: queue.SimpleQueue = queue.SimpleQueue()
+        self._pending: dict[str, Future] = {}
+        self._count = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
+        self._thread.start()
+        # Python's own exit handlers run after threads were joined: a daemon inside native code would then be torn down.
+        threading._register_atexit(self.close)
+
+    def ask(self, prompt: dict[str, Any], params) -> Any:
+        """The finished output of one request. Raises VLMError."""
+        if self._closed:
+            raise VLMError("vLLM's engine has stopped; load the model again")
+        future: Future = Future()
+        self._requests.put((prompt, params, future))
+        return future.result()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._requests.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while self._take():
+            if not self._pending:
+                continue
+            try:
+                outputs = self._engine.step()
+            except Exception as error:
+                self._fail(f"vLLM's engine failed ({first_line(error)}); lower max_pixels or max_in_flight if memory ran out")
+                return
+            for output in outputs:
+                if output.finished:
+                    self._pending.pop(output.request_id).set_result(output)
+        self._fail("vLLM's engine was stopped")
+
+    def _take(self) -> bool:
+        """Hands all waiting requests to vLLM, waiting for one when nothing is in flight; False when the engine is to stop."""
+        while not self._pending or not self._requests.empty():
+            if (request := self._requests.get()) is None:
+                return False
+            prompt, params, future = request
+            self._count += 1
+            key = str(self._count)
+            try:
+                self._engine.add_request(key, prompt, params)
+            except Exception as error:
+                future.set_exception(VLMError(f"vLLM refused a request ({first_line(error)})"))
+                continue
+            self._pending[key] = future
+        return True
+
+    def _fail(self, message: str) -> None:
+        self._closed = True
+        for future in self._pending.values():
+            future.set_exception(VLMError(message))
+        self._pending.clear()
+        while not self._requests.empty():
+            if (request := self._requests.get()) is not None:
+                request[2].set_exception(VLMError(message))
+
+
+class VllmSession:
+    """One assessment's images. vLLM keeps the cache, shared by content among sessions."""
+
+    def __init__(self, client: VllmClient, images: list[Image.Image]):
+        self.client, self.images = client, images
+        self.usage = TokenUsage()
+        self.seen: list[SeenImage] = []
+        self._expanded: Expanded | None = None
+        self._calls = 0
+
+    def close(self) -> None:
+        self._expanded, self.images = None, []
+
+    def generate(
+        self, prompt: Prompt, schema: type[BaseModel], *, answer_prefix: str = "", temperature: float = 0.0, max_tokens: int = 512
+    ) -> str:
+        """The answer's JSON text, by default greedy. vLLM decodes template text token by token."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
+
+        if answer_prefix:
+            constraint = StructuredOutputsParams(grammar=rest_of_answer(schema, answer_prefix))
+        else:
+            constraint = StructuredOutputsParams(json=json_schema(schema))
+        ids, begun = self._render(prompt, answer_prefix)
+        room = max_tokens - len(begun)
+        params = SamplingParams(max_tokens=room, temperature=temperature, seed=self._calls, structured_outputs=constraint)
+        output = self._ask(ids, begun, params)
+        chosen = output.outputs[0].token_ids
+        self.usage.decoded += len(chosen)
+        self.usage.forward_passes += len(chosen)
+        return answer_prefix + output.outputs[0].text
+
+    def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
+        """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`."""
+        from vllm import SamplingParams
+
+        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
+        token_ids = resolve_letters(self.client.renderer.encode, rendered.text, letters)
+        ids, begun = self._render(prompt, answer_prefix)
+        params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=list(token_ids.values()), detokenize=False)
+        output = self._ask(ids, begun, params)
+        self.usage.forward_passes += 1
+        at = output.outputs[0].logprobs[0]
+        picked = {letter: float(at[token].logprob) for letter, token in token_ids.items()}
+        on_letters = float(np.exp(np.logaddexp.reduce(list(picked.values()))))
+        return LetterRead(picked, max(0.0, 1.0 - on_letters), token_ids)
+
+    def _render(self, prompt: Prompt, answer_prefix: str) -> tuple[list[int], list[int]]:
+        """(ids of the prompt with one place for each image, ids of the answer so far)."""
+        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
+        if self._expanded is None:
+            self._expanded = self.client.renderer.expand(rendered, self.images)
+            self.seen = self._expanded.seen
+        self._whole = [*rendered.head, *self._expanded.ids, *rendered.tail, *rendered.answer_ids]
+        return rendered.prompt_ids, rendered.answer_ids
+
+    def _ask(self, ids: list[int], begun: list[int], params) -> Any:
+        """Runs one request and counts its prompt. Raises VLMError when vLLM saw other tokens than the processor says."""
+        self._calls += 1
+        prompt = {"prompt_token_ids": ids + begun, "multi_modal_data": {"image": self.images}}
+        output = self.client.engine.ask(prompt, params)
+        if output.prompt_token_ids != self._whole:
+            raise VLMError(
+                f"{self.client.name}: expected vLLM to see the {len(self._whole)} tokens that the processor makes, it saw "
+                f"{len(output.prompt_token_ids)} others; serve this model with transformers"
+            )
+        self.usage.reused += output.num_cached_tokens or 0
+        self.usage.prefilled += len(self._whole) - (output.num_cached_tokens or 0)
+        return output
