@@ -1,5 +1,6 @@
 """Shared fixtures. The network is blocked for every test; the embedded model and the tools are loaded once."""
 
+import importlib.util
 import os
 import shutil
 import socket
@@ -15,19 +16,24 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 EMBEDDED = ROOT / "models" / "embedded"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# The tests of the vLLM engine run in an environment of their own: bash scripts/with_env.sh --vllm pytest tests/vllm
+collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm"]
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_network():
-    """Connecting anywhere but to a local Unix socket fails the test that tries."""
+    """Connecting anywhere but to this machine itself fails the test that tries."""
     real = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
 
     def refuse(self, address, *rest):
-        if getattr(self, "family", None) == getattr(socket, "AF_UNIX", None):
+        if getattr(self, "family", None) == getattr(socket, "AF_UNIX", None) or address[0] in LOOPBACK:
             return real[0](self, address)
         raise AssertionError(f"a test tried to reach the network: {address}")
 
     def refuse_lookup(host, *rest, **options):
+        if host in LOOPBACK:
+            return real[2](host, *rest, **options)
         raise AssertionError(f"a test tried to look up a host: {host}")
 
     patch = pytest.MonkeyPatch()

@@ -215,7 +215,7 @@ class Renderer:
                 SeenImage(int(w) * patch, int(h) * patch, int(h) * int(w) // self.processor.image_processor.merge_size**2)
                 for _, h, w in batch["image_grid_thw"].tolist()
             ]
-        elif batch["pixel_values"].ndim == 4:
+        elif batch["pixel_values"].ndim == 4 and len(batch["pixel_values"]) == len(images):
             height, width = batch["pixel_values"].shape[-2:]
             seen = [SeenImage(width, height, tokens)] * len(images)
         else:  # tiles of a resized picture, and often a thumbnail: no one size says what was seen
