@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,10 +25,16 @@ Pipeline = Literal["agent", "letters"]
 class Tokens(BaseModel):
     """Counted over every model call of the assessment."""
 
+    calls: int = Field(description="Letter reads and generations.")
     prefilled: int = Field(description="Tokens that went through the model as input.")
     reused: int = Field(description="Tokens that were found in the cache instead.")
+    forced: int = Field(
+        description="Template tokens of the answers that were put in without being decoded, counted in prefilled."
+    )
     decoded: int = Field(description="Tokens that the model chose one by one.")
-    forward_passes: int = Field(description="Calls of the model.")
+    forward_passes: int = Field(description="Passes of the model.")
+    prefill_seconds: float = Field(description="Seconds of the passes over prompts (0 where the engine does not tell).")
+    decode_seconds: float = Field(description="Seconds of the passes over one chosen token each.")
 
 
 class SeenView(BaseModel):
@@ -197,9 +204,7 @@ def _record(images: OpenImages) -> dict[str, Any]:
                 f"{client.name}'s processor resized {size[0]}×{size[1]} pixels to {seen.width}×{seen.height}: distortions may look milder"
             )
     return {
-        "tokens": Tokens(
-            prefilled=usage.prefilled, reused=usage.reused, decoded=usage.decoded, forward_passes=usage.forward_passes
-        ),
+        "tokens": Tokens(**asdict(usage)),
         "seen": Seen(
             pixels=None if any(v.width is None for _, v in views) else sum(v.width * v.height for _, v in views),
             tokens=sum(v.tokens for _, v in views),

@@ -67,6 +67,10 @@ class ModelSettings(Section):
         "images_first", description="system_first is the paper's order; its roles share no image cache."
     )
     share_prefix: bool = Field(True, description="false computes the images again in every call, to measure what sharing saves.")
+    skip_template: bool = Field(
+        True,
+        description="transformers: text that a schema leaves no choice about is put in instead of decoded; false to measure that.",
+    )
     max_in_flight: int = Field(8, ge=1, description="vLLM: requests that are computed together.")
     left_for_tools_gib: float = Field(
         4.0, ge=0, description="vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest."

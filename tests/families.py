@@ -76,22 +76,38 @@ def _qwen(family, tokenizer):
     patch = 16 if family.startswith("qwen3") else 14
     if family == "qwen2_vl":
         tower = dict(embed_dim=64, hidden_size=128, mlp_ratio=2, patch_size=patch, **QWEN_TOWER)
-        config = transformers.Qwen2VLConfig(text_config=TEXT | _ids(tokenizer) | {"rope_parameters": rope}, vision_config=tower, **places)
+        config = transformers.Qwen2VLConfig(
+            text_config=TEXT | _ids(tokenizer) | {"rope_parameters": rope}, vision_config=tower, **places
+        )
         model, kind = transformers.Qwen2VLForConditionalGeneration(config), transformers.Qwen2VLProcessor
     elif family == "qwen2_5_vl":
         tower = dict(
-            hidden_size=64, intermediate_size=128, patch_size=patch, window_size=56, out_hidden_size=128, fullatt_block_indexes=[1]
+            hidden_size=64,
+            intermediate_size=128,
+            patch_size=patch,
+            window_size=56,
+            out_hidden_size=128,
+            fullatt_block_indexes=[1],
         )
         config = transformers.Qwen2_5_VLConfig(
             text_config=TEXT | _ids(tokenizer) | {"rope_parameters": rope}, vision_config=tower | QWEN_TOWER, **places
         )
         model, kind = transformers.Qwen2_5_VLForConditionalGeneration(config), transformers.Qwen2_5_VLProcessor
     else:
-        tower = dict(hidden_size=64, intermediate_size=128, patch_size=patch, out_hidden_size=128, num_position_embeddings=256, **QWEN_TOWER)
+        tower = dict(
+            hidden_size=64,
+            intermediate_size=128,
+            patch_size=patch,
+            out_hidden_size=128,
+            num_position_embeddings=256,
+            **QWEN_TOWER,
+        )
         text = TEXT | _ids(tokenizer) | {"head_dim": 64}
         if family == "qwen3_vl":
             text |= {"rope_parameters": rope | {"mrope_section": [12, 10, 10], "mrope_interleaved": True}}
-            config = transformers.Qwen3VLConfig(text_config=text, vision_config=tower | {"deepstack_visual_indexes": [0]}, **places)
+            config = transformers.Qwen3VLConfig(
+                text_config=text, vision_config=tower | {"deepstack_visual_indexes": [0]}, **places
+            )
             model = transformers.Qwen3VLForConditionalGeneration(config)
         else:
             text |= {
@@ -158,7 +174,12 @@ def _tiled(family, tokenizer):
             text_config=dict(model_type="qwen2", **TEXT, **_ids(tokenizer)), image_token_id=token("<|image_pad|>"), image_seq_length=16,
         )  # fmt: skip
         tokenizer.init_kwargs |= {}
-        for name, text in (("start_image", "<img>"), ("end_image", "</img>"), ("context_image", "<|image_pad|>"), ("video", "<|video_pad|>")):
+        for name, text in (
+            ("start_image", "<img>"),
+            ("end_image", "</img>"),
+            ("context_image", "<|image_pad|>"),
+            ("video", "<|video_pad|>"),
+        ):
             tokenizer.add_special_tokens({"extra_special_tokens": {f"{name}_token": text}})
         processor = transformers.InternVLProcessor(
             image_processor=transformers.GotOcr2ImageProcessor(size=SQUARE, crop_to_patches=True, max_patches=4),

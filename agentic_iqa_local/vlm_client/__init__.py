@@ -7,7 +7,7 @@ constrained to a pydantic schema, and the letter read. It knows nothing of quali
 import difflib
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pydantic import BaseModel
@@ -31,21 +31,21 @@ class VLMError(RuntimeError):
 
 @dataclass
 class TokenUsage:
-    """Counted work. `prefilled` tokens went through the model as input (template text forced by a schema included),
-    `reused` ones were found in the cache, `decoded` ones were chosen one by one; `forward_passes` counts model calls."""
+    """Counted work of `calls` reads and generations. `prefilled` tokens went through the model as input (`forced` template
+    text of a schema included, where the engine can skip it), `reused` ones were found in the cache, `decoded` ones were
+    chosen one by one; `forward_passes` counts passes of the model. The seconds are those of the passes alone."""
 
+    calls: int = 0
     prefilled: int = 0
     reused: int = 0
+    forced: int = 0
     decoded: int = 0
     forward_passes: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
 
     def __add__(self, other: Self) -> "TokenUsage":
-        return TokenUsage(
-            self.prefilled + other.prefilled,
-            self.reused + other.reused,
-            self.decoded + other.decoded,
-            self.forward_passes + other.forward_passes,
-        )
+        return TokenUsage(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,7 @@ class ServerSession:
                 f"it saw {len(answer.get('prompt_token_ids') or [])} others; serve the same model folder with vLLM"
             )
         cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        self.usage.calls += 1
         self.usage.reused += cached
         self.usage.prefilled += len(whole) - cached
         return answer

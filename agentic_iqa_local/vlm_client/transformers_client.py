@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -167,9 +168,10 @@ class TransformersSession:
         mask = llguidance.numpy.allocate_token_bitmask(1, client.vocabulary)
         new_call = True
         while not matcher.is_stopped() and len(answer) < max_tokens:
-            if forced := matcher.compute_ff_tokens():
+            if client.settings.skip_template and (forced := matcher.compute_ff_tokens()):
                 matcher.consume_tokens(forced)
                 answer += forced
+                self.usage.forced += len(forced)
                 continue
             logits = self._advance(ids + answer, new_call=new_call)
             new_call = False
@@ -223,11 +225,13 @@ class TransformersSession:
                 self._drop_cache()
         new = ids[kept:]
         if new_call:
+            self.usage.calls += 1
             self.usage.reused += kept
             self.usage.prefilled += len(new)
         else:  # the last decoded token comes back as input: it was counted when it was chosen
             self.usage.prefilled += len(new) - 1
         self.usage.forward_passes += 1
+        began = time.perf_counter()
         try:
             with self.client.lock:
                 output = self.client.model(**self._model_inputs(new, kept), use_cache=True, logits_to_keep=1)
@@ -242,6 +246,10 @@ class TransformersSession:
             ) from error
         self._cache, self._cached = output.past_key_values, ids
         logits = output.logits[0, -1].float().cpu()
+        if new_call or len(new) > 1:
+            self.usage.prefill_seconds += time.perf_counter() - began
+        else:
+            self.usage.decode_seconds += time.perf_counter() - began
         if not torch.isfinite(logits).all():
             self._drop_cache()
             raise VLMError(f"{self.client.name} gave logits that are not finite in {self.client.dtype}; set dtype: float32")

@@ -99,7 +99,6 @@ class VllmClient:
             load_format="safetensors" if settings.quantization == "none" else "bitsandbytes",
             generation_config="vllm",
             structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},
-            disable_log_stats=True,
             trust_remote_code=False,
             **options,
         ).create_engine_config()
@@ -152,7 +151,7 @@ class Engine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.config = config
-        self._engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        self._engine = LLMEngine.from_vllm_config(config)  # with statistics: they time each request
         self._requests: queue.SimpleQueue = queue.SimpleQueue()
         self._pending: dict[str, Future] = {}
         self._count = 0
@@ -283,6 +282,9 @@ class VllmSession:
                 f"{self.client.name}: expected vLLM to see the {len(self._whole)} tokens that the processor makes, it saw "
                 f"{len(output.prompt_token_ids)} others; serve this model with transformers"
             )
+        self.usage.calls += 1
+        self.usage.prefill_seconds += output.metrics.first_token_ts - output.metrics.scheduled_ts
+        self.usage.decode_seconds += output.metrics.last_token_ts - output.metrics.first_token_ts
         self.usage.reused += output.num_cached_tokens or 0
         self.usage.prefilled += len(self._whole) - (output.num_cached_tokens or 0)
         return output

@@ -85,7 +85,10 @@ def test_answers_equal_those_of_transformers(server_client, client, photo):
     picture = photo.crop((0, 0, 256, 224))
     plan = planner_prompt(DEFAULT_QUERY, False)
     assert server_client.open([picture]).generate(plan, PlannerReply) == client.open([picture]).generate(plan, PlannerReply)
-    texts = [c.open([picture]).generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B") for c in (server_client, client)]
+    texts = [
+        c.open([picture]).generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
+        for c in (server_client, client)
+    ]
     assert texts[0] == texts[1]
 
 

