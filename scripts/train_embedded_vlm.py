@@ -4,11 +4,11 @@
     python scripts/train_embedded_vlm.py train --photos PHOTOS --work runs/embedded
     python scripts/train_embedded_vlm.py evaluate --photos PHOTOS --model models/embedded
 
-Training first makes a pool of distorted photographs with their pseudo-MOS, then has four phases, each resumed from its
-checkpoint in --work when it is interrupted: the vision tower alone; the language model on random tokens that repeat, from
-which it learns to look back and copy; the language model on the pipeline's own prompts; and all together. --photos is a
+Training first makes a pool of distorted photographs with their pseudo-MOS, then has three phases, each resumed from its
+checkpoint in --work when it is interrupted: the vision tower alone; the language model on the pipeline's own prompts; and all
+together. --photos is a
 folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never trained on. About
-20 + 50 + 5 + 85 + 15 minutes on two CPU cores; a GPU is used with --device cuda. The model card is written by evaluate --write.
+20 + 65 + 85 + 15 minutes on two CPU cores; a GPU is used with --device cuda. The model card is written by evaluate --write.
 """
 
 import argparse
@@ -35,9 +35,8 @@ def parse() -> argparse.Namespace:
     train.add_argument("--pool", type=int, default=5600, help="distorted photographs to make (default: %(default)s)")
     train.add_argument("--varied-pool", type=int, default=8000, help="as many of varied photographs (default: %(default)s)")
     train.add_argument("--vision-steps", type=int, default=4200, help="steps of the first phase (default: %(default)s)")
-    train.add_argument("--copying-steps", type=int, default=300, help="steps of the second phase (default: %(default)s)")
-    train.add_argument("--language-steps", type=int, default=3600, help="steps of the third phase (default: %(default)s)")
-    train.add_argument("--joint-steps", type=int, default=400, help="steps of the fourth phase (default: %(default)s)")
+    train.add_argument("--language-steps", type=int, default=3600, help="steps of the second phase (default: %(default)s)")
+    train.add_argument("--joint-steps", type=int, default=400, help="steps of the third phase (default: %(default)s)")
     train.add_argument("--tokens", type=int, default=1200, help="image tokens a step in the first phase (default: %(default)s)")
     train.add_argument("--language-tokens", type=int, default=900, help="the same in the later phases (default: %(default)s)")
     train.add_argument("--planning-share", type=float, default=0.5, help="of the later phases' steps (default: %(default)s)")
@@ -83,7 +82,11 @@ def train(args: argparse.Namespace) -> None:
     from agentic_iqa_local.training.card import weights_hash, write_training
     from agentic_iqa_local.training.data import build_pool, photo_files, split_photos
     from agentic_iqa_local.training.embedded import build_model, build_processor, build_tokenizer, load_vision, save_model
-    from agentic_iqa_local.training.language import copying_batches, copying_losses, language_batches, language_losses
+    from agentic_iqa_local.training.language import (
+        language_batches,
+        language_losses,
+        read_fast_on_cpu,
+    )
     from agentic_iqa_local.training.roles import corpus
     from agentic_iqa_local.training.vision import VisionHeads, run_phase, train_fast_on_cpu, vision_batches, vision_losses
 
@@ -94,7 +97,7 @@ def train(args: argparse.Namespace) -> None:
     pool = build_pool(training, args.work / "pool", args.pool, args.varied_pool, args.seed, args.threads)
     saved = args.work / "tokenizer"  # a resumed run keeps its token ids, whatever has changed in the prompts since
     if not saved.exists():
-        build_tokenizer(corpus(args.seed), vocab_size=3072).save_pretrained(saved)
+        build_tokenizer(corpus(args.seed), vocab_size=4096).save_pretrained(saved)
     tokenizer = AutoTokenizer.from_pretrained(saved, local_files_only=True)
     processor = build_processor(tokenizer)
     torch.set_num_threads(args.threads)
@@ -104,7 +107,9 @@ def train(args: argparse.Namespace) -> None:
     model.to(args.device)
     if args.device == "cpu":
         train_fast_on_cpu(model.model.visual)
+        read_fast_on_cpu(model)
     if args.compile:
+        torch._dynamo.config.recompile_limit = 64  # every layer with and without a cache
         for layer in (*model.model.visual.blocks, *model.model.language_model.layers):
             layer.compile(dynamic=True)
     heads = VisionHeads(model.config.text_config.hidden_size).to(args.device)
@@ -129,16 +134,9 @@ def train(args: argparse.Namespace) -> None:
     )
     # An untrained language model's gradients would undo what the vision tower has learned: it waits.
     language = nn.ModuleDict({"language": model.model.language_model})
-    run_phase(
-        name="copying",
-        groups=[(language, 2e-3)],
-        batches=copying_batches(len(tokenizer), args.seed),
-        losses=copying_losses(model),
-        steps=args.copying_steps,
-        checkpoint=args.work / "copying.pt",
-        log=log,
-        floor=0.5,
-    )
+    first, second, *_ = model.model.language_model.layers
+    copying = nn.ModuleList([first, second.input_layernorm, second.self_attn])
+    copying.requires_grad_(False)  # it would be unlearned, or drowned, before anything has learned to use it
     run_phase(
         name="language",
         groups=[(language, 2e-3)],
@@ -149,6 +147,7 @@ def train(args: argparse.Namespace) -> None:
         log=log,
         floor=0.2,
     )
+    copying.requires_grad_(True)
     run_phase(
         name="joint",
         groups=[(visual, 1e-4), (language, 4e-4)],
@@ -172,7 +171,6 @@ def train(args: argparse.Namespace) -> None:
     kept = (
         "pool",
         "vision_steps",
-        "copying_steps",
         "language_steps",
         "joint_steps",
         "tokens",

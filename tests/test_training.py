@@ -16,8 +16,8 @@ from agentic_iqa_local.prompts import ANSWER_PREFIX
 from agentic_iqa_local.training import data
 from agentic_iqa_local.training.data import Crop, Pool, draw_crops, level_targets, load_tiles, pixel_values, split_photos, vary
 from agentic_iqa_local.training.distortions import DISTORTIONS, KINDS_BY_FAMILY, Part, Sample, distort, draw_parts
+from agentic_iqa_local.training.embedded import SPACE, build_model
 from agentic_iqa_local.training.language import (
-    copying_batches,
     encode_case,
     encode_instructions,
     language_losses,
@@ -255,15 +255,6 @@ def test_plans_that_share_their_instructions_cost_the_same_as_in_packed_rows(cli
     assert shared["plan_loss"] == pytest.approx(packed["answer_loss"], abs=1e-4)
 
 
-def test_copying_rows_repeat_what_they_show():
-    batch = copying_batches(100, seed=0)(0).make(0, np.random.default_rng(0))
-    for row, labels in zip(batch["ids"], batch["labels"], strict=True):
-        period = int((labels == -100).sum())
-        assert 20 <= period <= 60
-        assert torch.equal(row[period:], row[:-period])
-        assert torch.equal(labels[period:], row[period:])
-
-
 def test_instructions_and_case_are_tokenized_as_in_one_piece(client, pool):
     rng = np.random.default_rng(2)
     for sample in [*draw_roles(draw_crops(pool, 25, (5,), rng)[0], rng), planning(rng, False)]:
@@ -348,3 +339,19 @@ def test_the_grammar_is_wide_and_does_not_hold_the_test_queries():
     assert written.isdisjoint(s.lower() for s in sentences)
     assert "{n}" in "".join(sentences)
     assert LETTERS == ("A", "B", "C", "D", "E")
+
+
+@pytest.mark.parametrize("name", ["fog", "lantern", "stone bridge", "Eiffel Tower"])
+def test_a_name_is_cut_alike_in_a_query_and_in_a_plan(name, client):
+    """After a space and after a quote, so that it can be copied piece by piece."""
+    in_query, in_plan = (client.tokenizer.tokenize(text) for text in (f"Rate the {name}", f'"{name}'))
+    assert [piece.lstrip(SPACE) for piece in in_query[-(len(in_plan) - 1) :]] == [piece.lstrip(SPACE) for piece in in_plan[1:]]
+
+
+def test_a_fresh_model_continues_what_it_has_read_before(client):
+    """Random tokens, twice: the induction head finds each one's successor in the first half. Guessing is right once in 3,669."""
+    model = build_model(client.tokenizer, seed=3).eval()
+    ids = torch.randint(0, 3000, (4, 40), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
+    with torch.inference_mode():
+        guesses = model(input_ids=ids).logits[:, 40:-1].argmax(-1)
+    assert (guesses == ids[:, 41:]).float().mean() > 0.3

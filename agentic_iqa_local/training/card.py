@@ -115,6 +115,7 @@ def write_card(folder: Path) -> None:
     (folder / "README.md").write_text(
         TEMPLATE.format(
             size=size,
+            vocabulary=json.loads((folder / "config.json").read_text(encoding="utf-8"))["text_config"]["vocab_size"],
             digest=digest,
             photographs=training["photographs"],
             notes=training["notes"],

@@ -4,7 +4,9 @@ What decides success on a CPU is the patch embedding: it starts as a whitened bl
 blocks, so that JPEG's block grid lines up with it, and each output is one DCT coefficient of one block.
 """
 
+import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -37,6 +39,7 @@ NOTICE = (
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
+SPACE = "Ġ"  # as byte-level BPE writes it
 # Qwen2's pre-tokenizer: a letter after a quote and a space stands alone, so that `"A` never merges.
 PRETOKENIZER = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CHAT_TEMPLATE = (
@@ -50,28 +53,45 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(corpus: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
-    """A byte-level BPE tokenizer with Qwen2's pre-tokenization, trained on `corpus`."""
+    """A byte-level BPE tokenizer with Qwen2's pre-tokenization, trained on `corpus`.
+
+    Its pieces are learned without the space before a word; then the pieces that begin words get a second version with the
+    space. A name is so cut alike after a space in a query and after a quote in JSON, and can be copied piece by piece.
+    """
+    corpus = list(corpus)
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(PRETOKENIZER), "isolated"),
+            pre_tokenizers.Split(" ", "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     bpe.train_from_iterator(
         corpus,
         trainers.BpeTrainer(
-            vocab_size=vocab_size - len(SPECIAL_TOKENS),
+            vocab_size=len(alphabet) + (vocab_size - len(alphabet) - len(SPECIAL_TOKENS)) // 2,
             show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            initial_alphabet=alphabet,
         ),
     )
     trained = json.loads(bpe.to_str())["model"]
+    vocab, merges = trained["vocab"], [tuple(pair) for pair in trained["merges"]]
+    begins = Counter(
+        after
+        for encoding in bpe.encode_batch(corpus)
+        for before, after in itertools.pairwise(encoding.tokens)
+        if before == SPACE and after != SPACE
+    )
+    for piece, _ in begins.most_common(vocab_size - len(vocab) - len(SPECIAL_TOKENS)):
+        vocab[SPACE + piece] = len(vocab)
+        merges.append((SPACE, piece))
     tokenizer = Qwen2Tokenizer(
-        vocab=trained["vocab"],
-        merges=[tuple(pair) for pair in trained["merges"]],
+        vocab=vocab,
+        merges=merges,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         model_max_length=4096,
@@ -139,6 +159,47 @@ def _initialise_language(language: torch.nn.Module, depth: int) -> None:
             torch.nn.init.normal_(weight, std=gain / weight.shape[1] ** 0.5)
 
 
+def _initialise_copying(language: torch.nn.Module) -> None:
+    """A previous-token head in the first layer and an induction head in the second (Olsson et al. 2022, arXiv 2209.11895).
+
+    Together they continue what stood after the current token before, which a plan needs for every name in a query and which
+    so small a model finds by itself only late. Their three subspaces of the residual stream are orthogonal: `match` of a
+    token's identity goes, by the first head, to `before` of the next token, where the second head looks for its own `match`
+    and copies `content`.
+    """
+    first, second = (layer.self_attn for layer in language.layers[:2])
+    width, head = language.embed_tokens.weight.shape[1], first.head_dim
+    slow = [*range(head * 5 // 16, head // 2), *range(head * 13 // 16, head)]  # RoPE turns these by less than 1 in 200 tokens
+    size = len(slow)
+    basis = torch.linalg.qr(torch.randn(width, 2 * size + head))[0].T
+    match, before, content = basis[:size], basis[size : 2 * size], basis[2 * size :]
+    with torch.no_grad():
+        language.embed_tokens.weight -= language.embed_tokens.weight @ before.T @ before
+        # A constant query one position behind a constant key: Σ cos(θ(Δ − 1)) over the fast half has its peak at Δ = 1.
+        angle = language.rotary_emb.inv_freq[: head // 4]
+        for projection in (first.q_proj, first.k_proj):
+            projection.weight[:head] = 0
+            projection.bias[:head] = 0
+        first.q_proj.bias[: head // 4] = 8 * angle.cos()
+        first.q_proj.bias[head // 2 : head // 2 + head // 4] = -8 * angle.sin()
+        first.k_proj.bias[: head // 4] = 8
+        first.v_proj.weight[:size] = 0.5 * match
+        first.o_proj.weight[:, :size] = 0.36 * before.T
+        for projection, subspace in ((second.q_proj, match), (second.k_proj, before)):
+            projection.weight[:head] = 0
+            projection.weight[slow] = 2.5 * subspace
+        second.v_proj.weight[:head] = content
+        second.o_proj.weight[:, :head] = 0.7 * content.T
+
+
+def _relate_pieces(embeddings: torch.Tensor, tokenizer: Qwen2Tokenizer) -> None:
+    """A piece with the space before it starts as nearly the same vector as the piece without it."""
+    vocab = tokenizer.get_vocab()
+    for piece, row in vocab.items():
+        if piece.startswith(SPACE) and (bare := vocab.get(piece[len(SPACE) :])) is not None:
+            embeddings.data[row] = 0.9 * embeddings.data[bare] + (1 - 0.9**2) ** 0.5 * embeddings.data[row]
+
+
 def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2_5_VLForConditionalGeneration:
     """A freshly initialised model in float32."""
     torch.manual_seed(seed)
@@ -180,6 +241,8 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2_5_VLForConditiona
     model = Qwen2_5_VLForConditionalGeneration(config)
     _initialise_vision(model.model.visual)
     _initialise_language(model.model.language_model, config.text_config.num_hidden_layers)
+    _relate_pieces(model.model.language_model.embed_tokens.weight, tokenizer)
+    _initialise_copying(model.model.language_model)
     model.generation_config = GenerationConfig(**ids, do_sample=False)
     return model
 

@@ -1,4 +1,5 @@
-"""The later phases: the language model learns to copy, then joins, first alone, then with the vision tower. All prompts about one picture are packed into one row.
+"""The later phases: the language model learns, first alone, then with the vision tower. All prompts about one picture are packed
+into one row.
 
 At run time every role continues from the cached image prefix. Here a block mask and positions that restart do the same in
 one pass, and prompts with equal instructions share those too: a row is a tree of the image prefix, the instructions, and the
@@ -12,7 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import repeat_kv
 
 from agentic_iqa_local.prompts import ANSWER_PREFIX, PAIR_PREAMBLE, TEST_PREAMBLE, chat_messages
 from agentic_iqa_local.training.data import Crop, Pool, draw_crops, pixel_values
@@ -24,7 +28,6 @@ SIDES = (3, 5, 6, 7, 8, 8, 9, 10, 12, 16)
 FULL_REFERENCE_SHARE = 0.2
 ROWS = 10  # pictures a step at most: the text about them costs more than they do
 PLANS = 40  # queries a planning step
-COPY_ROWS, COPY_TOKENS = 24, 180
 IGNORE = -100
 
 
@@ -134,32 +137,25 @@ def language_batches(
     return lambda start: Batches(make, seed, phase, start)
 
 
-def copying_batches(vocabulary: int, seed: int) -> Callable[[int], IterableDataset]:
-    """Rows of random tokens that repeat after 20 to 60 places: what follows is found by looking back, and in no other way."""
-
-    def make(step: int, rng: np.random.Generator) -> dict:
-        rows, labels = np.empty((2, COPY_ROWS, COPY_TOKENS), np.int64)
-        for row, label in zip(rows, labels, strict=True):
-            period = int(rng.integers(20, 61))
-            row[:] = np.resize(rng.integers(vocabulary, size=period), COPY_TOKENS)
-            label[:] = np.where(np.arange(COPY_TOKENS) < period, IGNORE, row)
-        return {"ids": torch.from_numpy(rows), "labels": torch.from_numpy(labels)}
-
-    return lambda start: Batches(make, seed, 3, start)
+def _attention_on_cpu(module, query, key, value, attention_mask, **options):
+    if query.shape[2] == key.shape[2]:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    key, value = (repeat_kv(x, module.num_key_value_groups) for x in (key, value))
+    weights = (query * options["scaling"] @ key.transpose(-1, -2)).masked_fill(~attention_mask, -torch.inf).softmax(-1)
+    return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
 
 
-def copying_losses(model) -> Callable:
-    """Cross-entropy of the repeated tokens."""
+def read_fast_on_cpu(model: PreTrainedModel) -> None:
+    """Same mathematics in less time on a CPU, where many short texts after a long cache are faster as plain products than in
+    a fused kernel. It expects an explicit mask."""
+    ALL_ATTENTION_FUNCTIONS.register("plain_after_cache", _attention_on_cpu)
+    model.config.text_config._attn_implementation = "plain_after_cache"
 
-    def losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
-        ids, targets = batch["ids"].to(model.device), batch["labels"].to(model.device)[:, 1:]
-        hidden = model.model.language_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-        kept = targets != IGNORE
-        logits = model.lm_head(hidden[kept]).float()
-        right = (logits.argmax(-1) == targets[kept]).float().mean().item()
-        return nn.functional.cross_entropy(logits, targets[kept]), {"copied": right}
 
-    return losses
+def causal(length: int, known: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """The mask of `length` tokens after `known` ones that all of them see."""
+    visible = torch.ones(length, known + length, dtype=torch.bool, device=device).tril(known)
+    return {"full_attention": visible[None, None]}
 
 
 def make_plans(crop: Crop, samples: list[RoleSample], images: int, processor) -> dict:
@@ -200,17 +196,22 @@ def language_losses(model, heads: VisionHeads, letter_ids: torch.Tensor, frozen_
         placeholder = head == model.config.image_token_id
         embeds = model.get_input_embeddings()(head).float().masked_scatter(placeholder[..., None], features)
         positions, delta = model.model.get_rope_index(head, mm_token_type_ids=placeholder.int(), image_grid_thw=grid)
-        cache = DynamicCache()
-        model.model.language_model(inputs_embeds=embeds, position_ids=positions, past_key_values=cache, use_cache=True)
+        cache = DynamicCache(config=model.config.text_config)
+        model.model.language_model(
+            inputs_embeds=embeds,
+            position_ids=positions,
+            attention_mask=causal(head.shape[1], 0, head.device),
+            past_key_values=cache,
+            use_cache=True,
+        )
         cache.batch_repeat_interleave(len(cases))
         known, length = head.shape[1], cases.shape[1]
         after = (known + delta.to(head.device) + torch.arange(length, device=head.device)).expand(3, len(cases), -1)
         # Padding stands at the end, where no token that counts looks at it.
-        visible = torch.ones(length, known + length, dtype=torch.bool, device=head.device).tril(known)
         hidden = model.model.language_model(
             input_ids=cases,
             position_ids=after,
-            attention_mask={"full_attention": visible.expand(len(cases), 1, -1, -1)},
+            attention_mask=causal(length, known, head.device),
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
