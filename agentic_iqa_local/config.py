@@ -71,6 +71,11 @@ class ModelSettings(Section):
         True,
         description="transformers: text that a schema leaves no choice about is put in instead of decoded; false to measure that.",
     )
+    exact: bool = Field(
+        False,
+        description="The same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM answers one request "
+        "at a time and without its cache. Slower.",
+    )
     max_in_flight: int = Field(8, ge=1, description="vLLM: requests that are computed together.")
     left_for_tools_gib: float = Field(
         4.0, ge=0, description="vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest."

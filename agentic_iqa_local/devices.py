@@ -51,6 +51,15 @@ def describe_device(device: str) -> dict[str, str | int | None]:
     return {"device": device, "name": properties.name, "memory_total_bytes": properties.total_memory, **versions}
 
 
+def make_deterministic() -> None:
+    """Asks torch for kernels that give the same bits each time, in the whole process; where there are none, torch warns."""
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+
+
 def _choose_uuid(name: str, beginning: str) -> str:
     """Looked up among what torch sees, so it holds under any CUDA_VISIBLE_DEVICES and after CUDA has started."""
     import torch

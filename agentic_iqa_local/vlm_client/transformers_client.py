@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForImageTextToText, BitsAndBytesConfig, DynamicCache
 
 from agentic_iqa_local.config import ModelSettings
-from agentic_iqa_local.devices import describe_device
+from agentic_iqa_local.devices import describe_device, make_deterministic
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema
@@ -68,6 +68,8 @@ class TransformersClient:
         self.renderer = Renderer(name, settings)
         self.name, self.settings, self.limits, self.notice = name, settings, self.renderer.limits, self.renderer.notice
         self.processor, self.tokenizer = self.renderer.processor, self.renderer.tokenizer
+        if settings.exact:
+            make_deterministic()
         folder = self.renderer.folder
         self.dtype = _dtype(settings.dtype, device)
         options: dict[str, Any] = {

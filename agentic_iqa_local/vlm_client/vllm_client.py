@@ -27,7 +27,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config import ModelSettings
-from agentic_iqa_local.devices import describe_device
+from agentic_iqa_local.devices import describe_device, make_deterministic
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
@@ -69,6 +69,8 @@ class VllmClient:
         from vllm.platforms import current_platform
 
         settings, on_gpu = self.settings, self.device.startswith("cuda")
+        if settings.exact:
+            make_deterministic()
         if current_platform.is_cpu() == on_gpu:
             built = "a CPU" if current_platform.is_cpu() else "a GPU"
             raise VLMError(f"backend vllm: this vLLM is built for {built}, the device is {self.device}; install the other build")
@@ -93,9 +95,9 @@ class VllmClient:
             seed=0,
             max_model_len=context,
             max_num_batched_tokens=max(context, 8192) if on_gpu else context,
-            max_num_seqs=settings.max_in_flight,
+            max_num_seqs=1 if settings.exact else settings.max_in_flight,
             limit_mm_per_prompt={"image": 2, "video": 0},
-            enable_prefix_caching=settings.share_prefix,
+            enable_prefix_caching=settings.share_prefix and not settings.exact,
             load_format="safetensors" if settings.quantization == "none" else "bitsandbytes",
             generation_config="vllm",
             structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},

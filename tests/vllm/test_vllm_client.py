@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 from conftest import EMBEDDED
 from PIL import Image
 
@@ -98,6 +99,19 @@ def test_without_prefix_sharing_nothing_is_reused_and_the_letters_are_equal(vllm
     assert session.usage.reused == 0
     cached = vllm_client.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     assert max(difference(read, cached) for read in reads) < BOUND
+
+
+def test_the_exact_mode_gives_the_same_bits_whatever_else_runs(pictures):
+    """Batching and cached blocks change the order of sums, and so the last bits; the exact mode has neither."""
+    exact = VllmClient("embedded", ModelSettings(path=str(EMBEDDED), exact=True), "cpu")
+    try:
+        first = [exact.open([p]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for p in pictures]
+        with ThreadPoolExecutor(len(pictures)) as pool:
+            together = list(pool.map(lambda p: exact.open([p]).read_letters(SCORING, ANSWER_PREFIX, LETTERS), pictures))
+    finally:
+        exact.close()
+        torch.use_deterministic_algorithms(False)
+    assert together == first
 
 
 def test_both_engines_see_the_same_pixels_and_tokens(vllm_client, client, photo):
