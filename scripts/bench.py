@@ -5,6 +5,7 @@
     python scripts/bench.py run --build 0.5B --arms naive shared --programs letters agent_nr --out benchmarks/cpu_0.5b.json
     python scripts/bench.py run --gpu 0 --build 7B --arms naive shared --out benchmarks/gpu_7b.json
     python scripts/bench.py quantization --gpu 0 --model models/Qwen2.5-VL-7B-Instruct --out benchmarks/gpu_quantization.json
+    python scripts/bench.py tools --gpu 0 --side 1024 2048 4096 --out benchmarks/gpu_tools.json
     python scripts/bench.py table --write README.md
 
 Arms: naive (transformers, every role computes the images again, template text is decoded), shared (transformers with its
@@ -66,13 +67,16 @@ def parse() -> argparse.Namespace:
     cold.add_argument("--arm", choices=ARMS, required=True)
     quantization = commands.add_parser("quantization", help="what bitsandbytes does to the letters")
     quantization.add_argument("--images", type=int, default=8, help="pictures (default: %(default)s)")
+    tools = commands.add_parser("tools", help="memory and seconds of each tool that is available here")
+    tools.add_argument("--side", type=int, nargs="+", default=[1024, 2048], help="pixels a side (default: 1024 2048)")
+    for command in (run, cold, quantization, tools):
+        command.add_argument("--gpu", metavar="N", help="GPU (default: CPU)")
+        command.add_argument("--out", type=Path, help="result file (JSON)")
     for command in (run, cold, quantization):
         command.add_argument("--model", type=Path, default=ROOT / "models" / "embedded", help="model folder (default: embedded)")
         command.add_argument("--build", choices=SHAPES, help="a random-weight Qwen2.5-VL of this size instead of --model")
         command.add_argument("--side", type=int, default=1024, help="pixels a side of the pictures (default: %(default)s)")
         command.add_argument("--dtype", default="auto", help="default: what the product would use on the device")
-        command.add_argument("--gpu", metavar="N", help="GPU (default: CPU)")
-        command.add_argument("--out", type=Path, help="result file (JSON)")
     table = commands.add_parser("table", help="the tables of the committed result files")
     table.add_argument("--write", type=Path, help="file whose section between the performance marks is replaced (default: print)")
     return parser.parse_args()
@@ -374,6 +378,46 @@ def quantization(args: argparse.Namespace) -> dict:
     }  # fmt: skip
 
 
+def tools(args: argparse.Namespace) -> dict:
+    """What each available tool needs beside its weights: the rise of the process's (on a GPU: the card's) peak memory."""
+    import torch
+
+    from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.images import load_image
+    from agentic_iqa_local.iqa_tools import ToolRunner
+
+    device = choose_device(args.gpu, args.gpu is None)
+    runner = ToolRunner(device=device)
+    rows: dict[str, dict[int, dict]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for side in args.side:
+            test, reference = (load_image(str(path)).pixels for path in pictures(1, side, Path(scratch))[0])
+            for info in runner.available(full_reference=True):
+                progress(f"{info.name}, {side}×{side}")
+                small = (0, 0, 256, 256)
+                runner.score(info.name, test.crop(small), reference.crop(small))  # builds it
+                before = _memory(device, reset=True)
+                reading = runner.score(info.name, test, reference)
+                peak = (_memory(device) - before) / 2**30
+                rows.setdefault(info.name, {})[side] = {"gib": peak, "seconds": reading.seconds}
+    torch.cuda.empty_cache()
+    return {"tools": rows, "environment": environment(args), "date": time.strftime("%Y-%m-%d")}
+
+
+def _memory(device: str, reset: bool = False) -> int:
+    """Bytes in use at the peak since the last reset; with `reset`, the bytes in use now."""
+    import torch
+
+    if device.startswith("cuda"):
+        if reset:
+            torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.max_memory_allocated(device)
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the high-water mark becomes what is in use
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
 def environment(args: argparse.Namespace) -> dict:
     from agentic_iqa_local.devices import choose_device, describe_device
 
@@ -401,9 +445,10 @@ def tables(folder: Path) -> str:
         versions = ", ".join(f"{name} {machine[name]}" for name in PACKAGES if name in machine)
         device = machine["device"].get("name") or machine["device"]["device"]
         parts.append(
-            f"**{found['model']}**, {machine['machine']}, {device}; {versions}; {found['date']} (`benchmarks/{file.name}`)\n"
+            f"**{found.get('model', 'tools')}**, {machine['machine']}, {device}; {versions}; {found['date']} (`benchmarks/{file.name}`)\n"
         )
-        parts.append(_quantization_table(found) if "quantization" in found else _run_table(found))
+        kind = next((k for k in ("quantization", "tools") if k in found), "run")
+        parts.append({"quantization": _quantization_table, "tools": _tool_table, "run": _run_table}[kind](found))
     return "\n".join(parts) + "\n"
 
 
@@ -447,6 +492,17 @@ def _quantization_table(found: dict) -> str:
     return "\n".join([*lines, ""])
 
 
+def _tool_table(found: dict) -> str:
+    sides = list(next(iter(found["tools"].values())))
+    lines = [
+        "| tool | " + " | ".join(f"{side}×{side}: GiB | s" for side in sides) + " |",
+        "|---|" + "---|---|" * len(sides),
+    ]
+    for name, row in found["tools"].items():
+        lines.append(f"| {name} | " + " | ".join(f"{row[s]['gib']:.2f} | {row[s]['seconds']:.2f}" for s in sides) + " |")
+    return "\n".join([*lines, ""])
+
+
 def progress(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
@@ -466,7 +522,7 @@ def main() -> None:
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints goes to stderr
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    found = {"run": run, "cold": cold, "quantization": quantization}[args.command](args)
+    found = {"run": run, "cold": cold, "quantization": quantization, "tools": tools}[args.command](args)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     else:
