@@ -1,0 +1,636 @@
+"""IQA data sets read from the folders as their authors ship them, and plain manifests.
+
+`load_dataset(folder)` knows the layout, the direction and range of the scores, what groups the images, the official split
+and the licence. A file that the authors' score file names and that is absent is listed in `Dataset.missing`, and rows that
+are left out on purpose are counted in `Dataset.left_out`: a set never shrinks silently. Nothing here downloads.
+"""
+
+import csv
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+
+from agentic_iqa_local.levels import LEVEL_WORDS
+
+Scale = Literal["absolute categories", "paired comparison", "difference", "elo"]
+
+
+class DatasetError(ValueError):
+    """A folder that cannot be read as a data set; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What is known of a data set.
+
+    `key` is stable. `low` and `high` are the ends of the scale, or the range found where the scale has none (difference,
+    elo); None when unknown. `scale` is None when unknown and for multiple choice. `groups` says what `Item.group` is, None
+    when the images are independent. `licence` gives the authors' terms in short. `seen_as` holds further names under which
+    metrics state that they were trained on the set, in lower-case letters and digits only.
+    """
+
+    key: str
+    title: str
+    kind: Literal["FR", "NR", "MCQ"]
+    higher_is_better: bool | None
+    low: float | None
+    high: float | None
+    scale: Scale | None
+    groups: str | None
+    licence: str
+    url: str
+    seen_as: tuple[str, ...] = ()
+
+    def to_levels(self, mos: float) -> float:
+        """`mos` on the 1..5 scale, linearly and with 5 best. Raises DatasetError unless the scale is of absolute categories."""
+        if self.scale != "absolute categories" or self.low is None or self.high is None:
+            raise DatasetError(
+                f"{self.key}: expected an absolute category scale with both ends known, got {self.scale or 'an unknown scale'}; "
+                "fit a monotone map on a split instead."
+            )
+        worst, best = (self.low, self.high) if self.higher_is_better else (self.high, self.low)
+        lowest, highest = min(LEVEL_WORDS), max(LEVEL_WORDS)
+        return lowest + (highest - lowest) * (mos - worst) / (best - worst)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One scored image. `mos` is as the authors give it; `group` is the reference scene or the prompt; `level` counts the
+    authors' strengths of a distortion from 1; `split` is the official train, val or test; `subset` is set where the part of
+    the data set predicts the score, so that figures are to be given within it."""
+
+    image: Path
+    mos: float
+    reference: Path | None = None
+    group: str | None = None
+    distortion: str | None = None
+    level: float | None = None
+    split: str | None = None
+    subset: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One multiple-choice question. `answer` is the index of the right one of `choices`."""
+
+    image: Path
+    question: str
+    choices: tuple[str, ...]
+    answer: int
+    reference: Path | None = None
+    task: str | None = None
+    question_type: str | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set as found on disk: `items`, or `questions` for multiple choice.
+
+    `missing` names the files that the authors' score file lists and that are absent, relative to `root`; `left_out` counts
+    by reason the rows that are not used; `edition` says which of several published versions was read.
+    """
+
+    info: DatasetInfo
+    root: Path
+    items: tuple[Item, ...]
+    questions: tuple[Question, ...]
+    missing: tuple[str, ...]
+    left_out: dict[str, int]
+    edition: str | None = None
+
+
+class _Reader:
+    """A folder on its way to a Dataset. Paths are relative to it, with forward slashes, and match whatever their case."""
+
+    def __init__(self, info: DatasetInfo, path: Path):
+        self.info = info
+        self.path = path
+        self.root = path if path.is_dir() else path.parent
+        self.edition: str | None = None
+        self.items: list[Item] = []
+        self.questions: list[Question] = []
+        self.missing: dict[str, None] = {}  # in the order of the score file, each name once
+        self.left_out: Counter[str] = Counter()
+        self._listings: dict[Path, dict[str, Path]] = {}
+
+    def error(self, expected: str, found: str, remedy: str) -> DatasetError:
+        return DatasetError(f"{self.path}: expected {expected} ({self.info.title}), found {found}; {remedy}.")
+
+    def find(self, name: str) -> Path | None:
+        """The file or folder `name`, or None."""
+        if (exact := self.root / name).exists():
+            return exact
+        path = self.root
+        for part in PurePosixPath(name).parts:
+            if path not in self._listings:
+                self._listings[path] = {p.name.lower(): p for p in path.iterdir()} if path.is_dir() else {}
+            if (path := self._listings[path].get(part.lower())) is None:
+                return None
+        return path
+
+    def need(self, *names: str) -> Path:
+        """The first of `names` that exists. Raises DatasetError when none does."""
+        for name in names:
+            if path := self.find(name):
+                return path
+        there = sorted(p.name for p in self.root.iterdir())
+        found = ", ".join(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "") or "an empty folder"
+        raise self.error(" or ".join(names), found, "name the folder into which the authors' archives were unpacked")
+
+    def present(self, *names: str) -> tuple[str, ...]:
+        """Those of `names` that exist. Raises DatasetError when none does."""
+        self.need(*names)
+        return tuple(name for name in names if self.find(name))
+
+    def anywhere(self) -> tuple[str, ...]:
+        """The folder itself and its direct subfolders, for sets whose authors give no place for the images."""
+        return (".", *sorted(p.name for p in self.root.iterdir() if p.is_dir()))
+
+    def table(self, path: Path, *columns: str, sheet: str | None = None) -> list[dict[str, Any]]:
+        """Rows of a CSV file or a workbook by lower-case column name. The header is the first row that has all `columns`;
+        rows that are blank in all of them are skipped."""
+        grid = iter(_csv(path) if path.suffix.lower() == ".csv" else _workbook(path, sheet))
+        for row in grid:
+            header = [str(cell or "").strip().lower() for cell in row]
+            if set(columns) <= set(header):
+                rows = (dict(zip(header, row, strict=False)) for row in grid)
+                return [row for row in rows if _any(row, *columns) is not None]
+        raise self.error(f"columns {', '.join(columns)} in {path.name}", "no such header", "restore the authors' file")
+
+    def workbook(self, stem: str, *columns: str, sheet: str | None = None) -> list[dict[str, Any]]:
+        """Rows of `stem`.csv, an export with the same columns, or else of `stem`.xlsx."""
+        names = f"{stem}.csv", f"{stem}.xlsx"
+        if self.find(f"{stem}.xls") and not any(map(self.find, names)):
+            raise self.error(" or ".join(names), f"{stem}.xls", "save the workbook in one of these formats beside it")
+        return self.table(self.need(*names), *columns, sheet=sheet)
+
+    def matrix(self, name: str, variable: str) -> np.ndarray:
+        """A variable of a .mat file, flattened; cells of text as text."""
+        from scipy.io import loadmat
+        from scipy.io.matlab import MatReadError
+
+        path = self.need(name)
+        try:
+            values = loadmat(path)[variable].ravel()
+        except (KeyError, ValueError, NotImplementedError, MatReadError) as error:
+            raise self.error(f"{variable} in {name}", repr(error), "restore the authors' file") from error
+        return np.array([str(np.ravel(cell)[0]) for cell in values]) if values.dtype == object else values
+
+    def check_lengths(self, *arrays: np.ndarray, length: int | None = None) -> None:
+        """Raises DatasetError unless the arrays are equally long, and of `length` where given."""
+        found = [len(array) for array in arrays]
+        if set(found) != {length or found[0]}:
+            raise self.error(f"{length or found[0]} values in each array", ", ".join(map(str, found)), "restore the .mat files")
+
+    def parts(self, pattern: str, name: str) -> tuple[str, ...]:
+        """The groups of `pattern` in a file name that must match it."""
+        if match := re.fullmatch(pattern, str(name), re.IGNORECASE):
+            return match.groups()
+        raise self.error(f"file names like {pattern}", repr(name), "restore the authors' score file")
+
+    def locate(self, image: str, reference: str | None, within: Iterable[str]) -> tuple[Path, Path | None] | None:
+        """Image, sought in the folders `within`, and reference; None, and a note of it, when either is absent."""
+        names = [str(PurePosixPath(folder, image)) for folder in within]
+        path = next(filter(None, map(self.find, names)), None)
+        reference_path = self.find(reference) if reference else None
+        if path is None:
+            self.missing[names[0] if len(names) == 1 else image] = None
+        if reference and reference_path is None:
+            self.missing[reference] = None
+            self.left_out["the reference image is missing"] += path is not None
+        return (path, reference_path) if path and (reference_path or not reference) else None
+
+    def add(self, mos: Any, image: str, reference: str | None = None, within: Iterable[str] = (".",), **facts: Any) -> None:
+        """Adds an item, or notes what is missing. Raises DatasetError when `mos` is not a finite number."""
+        if not math.isfinite(score := _number(mos)):
+            raise self.error(f"a number as the score of {image}", repr(mos), "restore the authors' score file")
+        if paths := self.locate(image, reference, within):
+            self.items.append(Item(paths[0], score, paths[1], **facts))
+
+    def ask(self, row: dict[str, Any], within: Iterable[str], split: str | None = None) -> None:
+        """Adds a question, or notes why not. Choices are a list, or a mapping from letters; the answer is an index, a letter
+        or the text of a choice."""
+        image, question = _any(row, "image", "image_path", "img_path"), row.get("question")
+        choices = _any(row, "choices", "options", "candidates")
+        if not (image and question and choices):
+            raise self.error("image, question and choices in every row", ", ".join(row) or "an empty row", "complete the file")
+        reference = _any(row, "reference", "reference_path")
+        answer = _any(row, "answer", "correct_ans", "correct_answer")
+        letters = list(choices) if isinstance(choices, dict) else [chr(ord("A") + i) for i in range(len(choices))]
+        texts = [str(choice) for choice in (choices.values() if isinstance(choices, dict) else choices)]
+        if answer is None:
+            self.left_out["no answer is published"] += 1
+            return
+        index = next((names.index(answer) for names in (texts, letters, range(len(texts))) if answer in names), None)
+        if index is None:
+            self.left_out["the answer is none of the choices"] += 1
+        elif paths := self.locate(image, reference, within):
+            facts = _any(row, "task", "task_type"), _any(row, "question_type", "type"), split or row.get("split")
+            self.questions.append(Question(paths[0], question, tuple(texts), index, paths[1], *facts))
+
+
+def _any(row: dict[str, Any], *names: str) -> Any:
+    """The first value in `row` under one of `names` that is there; None when none is."""
+    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
+
+
+def _number(value: Any) -> float:
+    """`value` as a number; NaN when it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _lines(path: Path) -> list[str]:
+    # A byte that is not UTF-8 can only spoil the name it stands in, which then shows up as missing.
+    return [line.strip() for line in path.read_text(encoding="utf-8-sig", errors="replace").split("\n") if line.strip()]
+
+
+def _csv(path: Path) -> list[list[str]]:
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        return list(csv.reader(file))
+
+
+def _workbook(path: Path, sheet: str | None) -> list[tuple]:
+    """Cells of `sheet`, by default the first. openpyxl is wanted by CSIQ, BID and SPAQ only and is no dependency."""
+    try:
+        from openpyxl import load_workbook
+    except ImportError:
+        raise DatasetError(
+            f"{path}: expected openpyxl to read it with, found it not installed; install it, or export the sheet "
+            f"{sheet or 'that comes first'} with its column names to {path.with_suffix('.csv').name} beside it."
+        ) from None
+    book = load_workbook(path, read_only=True, data_only=True)
+    try:
+        if sheet and sheet not in book.sheetnames:
+            raise DatasetError(
+                f"{path}: expected a sheet {sheet}, found {', '.join(book.sheetnames)}; restore the authors' file."
+            )
+        return list((book[sheet] if sheet else book.worksheets[0]).iter_rows(values_only=True))
+    finally:
+        book.close()
+
+
+def _json(path: Path) -> list[dict[str, Any]]:
+    """The objects of a .jsonl file, one a line, or of a .json file that is a list of them."""
+    try:
+        rows = (
+            [json.loads(line) for line in _lines(path)]
+            if path.suffix.lower() == ".jsonl"
+            else json.loads(path.read_text(encoding="utf-8-sig"))
+        )
+    except ValueError as error:
+        raise DatasetError(f"{path}: expected JSON, found {error}; correct the file.") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DatasetError(f"{path}: expected a list of objects, found {type(rows).__name__}; correct the file.")
+    return rows
+
+
+TID_TYPES = (
+    "additive_gaussian_noise", "noise_in_color_components", "spatially_correlated_noise", "masked_noise",
+    "high_frequency_noise", "impulse_noise", "quantization_noise", "gaussian_blur", "image_denoising", "jpeg", "jpeg2000",
+    "jpeg_transmission_errors", "jpeg2000_transmission_errors", "non_eccentricity_pattern_noise",
+    "local_blockwise_distortions", "mean_shift", "contrast_change", "color_saturation_change",
+    "multiplicative_gaussian_noise", "comfort_noise", "lossy_compression_of_noisy_images", "color_quantization_with_dither",
+    "chromatic_aberrations", "sparse_sampling_reconstruction",
+)  # fmt: skip
+KADID_TYPES = (
+    "gaussian_blur", "lens_blur", "motion_blur", "color_diffusion", "color_shift", "color_quantization",
+    "color_saturation_1", "color_saturation_2", "jpeg2000", "jpeg", "white_noise", "white_noise_in_color_components",
+    "impulse_noise", "multiplicative_noise", "denoise", "brighten", "darken", "mean_shift", "jitter",
+    "non_eccentricity_patch", "pixelate", "quantization", "color_block", "high_sharpen", "contrast_change",
+)  # fmt: skip
+LIVE_FOLDERS = {"jp2k": 227, "jpeg": 233, "wn": 174, "gblur": 174, "fastfading": 174}
+CSIQ_FOLDERS = {"noise": "awgn", "jpeg 2000": "jpeg2000"}  # the other types name their folders
+CLIVE_TRAINING = 7
+KONIQ_EDITIONS = "1024x768", "512x384"
+KONIQ_SCORES, KONIQ_SETS = "koniq10k_scores_and_distributions.csv", "koniq10k_distributions_sets.csv"
+KONIQ_SPLITS = {"training": "train", "validation": "val", "test": "test"}
+SPAQ_SCORES, SPAQ_SCENES = "Annotations/MOS and Image attribute scores", "Annotations/Scene category labels"
+SPAQ_ATTRIBUTES = "brightness", "colorfulness", "contrast", "noisiness", "sharpness"
+QBENCH_TYPES = "yes-or-no", "what", "how"
+QBENCH_CONCERNS = "distortion", "other", "in-context distortion", "in-context other"
+
+
+def _tid(reader: _Reader) -> None:
+    """mos_with_names.txt, distorted_images/iXX_YY_Z.bmp (scene, type, level), reference_images/. The case of names varies."""
+    for line in _lines(reader.need("mos_with_names.txt")):
+        mos, _, name = line.partition(" ")
+        scene, kind, level = reader.parts(r"(i\d\d)_(0[1-9]|1\d|2[0-4])_([1-5])\.bmp", name.strip())
+        reader.add(
+            mos, f"distorted_images/{name.strip()}", f"reference_images/{scene.upper()}.BMP",
+            group=scene.upper(), distortion=TID_TYPES[int(kind) - 1], level=int(level),
+        )  # fmt: skip
+
+
+def _kadid(reader: _Reader) -> None:
+    """dmos.csv, images/IXX_YY_ZZ.png and the references in the same folder. In spite of its name the column dmos is higher for
+    better images; its categories are of degradation, from 5 (imperceptible) to 1 (very annoying)."""
+    for row in reader.table(reader.need("dmos.csv"), "dist_img", "ref_img", "dmos"):
+        kind, level = reader.parts(r"I\d+_(0[1-9]|1\d|2[0-5])_0?([1-5])\.png", row["dist_img"])
+        reader.add(
+            row["dmos"], f"images/{row['dist_img']}", f"images/{row['ref_img']}",
+            group=PurePosixPath(row["ref_img"]).stem, distortion=KADID_TYPES[int(kind) - 1], level=int(level),
+        )  # fmt: skip
+
+
+def _live(reader: _Reader) -> None:
+    """dmos_realigned.mat (dmos_new, orgs), refnames_all.mat, refimgs/ and imgN.bmp in a folder for each type. The arrays hold
+    982 values, folder after folder; orgs marks pristine copies, which are left out. No levels: the strengths are continuous."""
+    scores = reader.matrix("dmos_realigned.mat", "dmos_new")
+    pristine = reader.matrix("dmos_realigned.mat", "orgs")
+    references = reader.matrix("refnames_all.mat", "refnames_all")
+    names = [(folder, f"{folder}/img{i + 1}.bmp") for folder, count in LIVE_FOLDERS.items() for i in range(count)]
+    reader.check_lengths(scores, pristine, references, length=len(names))
+    for (folder, image), mos, copy, reference in zip(names, scores, pristine, references, strict=True):
+        if copy:
+            reader.left_out["a pristine copy of a reference"] += 1
+        else:
+            group = PurePosixPath(reference).stem
+            reader.add(mos, image, f"refimgs/{reference}", group=group, distortion=folder)
+
+
+def _csiq(reader: _Reader) -> None:
+    """csiq.DMOS.xlsx (sheet all_by_image, some rows above its header), src_imgs/, dst_imgs/TYPE/IMAGE.TYPE.LEVEL.png."""
+    columns = "image", "dst_type", "dst_lev", "dmos"
+    for row in reader.workbook("csiq.DMOS", *columns, sheet="all_by_image"):
+        # A workbook gives the scene 1600 as a number.
+        image = f"{row['image']:g}" if isinstance(row["image"], int | float) else str(row["image"]).strip()
+        kind, level = str(row["dst_type"]).strip().lower(), _number(row["dst_lev"])
+        kind = CSIQ_FOLDERS.get(kind, kind)
+        reader.add(
+            row["dmos"], f"dst_imgs/{kind}/{image}.{kind}.{level:g}.png", f"src_imgs/{image}.png",
+            group=image, distortion=kind, level=level, extra={"std": _number(row.get("dmos_std"))},
+        )  # fmt: skip
+
+
+def _clive(reader: _Reader) -> None:
+    """Data/AllImages_release.mat, AllMOS_release.mat, AllStdDev_release.mat and Images/. The first seven of 1,169 trained the
+    observers (Images/trainingImages) and are left out."""
+    names, scores, deviations = (
+        reader.matrix(f"Data/{name}_release.mat", f"{name}_release") for name in ("AllImages", "AllMOS", "AllStdDev")
+    )
+    reader.check_lengths(names, scores, deviations)
+    reader.left_out["shown to train the observers"] += CLIVE_TRAINING
+    for name, mos, std in list(zip(names, scores, deviations, strict=True))[CLIVE_TRAINING:]:
+        reader.add(mos, f"Images/{name}", extra={"std": float(std)})
+
+
+def _bid(reader: _Reader) -> None:
+    """DatabaseGrades.xls and DatabaseImageNNNN.JPG. The authors' page gives the images one by one: whether they lie beside
+    the workbook or in a subfolder is not settled, so both are searched."""
+    within = reader.anywhere()
+    for row in reader.workbook("DatabaseGrades", "image number", "average subjective grade"):
+        number = _number(row["image number"])
+        if number.is_integer():
+            reader.add(row["average subjective grade"], f"DatabaseImage{int(number):04d}.JPG", within=within)
+        else:
+            raise reader.error("whole image numbers", repr(row["image number"]), "restore the authors' file")
+
+
+def _koniq(reader: _Reader, edition: str | None = None) -> None:
+    """koniq10k_scores_and_distributions.csv or koniq10k_distributions_sets.csv, and 1024x768/ or 512x384/.
+
+    `edition` names the image folder, by default the larger one that is there; metrics give other values on the smaller one.
+    `mos` is on 1..5. The file with the sets has only the 1..100 scores, so there it is the mean of the shares c1..c5.
+    """
+    reader.edition = reader.present(*([edition] if edition else KONIQ_EDITIONS))[0]
+    shares = "c1", "c2", "c3", "c4", "c5"
+    scores, sets = reader.find(KONIQ_SCORES), reader.find(KONIQ_SETS)
+    by_name = {row["image_name"]: row for row in reader.table(sets, "image_name", "mos", "set", *shares)} if sets else {}
+    if scores or not sets:
+        rows = reader.table(scores or reader.need(KONIQ_SCORES, KONIQ_SETS), "image_name", "mos", "mos_zscore")
+    else:
+        means = {name: sum(n * _number(row[c]) for n, c in enumerate(shares, 1)) for name, row in by_name.items()}
+        rows = [row | {"mos": means[name], "mos_zscore": row["mos"]} for name, row in by_name.items()]
+    for row in rows:
+        split = KONIQ_SPLITS.get(by_name.get(row["image_name"], {}).get("set", ""))
+        extra = {"std": _number(row.get("sd")), "mos_zscore": _number(row["mos_zscore"])}
+        reader.add(row["mos"], f"{reader.edition}/{row['image_name']}", split=split, extra=extra)
+
+
+def _spaq(reader: _Reader) -> None:
+    """Annotations/MOS and Image attribute scores.xlsx, Annotations/Scene category labels.xlsx and TestImage/."""
+    scenes = {}
+    if reader.find(f"{SPAQ_SCENES}.csv") or reader.find(f"{SPAQ_SCENES}.xlsx"):
+        for row in reader.workbook(SPAQ_SCENES, "image name"):
+            scenes[row.pop("image name")] = [name for name, value in row.items() if _number(value) > 0]
+    for row in reader.workbook(SPAQ_SCORES, "image name", "mos"):
+        extra: dict[str, Any] = {name: _number(row.get(name)) for name in SPAQ_ATTRIBUTES}
+        if row["image name"] in scenes:
+            extra["scenes"] = scenes[row["image name"]]
+        reader.add(row["mos"], f"TestImage/{row['image name']}", extra=extra)
+
+
+def _agiqa(reader: _Reader) -> None:
+    """data.csv (name, prompt, mos_quality, mos_align, ...) and the images; `mos` is the quality. The repository holds the
+    table only and the layout of the image archive could not be checked: they are sought here and one folder down."""
+    within = reader.anywhere()
+    for row in reader.table(reader.need("data.csv"), "name", "prompt", "mos_quality", "mos_align"):
+        extra = {"std": _number(row.get("std_quality")), "mos_align": _number(row["mos_align"])}
+        extra["generator"] = row["name"].partition("_")[0]
+        reader.add(row["mos_quality"], row["name"], within=within, group=row["prompt"].strip(), extra=extra)
+
+
+def _biq(reader: _Reader) -> None:
+    """Train (Images and MOS).csv and Test (Images and MOS).csv, or Train.csv and Test.csv, and Images/.
+
+    The first pair runs over 0..1; the second gives slightly other values, a few below 0, and `edition` says which was read.
+    The prefix of a name is the subset: by the paper's order ss01 is taken without this use in mind, ss02 spoilt on purpose
+    and ss03 from a photo site.
+    """
+    reader.edition = reader.present("Train (Images and MOS).csv", "Train.csv")[0]
+    for split in ("train", "test"):
+        name = reader.edition.replace("Train", split.capitalize())
+        for row in reader.table(reader.need(name), "image name", "mos"):
+            (subset,) = reader.parts(r"(ss\d\d) .+", row["image name"])
+            reader.add(row["mos"], f"Images/{row['image name']}", split=split, subset=subset)
+
+
+def _pipal(reader: _Reader) -> None:
+    """Train_Label/*.txt (name,elo), Train_Ref/ and the distorted images AXXXX_TT_NN.bmp in Train_Dist/ or Distortion_1..4/.
+
+    `distortion` is the two-digit type of the name; the last number counts images, not strengths. Val_Label/ is read in the
+    same way where it is there; that the authors ship validation scores in this form could not be checked.
+    """
+    for split in ("train", "val"):
+        part = split.capitalize()
+        if split == "val" and not reader.find("Val_Label"):
+            continue
+        shared = ("Dist_Imgs", *(f"Distortion_{n}" for n in range(1, 5)))
+        within = reader.present(f"{part}_Dist", f"{part}_Distort", *shared)
+        for path in sorted(reader.need(f"{part}_Label").glob("*.txt")):
+            for line in _lines(path):
+                name, _, elo = line.partition(",")
+                scene, kind = reader.parts(r"(A\d+)_(\d\d)_\d+\.bmp", name)
+                reader.add(elo, name, f"{part}_Ref/{scene}.bmp", within, group=scene, distortion=kind, split=split)
+
+
+def _manifest(reader: _Reader, part_of: str | None = None, **told: Any) -> None:
+    """manifest.csv or manifest.jsonl, or a file of any name: `image` and `mos`, if known `reference`, `group`, `distortion`,
+    `level`, `split`, `subset`; every other column goes to `extra`. Paths are relative to the file's folder. Without a
+    `group`, images of one reference form one.
+
+    `part_of` is the key of the data set that the manifest lists a part of and gives what is known of that set. `told` are
+    fields of DatasetInfo that are known otherwise. With neither, higher is better and the range is unknown.
+    """
+    if part_of and part_of not in DATASETS:
+        raise reader.error(f"part_of to be one of {', '.join(DATASETS)}", repr(part_of), "correct it or leave it out")
+    path = reader.path if reader.path.is_file() else reader.need("manifest.csv", "manifest.jsonl")
+    rows = reader.table(path, "image", "mos") if path.suffix.lower() == ".csv" else _json(path)
+    for row in rows:
+        known = {name: _any(row, name) for name in ("image", "mos", "reference", "group", "distortion", "split", "subset")}
+        extra = {name: value for name, value in row.items() if name and name not in known and name != "level"}
+        level = _any(row, "level")
+        if known["image"] is None or (level is not None and math.isnan(_number(level))):
+            raise reader.error("an image and, if any, a number as level in every row", repr(row), "correct the manifest")
+        known["group"] = known["group"] or known["reference"]
+        reader.add(**known, level=None if level is None else _number(level), extra=extra)
+    base = DATASETS[part_of][0] if part_of else replace(reader.info, higher_is_better=True)
+    derived = {
+        "title": f"part of {base.title}" if part_of else path.name,
+        "kind": "FR" if any(item.reference for item in reader.items) else "NR",
+        "groups": base.groups or ("as the manifest gives them" if any(item.group for item in reader.items) else None),
+    }
+    reader.info = replace(base, **derived | told)
+
+
+def _qbench(reader: _Reader) -> None:
+    """llvisionqa_dev.json and llvisionqa_test.json, and the images of images_llvisionqa.tar. The test answers are withheld.
+    What the numbers of `type` and `concern` stand for is taken from the order of the authors' tables."""
+    reader.need("llvisionqa_dev.json", "llvisionqa_test.json")
+    within = reader.anywhere()
+    types, concerns = dict(enumerate(QBENCH_TYPES)), dict(enumerate(QBENCH_CONCERNS))
+    for split in ("dev", "test"):
+        path = reader.find(f"llvisionqa_{split}.json")
+        for row in _json(path) if path else []:
+            named = {"question_type": types.get(row.get("type")), "task": concerns.get(row.get("concern"))}
+            reader.ask(row | named, within, split)
+
+
+def _questions(reader: _Reader) -> None:
+    """Every .jsonl and .json file of the folder, or one file: `image`, `question`, `choices`, `answer`, and if known
+    `reference`, `task`, `question_type`, `split`. AgenticIQA-Eval is read so: how its authors lay it out could not be
+    checked. Its tasks are planner, executor_distortion, executor_tool and summarizer."""
+    found = [reader.path] if reader.path.is_file() else sorted(reader.root.iterdir())
+    for path in (p for p in found if p.suffix in (".jsonl", ".json")):
+        for row in _json(path):
+            reader.ask(row, reader.anywhere())
+
+
+UT_AUSTIN = "free for any purpose with the copyright notice and a citation"
+UNSTATED = "none stated; evaluate only"
+UNKNOWN = "not established; see the authors' page"
+PAIRS, ACR, DIFFERENCE, SCENE = "paired comparison", "absolute categories", "difference", "reference scene"
+# fmt: off
+_SETS: tuple[tuple[DatasetInfo, Callable[..., None]], ...] = (
+    (DatasetInfo("tid2013", "TID2013", "FR", True, 0, 9, PAIRS, SCENE, "research (TID2008's terms; its own not checked)",
+                 "https://doi.org/10.1016/j.image.2014.10.009", ("tid", "tid13")), _tid),
+    (DatasetInfo("tid2008", "TID2008", "FR", True, 0, 9, PAIRS, SCENE, "education and research only, not to be modified",
+                 "http://www.ponomarenko.info/tid2008.htm", ("tid08",)), _tid),
+    (DatasetInfo("kadid10k", "KADID-10k", "FR", True, 1, 5, ACR, SCENE, "free to the research community; no formal licence",
+                 "https://doi.org/10.1109/QoMEX.2019.8743252", ("kadid",)), _kadid),
+    (DatasetInfo("live", "LIVE release 2", "FR", False, 0, 112, DIFFERENCE, SCENE, UT_AUSTIN,
+                 "https://doi.org/10.1109/TIP.2006.881959", ("liveiqa", "liver2", "liverelease2")), _live),
+    (DatasetInfo("csiq", "CSIQ", "FR", False, 0, 1, DIFFERENCE, SCENE, UNSTATED, "https://doi.org/10.1117/1.3267105"), _csiq),
+    (DatasetInfo("clive", "LIVE in the Wild", "NR", True, 0, 100, ACR, None, UT_AUSTIN,
+                 "https://doi.org/10.1109/TIP.2015.2500021", ("livec", "livechallenge", "liveitw", "liveinthewild")), _clive),
+    (DatasetInfo("bid", "BID", "NR", True, 0, 5, ACR, None, UNKNOWN,
+                 "https://doi.org/10.1109/TIP.2010.2053549", ("bid2011",)), _bid),
+    (DatasetInfo("koniq10k", "KonIQ-10k", "NR", True, 1, 5, ACR, None, UNKNOWN,
+                 "https://arxiv.org/abs/1910.06180", ("koniq",)), _koniq),
+    (DatasetInfo("spaq", "SPAQ", "NR", True, 0, 100, ACR, None, "education and research; commercial use by permission only",
+                 "https://doi.org/10.1109/CVPR42600.2020.00373"), _spaq),
+    (DatasetInfo("agiqa3k", "AGIQA-3K", "NR", True, 0, 5, ACR, "prompt", "MIT",
+                 "https://arxiv.org/abs/2306.04717", ("agiqa",)), _agiqa),
+    (DatasetInfo("biq2021", "BIQ2021", "NR", True, 0, 1, ACR, None, UNSTATED,
+                 "https://doi.org/10.1117/1.JEI.31.5.053010", ("biq",)), _biq),
+    (DatasetInfo("pipal", "PIPAL", "FR", True, 900, 1850, "elo", SCENE, UNKNOWN, "https://arxiv.org/abs/2007.12142"), _pipal),
+    (DatasetInfo("manifest", "a manifest", "NR", None, None, None, None, None, UNKNOWN, ""), _manifest),
+    (DatasetInfo("qbench", "Q-Bench LLVisionQA", "MCQ", None, None, None, None, None, "CC BY-NC-SA 4.0",
+                 "https://arxiv.org/abs/2309.14181", ("llvisionqa",)), _qbench),
+    (DatasetInfo("agenticiqa_eval", "AgenticIQA-Eval", "MCQ", None, None, None, None, None, UNKNOWN,
+                 "https://arxiv.org/abs/2509.26006"), _questions),
+    (DatasetInfo("questions", "a file of questions", "MCQ", None, None, None, None, None, UNKNOWN, ""), _questions),
+)
+# fmt: on
+DATASETS = {info.key: (info, loader) for info, loader in _SETS}
+
+# What tells a layout: files and folders, alternatives after "|", with what the file must contain. The first match counts.
+# fmt: off
+_MARKS: dict[str, tuple[tuple[str, str], ...]] = {
+    "tid2013": (("mos_with_names.txt", r"_(1[89]|2\d)_\d\.|_5\."), ("distorted_images", "")),  # TID2008: 17 types, 4 levels
+    "tid2008": (("mos_with_names.txt", ""), ("distorted_images", "")),
+    "kadid10k": (("dmos.csv", "dist_img"), ("images", "")),
+    "live": (("refnames_all.mat", ""), ("refimgs", ""), ("fastfading", "")),
+    "csiq": (("csiq.DMOS.csv|csiq.DMOS.xlsx", ""), ("dst_imgs", "")),
+    "clive": (("Data/AllMOS_release.mat", ""), ("Images", "")),
+    "bid": (("DatabaseGrades.csv|DatabaseGrades.xlsx|DatabaseGrades.xls", ""),),
+    "koniq10k": ((f"{KONIQ_SCORES}|{KONIQ_SETS}", ""),),
+    "spaq": ((f"{SPAQ_SCORES}.csv|{SPAQ_SCORES}.xlsx", ""), ("TestImage", "")),
+    "agiqa3k": (("data.csv", "mos_quality"),),
+    "biq2021": (("Train (Images and MOS).csv|Train.csv", r"ss0\d "), ("Images", "")),
+    "pipal": (("Train_Label", ""), ("Train_Ref", "")),
+    "manifest": (("manifest.csv|manifest.jsonl", ""),),
+    "qbench": (("llvisionqa_dev.json|llvisionqa_test.json", ""),),
+    "questions": (("questions.jsonl|questions.json", ""),),
+}
+# fmt: on
+
+
+def detect(folder: str | Path) -> str | None:
+    """The key of the data set in `folder`, or of a single manifest or file of questions, by layout; None when unknown."""
+    path = Path(folder)
+    if path.is_file():
+        if path.suffix.lower() not in (".csv", ".jsonl", ".json"):
+            return None
+        return "questions" if path.suffix.lower() != ".csv" and any('"question"' in line for line in _lines(path)) else "manifest"
+    reader = _Reader(DATASETS["manifest"][0], path)
+
+    def has(names: str, content: str) -> bool:
+        found = next(filter(None, map(reader.find, names.split("|"))), None)
+        return found is not None and (not content or any(re.search(content, line) for line in _lines(found)))
+
+    return next((key for key, marks in _MARKS.items() if all(has(*mark) for mark in marks)), None)
+
+
+def dataset_key(name: str) -> str | None:
+    """The key of the data set that a metric's documentation calls `name`, such as "KADID-10k"; None when unknown."""
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    return next((info.key for info, _ in _SETS if plain in (re.sub(r"\W|_", "", info.key), *info.seen_as)), None)
+
+
+def load_dataset(folder: str | Path, key: str | None = None, **options: Any) -> Dataset:
+    """The data set in `folder`, or in a single file; `key` tells which one where the layout does not.
+
+    Options: `edition` for KonIQ-10k ("1024x768", "512x384"); for a manifest `part_of`, and fields of DatasetInfo such as
+    `higher_is_better`, `low`, `high` and `scale`. Raises DatasetError when the folder is not laid out as expected, a score is
+    not a number or no image is there.
+    """
+    path = Path(folder)
+    if not path.exists():
+        raise DatasetError(f"{path}: expected a data set's folder, found nothing; check the path.")
+    known = ", ".join(DATASETS)
+    if (key := key or detect(path)) is None:
+        raise DatasetError(f"{path}: expected the layout of one of {known}, found none of them; name the set or its own folder.")
+    if key not in DATASETS:
+        raise DatasetError(f"{path}: expected one of {known} as the set's name, found {key!r}; correct it.")
+    info, loader = DATASETS[key]
+    reader = _Reader(info, path)
+    loader(reader, **options)
+    if not (reader.items or reader.questions):
+        first = f" (the first is {next(iter(reader.missing))})" if reader.missing else ""
+        found = f"{len(reader.missing)} that are absent{first} and {reader.left_out.total()} left out"
+        raise reader.error("images", found, "unpack the authors' image archives beside the score file")
+    parts = tuple(reader.items), tuple(reader.questions), tuple(reader.missing), dict(+reader.left_out)
+    return Dataset(reader.info, reader.root, *parts, reader.edition)

@@ -1,0 +1,207 @@
+"""Every scoring mode from stored rows, without touching a model.
+
+A mode gives one number for each image, higher for better, nan where the image failed. p are probabilities of the levels 1..5, of
+shape (rows, 5), averaged over an image's views; a row of nan failed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.evidence import tool_scores
+from agentic_iqa_local.iqa_tools import ToolError, find_tool
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
+from agentic_iqa_local.state import ExecutorOutput
+
+LEVELS = np.arange(1.0, 6.0)
+BY_LEVEL = sorted(LETTERS, key=LETTER_TO_LEVEL.get)
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A mode's scores (rows,), its probabilities where it has them, and what it rests on.
+
+    `cost` names the parts of a row's cost that it needs, `tools` the tools whose scores it uses; `mapped` says that those went
+    through maps to 1..5, `model` that the VLM was asked.
+    """
+
+    scores: np.ndarray
+    p: np.ndarray | None = None
+    cost: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    mapped: bool = False
+    model: bool = True
+
+    @property
+    def answered(self) -> np.ndarray:
+        return np.isfinite(self.scores)
+
+
+@dataclass(frozen=True)
+class Letters:
+    """Parameters of p_c and α_c that a fit can replace."""
+
+    temperature: float = 1.0
+    eta: float = 1.0
+    confidence: float = 0.8
+    vote: str = "runs"
+    source: str = field(default="defaults")
+
+    @classmethod
+    def of(cls, settings: FusionSettings) -> "Letters":
+        return cls(settings.temperature, settings.eta, settings.classification_confidence, settings.vote, "configuration")
+
+
+def letter_logprobs(rows: Sequence[Row], read: str, order: str) -> list[np.ndarray]:
+    """For each row an array (views, 5) of the letters' log-probabilities by level, empty where the read failed."""
+    return [
+        np.array([[view[order][letter] for letter in BY_LEVEL] for view in row.get("reads", {}).get(read, {}).get("views", [])])
+        for row in rows
+    ]
+
+
+def probabilities(rows: Sequence[Row], read: str, orders: Sequence[str] = ("forward",), temperature: float = 1.0) -> np.ndarray:
+    """p of a read, its orders averaged by meaning."""
+    p = np.full((len(rows), 5), np.nan)
+    per_order = [letter_logprobs(rows, read, order) for order in orders]
+    for i, views in enumerate(zip(*per_order, strict=True)):
+        if all(len(v) for v in views):
+            scaled = np.concatenate(views) / temperature
+            weights = np.exp(scaled - scaled.max(1, keepdims=True))
+            p[i] = (weights / weights.sum(1, keepdims=True)).mean(0)
+    return p
+
+
+def generated(rows: Sequence[Row], read: str, confidence: float) -> np.ndarray:
+    """p of the letter that the model wrote: `confidence` for it, the rest shared."""
+    p = np.full((len(rows), 5), np.nan)
+    for i, row in enumerate(rows):
+        letters = [view["generated"] for view in row.get("reads", {}).get(read, {}).get("views", [])]
+        if letters:
+            one_hot = np.mean([LETTER_TO_LEVEL[letter] == LEVELS for letter in letters], 0)
+            p[i] = one_hot * confidence + (1 - one_hot) * (1 - confidence) / 4
+    return p
+
+
+def tool_means(rows: Sequence[Row], vote: str) -> np.ndarray:
+    """q̄ of the tools that the agent ran (rows,), nan where none scored."""
+    means = np.full(len(rows), np.nan)
+    for i, row in enumerate(rows):
+        if row.get("evidence"):
+            scores = tool_scores(ExecutorOutput.model_validate(row["evidence"]), vote)
+            means[i] = np.mean(scores) if scores else np.nan
+    return means
+
+
+def fuse(p: np.ndarray, q_bar: np.ndarray, eta: float, *, normalize: bool = True) -> np.ndarray:
+    """q of `score_fusion` (4) for many rows; where q̄ is nan α is uniform, as in an assessment without tools."""
+    log_alpha = np.where(np.isnan(q_bar)[:, None], 0.0, -eta * (q_bar[:, None] - LEVELS) ** 2)
+    alpha = np.exp(log_alpha - log_alpha.max(1, keepdims=True))
+    alpha /= alpha.sum(1, keepdims=True)
+    weighted = alpha * p
+    with np.errstate(invalid="ignore", divide="ignore"):
+        total = weighted.sum(1) if normalize else 1.0
+        return weighted @ LEVELS / total
+
+
+def raw_scores(rows: Sequence[Row], tool: str) -> np.ndarray:
+    """A tool's own numbers (rows,), turned so that higher is better; nan where it failed."""
+    sign = -1.0 if find_tool(tool).lower_better else 1.0
+    return np.array([sign * _number(row, tool, "raw") for row in rows])
+
+
+def _number(row: Row, tool: str, key: str) -> float:
+    value = row.get("tools", {}).get(tool, {}).get(key)
+    return np.nan if value is None else value
+
+
+def readings(rows: Sequence[Row], letters: Letters, fitted: Letters | None = None) -> dict[str, Reading]:
+    """All modes that the rows allow, by name. The first is the product's own."""
+    found = {read for row in rows for read in row.get("reads", {})}
+    tools = sorted({tool for row in rows for tool in row.get("tools", {})})
+    agent_tools = tuple(
+        sorted({_known(log["tool_name"]) for row in rows for log in (row.get("evidence") or {}).get("tool_logs", [])})
+    )
+    q_bar = tool_means(rows, letters.vote)
+    modes: dict[str, Reading] = {}
+
+    def fused(name: str, p: np.ndarray, read: str, *, with_: Letters = letters, normalize: bool = True) -> None:
+        scores = fuse(p, q_bar, with_.eta, normalize=normalize)
+        modes[name] = Reading(scores, p, ("agent", read) if read else ("agent",), agent_tools, mapped=True)
+
+    def expected(name: str, p: np.ndarray, read: str) -> None:
+        cost = (read,) if read.startswith("image_alone") else ("agent", read)
+        modes[name] = Reading(p @ LEVELS, p, cost, agent_tools if read.startswith("all_evidence") else ())
+
+    if "all_evidence" in found:
+        p = probabilities(rows, "all_evidence", temperature=letters.temperature)
+        fused("logits", p, "all_evidence")
+        if fitted:
+            fused(
+                "logits, fitted",
+                probabilities(rows, "all_evidence", temperature=fitted.temperature),
+                "all_evidence",
+                with_=fitted,
+            )
+        both = probabilities(rows, "all_evidence", ("forward", "reversed"), letters.temperature)
+        fused("logits, both orders", both, "all_evidence")
+        fused("unnormalised sum", p, "all_evidence", normalize=False)
+        fused("classification", generated(rows, "all_evidence", letters.confidence), "all_evidence")
+        fused("classification, one-hot", generated(rows, "all_evidence", 1.0), "all_evidence")
+        expected("letters, all evidence", p, "all_evidence")
+    for read, words in (("without_scores", "no scores in the prompt"), ("image_alone", "image alone")):
+        if read in found:
+            p = probabilities(rows, read, temperature=letters.temperature)
+            fused(f"logits, {words}", p, read)
+            fused(f"classification, {words}", generated(rows, read, letters.confidence), read)
+            expected(f"letters, {words}", p, read)
+    if "image_alone" in found:
+        both = probabilities(rows, "image_alone", ("forward", "reversed"), letters.temperature)
+        expected("letters, image alone, both orders", both, "image_alone")
+        expected("generated letter, image alone", generated(rows, "image_alone", 1.0), "image_alone")
+    for read in sorted(read for read in found if "/" in read):
+        context, position = read.split("/")
+        expected(
+            f"letters, {context.replace('_', ' ')}, {position}", probabilities(rows, read, temperature=letters.temperature), read
+        )
+    if np.isfinite(q_bar).any():
+        flat = np.where(np.isnan(q_bar)[:, None], np.nan, np.full((len(rows), 5), 0.2))
+        fused("uniform (Gaussian weights alone)", flat, "")
+        modes["tool mean"] = Reading(q_bar, None, ("agent",), agent_tools, mapped=True)
+    if len(tools) > 1:
+        normalized = np.array([[_number(row, tool, "normalized") for tool in tools] for row in rows])
+        modes["mean of the configured tools"] = Reading(
+            normalized.mean(1), None, ("tools",), tuple(tools), mapped=True, model=False
+        )
+    for tool in tools:
+        modes[tool] = Reading(raw_scores(rows, tool), None, (f"tool {tool}",), (tool,), model=False)
+    return modes
+
+
+def _known(tool: str) -> str:
+    try:
+        return find_tool(tool).name
+    except ToolError:
+        return tool
+
+
+def seconds(rows: Sequence[Row], reading: Reading) -> np.ndarray:
+    """Seconds that each image's inference took for this mode alone (rows,), nan where a part is missing."""
+
+    def spent(row: Row, part: str) -> float:
+        if part.startswith("tool "):
+            return _number(row, part.removeprefix("tool "), "seconds")
+        return row.get("cost", {}).get(part, {}).get("seconds", np.nan)
+
+    return np.array([sum(spent(row, part) for part in reading.cost) for row in rows])
+
+
+def product_score(row: Row) -> float:
+    """The agent's own q of this row, nan where it gave none: the mode "logits" must repeat it."""
+    fusion = (row.get("agent") or {}).get("fusion") or {}
+    return np.nan if fusion.get("q") is None else fusion["q"]

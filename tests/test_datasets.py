@@ -1,0 +1,395 @@
+"""Every loader on a miniature folder laid out as the authors ship it. Layouts and rows are those of the authors' own files
+or of published loaders of them; 8×8 images stand in for the real ones."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from agentic_iqa_local.studies.datasets import DATASETS, DatasetError, dataset_key, detect, load_dataset
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "set"
+
+
+def draw(root, *names):
+    """An image under each name, in the format of its ending."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (90, 120, 60)).save(root / name)
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def cells(*names):
+    """Names as MATLAB keeps them: a cell array."""
+    array = np.empty((len(names), 1), dtype=object)
+    array[:, 0] = names
+    return array
+
+
+# The authors' folders
+
+
+def tid(root, *rows):
+    draw(root, "reference_images/I01.BMP", "reference_images/i25.bmp")
+    write(root / "mos_with_names.txt", "\n".join(rows) + "\n")
+
+
+def test_tid2013_matches_names_whatever_their_case(root):
+    tid(root, "5.51429 I01_01_1.bmp", "3.10000 i25_24_5.bmp")
+    draw(root, "distorted_images/i01_01_1.bmp", "distorted_images/I25_24_5.BMP")
+    data = load_dataset(root)
+    assert data.info.key == "tid2013"
+    first, last = data.items
+    assert (first.mos, first.group, first.distortion, first.level) == (5.51429, "I01", "additive_gaussian_noise", 1)
+    assert (last.distortion, last.level) == ("sparse_sampling_reconstruction", 5)
+    assert last.reference == root / "reference_images" / "i25.bmp"
+    assert (data.info.higher_is_better, data.info.scale, data.missing) == (True, "paired comparison", ())
+
+
+def test_tid2008_is_told_by_its_types_and_levels(root):
+    # TID2008 has types 01 to 17 at levels 1 to 4 in the same layout.
+    tid(root, "4.2 I01_17_4.bmp")
+    draw(root, "distorted_images/I01_17_4.bmp")
+    data = load_dataset(root)
+    assert (data.info.key, data.items[0].distortion) == ("tid2008", "contrast_change")
+
+
+def kadid(root):
+    write(
+        root / "dmos.csv",
+        "dist_img,ref_img,dmos,var\nI01_01_01.png,I01.png,4.57,0.496\nI81_25_05.png,I81.png,1.23,0.8\nI81_10_02.png,I81.png,2.5,0.7\n",
+    )
+    draw(root, "images/I01.png", "images/I81.png", "images/I01_01_01.png", "images/I81_25_05.png")
+
+
+def test_kadid_is_higher_better_and_names_missing_files(root):
+    kadid(root)
+    data = load_dataset(root)
+    assert data.info.higher_is_better is True
+    assert [(i.mos, i.group, i.distortion, i.level) for i in data.items] == [
+        (4.57, "I01", "gaussian_blur", 1),
+        (1.23, "I81", "contrast_change", 5),
+    ]
+    assert data.missing == ("images/I81_10_02.png",)
+
+
+def test_a_missing_reference_is_named_once_and_its_images_are_counted(root):
+    kadid(root)
+    draw(root, "images/I81_10_02.png")
+    (root / "images" / "I81.png").unlink()
+    data = load_dataset(root)
+    assert data.missing == ("images/I81.png",)
+    assert data.left_out == {"the reference image is missing": 2}
+    assert [i.group for i in data.items] == ["I01"]
+
+
+def live(root):
+    """227, 233, 174, 174, 174 images of five types, as in the readme; the first of each type is a pristine copy."""
+    starts = np.cumsum([0, 227, 233, 174, 174])
+    pristine = np.zeros((1, 982))
+    pristine[0, starts] = 1
+    root.mkdir()
+    savemat(root / "dmos_realigned.mat", {"dmos_new": np.arange(982.0)[None], "orgs": pristine, "dmos_std": np.ones((1, 982))})
+    savemat(root / "refnames_all.mat", {"refnames_all": cells(*["ocean.bmp"] * 982).T})
+    draw(root, "refimgs/ocean.bmp", "jp2k/img1.bmp", "jp2k/img227.bmp", "jpeg/img2.bmp", "fastfading/img174.bmp")
+
+
+def test_live_leaves_pristine_copies_out_and_follows_the_order_of_the_arrays(root):
+    live(root)
+    data = load_dataset(root)
+    # Zero-based: jp2k 227 is value 226, jpeg 2 is 227 + 1, fastfading 174 is the last, 981.
+    assert [(i.mos, i.distortion) for i in data.items] == [(226, "jp2k"), (228, "jpeg"), (981, "fastfading")]
+    assert data.left_out == {"a pristine copy of a reference": 5}
+    assert len(data.missing) == 982 - 5 - 3
+    assert (data.info.higher_is_better, data.items[0].group) == (False, "ocean")
+
+
+def test_live_arrays_of_another_length_are_refused(root):
+    live(root)
+    savemat(root / "refnames_all.mat", {"refnames_all": cells("ocean.bmp")})
+    with pytest.raises(DatasetError, match=r"expected 982 values in each array .* found 982, 982, 1"):
+        load_dataset(root)
+
+
+CSIQ_ROWS = (
+    ("", "", "", "image", "dst_idx", "dst_type", "dst_lev", "dmos_std", "dmos"),
+    ("", "", "", 1600, 1, "noise", 1, 0.061, 0.062),
+    ("", "", "", "", "", "", "", "", ""),
+    ("", "", "", "woman", 6, "jpeg 2000", 3, 0.05, 0.41),
+)
+
+
+def csiq(root):
+    draw(root, "src_imgs/1600.png", "src_imgs/woman.png")
+    draw(root, "dst_imgs/awgn/1600.AWGN.1.png", "dst_imgs/jpeg2000/woman.jpeg2000.3.png")
+
+
+def check_csiq(data):
+    assert [(i.group, i.mos, i.distortion, i.level) for i in data.items] == [
+        ("1600", 0.062, "awgn", 1),
+        ("woman", 0.41, "jpeg2000", 3),
+    ]
+    assert data.items[1].reference.name == "woman.png"
+    assert (data.info.higher_is_better, data.missing) == (False, ())
+
+
+def export(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def workbook(path, sheets):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for title, rows in sheets.items():
+        page = book.create_sheet(title)
+        for row in rows:
+            page.append([None if cell == "" else cell for cell in row])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    book.save(path)
+
+
+def test_csiq_from_an_export_of_its_sheet(root):
+    csiq(root)
+    export(root / "csiq.DMOS.csv", [("CSIQ", *[""] * 8), *CSIQ_ROWS])
+    check_csiq(load_dataset(root))
+
+
+def test_csiq_from_its_workbook(root):
+    csiq(root)
+    workbook(root / "csiq.DMOS.xlsx", {"about": [("nothing",)], "all_by_image": [("CSIQ",), ("",), ("",), *CSIQ_ROWS]})
+    check_csiq(load_dataset(root))
+
+
+def test_a_workbook_without_openpyxl_says_what_to_do(root, monkeypatch):
+    csiq(root)
+    (root / "csiq.DMOS.xlsx").write_bytes(b"PK")
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(DatasetError, match=r"install it, or export the sheet all_by_image .* to csiq\.DMOS\.csv"):
+        load_dataset(root)
+
+
+def test_live_in_the_wild_leaves_the_seven_training_images_out(root):
+    names = [f"t{i}.bmp" for i in range(1, 8)] + ["3.bmp", "1002.JPG"]
+    draw(root, *(f"Images/trainingImages/{name}" for name in names[:7]), "Images/3.bmp")
+    Image.new("RGB", (8, 8)).save(root / "Images" / "1002.JPG", "JPEG")
+    (root / "Data").mkdir()
+    savemat(root / "Data" / "AllImages_release.mat", {"AllImages_release": cells(*names)})
+    savemat(root / "Data" / "AllMOS_release.mat", {"AllMOS_release": np.arange(60.0, 69.0)[None]})
+    savemat(root / "Data" / "AllStdDev_release.mat", {"AllStdDev_release": np.full((1, 9), 19.5)})
+    data = load_dataset(root)
+    assert [(i.image.name, i.mos, i.extra["std"]) for i in data.items] == [("3.bmp", 67, 19.5), ("1002.JPG", 68, 19.5)]
+    assert (data.info.key, data.left_out) == ("clive", {"shown to train the observers": 7})
+
+
+def test_bid_numbers_its_images(root):
+    draw(root, "ImageDatabase/DatabaseImage0002.JPG")
+    export(
+        root / "DatabaseGrades.csv", [("Image Number", "Average Subjective Grade", "", "g1"), (2, 3.55, "", 4), (586, 1.2, "", 1)]
+    )
+    data = load_dataset(root)
+    assert [(i.image.name, i.mos) for i in data.items] == [("DatabaseImage0002.JPG", 3.55)]
+    assert (data.info.key, data.missing) == ("bid", ("DatabaseImage0586.JPG",))
+
+
+def test_bid_in_the_old_workbook_format_says_what_to_do(root):
+    draw(root, "DatabaseImage0001.JPG")
+    (root / "DatabaseGrades.xls").write_bytes(b"\xd0\xcf\x11\xe0")
+    with pytest.raises(DatasetError, match=r"found DatabaseGrades\.xls; save the workbook"):
+        load_dataset(root)
+
+
+# Rows of the authors' file with the sets; the other file has counts for shares and the mean of the ratings as MOS.
+KONIQ_SETS = """image_name,c1,c2,c3,c4,c5,c_total,MOS,SD,set
+10004473376.jpg,0.0,0.0,0.238095238095,0.695238095238,0.0666666666667,105,77.3836206897,0.527277894494,training
+10043785683.jpg,0.0,0.0,0.433962264151,0.566037735849,0.0,106,71.2043269231,0.497974333332,validation
+"""
+KONIQ_SCORES = """"image_name","c1","c2","c3","c4","c5","c_total","MOS","SD","MOS_zscore"
+"10004473376.jpg",0,0,25,73,7,105,3.82857142857143,0.527277894494,77.3836206896552
+"""
+
+
+def test_koniq_from_both_files_has_scores_on_five_levels_and_splits(root):
+    draw(root, "1024x768/10004473376.jpg", "512x384/10004473376.jpg")
+    write(root / "koniq10k_distributions_sets.csv", KONIQ_SETS)
+    write(root / "koniq10k_scores_and_distributions.csv", KONIQ_SCORES)
+    data = load_dataset(root)
+    (item,) = data.items
+    assert (item.mos, item.split, data.edition) == (3.82857142857143, "train", "1024x768")
+    assert item.extra["mos_zscore"] == pytest.approx(77.38362)
+    small = load_dataset(root, edition="512x384")
+    assert (small.edition, small.items[0].image.parent.name) == ("512x384", "512x384")
+
+
+def test_koniq_from_the_sets_file_alone_comes_to_the_same_score(root):
+    draw(root, "512x384/10004473376.jpg", "512x384/10043785683.jpg")
+    write(root / "koniq10k_distributions_sets.csv", KONIQ_SETS)
+    data = load_dataset(root)
+    # 3·.238095 + 4·.695238 + 5·.066667 = 3.828571, the MOS of the other file; 3·.433962 + 4·.566038 = 3.566038
+    assert [i.mos for i in data.items] == pytest.approx([3.828571, 3.566038], abs=1e-6)
+    assert [i.split for i in data.items] == ["train", "val"]
+    with pytest.raises(DatasetError, match="expected 1024x768"):
+        load_dataset(root, edition="1024x768")
+
+
+def test_spaq_reads_attributes_and_scenes(root):
+    draw(root, "TestImage/00001.jpg")
+    scores = (
+        ("Image name", "MOS", "Brightness", "Colorfulness", "Contrast", "Noisiness", "Sharpness"),
+        ("00001.jpg", 35.2, 40, 41, 42, 43, 44),
+    )
+    export(root / "Annotations" / "MOS and Image attribute scores.csv", scores)
+    export(root / "Annotations" / "Scene category labels.csv", [("Image name", "Animal", "Night scene"), ("00001.jpg", 0, 1)])
+    (item,) = load_dataset(root).items
+    assert (item.mos, item.extra["sharpness"], item.extra["scenes"]) == (35.2, 44, ["night scene"])
+
+
+def test_agiqa_groups_by_prompt(root):
+    draw(root, "images/AttnGAN_normal_000.jpg", "images/midjourney_normal_060.jpg")
+    write(
+        root / "data.csv",
+        "name,prompt,adj1,adj2,style,mos_quality,std_quality,mos_align,std_align\n"
+        "AttnGAN_normal_000.jpg,statue of a man,,,,0.965602553,0.223270101,0.40889324,0.615607722\n"
+        'midjourney_normal_060.jpg,"artwork with only triangles, anime style",,,anime style,3.1,0.7,2.5,0.8\n',
+    )
+    data = load_dataset(root)
+    assert [i.group for i in data.items] == ["statue of a man", "artwork with only triangles, anime style"]
+    assert (data.items[0].mos, data.items[0].extra["mos_align"]) == (0.965602553, 0.40889324)
+    assert data.items[1].extra["generator"] == "midjourney"
+
+
+def test_biq_has_subsets_and_the_official_split(root):
+    draw(root, "Images/ss03 (3753).jpg", "Images/ss01 (151).jpg")
+    write(root / "Train (Images and MOS).csv", "Image Name,MOS,,\nss03 (3753).jpg,0.8471,,\n")
+    write(root / "Test (Images and MOS).csv", "Image Name,MOS,,\nss01 (151).jpg,0.1895,,\n")
+    write(root / "Train.csv", "Image Name,MOS\nss03 (3753).jpg,0.83292\n")
+    data = load_dataset(root)
+    assert [(i.mos, i.subset, i.split) for i in data.items] == [(0.8471, "ss03", "train"), (0.1895, "ss01", "test")]
+    assert data.edition == "Train (Images and MOS).csv"
+
+
+def test_pipal_is_on_the_elo_scale(root):
+    draw(root, "Train_Ref/A0001.bmp", "Distortion_1/A0001_00_00.bmp", "Distortion_2/A0001_06_26.bmp")
+    write(root / "Train_Label" / "A0001.txt", "A0001_00_00.bmp,1520.0648\nA0001_06_26.bmp,1294.8478\nA0001_01_15.bmp,1316.6042\n")
+    data = load_dataset(root)
+    assert [(i.mos, i.group, i.distortion, i.level) for i in data.items] == [
+        (1520.0648, "A0001", "00", None),
+        (1294.8478, "A0001", "06", None),
+    ]
+    assert (data.info.scale, data.items[0].split, data.missing) == ("elo", "train", ("A0001_01_15.bmp",))
+
+
+# Manifests
+
+
+def test_a_csv_manifest_takes_what_is_known_of_the_set_it_is_part_of(root):
+    draw(root, "i01.png", "i01_11_1.png")
+    write(root / "manifest.csv", "image,reference,mos,distortion,level,seed\ni01_11_1.png,i01.png,5.91,jpeg2000,1,7\n")
+    data = load_dataset(root, part_of="tid2013")
+    (item,) = data.items
+    assert (item.group, item.level, item.extra) == ("i01.png", 1, {"seed": "7"})
+    assert (data.info.key, data.info.kind, data.info.scale, data.info.high) == ("tid2013", "FR", "paired comparison", 9)
+
+
+def test_a_jsonl_manifest_with_told_scale(root):
+    draw(root, "a/1.png")
+    write(root / "scores.jsonl", '{"image": "a/1.png", "mos": 12, "split": "test"}\n{"image": "a/2.png", "mos": 40}\n')
+    data = load_dataset(root / "scores.jsonl", higher_is_better=False, low=0, high=100, scale="absolute categories")
+    assert (data.items[0].split, data.missing, data.info.groups) == ("test", ("a/2.png",), None)
+    # Lower is better: 12 of 100 lies 0.88 of the way up, 1 + 4·0.88
+    assert data.info.to_levels(data.items[0].mos) == pytest.approx(4.52)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("image,mos\n1.png,good\n", "expected a number as the score of 1.png .* found 'good'"),
+        ("image,mos\n1.png,nan\n", "expected a number as the score of 1.png"),
+        ("image,mos\n,3\n", "expected an image"),
+        ("image,mos,level\n1.png,3,strong\n", "expected an image and, if any, a number as level"),
+        ("picture,mos\n1.png,3\n", "expected columns image, mos in manifest.csv"),
+        ("image,mos\n2.png,3\n", r"found 1 that are absent \(the first is 2.png\)"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_is_refused(root, rows, message):
+    draw(root, "1.png")
+    write(root / "manifest.csv", rows)
+    with pytest.raises(DatasetError, match=message):
+        load_dataset(root)
+
+
+# Questions
+
+
+def test_qbench_names_types_and_concerns_and_counts_withheld_answers(root):
+    draw(root, "images/1.jpg", "images/2.jpg")
+    row = {"img_path": "1.jpg", "question": "Is it sharp?", "candidates": ["No", "Yes"], "type": 0, "concern": 2}
+    write(root / "llvisionqa_dev.json", json.dumps([row | {"correct_ans": "Yes"}, row | {"correct_ans": "Maybe"}]))
+    write(root / "llvisionqa_test.json", json.dumps([row | {"img_path": "2.jpg"}]))
+    data = load_dataset(root)
+    (question,) = data.questions
+    assert (question.answer, question.choices, question.split) == (1, ("No", "Yes"), "dev")
+    assert (question.question_type, question.task) == ("yes-or-no", "in-context distortion")
+    assert data.left_out == {"the answer is none of the choices": 1, "no answer is published": 1}
+
+
+def test_plain_questions_take_letters_indices_and_texts(root):
+    draw(root, "x.png", "ref.png")
+    common = {"image": "x.png", "question": "Which tool?", "task": "executor_tool", "question_type": "Which"}
+    rows = [
+        common | {"choices": ["VSI", "NIQE", "PIQE"], "answer": "C"},
+        common | {"choices": ["VSI", "NIQE", "PIQE"], "answer": 0},
+        common | {"options": {"A": "VSI", "B": "NIQE"}, "answer": "B", "reference": "ref.png"},
+        common | {"choices": ["VSI", "NIQE"], "answer": "NIQE", "image": "y.png"},
+    ]
+    write(root / "questions.jsonl", "\n".join(map(json.dumps, rows)))
+    data = load_dataset(root)
+    assert [q.answer for q in data.questions] == [2, 0, 1]
+    assert [q.reference is not None for q in data.questions] == [False, False, True]
+    assert ({q.task for q in data.questions}, data.missing) == ({"executor_tool"}, ("y.png",))
+    assert load_dataset(root, "agenticiqa_eval").info.title == "AgenticIQA-Eval"
+    assert load_dataset(root / "questions.jsonl").info.key == "questions"
+
+
+# The registry
+
+
+def test_a_folder_of_no_known_layout_is_refused(root):
+    draw(root, "1.png")
+    assert detect(root) is None
+    with pytest.raises(DatasetError, match="found none of them"):
+        load_dataset(root)
+    with pytest.raises(DatasetError, match=r"expected dmos\.csv \(KADID-10k\), found 1\.png;"):
+        load_dataset(root, "kadid10k")
+    with pytest.raises(DatasetError, match="found 'kadid'"):
+        load_dataset(root, "kadid")
+    with pytest.raises(DatasetError, match="check the path"):
+        load_dataset(root / "nowhere")
+
+
+def test_names_in_documentation_lead_to_one_key():
+    names = {"KADID-10k": "kadid10k", "koniq": "koniq10k", "LIVE": "live", "LIVE-C": "clive", "AGIQA-3K": "agiqa3k", "AVA": None}
+    assert {name: dataset_key(name) for name in names} == names
+    claimed = [alias for info, _ in DATASETS.values() for alias in (info.key.replace("_", ""), *info.seen_as)]
+    assert len(claimed) == len(set(claimed))
+
+
+def test_only_absolute_scales_map_to_levels():
+    levels = {key: info.to_levels(info.high) for key, (info, _) in DATASETS.items() if info.scale == "absolute categories"}
+    assert levels == dict.fromkeys(["kadid10k", "clive", "bid", "koniq10k", "spaq", "agiqa3k", "biq2021"], 5)
+    assert DATASETS["clive"][0].to_levels(25) == 2  # a quarter of the way from 1 to 5
+    with pytest.raises(DatasetError, match=r"tid2013: expected an absolute category scale .* got paired comparison"):
+        DATASETS["tid2013"][0].to_levels(4.5)
