@@ -59,6 +59,8 @@ def infer(
         return {"error": str(error)}
     row: dict[str, Any] = {"cost": {}}
     try:
+        with _Cost(images, row, "tools"):
+            row["tools"] = {tool: _tool(tool, images) for tool in tools}
         with _Cost(images, row, "agent"):
             evidence = _gather(query, images, row)
         row["reads"] = {}
@@ -70,8 +72,6 @@ def infer(
                 name = context if position == "json" else f"{context}/{position}"
                 with _Cost(images, row, name):
                     row["reads"][name] = _reads(query, given, position, images)
-        with _Cost(images, row, "tools"):
-            row["tools"] = {tool: _tool(tool, images) for tool in tools}
     except (VLMError, InvalidAnswer) as error:
         row["error"] = str(error)
     finally:

@@ -105,6 +105,12 @@ def describe(services: Services, dataset: Dataset) -> dict[str, Any]:
         "dataset": {
             "key": info.key,
             "title": info.title,
+            "kind": info.kind,
+            "higher_is_better": info.higher_is_better,
+            "low": info.low,
+            "high": info.high,
+            "scale": info.scale,
+            "groups": info.groups,
             "root": str(dataset.root),
             "edition": dataset.edition,
             "images": len(dataset.items or dataset.questions),

@@ -79,6 +79,6 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     try:
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         content = (folder / "rows.jsonl").read_bytes()
+        return run, [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
     except (OSError, ValueError) as error:
         raise StoreError(f"{folder}: expected run.json and rows.jsonl of a study, got: {error}") from error
-    return run, [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]

@@ -1,0 +1,198 @@
+"""The figures of a study, each as SVG and PNG. Labels are untrusted text: nothing in them is taken for mathematics."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.studies.analysis import Study
+
+BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
+LEVEL_COLORS = ["#ca0020", "#f4a582", "#d9d9d9", "#92c5de", "#0571b0"]  # levels 1..5
+STYLE = {
+    "text.parse_math": False,
+    "svg.hashsalt": "study",  # the same file for the same study
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.dpi": 120,
+}
+COLUMNS = 4
+FIFTHS = 5
+BINS = 15
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure as files hold it."""
+
+    name: str
+    title: str
+    svg: bytes
+    png: bytes
+
+
+def draw(study: Study) -> list[Drawing]:
+    """Every figure that the study has data for."""
+    drawings = []
+    with matplotlib.rc_context(STYLE):
+        for name, (title, plot) in PLOTS.items():
+            if figure := plot(study):
+                files = {kind: BytesIO() for kind in ("svg", "png")}
+                for kind, file in files.items():
+                    figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)
+                drawings.append(Drawing(name, title, files["svg"].getvalue(), files["png"].getvalue()))
+    return drawings
+
+
+def _grid(titles: list[str], plot: Callable[[Axes, str], None], xlabel: str, ylabel: str, bottom: float = 0.5) -> Figure | None:
+    """Small multiples, one for each title, with `bottom` inches below; of modes that share their letters the first is named."""
+    if not titles:
+        return None
+    columns = min(COLUMNS, len(titles))
+    rows = math.ceil(len(titles) / columns)
+    width, height = 2.5 * columns + 0.6, 2.3 * rows + bottom
+    figure = Figure(figsize=(width, height))
+    # Margins in inches: matplotlib's automatic layouts take seconds for this many panels.
+    figure.subplots_adjust(0.55 / width, bottom / height, 1 - 0.1 / width, 1 - 0.3 / height, wspace=0.22, hspace=0.35)
+    for i, title in enumerate(titles):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        first = title.partition(";")[0]
+        axes.set_title(first if len(first) <= 40 else f"{first[:39]}…")
+        plot(axes, title)
+        if i % columns == 0:
+            axes.set_ylabel(ylabel)
+        if i + columns >= len(titles):
+            axes.set_xlabel(xlabel)
+    return figure
+
+
+def _scatter(study: Study) -> Figure | None:
+    answered = [name for name, reading in study.modes.items() if reading.answered.any()]
+
+    def plot(axes: Axes, name: str) -> None:
+        kept = study.modes[name].answered
+        scores, mos = study.modes[name].scores[kept], study.mos[kept]
+        size = np.clip(100 / np.sqrt(len(scores)), 2, 6)
+        axes.plot(scores, mos, ".", color=BLUE, markersize=size, alpha=0.4, markeredgewidth=0, rasterized=True)
+        if study.fits[name].converged:
+            order = np.argsort(scores)
+            mapped = study.fits[name].mapped[order]
+            axes.plot(scores[order], mapped if study.info.higher_is_better else -mapped, color=ORANGE, linewidth=1.2)
+
+    return _grid(answered, plot, "score", "MOS" if study.info.higher_is_better else "MOS, lower is better")
+
+
+def _letters(study: Study) -> Figure | None:
+    words = [f"{letter} {LEVEL_WORDS[level]}" for letter, level in LETTER_TO_LEVEL.items()]
+
+    def plot(axes: Axes, names: str) -> None:
+        p = study.letters[names]
+        kept = np.isfinite(p).all(axis=1)
+        order = np.argsort(study.quality[kept], kind="stable")
+        parts = [part for part in np.array_split(p[kept][order], FIFTHS) if len(part)]
+        means = np.array([part.mean(axis=0) for part in parts])
+        below = np.zeros(len(parts))
+        for level in range(5):
+            axes.bar(range(1, len(parts) + 1), means[:, level], bottom=below, color=LEVEL_COLORS[level], width=0.85)
+            below += means[:, level]
+        axes.set_ylim(0, 1)
+
+    figure = _grid(list(study.letters), plot, "fifth of the images by human score", "mean probability", bottom=0.8)
+    if figure:
+        colors = [Patch(color=color) for color in reversed(LEVEL_COLORS)]
+        figure.legend(colors, words, loc="lower center", ncols=5, frameon=False)
+    return figure
+
+
+def _reliability(study: Study) -> Figure | None:
+    def plot(axes: Axes, names: str) -> None:
+        confidence, correct = study.reliability[names]
+        which = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+        count = np.bincount(which, minlength=BINS)
+        filled = count > 0
+        means = [np.bincount(which, values, BINS)[filled] / count[filled] for values in (confidence, correct)]
+        axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
+        axes.scatter(*means, s=6 + 120 * count[filled] / count.sum(), color=BLUE, alpha=0.7, linewidths=0, clip_on=False)
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+
+    return _grid(list(study.reliability), plot, "confidence", "accuracy")
+
+
+def _bars(study: Study, name: str) -> Figure | None:
+    """SRCC of the product's mode and of the baseline within each label."""
+    shown = list(dict.fromkeys((study.product, study.baseline)))
+    table = {(row["mode"], row[name]): row for row in study.tables[f"by_{name}"] if row["mode"] in shown}
+    labels = list(dict.fromkeys(label for _, label in table))
+    if not labels:
+        return None
+    figure = Figure(figsize=(7, 0.8 + 0.32 * len(labels)), layout="constrained")
+    axes = figure.subplots()
+    for i, (mode, color) in enumerate(zip(shown, (BLUE, ORANGE), strict=False)):
+        rows = [table[mode, label] for label in labels]
+        places = np.arange(len(labels)) + (0.4 * i - 0.2 if len(shown) > 1 else 0)
+        axes.barh(places, [row["srcc"] for row in rows], 0.36, color=color, label=mode)
+        for place, row in zip(places, rows, strict=True):
+            axes.plot([row["srcc_low"], row["srcc_high"]], [place, place], color="black", linewidth=0.8)
+    axes.set(
+        yticks=range(len(labels)), yticklabels=[f"{label:g}" if isinstance(label, float) else str(label) for label in labels]
+    )
+    axes.set(xlabel="SRCC")
+    axes.invert_yaxis()
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    figure.legend(loc="outside upper right", ncols=2, frameon=False)
+    return figure
+
+
+def _differences(study: Study) -> Figure | None:
+    table = study.tables["differences"]
+    if not table:
+        return None
+    figure = Figure(figsize=(7, 0.7 + 0.22 * len(table)), layout="constrained")
+    axes = figure.subplots()
+    for place, row in enumerate(table):
+        color = GREY if row["better"] == "undecided" else BLUE if row["better"] == row["first"] else ORANGE
+        axes.plot([row["srcc_difference_low"], row["srcc_difference_high"]], [place, place], color=color, linewidth=1.2)
+        axes.plot(row["srcc_difference"], place, "o", color=color, markersize=4)
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    axes.set(
+        yticks=range(len(table)), yticklabels=[f"{row['first']} − {row['second']}" for row in table], xlabel="difference of SRCC"
+    )
+    axes.invert_yaxis()
+    return figure
+
+
+def _risk_coverage(study: Study) -> Figure | None:
+    if not study.curves:
+        return None
+    figure = Figure(figsize=(4.6, 3), layout="constrained")
+    axes = figure.subplots()
+    for (signal, curve), color in zip(study.curves.items(), (BLUE, ORANGE), strict=False):
+        axes.plot(curve.coverage, curve.risk, color=color, linewidth=1.2, label=f"kept by {signal}")
+        axes.axhline(curve.risk[-1], color=color, linewidth=0.6, linestyle="--")
+    axes.set(xlabel="coverage", ylabel="mean rank error", xlim=(0, 1), ylim=(0, None))
+    axes.legend(frameon=False)
+    return figure
+
+
+PLOTS: dict[str, tuple[str, Callable[[Study], Figure | None]]] = {
+    "scatter": ("Human scores over each mode's score, with the fitted curve", _scatter),
+    "differences": (
+        "Differences of SRCC with 95 % intervals; blue: the first is better, orange: the second, grey: undecided",
+        _differences,
+    ),
+    "letters": ("Distribution of the letters from the worst to the best fifth of the images", _letters),
+    "reliability": ("Reliability of the letters; a point's size is its share of the images", _reliability),
+    "by_distortion": ("SRCC within each distortion type", lambda study: _bars(study, "distortion")),
+    "by_level": ("SRCC within each level", lambda study: _bars(study, "level")),
+    "by_subset": ("SRCC within each subset", lambda study: _bars(study, "subset")),
+    "risk_coverage": ("Risk over coverage of the product's mode; dashed: nothing set aside", _risk_coverage),
+}

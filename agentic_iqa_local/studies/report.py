@@ -1,0 +1,206 @@
+"""Writes a study down: tables as CSV and Markdown, figures as PNG and SVG, and one HTML page that asks nothing of the network.
+
+Text of rows (queries, file names, a model's words) is untrusted: it is escaped wherever it goes. A data set's picture is
+opened only where the page is to show it.
+"""
+
+import base64
+import csv
+import html
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from agentic_iqa_local.images import ImageError, load_image
+from agentic_iqa_local.studies.analysis import Study, Table
+from agentic_iqa_local.studies.plots import Drawing
+
+THUMBNAIL = 320  # pixels of the longest side
+
+TABLES = {
+    "modes": (
+        "Agreement with the human scores",
+        "95 % bootstrap intervals; failed images stay out of a figure and are counted beside it. “Mapped” is after the monotone "
+        "five-parameter logistic, fitted on these rows once.",
+    ),
+    "differences": (
+        "Paired differences between modes",
+        "SRCC of the first mode minus SRCC of the second on the images that both answered, on the same draws. These intervals and "
+        "p (adjusted by Holm's method for the comparisons of this table) decide. Meng's test stands beside them: it assumes "
+        "independent images and normal scores, which images of one scene are not, and it is an approximation for ranks.",
+    ),
+    "by_distortion": ("Within each distortion type", "Intervals are given for the product's mode and the baseline."),
+    "by_level": (
+        "Within each level of distortion",
+        "Levels are the authors' strengths, from 1. Intervals for the product's mode and the baseline.",
+    ),
+    "by_subset": (
+        "Within each subset",
+        "“Within subsets” is the mean of the subsets' figures by their images. Intervals for the product's mode and the baseline.",
+    ),
+    "calibration": (
+        "Calibration of the letters",
+        "ECE: distance of confidence from accuracy, 15 bins. RPS: ranked probability score, 0 best; “uniform” is what equal "
+        "probabilities score. The target is a mean opinion, not one rater's: letters as spread as the raters' votes do not score best.",
+    ),
+    "risk_coverage": (
+        "Risk and coverage",
+        "Risk is the mean distance between an image's rank by score and by human score, as a share of all images, over the share of "
+        "images that the signal is surest of. AURC is the mean of that curve; “risk 100” is what no signal gives.",
+    ),
+    "cost": (
+        "Cost of an image",
+        "Seconds and tokens of the parts of the run that a mode rests on. The image is prefilled once, in the agent's part, and reused: "
+        "a mode without the agent would have to pay that itself. A letter read holds both letter orders and the written letter.",
+    ),
+    "exposures": ("What may have been seen", "What each mode rests on, and whether it was made with this data set."),
+    "failures": ("What failed", "Reasons, with the number of images."),
+}
+UPPER = ("srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos")
+HEADERS = {"n": "images", "holm": "Holm", "meng": "Meng", **{name: name.upper() for name in UPPER}}
+
+DATASETS_TABLE = (
+    "Over the data sets",
+    "SRCC. Cells marked “seen” or “?” (a part of the mode was made with that set, or may have been) stay out of the mean.",
+)
+
+
+def tables_of(study: Study) -> list[tuple[str, str, str, Table]]:
+    """(name, title, note, table) of every table that has rows."""
+    return [(name, *TABLES[name], study.tables[name]) for name in TABLES if study.tables[name]]
+
+
+def over_datasets(studies: Sequence[Study]) -> Table:
+    """SRCC of each mode on each data set, and the mean over the data sets that nothing of the mode has seen."""
+    models = [study.run["model"]["name"] for study in studies]
+    datasets = [" ".join(filter(None, (study.info.title, study.run["dataset"].get("edition")))) for study in studies]
+    repeated = {pair for pair, count in Counter(zip(models, datasets, strict=True)).items() if count > 1}
+    cells: dict[tuple[str, str], dict[str, tuple[float, str, bool]]] = {}
+    for study, model, dataset in zip(studies, models, datasets, strict=True):
+        series = f"{model} ({study.name})" if (model, dataset) in repeated else model
+        for row in study.tables["modes"]:
+            cell = row["srcc"], row["seen"], study.is_clean(row["mode"])
+            cells.setdefault((series, row["mode"]), {})[dataset] = cell
+    table = []
+    for (model, mode), found in cells.items():
+        clean = [value for value, _, usable in found.values() if usable and not math.isnan(value)]
+        row: dict[str, Any] = {"model": model, "mode": mode}
+        for dataset in dict.fromkeys(datasets):
+            row[dataset], row[f"{dataset}_mark"], _ = found.get(dataset, (math.nan, "", False))
+        table.append(row | {"mean_of_clean": sum(clean) / len(clean) if clean else math.nan, "clean_data_sets": len(clean)})
+    return table
+
+
+# Tables as text
+
+
+def _number(value: Any) -> str:
+    """For a reader: — where there is no value."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "—"
+    if not isinstance(value, float):
+        return str(value)
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"
+
+
+def shown(table: Table) -> tuple[list[str], list[list[str]]]:
+    """Headers and cells for a reader: an interval or a mark stands in the cell of its value."""
+    columns = [key for key in table[0] if not key.endswith(("_low", "_high", "_mark"))]
+    headers = [" ".join(HEADERS.get(word, word) for word in key.split("_")) for key in columns]
+    return headers, [[_cell(row, key) for key in columns] for row in table]
+
+
+def _cell(row: dict[str, Any], key: str) -> str:
+    text = _number(row.get(key))
+    low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
+    if low is not None and not math.isnan(low):
+        text += f" ({_number(low)} to {_number(high)})"
+    return f"{text} {mark}" if (mark := row.get(f"{key}_mark")) else text
+
+
+def _exact(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return "" if math.isnan(value) else f"{value:.6g}"
+
+
+def markdown(title: str, note: str, table: Table) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(html.escape(" ".join(cell.split()), quote=False).replace("|", "\\|") for cell in cells) + " |"
+
+    headers, cells = shown(table)
+    return "\n".join([f"## {title}", "", note, "", line(headers), "|---" * len(headers) + "|", *map(line, cells), ""])
+
+
+def write_table(folder: Path, name: str, title: str, note: str, table: Table) -> None:
+    """`name`.csv, with six digits and every bound in its own column, and `name`.md for a reader."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+        columns = list(dict.fromkeys(key for row in table for key in row))
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: _exact(value) for key, value in row.items()} for row in table)
+    (folder / f"{name}.md").write_text(markdown(title, note, table), encoding="utf-8")
+
+
+def write_tables(study: Study, folder: Path) -> None:
+    """Every table that has rows, as CSV and Markdown."""
+    for name, title, note, table in tables_of(study):
+        write_table(folder, name, title, note, table)
+
+
+def write_figures(drawings: Sequence[Drawing], folder: Path) -> None:
+    """PNG and SVG of every figure."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for drawing in drawings:
+        (folder / f"{drawing.name}.svg").write_bytes(drawing.svg)
+        (folder / f"{drawing.name}.png").write_bytes(drawing.png)
+
+
+# The page
+
+
+def write_html(parts: Sequence[tuple[Study, Sequence[Drawing]]], file: Path, *, pictures: bool) -> None:
+    """One page with a section for each study and its drawings. `pictures` puts the worst images' thumbnails into it."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.filters |= {"shown": shown, "number": _number, "uri": _uri, "json": _json}
+    studies = [study for study, _ in parts]
+    page = environment.get_template("report.html.jinja").render(
+        parts=parts,
+        over_datasets=(*DATASETS_TABLE, over_datasets(studies)) if len(parts) > 1 else None,
+        tables_of=tables_of,
+        thumbnail=_thumbnail if pictures else None,
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(page, encoding="utf-8")
+
+
+def _uri(content: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False)
+
+
+def _thumbnail(row: dict[str, Any]) -> str | None:
+    """A small JPEG of a row's image as a data URI; None where it cannot be read any more."""
+    try:
+        image = load_image(row["image"]).pixels
+    except ImageError:
+        return None
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    content = BytesIO()
+    image.save(content, "JPEG", quality=80)
+    return _uri(content.getvalue(), "jpeg")
