@@ -2,6 +2,8 @@
 """Studies the agent on images with human scores. Nothing leaves this machine.
 
 examples:
+  python scripts/study.py run /data/tid2013 --out runs/tid2013
+  python scripts/study.py run /data/koniq10k --out runs/koniq10k --config qwen2_5_vl_7b --gpu 0 --split test
   python scripts/study.py report runs/tid2013 --out reports/tid2013
   python scripts/study.py report runs/tid2013 runs/koniq10k --out reports/both --draws 2000
   python scripts/study.py report runs/koniq10k --out reports/koniq10k --baseline "letters, image alone" --pictures
@@ -16,6 +18,82 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+# run
+
+
+def add_run(commands: argparse._SubParsersAction) -> None:
+    from agentic_iqa_local.prompts import DEFAULT_QUERY
+    from agentic_iqa_local.studies.inference import CONTEXTS, POSITIONS
+
+    command = commands.add_parser(
+        "run",
+        help="each image's inference, once, into a folder that survives a kill",
+        description="Reads a data set as its authors ship it (or a manifest with image, reference, mos), and stores for each image "
+        "plan, evidence, tools' raw scores, the letters forward and reversed in every context, and the cost. Run the same command "
+        "again to go on after an interruption.",
+    )
+    what = command.add_argument_group("what to read")
+    what.add_argument("dataset", type=Path, metavar="FOLDER", help="folder of the data set, or a manifest (.csv, .jsonl)")
+    what.add_argument("--key", metavar="NAME", help="which data set it is, where the layout does not tell")
+    what.add_argument("--part-of", metavar="NAME", help="a manifest: the data set whose scale and direction its scores have")
+    what.add_argument("--split", metavar="NAME", help="only images of this official split (train, val, test)")
+    what.add_argument("--limit", type=int, metavar="N", help="only N images, drawn evenly over the data set with a fixed seed")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run's folder: run.json and rows.jsonl")
+    how = command.add_argument_group("how")
+    device = how.add_mutually_exclusive_group()
+    device.add_argument("--gpu", metavar="N", help="GPU by index, UUID or MIG name (default: GPU 0 if there is one)")
+    device.add_argument("--cpu", action="store_true", help="run on the CPU")
+    how.add_argument("--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)")
+    how.add_argument("--engine", choices=("transformers", "vllm", "server"), help="what serves the model")
+    how.add_argument("--model", metavar="NAME", help="a model below models/, or a folder")
+    how.add_argument("--query", default=DEFAULT_QUERY, help="what is asked of each image (default: %(default)s)")
+    how.add_argument("--contexts", nargs="+", choices=CONTEXTS, default=CONTEXTS, help="what stands in the prompt (default: all)")
+    how.add_argument(
+        "--positions", nargs="+", choices=POSITIONS, default=("json",), help="where the letter is read (default: json)"
+    )
+    how.add_argument("--tools", nargs="+", metavar="TOOL", help="tools scored on every image (default: the configuration's)")
+    how.add_argument("--jobs", type=int, default=1, metavar="N", help="images at once, for vllm and server (default: 1)")
+    command.set_defaults(main=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from agentic_iqa_local.config import ConfigError, load_settings
+    from agentic_iqa_local.devices import DeviceError, choose_device
+    from agentic_iqa_local.iqa_tools import ToolError, find_tool
+    from agentic_iqa_local.iqa_tools.calibration import CalibrationError
+    from agentic_iqa_local.services import Services
+    from agentic_iqa_local.studies.datasets import DatasetError
+    from agentic_iqa_local.studies.run import Plan, chosen, run_study
+    from agentic_iqa_local.studies.store import StoreError
+    from agentic_iqa_local.vlm_client import VLMError
+
+    try:
+        dataset = chosen(args.dataset, args.key, part_of=args.part_of, split=args.split, limit=args.limit)
+        for name in dataset.missing[:5]:
+            print(f"missing: {name}", file=sys.stderr)
+        if dataset.missing:
+            print(f"{len(dataset.missing)} files that the scores name are missing", file=sys.stderr)
+        settings = load_settings(args.config)
+        settings = settings.with_engine(args.engine) if args.engine else settings
+        settings = settings.with_model(args.model) if args.model else settings
+        services = Services(settings, choose_device(args.gpu, args.cpu))
+        full = dataset.info.kind == "FR" or any(item.reference for item in dataset.items)
+        tools = args.tools or (settings.tools.full_reference if full else settings.tools.no_reference)
+        plan = Plan(args.query, tuple(args.contexts), tuple(args.positions), tuple(find_tool(tool).name for tool in tools))
+        services.client("summarizer")
+        total = len(dataset.items or dataset.questions)
+        with tqdm(total=total, unit="image", file=sys.stderr) as bar:
+            for done in run_study(dataset, services, plan, args.out, jobs=args.jobs):
+                bar.update(done - bar.n)
+    except (DatasetError, StoreError, ConfigError, DeviceError, VLMError, ToolError, CalibrationError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{total} rows in {args.out}; next: python scripts/study.py report {args.out} --out DIR")
+    return 0
 
 
 # report
@@ -124,6 +202,7 @@ def names_of(runs: list[Path]) -> list[str]:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_run(commands)
     add_report(commands)
     return parser.parse_args(argv)
 
@@ -133,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return args.main(args)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted: the rows so far are kept; the same command goes on", file=sys.stderr)
         return 130
 
 

@@ -7,17 +7,19 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from agentic_iqa_local.config import ROOT
 from agentic_iqa_local.devices import describe_device
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.studies.datasets import Dataset, Item, Question
+from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Item, Question, load_dataset
 from agentic_iqa_local.studies.inference import CONTEXTS, answer, infer
 from agentic_iqa_local.studies.store import Store
 
@@ -34,24 +36,35 @@ class Plan:
     tools: tuple[str, ...] = ()
 
 
-def run_study(dataset: Dataset, services: Services, plan: Plan, folder: Path, *, jobs: int = 1) -> Iterator[str]:
-    """Fills `folder` with the rows that it lacks, yielding each key as its row is on disk. Raises StoreError."""
+def chosen(folder: Path, key: str | None, *, part_of: str | None, split: str | None, limit: int | None) -> Dataset:
+    """The data set's images of `split`, at most `limit`. Raises DatasetError."""
+    dataset = load_dataset(folder, key, **({"part_of": part_of} if part_of else {}))
+    items: Sequence[Item | Question] = [x for x in dataset.items or dataset.questions if split is None or x.split == split]
+    if not items:
+        known = sorted({x.split for x in dataset.items or dataset.questions if x.split})
+        raise DatasetError(
+            f"{folder}: expected images of the split {split}, found none; the splits are {', '.join(known) or 'unknown'}."
+        )
+    if limit is not None and limit < len(items):
+        kept = np.random.default_rng(0).choice(len(items), limit, replace=False)
+        items = [items[i] for i in sorted(kept)]
+    return replace(dataset, **{"items" if dataset.items else "questions": tuple(items)})
+
+
+def run_study(dataset: Dataset, services: Services, plan: Plan, folder: Path, *, jobs: int = 1) -> Iterator[int]:
+    """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk. Raises StoreError."""
     items: Sequence[Item | Question] = dataset.items or dataset.questions
     keyed = {_key(dataset, item): item for item in items}
     with Store(folder, describe(services, dataset), identity(dataset, services, plan)) as store, ThreadPoolExecutor(jobs) as pool:
         left = [(key, item) for key, item in keyed.items() if key not in store.done]
         rows = map if jobs == 1 else pool.map
+        yield len(store.done)
         try:
             for row in rows(lambda pair: _row(dataset, *pair, services, plan), left):
                 store.append(row)
-                yield row["key"]
+                yield len(store.done)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def remaining(dataset: Dataset, done: set[str]) -> int:
-    """How many images of the data set have no row yet."""
-    return len({_key(dataset, item) for item in dataset.items or dataset.questions} - done)
 
 
 def _key(dataset: Dataset, item: Item | Question) -> str:
