@@ -12,7 +12,6 @@ Exit status: 0 done, 2 wrong usage or a run that cannot be used.
 """
 
 import argparse
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -96,6 +95,46 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+# fit
+
+
+def add_fit(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser(
+        "fit",
+        help="p_c's temperature and η from a part of a run, for assess.py --fit and report --fit",
+        description="Fits on a part of a run and writes a file that says on which rows, by which objective and how much it gained. "
+        "report --fit leaves those rows out. rps: ranked probability score (absolute category scales); srcc: any scale; spread: "
+        "without human scores, E[level] spreads as far as the tools' mean does.",
+    )
+    command.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    command.add_argument("--objective", choices=("rps", "srcc", "spread"), default="rps", help="default: rps")
+    command.add_argument("--split", metavar="NAME", help="official split to fit on, such as train or val")
+    command.add_argument(
+        "--share", type=float, default=0.3, metavar="X", help="without --split: this share of the scenes, drawn with a fixed seed"
+    )
+    command.add_argument("--out", type=Path, required=True, metavar="FILE", help="the fit (JSON)")
+    command.set_defaults(main=fit)
+
+
+def fit(args: argparse.Namespace) -> int:
+    from agentic_iqa_local.studies.analysis import StudyError
+    from agentic_iqa_local.studies.datasets import DatasetError
+    from agentic_iqa_local.studies.fitting import FitError, fit_run
+    from agentic_iqa_local.studies.store import StoreError
+
+    try:
+        found = fit_run(args.run, args.objective, split=args.split, share=args.share)
+        found.write(args.out)
+    except (FitError, StoreError, StudyError, DatasetError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(
+        f"{found.objective} on {len(found.keys)} images of {found.dataset}: {found.before:.4f} → {found.after:.4f} with temperature "
+        f"{found.temperature:.3f} and η {found.eta:.3f}; written to {args.out}"
+    )
+    return 0
+
+
 # report
 
 
@@ -119,7 +158,10 @@ def add_report(commands: argparse._SubParsersAction) -> None:
         help="the mode that every other is compared with; name it before you look (default: classification)",
     )
     command.add_argument(
-        "--fits", type=Path, metavar="FILE", help="JSON with a fitted temperature and eta: adds the mode they give"
+        "--fit",
+        type=Path,
+        metavar="FILE",
+        help="a fit of study.py: adds the mode it gives, and leaves out the rows it was made on",
     )
     command.add_argument(
         "--pictures",
@@ -134,6 +176,7 @@ def report(args: argparse.Namespace) -> int:
     from agentic_iqa_local.iqa_tools import ToolError
     from agentic_iqa_local.iqa_tools.calibration import CalibrationError
     from agentic_iqa_local.studies.analysis import StudyError
+    from agentic_iqa_local.studies.fitting import FitError
     from agentic_iqa_local.studies.store import StoreError
 
     if args.draws < 1:
@@ -141,7 +184,7 @@ def report(args: argparse.Namespace) -> int:
         return 2
     try:
         write_report(args)
-    except (StudyError, StoreError, ToolError, CalibrationError, OSError) as error:
+    except (StudyError, StoreError, FitError, ToolError, CalibrationError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -149,6 +192,7 @@ def report(args: argparse.Namespace) -> int:
 
 def write_report(args: argparse.Namespace) -> None:
     from agentic_iqa_local.studies.analysis import analyse, dataset_info
+    from agentic_iqa_local.studies.fitting import read_fit
     from agentic_iqa_local.studies.plots import draw
     from agentic_iqa_local.studies.report import (
         DATASETS_TABLE,
@@ -162,11 +206,14 @@ def write_report(args: argparse.Namespace) -> None:
     )
     from agentic_iqa_local.studies.store import read_run
 
-    fitted = read_fits(args.fits) if args.fits else None
+    fitted = read_fit(args.fit) if args.fit else None
     parts = []
     for folder, name in zip(args.runs, names_of(args.runs), strict=True):
         run, rows = read_run(folder)
-        study = analyse(run, rows, dataset_info(run), name=name, draws=args.draws, baseline=args.baseline, fitted=fitted)
+        if fitted and fitted.dataset == run["identity"]["dataset"]:
+            rows = [row for row in rows if row["key"] not in fitted.keys]
+        letters = fitted and fitted.letters
+        study = analyse(run, rows, dataset_info(run), name=name, draws=args.draws, baseline=args.baseline, fitted=letters)
         parts.append((study, draw(study)))
     for study, drawings in parts:
         folder = args.out / study.name if len(parts) > 1 else args.out
@@ -182,16 +229,6 @@ def write_report(args: argparse.Namespace) -> None:
     print(f"Written to {args.out}: open {args.out / 'report.html'}")
 
 
-def read_fits(file: Path):
-    from agentic_iqa_local.studies.analysis import StudyError
-    from agentic_iqa_local.studies.readings import Letters
-
-    try:
-        return Letters(**{"source": file.name} | json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise StudyError(f"--fits {file}: expected JSON with temperature and eta, got: {error}") from error
-
-
 def names_of(runs: list[Path]) -> list[str]:
     """The runs' folder names, numbered where two are the same."""
     names = [run.resolve().name for run in runs]
@@ -203,6 +240,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands)
+    add_fit(commands)
     add_report(commands)
     return parser.parse_args(argv)
 

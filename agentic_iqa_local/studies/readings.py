@@ -98,15 +98,18 @@ def tool_means(rows: Sequence[Row], vote: str) -> np.ndarray:
     return means
 
 
-def fuse(p: np.ndarray, q_bar: np.ndarray, eta: float, *, normalize: bool = True) -> np.ndarray:
-    """q of `score_fusion` (4) for many rows; where q̄ is nan α is uniform, as in an assessment without tools."""
+def fused_distribution(p: np.ndarray, q_bar: np.ndarray, eta: float, *, normalize: bool = True) -> np.ndarray:
+    """w ∝ α·p (rows, 5) of `score_fusion`; where q̄ is nan α is uniform, as in an assessment without tools."""
     log_alpha = np.where(np.isnan(q_bar)[:, None], 0.0, -eta * (q_bar[:, None] - LEVELS) ** 2)
     alpha = np.exp(log_alpha - log_alpha.max(1, keepdims=True))
-    alpha /= alpha.sum(1, keepdims=True)
-    weighted = alpha * p
+    weighted = alpha / alpha.sum(1, keepdims=True) * p
     with np.errstate(invalid="ignore", divide="ignore"):
-        total = weighted.sum(1) if normalize else 1.0
-        return weighted @ LEVELS / total
+        return weighted / weighted.sum(1, keepdims=True) if normalize else weighted
+
+
+def fuse(p: np.ndarray, q_bar: np.ndarray, eta: float, *, normalize: bool = True) -> np.ndarray:
+    """q of `score_fusion` (4) for many rows."""
+    return fused_distribution(p, q_bar, eta, normalize=normalize) @ LEVELS
 
 
 def raw_scores(rows: Sequence[Row], tool: str) -> np.ndarray:
