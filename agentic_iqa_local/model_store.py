@@ -1,0 +1,665 @@
+"""Model files on disk: bundles, which carry them to a machine without a network, and the store that they are unpacked into.
+
+A bundle is a folder of files with a manifest, or the same as one uncompressed tar archive:
+
+    manifest.json.sha256                 "HASH  manifest.json", as sha256sum writes it
+    manifest.json                        every file with size, SHA-256, source and licence, and the licences that bind
+    FOLDER/...                           a vision-language model
+    tools/hub/{pyiqa,checkpoints,clip}/  what pyiqa's metrics load, laid out as torch's hub folder
+    tools/huggingface/models--ORG--REPO/ what timm and transformers load for them: a Hugging Face cache, its blobs in place of
+                                         links (refs/main, snapshots/COMMIT/...)
+    wheels/                              an offline installation of the environment
+
+Everything in an archive but the files' bytes follows from the manifest: order, headers, padding, length. Reading compares
+with that and interprets nothing else, so links, devices, foreign names, doubled members and bombs are damage like any
+other, and the manifest's SHA-256 stands for the whole archive. `scripts/fetch_models.py` makes bundles.
+
+A store is a bundle in folder form, its manifest that of all bundles unpacked into it; it is written last. How the rest of the
+package uses it: `weights_dir(root)` is `ToolRunner`'s weights_dir; `environment(root)` is put into os.environ before anything
+imports torch or huggingface_hub; `verified(root, path)` is asked before a pickle is loaded. Neither torch nor pyiqa is
+imported here, and nothing here reaches a network.
+
+    python -m agentic_iqa_local.model_store verify BUNDLE --expect HASH
+    python -m agentic_iqa_local.model_store unpack BUNDLE --expect HASH --models DIR
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import struct
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, BinaryIO, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+MANIFEST = "manifest.json"
+MANIFEST_HASH = "manifest.json.sha256"
+HASH_LINE = len(f"{'0' * 64}  {MANIFEST}\n")
+LARGEST_MANIFEST = 16 << 20
+HUB = "tools/hub"
+HUGGINGFACE = "tools/huggingface"
+WHEELS = "wheels"
+PARTIAL = ".partial"
+BLOCK = 512  # of a tar archive
+CHUNK = 1 << 20
+SEGMENT = re.compile(r"[A-Za-z0-9_+=@,!~() .-]+")
+
+Progress = Callable[[str, int], None]  # a file's path and how many of its bytes were just done
+
+
+class BundleError(RuntimeError):
+    """A bundle or store that cannot be trusted, read or written; the message is one sentence that names the file."""
+
+
+class Truncated(BundleError):
+    """An archive that ends too early."""
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("expected one line of printable characters")
+    return text
+
+
+Line = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Notice(Record):
+    """A licence that restricts what may be done with files, shown before they are used."""
+
+    licence: Line
+    of: Line
+    says: Line
+    url: Line
+
+    def __str__(self) -> str:
+        return f"{self.of}: {self.licence}, {self.says} ({self.url})"
+
+
+class StoredFile(Record):
+    """One file; `path` is relative to the bundle, `source` where it was taken from."""
+
+    path: str
+    size: int = Field(ge=0, lt=1 << 62)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    source: Line
+    licence: Line
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, path: str) -> str:
+        parts = path.split("/")
+        if not all(SEGMENT.fullmatch(part) for part in parts) or {".", ".."} & set(parts):
+            raise ValueError(f"expected a relative path of plain names, got {path!r}")
+        if parts[0] in (MANIFEST, MANIFEST_HASH) or path.endswith(PARTIAL):
+            raise ValueError(f"expected a name that is not the bundle's own, got {path!r}")
+        _header(path, 0)
+        return path
+
+
+class Manifest(Record):
+    """What a bundle or a store holds; `contents` says it in words."""
+
+    format: Literal["agentic_iqa_local bundle 1"] = "agentic_iqa_local bundle 1"
+    contents: tuple[Line, ...]
+    notices: tuple[Notice, ...] = ()
+    files: tuple[StoredFile, ...]
+
+    @model_validator(mode="after")
+    def _one_place_each(self) -> Self:
+        paths = Counter(file.path for file in self.files)
+        folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
+        if clash := [path for path, count in paths.items() if count > 1 or path in folders]:
+            raise ValueError(f"expected one file a path, got several for {clash[0]!r}")
+        return self
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def amount(size: int) -> str:
+    """Bytes for a reader: 18.8 MB."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} bytes"
+
+
+# where things lie
+
+
+def models_root(option: str | Path | None = None) -> Path:
+    """The store's folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout."""
+    return Path(option or os.environ.get("AGENTIC_IQA_MODELS") or Path(__file__).resolve().parents[1] / "models").absolute()
+
+
+def weights_dir(root: str | Path) -> Path:
+    """The tools' weights in a store: a folder laid out like torch's hub folder."""
+    return Path(root) / HUB
+
+
+def environment(root: str | Path) -> dict[str, str]:
+    """The variables with which torch, timm and transformers find a store's files and look nowhere else."""
+    return {
+        "TORCH_HOME": str(weights_dir(root).parent.absolute()),
+        "HF_HUB_CACHE": str((Path(root) / HUGGINGFACE).absolute()),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+
+
+def store_manifest(root: str | Path) -> Manifest | None:
+    """What was unpacked into a store; None where nothing was. Raises BundleError for a damaged manifest."""
+    return _Folder.at(Path(root)).manifest if (Path(root) / MANIFEST).is_file() else None
+
+
+def verified(root: str | Path, path: str) -> bool:
+    """Whether the store's manifest has the file `path` and its bytes are those of the manifest now."""
+    manifest = store_manifest(root)
+    entry = next((file for file in manifest.files if file.path == path), None) if manifest else None
+    return entry is not None and _whole(Path(root) / path, entry)
+
+
+# reading
+
+
+def _header(path: str, size: int) -> bytes:
+    """The archive's header of one file: POSIX ustar without owner or time. Raises ValueError for a path that is too long."""
+    prefix, name = "", path
+    if len(path) > 100:
+        cut = path.find("/", len(path) - 101)
+        prefix, name = path[: max(cut, 0)], path[cut + 1 :]
+    if len(name) > 100 or len(prefix) > 155:
+        raise ValueError(f"expected a path that a tar header holds (100 characters after a '/', 155 before it), got {path!r}")
+    length = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
+    fields = struct.pack(
+        "100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x",
+        *(name.encode(), b"0000644\0", b"0000000\0", b"0000000\0", length, b"00000000000\0", b" " * 8, b"0", b""),
+        *(b"ustar\0", b"00", b"", b"", b"0000000\0", b"0000000\0", prefix.encode()),
+    )
+    return fields[:148] + b"%06o\0 " % sum(fields) + fields[156:]
+
+
+def _padding(size: int) -> int:
+    return -size % BLOCK
+
+
+def _hash_line(raw: bytes) -> bytes:
+    return f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST}\n".encode()
+
+
+def _trusted(raw: bytes, line: bytes, where: Path, expected: Mapping[str, str | None]) -> tuple[Manifest, str]:
+    """The manifest and its SHA-256, which must be that of `line` and whatever else is `expected` (who says so → hash)."""
+    found = hashlib.sha256(raw).hexdigest()
+    if line != _hash_line(raw):
+        raise BundleError(
+            f"{where}: {MANIFEST} or {MANIFEST_HASH} is damaged: expected SHA-256 {line[:64].decode('ascii', 'replace')!r}, "
+            f"got {found!r}; copy or unpack the bundle again (a damaged manifest of a models folder has to be removed first)"
+        )
+    for who, wanted in expected.items():
+        if wanted is not None and wanted != found:
+            raise BundleError(
+                f"{where}: expected {MANIFEST} with SHA-256 {wanted} ({who}), got {found}; this is another bundle or a changed one"
+            )
+    try:
+        return Manifest.model_validate_json(raw), found
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in first["loc"]) or "file"
+        raise BundleError(f"{where}: {MANIFEST} cannot be used: {key}: {first['msg']}; fetch the bundle again") from error
+
+
+class _Archive:
+    """The archive form: whatever differs from what the manifest implies is damage."""
+
+    def __init__(self, path: Path, file: BinaryIO, expect: str | None):
+        self._path, self._file = path, file
+        self._length = os.fstat(file.fileno()).st_size
+        if self._take(BLOCK, MANIFEST_HASH) != _header(MANIFEST_HASH, HASH_LINE):
+            raise BundleError(
+                f"{path}: expected a bundle that starts with {MANIFEST_HASH}, got something else; "
+                "this is no bundle, or its beginning is damaged: copy it again"
+            )
+        line = self._padded(HASH_LINE, MANIFEST_HASH)
+        header = self._take(BLOCK, MANIFEST)
+        digits = re.fullmatch(rb"[0-7]{11}", header[124:135])
+        size = int(digits[0], 8) if digits else 0
+        if not 0 < size <= LARGEST_MANIFEST or header != _header(MANIFEST, size):
+            raise BundleError(f"{path}: the header of {MANIFEST} is damaged; copy the bundle again")
+        raw = self._padded(size, MANIFEST)
+        self.manifest, self.sha256 = _trusted(raw, line, path, {"--expect": expect, _sidecar(path).name: _promised(path)})
+        self._starts: dict[str, int] = {}
+        self._end = file.tell()
+        for entry in self.manifest.files:
+            self._starts[entry.path] = self._end
+            self._end += BLOCK + entry.size + _padding(entry.size)
+        if self._length > (total := self._end + 2 * BLOCK):
+            raise BundleError(f"{path}: expected {total} bytes as its {MANIFEST} says, got {self._length}; copy it again")
+
+    def read(self, entry: StoredFile) -> Iterator[bytes]:
+        """The file's bytes. Raises BundleError, after the last of them at the latest, when anything about it is damaged."""
+        self._file.seek(self._starts[entry.path])
+        if self._take(BLOCK, entry.path) != _header(entry.path, entry.size):
+            raise BundleError(f"{self._path}: the header of {entry.path} is damaged; copy the bundle again")
+        digest, left = hashlib.sha256(), entry.size
+        while left:
+            chunk = self._take(min(left, CHUNK), entry.path)
+            digest.update(chunk)
+            left -= len(chunk)
+            yield chunk
+        self._zeros(_padding(entry.size), entry.path)
+        if digest.hexdigest() != entry.sha256:
+            raise BundleError(
+                f"{self._path}: {entry.path} is damaged: expected SHA-256 {entry.sha256}, got {digest.hexdigest()}; "
+                "copy the bundle again"
+            )
+
+    def finish(self) -> None:
+        """Raises BundleError unless the archive ends as it should."""
+        self._file.seek(self._end)
+        self._zeros(2 * BLOCK, "the last file")
+
+    def _take(self, count: int, inside: str) -> bytes:
+        try:
+            data = self._file.read(count)
+        except OSError as error:
+            raise BundleError(f"{self._path}: {inside} cannot be read ({error.strerror}); copy the bundle again") from error
+        if len(data) < count:
+            raise Truncated(
+                f"{self._path} ends at byte {self._length}, inside {inside}: the copy is incomplete; go on with "
+                "'rsync --append-verify' or copy it again, then run the same command"
+            )
+        return data
+
+    def _padded(self, count: int, inside: str) -> bytes:
+        data = self._take(count, inside)
+        self._zeros(_padding(count), inside)
+        return data
+
+    def _zeros(self, count: int, inside: str) -> None:
+        if self._take(count, inside).strip(b"\0"):
+            raise BundleError(f"{self._path}: the padding after {inside} is damaged; copy the bundle again")
+
+
+def _sidecar(archive: Path) -> Path:
+    return archive.with_name(archive.name + ".sha256")
+
+
+def _promised(archive: Path) -> str | None:
+    """The manifest's SHA-256 that the file beside an archive names; None without such a file."""
+    sidecar = _sidecar(archive)
+    if not sidecar.is_file():
+        return None
+    with sidecar.open("rb") as file:
+        found = re.search(rb"^# manifest ([0-9a-f]{64})$", file.read(4096), re.MULTILINE)
+    if found is None:
+        raise BundleError(
+            f"{sidecar}: expected a line '# manifest HASH', found none; copy it again, or remove it and pass --expect"
+        )
+    return found[1].decode()
+
+
+class _Folder:
+    """The folder form: each file of the manifest at its place."""
+
+    def __init__(self, manifest: Manifest, sha256: str, places: Mapping[str, Path]):
+        self.manifest, self.sha256, self._places = manifest, sha256, places
+
+    @classmethod
+    def at(cls, folder: Path, expect: str | None = None) -> "_Folder":
+        try:
+            with (folder / MANIFEST).open("rb") as file, (folder / MANIFEST_HASH).open("rb") as hash_file:
+                raw, line = file.read(LARGEST_MANIFEST), hash_file.read(HASH_LINE + 1)
+        except OSError as error:
+            raise BundleError(
+                f"{folder}: expected a bundle with {MANIFEST} and {MANIFEST_HASH}, cannot read {Path(error.filename or folder).name} "
+                f"({error.strerror}); the manifest is copied and unpacked last: repeat that"
+            ) from error
+        manifest, sha256 = _trusted(raw, line, folder, {"--expect": expect})
+        return cls(manifest, sha256, {entry.path: folder / entry.path for entry in manifest.files})
+
+    def read(self, entry: StoredFile) -> Iterator[bytes]:
+        """The file's bytes. Raises BundleError, after the last of them at the latest, for a file that is not as it should be."""
+        place = self._places[entry.path]
+        if not place.is_file():
+            raise BundleError(f"{place}: expected {entry.size} bytes, found no file; copy it again")
+        if (size := place.stat().st_size) != entry.size:
+            raise BundleError(f"{place}: expected {entry.size} bytes, got {size}; it was not copied whole or was changed")
+        digest = hashlib.sha256()
+        try:
+            with place.open("rb") as file:
+                while chunk := file.read(CHUNK):
+                    digest.update(chunk)
+                    yield chunk
+        except OSError as error:
+            raise BundleError(f"{place}: cannot be read ({error.strerror}); copy it again") from error
+        if digest.hexdigest() != entry.sha256:
+            raise BundleError(f"{place} is damaged: expected SHA-256 {entry.sha256}, got {digest.hexdigest()}; copy it again")
+
+    def finish(self) -> None:
+        """Nothing but its files makes up a folder."""
+
+
+@contextmanager
+def _opened(bundle: Path, expect: str | None) -> Iterator[_Archive | _Folder]:
+    if bundle.is_dir():
+        yield _Folder.at(bundle, expect)
+    elif bundle.is_file():
+        with bundle.open("rb") as file:
+            yield _Archive(bundle, file, expect)
+    else:
+        raise BundleError(f"{bundle}: expected a bundle (an archive, or a folder with {MANIFEST}), found nothing there")
+
+
+def _silent(path: str, size: int) -> None:
+    pass
+
+
+def read_manifest(bundle: str | Path, expect: str | None = None) -> tuple[Manifest, str]:
+    """A bundle's or store's manifest and its SHA-256. Raises BundleError when it cannot be trusted or is not `expect`."""
+    with _opened(Path(bundle), expect) as source:
+        return source.manifest, source.sha256
+
+
+def verify(bundle: str | Path, expect: str | None = None, progress: Progress = _silent) -> list[str]:
+    """One sentence for each file of a bundle or store that is missing or damaged; empty when all is well.
+
+    Reads every byte. Raises BundleError when the manifest itself cannot be trusted or is not `expect`.
+    """
+    problems = []
+    with _opened(Path(bundle), expect) as source:
+        try:
+            for entry in source.manifest.files:
+                try:
+                    for chunk in source.read(entry):
+                        progress(entry.path, len(chunk))
+                except Truncated:
+                    raise
+                except BundleError as error:
+                    problems.append(str(error))
+            source.finish()
+        except BundleError as error:
+            problems.append(str(error))
+    return problems
+
+
+# writing
+
+
+def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, progress: Progress = _silent) -> Manifest:
+    """Puts a bundle's files into the store `root` and returns its manifest.
+
+    A file gets its name only when its bytes are those of the manifest; what lies there with the right bytes is kept, so an
+    interrupted run, or one that met a truncated archive, is gone on with by the same call. The store's manifest comes last.
+    Raises BundleError for anything damaged or unexpected, for a link in the way and for too little space.
+    """
+    root = Path(root).absolute()
+    with _opened(Path(bundle), expect) as source:
+        before = store_manifest(root)
+        _copy(source, root, progress)
+    _write_manifest(root, _serialised(_joined(before, source.manifest)))
+    return source.manifest
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file for a bundle: its path there, where it lies now, where it came from and under which licence."""
+
+    path: str
+    file: Path
+    source: str
+    licence: str
+
+
+def describe(
+    pieces: Iterable[Piece], contents: Iterable[str], notices: Iterable[Notice] = (), progress: Progress = _silent
+) -> Manifest:
+    """The manifest of a bundle of `pieces`, which are read for their hashes. Raises BundleError."""
+    files = []
+    try:
+        for piece in sorted(pieces, key=lambda piece: piece.path):
+            with piece.file.open("rb") as file:
+                size, digest = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+            progress(piece.path, size)
+            files.append(StoredFile(path=piece.path, size=size, sha256=digest, source=piece.source, licence=piece.licence))
+        return Manifest(contents=tuple(contents), notices=tuple(notices), files=tuple(files))
+    except OSError as error:
+        raise BundleError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    except ValidationError as error:
+        raise BundleError(f"bundle: {error.errors()[0]['msg']}; rename or leave out that file") from error
+
+
+def write_bundle(
+    out: str | Path, manifest: Manifest, places: Mapping[str, Path], archive: bool = True, progress: Progress = _silent
+) -> str:
+    """Writes the bundle that `manifest` describes from files at `places` (path in the bundle → file); its manifest's SHA-256.
+
+    An archive gets a file NAME.sha256 beside it, for `sha256sum -c`. A folder that is partly there is gone on with.
+    Raises BundleError, also for a file that is no longer what the manifest says.
+    """
+    out, raw = Path(out).absolute(), _serialised(manifest)
+    sha256 = hashlib.sha256(raw).hexdigest()
+    source = _Folder(manifest, sha256, places)
+    if archive:
+        _write_archive(out, raw, source, progress)
+    else:
+        _copy(source, out, progress)
+        _write_manifest(out, raw)
+    return sha256
+
+
+def _serialised(manifest: Manifest) -> bytes:
+    return manifest.model_dump_json(indent=1).encode() + b"\n"
+
+
+def _joined(old: Manifest | None, new: Manifest) -> Manifest:
+    """One manifest for both; a path that both have is the new one's."""
+    if old is None:
+        return new
+    paths = {file.path for file in new.files}
+    return Manifest(
+        contents=tuple(dict.fromkeys((*old.contents, *new.contents))),
+        notices=tuple(dict.fromkeys((*old.notices, *new.notices))),
+        files=(*(file for file in old.files if file.path not in paths), *new.files),
+    )
+
+
+def _write_archive(out: Path, raw: bytes, source: _Folder, progress: Progress) -> None:
+    members = [(MANIFEST_HASH, HASH_LINE, [_hash_line(raw)]), (MANIFEST, len(raw), [raw])]
+    members += [(entry.path, entry.size, source.read(entry)) for entry in source.manifest.files]
+    _require_space(out.parent, sum(BLOCK + size + _padding(size) for _, size, _ in members) + 2 * BLOCK)
+    whole = hashlib.sha256()
+
+    def stream() -> Iterator[bytes]:
+        for path, size, chunks in members:
+            yield _header(path, size)
+            for chunk in chunks:
+                progress(path, len(chunk))
+                yield chunk
+            yield bytes(_padding(size))
+        yield bytes(2 * BLOCK)
+
+    def hashed() -> Iterator[bytes]:
+        for data in stream():
+            whole.update(data)
+            yield data
+
+    _sidecar(out).unlink(missing_ok=True)
+    _place(hashed(), out)
+    _place([f"# manifest {source.sha256}\n{whole.hexdigest()}  {out.name}\n".encode()], _sidecar(out))
+
+
+def _write_manifest(folder: Path, raw: bytes) -> None:
+    _place([_hash_line(raw)], folder / MANIFEST_HASH)
+    _place([raw], folder / MANIFEST)
+
+
+def _copy(source: _Archive | _Folder, root: Path, progress: Progress) -> None:
+    """Writes every file of `source` that does not lie in `root` already."""
+    for entry in source.manifest.files:
+        _refuse_links(root, entry.path)
+    missing = [entry for entry in source.manifest.files if not _whole(root / entry.path, entry)]
+    _require_space(root, sum(entry.size for entry in missing))
+    for entry in missing:
+        _place(_reported(source.read(entry), entry.path, progress), root / entry.path)
+    source.finish()
+
+
+def _reported(chunks: Iterable[bytes], path: str, progress: Progress) -> Iterator[bytes]:
+    for chunk in chunks:
+        progress(path, len(chunk))
+        yield chunk
+
+
+def _place(chunks: Iterable[bytes], target: Path) -> None:
+    """Writes a file under another name and gives it its own when it is complete."""
+    partial = target.with_name(target.name + PARTIAL)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+        os.replace(partial, target)
+    except OSError as error:
+        raise BundleError(f"{target}: cannot be written ({error.strerror}); make room there or choose another folder") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _whole(place: Path, entry: StoredFile) -> bool:
+    if not place.is_file() or place.stat().st_size != entry.size:
+        return False
+    with place.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
+
+
+def _refuse_links(root: Path, path: str) -> None:
+    """Raises BundleError for a link on the way to a file: writing through it would leave the store."""
+    place = root
+    for part in PurePosixPath(path).parts[:-1]:
+        place /= part
+        if place.is_symlink():
+            raise BundleError(f"{place}: expected a folder, got a link; remove it or choose another folder with --models")
+
+
+def _require_space(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+    if size > free:
+        raise BundleError(
+            f"{folder}: expected {amount(size)} of free space, got {amount(free)}; make room or choose another folder"
+        )
+
+
+# the command line
+
+HELP = """Verifies a bundle of models and unpacks it on a machine without a network. Nothing is downloaded, loaded or run.
+
+A bundle is made on a connected machine by scripts/fetch_models.py, which prints the HASH of its manifest. Note the HASH and
+bring it by another way than the bundle: with --expect HASH nothing but that very bundle is accepted.
+
+  python -m agentic_iqa_local.model_store verify qwen.iqabundle.tar --expect HASH
+  python -m agentic_iqa_local.model_store unpack qwen.iqabundle.tar --expect HASH --models /srv/iqa-models
+  python -m agentic_iqa_local.model_store verify /srv/iqa-models      (what was unpacked, months later)
+
+The models folder is --models, else $AGENTIC_IQA_MODELS, else models/ of the checkout. Files in it that are already right are
+kept, others of the same name replaced, so an interrupted unpacking is gone on with by the same command. A copy that broke
+off is gone on with by rsync --append-verify; until then, unpacking takes the files that are whole.
+
+Exit status: 0 all is well, 1 something is damaged, missing or not what was expected, 2 wrong usage, 130 interrupted."""
+
+
+def manifest_hash(text: str) -> str:
+    """A manifest's SHA-256 as a user gives it."""
+    if not re.fullmatch("[0-9a-f]{64}", text.strip().lower()):
+        raise argparse.ArgumentTypeError(
+            "expected the 64 hexadecimal digits that fetch_models.py printed as the manifest's SHA-256"
+        )
+    return text.strip().lower()
+
+
+@contextmanager
+def meter() -> Iterator[Progress]:
+    """Shows on a terminal's stderr how much is done, and of which file."""
+    done, shown = 0, sys.stderr.isatty()
+
+    def show(path: str, size: int) -> None:
+        nonlocal done
+        done += size
+        if shown:
+            print(f"\r\033[K{amount(done):>9}  {path[-100:]}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m agentic_iqa_local.model_store", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    check = commands.add_parser("verify", help="read every byte of a bundle or models folder and compare it with its manifest")
+    check.add_argument("bundle", nargs="?", type=Path, help="archive or folder (default: the models folder)")
+    put = commands.add_parser("unpack", help="verify a bundle and put its files into the models folder")
+    put.add_argument("bundle", type=Path, help="archive or folder")
+    put.add_argument("--models", type=Path, metavar="DIR", help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)")
+    for command in (check, put):
+        command.add_argument("--expect", type=manifest_hash, metavar="HASH", help="refuse every other bundle")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        bundle = args.bundle or models_root()
+        manifest, sha256 = read_manifest(bundle, args.expect)
+        print(f"{bundle}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256 {sha256}")
+        for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
+            print(f"  {line}")
+        if args.command == "verify":
+            with meter() as progress:
+                problems = verify(bundle, args.expect, progress)
+            return _report(problems)
+        root = models_root(args.models)
+        with meter() as progress:
+            unpack(bundle, root, args.expect, progress)
+        print(f"Unpacked into {root}.")
+        if root != models_root():
+            print(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}")
+        return 0
+    except (BundleError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: files that are whole are kept; the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _report(problems: list[str]) -> int:
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if not problems:
+        print("Every file is as its manifest says.")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
