@@ -85,14 +85,11 @@ def train(args: argparse.Namespace) -> None:
         build_processor,
         build_tokenizer,
         load_vision,
+        look_back_circuit,
         quiet_outputs,
         save_model,
     )
-    from agentic_iqa_local.training.language import (
-        language_batches,
-        language_losses,
-        read_fast_on_cpu,
-    )
+    from agentic_iqa_local.training.language import language_batches, language_losses, read_fast_on_cpu
     from agentic_iqa_local.training.roles import corpus
     from agentic_iqa_local.training.vision import VisionHeads, run_phase, train_fast_on_cpu, vision_batches, vision_losses
 
@@ -140,9 +137,7 @@ def train(args: argparse.Namespace) -> None:
     )
     # An untrained language model's gradients would undo what the vision tower has learned: it waits.
     language = nn.ModuleDict({"language": model.model.language_model})
-    first, second, *_ = model.model.language_model.layers
-    copying = nn.ModuleList([first, second.input_layernorm, second.self_attn])
-    copying.requires_grad_(False)  # it would be unlearned, or drowned, before anything has learned to use it
+    look_back_circuit(model).requires_grad_(False)
     run_phase(
         name="language",
         groups=[(language, 2e-3)],
@@ -154,7 +149,7 @@ def train(args: argparse.Namespace) -> None:
         floor=0.2,
         slower=quiet_outputs,
     )
-    copying.requires_grad_(True)
+    look_back_circuit(model).requires_grad_(True)
     run_phase(
         name="joint",
         groups=[(visual, 1e-4), (language, 4e-4)],
@@ -178,6 +173,7 @@ def train(args: argparse.Namespace) -> None:
     notes = " ".join([start, *([args.notes] if args.notes else [])])
     kept = (
         "pool",
+        "varied_pool",
         "vision_steps",
         "language_steps",
         "joint_steps",

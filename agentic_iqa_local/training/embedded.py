@@ -177,9 +177,8 @@ def _initialise_copying(language: torch.nn.Module, the: int, fields: list[int]) 
     """
     first, second, _, fourth, *_ = (layer.self_attn for layer in language.layers)
     embeddings, head = language.embed_tokens.weight, first.head_dim
-    slow = torch.tensor(
-        [*range(head * 5 // 16, head // 2), *range(head * 13 // 16, head)]
-    )  # RoPE hardly turns these in 200 tokens
+    # RoPE hardly turns these in 200 tokens.
+    slow = torch.tensor([*range(head * 5 // 16, head // 2), *range(head * 13 // 16, head)])
     size, quarter = len(slow), head // 4
     basis = torch.linalg.qr(torch.randn(embeddings.shape[1], 3 * size + 2 * head))[0].T
     match, before, earlier, content, name = basis.split([size, size, size, head, head])
@@ -216,6 +215,13 @@ def _initialise_copying(language: torch.nn.Module, the: int, fields: list[int]) 
             fourth.q_proj.weight[start + recent] = 2 * gate
         fourth.v_proj.weight[:head] = name
         fourth.o_proj.weight[:, : 2 * head] = 4 * torch.cat([name, name]).T
+
+
+def look_back_circuit(model: Qwen2_5_VLForConditionalGeneration) -> torch.nn.ModuleList:
+    """What `_initialise_copying` builds on in the first two layers: to be kept still until something has learned to use it, or
+    training would unlearn or drown it."""
+    first, second, *_ = model.model.language_model.layers
+    return torch.nn.ModuleList([first, second.input_layernorm, second.self_attn])
 
 
 def _relate_pieces(embeddings: torch.Tensor, tokenizer: Qwen2Tokenizer) -> None:
