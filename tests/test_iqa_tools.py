@@ -298,6 +298,25 @@ def test_each_metric_is_built_once_and_silently(tmp_path, photo, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_scores_kept_on_disk_are_found_again_by_what_they_were_measured_on(tmp_path, photo):
+    first = ToolRunner(weights_dir=tmp_path, cache=tmp_path / "scores.sqlite")
+    darker = photo.point(lambda value: value // 2)
+    measured = [first.score("NIQE", photo), first.score("GMSD", darker, photo)]
+    again = ToolRunner(weights_dir=tmp_path, cache=tmp_path / "scores.sqlite")
+    found = [again.score("NIQE", photo), again.score("GMSD", darker, photo)]
+    assert [(r.raw, r.normalized) for r in found] == [(r.raw, r.normalized) for r in measured]
+    assert [r.cached for r in measured + found] == [False, False, True, True]
+    assert again.constructions == {}
+    others = [again.score("NIQE", darker), again.score("GMSD", photo, darker), again.score("PIQE", photo)]
+    assert not any(reading.cached for reading in others)
+
+
+def test_a_cache_that_is_none_is_refused(tmp_path):
+    (tmp_path / "scores.sqlite").write_text("a text long enough not to be taken for an empty database " * 20)
+    with pytest.raises(ToolError, match="expected an SQLite file"):
+        ToolRunner(weights_dir=tmp_path, cache=tmp_path / "scores.sqlite")
+
+
 def test_the_smallest_side_is_the_smallest(runner):
     for name in ("MS-SSIM", "CW-SSIM", "VIF"):
         side = TOOLS[name].min_side
