@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
@@ -74,6 +75,7 @@ class Assessment(BaseModel):
     q_bar: float | None = Field(None, description="Mean of the tools' normalised scores, 1..5.")
     q: float | None = Field(None, description="Fused quality, 1 (bad) to 5 (excellent).")
     dq_dqbar: float | None = Field(None, description="How far q moves when q_bar moves by one.")
+    fusion: FusionSettings | None = Field(None, description="η, temperature and the rest of the settings that made q.")
     tools: list[ToolExecutionLog] = []
     plan: PlannerOutput | None = None
     plan_corrections: list[str] = []
@@ -117,7 +119,7 @@ def assess(
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
     row = Assessment(
         image=_printable(image), reference=reference and _printable(reference), query=query,
-        choices=choices and list(choices), mode=settings.fusion.mode, pipeline=pipeline,
+        choices=choices and list(choices), mode=settings.fusion.mode, fusion=settings.fusion, pipeline=pipeline,
     )  # fmt: skip
     began = time.perf_counter()
     images: OpenImages | None = None

@@ -103,6 +103,7 @@ class FusionSettings(Section):
     temperature: float = Field(1.0, gt=0, description="Divides the letters' log-probabilities before p_c is formed.")
     classification_confidence: float = Field(0.8, gt=0.5, le=1, description="p_c of the generated letter; the rest is shared.")
     on_missing_logits: Literal["error", "classification"] = "error"
+    fitted: str | None = Field(None, description="Where eta and temperature come from, when assess.py --fit set them.")
     off_letter_warning: float = Field(0.5, ge=0, le=1, description="Warn when this much probability lies off the letters.")
     vote: Literal["runs", "entries"] = Field(
         "runs", description="q̄ over distinct (tool, region) runs, or over every listed entry."

@@ -58,6 +58,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         choices=("logits", "classification", "uniform"),
         help="where p_c comes from (default: the configuration's, logits)",
     )
+    how.add_argument("--fit", type=Path, metavar="FILE", help="temperature and η from a fit of study.py, for the model it was made with")
     how.add_argument(
         "--max-replan-iterations", type=int, metavar="N", help="N allows N - 1 replans: 0 and 1 none, the default 2 one"
     )
@@ -127,6 +128,8 @@ def main(argv: list[str] | None = None) -> int:
             settings = settings.with_engine(args.engine)
         if args.model:
             settings = settings.with_model(args.model)
+        if args.fit:
+            settings = with_fit(settings, args.fit)
         if args.mode:
             settings = settings.model_copy(update={"fusion": settings.fusion.model_copy(update={"mode": args.mode})})
         paths = expand_inputs(args.image or [])
@@ -141,6 +144,23 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our stdout has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), results.fileno())
         return 0
+
+
+def with_fit(settings, file: Path):
+    """The temperature and η of a fit. Raises ConfigError where it is none, or of another model."""
+    from agentic_iqa_local.config import ConfigError
+    from agentic_iqa_local.studies.fitting import FitError, read_fit
+    from agentic_iqa_local.studies.run import folder_hash
+
+    try:
+        fit = read_fit(file)
+    except FitError as error:
+        raise ConfigError(f"--fit {error}") from error
+    folder = Path(settings.model(settings.summarizer.backend).path)
+    if folder.is_dir() and folder_hash(folder) != fit.model:
+        raise ConfigError(f"--fit {file}: expected a fit of the model in {folder}, it was made with another; fit it anew")
+    changes = {"temperature": fit.temperature, "eta": fit.eta, "fitted": fit.letters.source}
+    return settings.model_copy(update={"fusion": settings.fusion.model_copy(update=changes)})
 
 
 def open_rows(path: str | None) -> TextIO | None:

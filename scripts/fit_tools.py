@@ -2,7 +2,6 @@
 """Fits the maps from raw tool scores to 1..5 that configs/tool_maps.yaml holds: argparse, files and printing."""
 
 import argparse
-import csv
 import sys
 from pathlib import Path
 
@@ -10,8 +9,10 @@ import numpy as np
 import yaml
 from PIL import Image
 
+from agentic_iqa_local.images import ImageError, load_image
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, FitQuality, LogisticMap, evaluate, fit_logistic
+from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 
 ANCHORS = ("FSIM", "SSIM", "VIF", "GMSD")
 HELD_OUT = 0.3
@@ -32,8 +33,9 @@ examples:
   # maps from synthetic distortions of clean photographs, for tools without human scores
   fit_tools.py maps --photos photos/ --tools VSI MS-SSIM PSNR
 
-  # a map from your own human scores; the CSV has columns image,reference,mos, paths relative to the CSV
-  fit_tools.py mos --csv mine/scores.csv --mos-range 0 100 --tools TOPIQ_NR --name my-study
+  # maps from human scores: a data set as its authors ship it, or a manifest with columns image,reference,mos
+  fit_tools.py dataset /data/koniq10k --split train --tools TOPIQ_NR NIQE --plots plots/
+  fit_tools.py dataset mine/scores.csv --mos-range 0 100 --name my-study --tools TOPIQ_NR
 
 A fitted entry replaces the tool's usable entry in --out; rejected entries and other tools stay as they are.
 Printed beside each fit: RMSE in quality levels, SRCC and PLCC on held-out images. A tool whose held-out SRCC is low gets
@@ -66,20 +68,23 @@ def photo_samples(photos: Path, count: int, per_photo: int, crop: int, rng: np.r
         progress(index + 1, count, "photographs")
 
 
-def mos_samples(path: Path, mos_range: tuple[float, float]):
-    """(image name, reference or None, image, quality 1..5) for each row of the CSV."""
-    low, high = mos_range
-    with path.open(newline="", encoding="utf-8") as handle:
-        rows = list(csv.DictReader(handle))
-    for index, row in enumerate(rows):
-        pictures = []
-        for column in ("image", "reference"):
-            name = row.get(column)
-            pictures.append(Image.open(path.parent / name).convert("RGB") if name else None)
+def scored_samples(dataset, split: str | None, mos_range: tuple[float, float] | None):
+    """(scene or file name, reference or None, image, quality 1..5) of the images of `split`. Raises DatasetError, also where the
+    scale's ends are unknown and `mos_range` (worst, best) does not give them."""
+    items = [item for item in dataset.items if split is None or item.split == split]
+    if not items:
+        raise DatasetError(f"{dataset.root}: expected scored images of the split {split}, found none")
+    if mos_range is None:
+        info = dataset.info
+        if info.low is None or info.high is None or info.higher_is_better is None:
+            raise DatasetError(f"{dataset.root}: the scale's ends are unknown; give them with --mos-range WORST BEST")
+        mos_range = (info.low, info.high) if info.higher_is_better else (info.high, info.low)
+    worst, best = mos_range
+    for index, item in enumerate(items):
+        image, reference = (path and load_image(str(path)).pixels for path in (item.image, item.reference))
         # Split by what is pictured: all distortions of one reference fall on one side.
-        group = row.get("reference") or row["image"]
-        yield group, pictures[1], pictures[0], 1 + 4 * (float(row["mos"]) - low) / (high - low)
-        progress(index + 1, len(rows), "images")
+        yield item.group or item.image.name, reference, image, 1 + 4 * (item.mos - worst) / (best - worst)
+        progress(index + 1, len(items), "images")
 
 
 def held_out_groups(groups: list[str], rng: np.random.Generator) -> np.ndarray:
@@ -138,15 +143,34 @@ def run_maps(args: argparse.Namespace) -> tuple[list[str], list, list, list, str
     return groups, raws, qualities, rng, source, f"synthetic distortions of {args.photos_name} (anchored on KADID-10k maps)"
 
 
-def run_mos(args: argparse.Namespace) -> tuple[list[str], list, list, list, str, str]:
+def run_dataset(args: argparse.Namespace) -> tuple[list[str], list, list, list, str, str]:
+    dataset = load_dataset(args.folder, args.key)
     runner = ToolRunner(device=args.device)
     groups, raws, qualities = [], [], []
-    for group, reference, image, quality in mos_samples(args.csv, tuple(args.mos_range)):
+    for group, reference, image, quality in scored_samples(dataset, args.split, args.mos_range and tuple(args.mos_range)):
         groups.append(group)
         qualities.append(quality)
         raws.append(measure_all(runner, args.tools, image, reference))
-    source = f"scripts/fit_tools.py mos: {len(groups)} images of {args.name}"
-    return groups, raws, qualities, np.random.default_rng(args.seed), source, args.name
+    name = args.name or dataset.info.title
+    of_split = f", split {args.split}" if args.split else ""
+    source = f"scripts/fit_tools.py dataset: {len(groups)} images of {name}{of_split}, linear from its scale"
+    return groups, raws, qualities, np.random.default_rng(args.seed), source, name
+
+
+def plot(folder: Path, logistic: LogisticMap, raw, quality, held_out, check: FitQuality) -> None:
+    """The scores, those kept out of the fit marked, and the map, as `folder`/TOOL.png."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4, 3), layout="constrained")
+    axes = figure.subplots()
+    for part, label, colour in ((~held_out, "fitted", "#777777"), (held_out, "held out", "#0072b2")):
+        axes.plot(raw[part], quality[part], ".", color=colour, markersize=3, label=label)
+    places = np.linspace(raw.min(), raw.max(), 200)
+    axes.plot(places, [logistic(x) for x in places], color="#d55e00", label="map")
+    axes.set(xlabel=logistic.tool, ylabel="quality, 1..5", title=f"held out: {check}")
+    axes.legend(frameon=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{logistic.tool.replace('/', '_')}.png", dpi=150)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -157,6 +181,7 @@ def build_parser() -> argparse.ArgumentParser:
     common.add_argument("--tools", nargs="+", required=True, metavar="TOOL", help="tools to fit, by any spelling")
     common.add_argument("--out", type=Path, default=shipped, help="file of maps to write into (default: %(default)s)")
     common.add_argument("--seed", type=int, default=0, help="draws photographs, distortions and the split (default: 0)")
+    common.add_argument("--plots", type=Path, metavar="DIR", help="a figure of each fit")
     common.add_argument("--device", default="cpu", help="where the tools run (default: cpu)")
     maps = commands.add_parser("maps", parents=[common], help="fit on synthetic distortions of clean photographs")
     maps.add_argument("--photos", type=Path, required=True, help="folder of clean photographs, 512 pixels a side or more")
@@ -166,11 +191,15 @@ def build_parser() -> argparse.ArgumentParser:
     maps.add_argument("--crop", type=int, default=384, help="side of the centre crop in pixels (default: 384)")
     maps.add_argument("--anchor-maps", type=Path, default=shipped, help=f"file with the maps of {', '.join(ANCHORS)}")
     maps.set_defaults(collect=run_maps)
-    mos = commands.add_parser("mos", parents=[common], help="fit on human scores of your own")
-    mos.add_argument("--csv", type=Path, required=True, help="columns image, reference (may be empty), mos")
-    mos.add_argument("--mos-range", type=float, nargs=2, required=True, metavar=("WORST", "BEST"), help="mapped to 1 and 5")
-    mos.add_argument("--name", required=True, help="name of the data set; studies on it are then in-sample")
-    mos.set_defaults(collect=run_mos)
+    scored = commands.add_parser("dataset", parents=[common], help="fit on human scores")
+    scored.add_argument("folder", type=Path, metavar="FOLDER", help="folder of a data set, or a manifest (.csv, .jsonl)")
+    scored.add_argument("--key", metavar="NAME", help="which data set it is, where the layout does not tell")
+    scored.add_argument("--split", metavar="NAME", help="only images of this official split, such as train")
+    scored.add_argument(
+        "--mos-range", type=float, nargs=2, metavar=("WORST", "BEST"), help="mapped to 1 and 5 (default: the data set's scale)"
+    )
+    scored.add_argument("--name", help="name of the data set; studies on it are then in-sample (default: its title)")
+    scored.set_defaults(collect=run_dataset)
     return parser
 
 
@@ -185,10 +214,12 @@ def main() -> None:
         for column, tool in enumerate(args.tools):
             logistic, check = fit_one(tool, raw[:, column], quality, held_out, source, fitted_on)
             fitted.append(logistic)
+            if args.plots:
+                plot(args.plots, logistic, raw[:, column], quality, held_out, check)
             low, high = logistic.reachable
             print(f"{tool}: held out {check}; reaches {low:.2f} to {high:.2f}")
         write_maps(args.out, fitted)
-    except (ToolError, CalibrationError) as error:
+    except (ToolError, CalibrationError, DatasetError, ImageError) as error:
         raise SystemExit(str(error)) from error
 
 

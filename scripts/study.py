@@ -95,6 +95,55 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+# synthetic
+
+
+def add_synthetic(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser(
+        "synthetic",
+        help="a set of distorted photographs with pseudo-MOS, to choose on before any human score is looked at",
+        description="Distorts the photographs that the embedded model's training kept out, or all photographs of a folder, and writes "
+        "images, references and manifest.csv with the mean of four full-reference metrics as mos (1..5).",
+    )
+    command.add_argument("photos", type=Path, metavar="PHOTOS", help="folder of clean photographs")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the set")
+    command.add_argument("--per-photo", type=int, default=10, metavar="N", help="samples of each photograph (default: 10)")
+    command.add_argument("--all", action="store_true", help="also the photographs that the embedded model was trained on")
+    command.add_argument("--no-reference", action="store_true", help="leave the references out of the manifest")
+    command.set_defaults(main=synthetic)
+
+
+def synthetic(args: argparse.Namespace) -> int:
+    import csv
+
+    from PIL import Image
+
+    from agentic_iqa_local.training.data import load_tiles, photo_files, split_photos
+    from agentic_iqa_local.training.evaluate import held_out_crops
+
+    try:
+        files = photo_files(args.photos) if args.all else split_photos(args.photos)[1]
+        photos = load_tiles(files)
+        args.out.mkdir(parents=True)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    with (args.out / "manifest.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["image", "reference", "mos", "group", "distortion", "level"])
+        for i, crop in enumerate(held_out_crops(photos, args.per_photo)):
+            scene, name = i // args.per_photo, f"{i:04}.png"
+            Image.fromarray(crop.sample.image).save(args.out / name)
+            reference = f"clean_{scene:03}.png"
+            if not (args.out / reference).exists():
+                Image.fromarray(crop.clean).save(args.out / reference)
+            kind = crop.sample.parts[0].kind if crop.sample.parts else "none"
+            named = "" if args.no_reference else reference
+            table.writerow([name, named, f"{crop.quality:.6f}", f"{scene:03}", kind, crop.sample.severity])
+    print(f"{len(photos) * args.per_photo} images of {len(photos)} photographs in {args.out}")
+    return 0
+
+
 # fit
 
 
@@ -158,6 +207,11 @@ def add_report(commands: argparse._SubParsersAction) -> None:
         help="the mode that every other is compared with; name it before you look (default: classification)",
     )
     command.add_argument(
+        "--comparator",
+        metavar="MODE",
+        help="the part of the fusion (a tool, 'tool mean', 'letters, image alone') that it is judged against; name it by a synthetic set",
+    )
+    command.add_argument(
         "--fit",
         type=Path,
         metavar="FILE",
@@ -213,7 +267,9 @@ def write_report(args: argparse.Namespace) -> None:
         if fitted and fitted.dataset == run["identity"]["dataset"]:
             rows = [row for row in rows if row["key"] not in fitted.keys]
         letters = fitted and fitted.letters
-        study = analyse(run, rows, dataset_info(run), name=name, draws=args.draws, baseline=args.baseline, fitted=letters)
+        study = analyse(
+            run, rows, dataset_info(run), name=name, draws=args.draws, baseline=args.baseline, comparator=args.comparator, fitted=letters
+        )  # fmt: skip
         parts.append((study, draw(study)))
     for study, drawings in parts:
         folder = args.out / study.name if len(parts) > 1 else args.out
@@ -240,6 +296,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands)
+    add_synthetic(commands)
     add_fit(commands)
     add_report(commands)
     return parser.parse_args(argv)

@@ -6,9 +6,8 @@
 
 Training first makes a pool of distorted photographs with their pseudo-MOS, then has three phases, each resumed from its
 checkpoint in --work when it is interrupted: the vision tower alone; the language model on the pipeline's own prompts; and all
-together. --photos is a
-folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never trained on. About
-20 + 65 + 85 + 15 minutes on two CPU cores; a GPU is used with --device cuda. The model card is written by evaluate --write.
+together. --photos is a folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never trained on. About
+20 + 45 + 65 + 15 minutes on two CPU cores; a GPU is used with --device cuda. The model card is written by evaluate --write.
 """
 
 import argparse
@@ -34,8 +33,8 @@ def parse() -> argparse.Namespace:
     train.add_argument("--vision-from", type=Path, help="model folder whose vision tower to start from (default: afresh)")
     train.add_argument("--pool", type=int, default=5600, help="distorted photographs to make (default: %(default)s)")
     train.add_argument("--varied-pool", type=int, default=8000, help="as many of varied photographs (default: %(default)s)")
-    train.add_argument("--vision-steps", type=int, default=4200, help="steps of the first phase (default: %(default)s)")
-    train.add_argument("--language-steps", type=int, default=3600, help="steps of the second phase (default: %(default)s)")
+    train.add_argument("--vision-steps", type=int, default=7200, help="steps of the first phase (default: %(default)s)")
+    train.add_argument("--language-steps", type=int, default=2200, help="steps of the second phase (default: %(default)s)")
     train.add_argument("--joint-steps", type=int, default=400, help="steps of the third phase (default: %(default)s)")
     train.add_argument("--tokens", type=int, default=1200, help="image tokens a step in the first phase (default: %(default)s)")
     train.add_argument("--language-tokens", type=int, default=900, help="the same in the later phases (default: %(default)s)")
@@ -81,12 +80,16 @@ def train(args: argparse.Namespace) -> None:
     from agentic_iqa_local.levels import LETTERS
     from agentic_iqa_local.training.card import weights_hash, write_training
     from agentic_iqa_local.training.data import build_pool, photo_files, split_photos
-    from agentic_iqa_local.training.embedded import build_model, build_processor, build_tokenizer, load_vision, save_model
-    from agentic_iqa_local.training.language import (
-        language_batches,
-        language_losses,
-        read_fast_on_cpu,
+    from agentic_iqa_local.training.embedded import (
+        build_model,
+        build_processor,
+        build_tokenizer,
+        load_vision,
+        look_back_circuit,
+        quiet_outputs,
+        save_model,
     )
+    from agentic_iqa_local.training.language import language_batches, language_losses, read_fast_on_cpu
     from agentic_iqa_local.training.roles import corpus
     from agentic_iqa_local.training.vision import VisionHeads, run_phase, train_fast_on_cpu, vision_batches, vision_losses
 
@@ -134,9 +137,7 @@ def train(args: argparse.Namespace) -> None:
     )
     # An untrained language model's gradients would undo what the vision tower has learned: it waits.
     language = nn.ModuleDict({"language": model.model.language_model})
-    first, second, *_ = model.model.language_model.layers
-    copying = nn.ModuleList([first, second.input_layernorm, second.self_attn])
-    copying.requires_grad_(False)  # it would be unlearned, or drowned, before anything has learned to use it
+    look_back_circuit(model).requires_grad_(False)
     run_phase(
         name="language",
         groups=[(language, 2e-3)],
@@ -146,8 +147,9 @@ def train(args: argparse.Namespace) -> None:
         checkpoint=args.work / "language.pt",
         log=log,
         floor=0.2,
+        slower=quiet_outputs,
     )
-    copying.requires_grad_(True)
+    look_back_circuit(model).requires_grad_(True)
     run_phase(
         name="joint",
         groups=[(visual, 1e-4), (language, 4e-4)],
@@ -156,6 +158,7 @@ def train(args: argparse.Namespace) -> None:
         steps=args.joint_steps,
         checkpoint=args.work / "joint.pt",
         log=log,
+        slower=quiet_outputs,
     )
     save_model(model.cpu(), processor, args.out)
     photographs = {
@@ -170,6 +173,7 @@ def train(args: argparse.Namespace) -> None:
     notes = " ".join([start, *([args.notes] if args.notes else [])])
     kept = (
         "pool",
+        "varied_pool",
         "vision_steps",
         "language_steps",
         "joint_steps",

@@ -27,11 +27,12 @@ TEXT = dict(
 )  # fmt: skip
 TOWER = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=112, patch_size=14)
 QWEN_TOWER = dict(depth=2, num_heads=2, spatial_merge_size=2, temporal_patch_size=2)
+QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 SQUARE = {"height": 112, "width": 112}
 RANGE = {"shortest_edge": 64 * 64, "longest_edge": 256 * 256}
 MORE_TOKENS = {
-    "smolvlm": ["<fake_token_around_image>", "<global-img>", "<end_of_utterance>"],
-    "idefics3": ["<fake_token_around_image>", "<global-img>", "<end_of_utterance>"],
+    "smolvlm": ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"],
+    "idefics3": ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"],
     "internvl": ["<img>", "</img>"],
 }
 
@@ -173,14 +174,8 @@ def _tiled(family, tokenizer):
             ),
             text_config=dict(model_type="qwen2", **TEXT, **_ids(tokenizer)), image_token_id=token("<|image_pad|>"), image_seq_length=16,
         )  # fmt: skip
-        tokenizer.init_kwargs |= {}
-        for name, text in (
-            ("start_image", "<img>"),
-            ("end_image", "</img>"),
-            ("context_image", "<|image_pad|>"),
-            ("video", "<|video_pad|>"),
-        ):
-            tokenizer.add_special_tokens({"extra_special_tokens": {f"{name}_token": text}})
+        names = {"start_image": "<img>", "end_image": "</img>", "context_image": "<|image_pad|>", "video": "<|video_pad|>"}
+        tokenizer._set_model_specific_special_tokens({f"{name}_token": text for name, text in names.items()})
         processor = transformers.InternVLProcessor(
             image_processor=transformers.GotOcr2ImageProcessor(size=SQUARE, crop_to_patches=True, max_patches=4),
             tokenizer=tokenizer, video_processor=transformers.InternVLVideoProcessor(size=SQUARE), image_seq_length=16,
@@ -190,11 +185,11 @@ def _tiled(family, tokenizer):
     smol = family == "smolvlm"
     config_kind = transformers.SmolVLMConfig if smol else transformers.Idefics3Config
     config = config_kind(
-        vision_config=TOWER, text_config=llama, image_token_id=token("<|image_pad|>"), scale_factor=2,
+        vision_config=TOWER, text_config=llama, image_token_id=token("<image>"), scale_factor=2,
         pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False,
     )  # fmt: skip
     sizes = dict(size={"longest_edge": 224}, max_image_size={"longest_edge": 112}, do_image_splitting=True)
-    common = dict(tokenizer=tokenizer, image_seq_len=16, chat_template=CHAT_TEMPLATE)
+    common = dict(tokenizer=tokenizer, image_seq_len=16, chat_template=CHAT_TEMPLATE.replace(QWEN_IMAGE, "<image>"))
     if smol:
         video = transformers.SmolVLMVideoProcessor(max_image_size={"longest_edge": 112}, size={"longest_edge": 112})
         processor = transformers.SmolVLMProcessor(transformers.SmolVLMImageProcessor(**sizes), video_processor=video, **common)

@@ -106,7 +106,7 @@ def test_an_interval_holds_its_value_and_widens_with_the_groups():
 
 
 def test_figures_of_judgements_known_by_hand():
-    """Four pictures: two right families of three that count, one severity too far off, levels in the target's order."""
+    """Six pictures: two right families of three that count, one severity of three too far off, levels in the target's order."""
 
     def judged(photo, parts, target, level, detected, steps):
         return Judgement(photo, parts, target, level, level + 0.2, level, 3.0, detected, steps, True, photo == 0)
@@ -117,6 +117,8 @@ def test_figures_of_judgements_known_by_hand():
             judged(0, (("jpeg", 3),), 3.0, 3.1, "Compression", 1),
             judged(1, (("white_noise", 5),), 1.5, 1.9, "Blurs", 2),
             judged(1, (("darken", 4), ("jpeg", 1)), 2.2, 2.0, "Brightness change", None),
+            judged(0, (("darken", 2), ("jpeg", 2)), 2.6, 2.5, "Brightness change", None),
+            judged(1, (("jpeg", 1),), 3.6, 3.5, "Compression", 0),
         ]
     )
     assert figures["srcc"]["image_alone"]["value"] == 1
@@ -126,7 +128,7 @@ def test_figures_of_judgements_known_by_hand():
         "high": 0,
         "n": 3,
     }
-    assert figures["severity_within_one_step"]["value"] == 0.5
+    assert figures["severity_within_one_step"]["value"] == 0.6667
     assert figures["four_choice"]["value"] == 0.5
     assert figures["order_bias"]["value"] == pytest.approx(0.2)
     assert figures["family_by_type"] == {"Compression": 1.0, "Noise": 0.0, "none": 1.0}

@@ -245,12 +245,13 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
         rows.append(f"{i}.png,ref{i}.png,{100 - 4 * i}")
     (tmp_path / "mos.csv").write_text("\n".join(rows))
     out = map_file(tmp_path / "maps.yaml", plain(tool="PSNR", domain=(5, 60)), plain(tool="VSI", domain=(0, 1)))
-    monkeypatch.setattr(sys, "argv", ["fit_tools.py", "mos", "--csv", str(tmp_path / "mos.csv"), "--mos-range", "0", "100",
-                                      "--name", "mine", "--tools", "psnr", "--out", str(out)])  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["fit_tools.py", "dataset", str(tmp_path / "mos.csv"), "--mos-range", "0", "100",
+                                      "--name", "mine", "--tools", "psnr", "--plots", str(tmp_path), "--out", str(out)])  # fmt: skip
     runpy.run_path(str(ROOT / "scripts" / "fit_tools.py"), run_name="__main__")
     maps = load_maps(out)
     assert maps["VSI"] == plain(tool="VSI", domain=(0, 1))
     assert maps["PSNR"].fitted_on == "mine"
+    assert Image.open(tmp_path / "PSNR.png").size == (600, 450)
     # MOS 100 and 8 are levels 5 and 1.32.
     assert ToolRunner(maps_path=out).score("PSNR", photo, photo).normalized > 4
     assert ToolRunner(maps_path=out).score("PSNR", Image.open(tmp_path / "23.png"), photo).normalized < 2
@@ -296,6 +297,25 @@ def test_each_metric_is_built_once_and_silently(tmp_path, photo, capsys):
         fresh.score("NIQE", photo)
     assert fresh.constructions == {"GMSD": 1, "NIQE": 1}
     assert capsys.readouterr().out == ""
+
+
+def test_scores_kept_on_disk_are_found_again_by_what_they_were_measured_on(tmp_path, photo):
+    first = ToolRunner(weights_dir=tmp_path, cache=tmp_path / "scores.sqlite")
+    darker = photo.point(lambda value: value // 2)
+    measured = [first.score("NIQE", photo), first.score("GMSD", darker, photo)]
+    again = ToolRunner(weights_dir=tmp_path, cache=tmp_path / "scores.sqlite")
+    found = [again.score("NIQE", photo), again.score("GMSD", darker, photo)]
+    assert [(r.raw, r.normalized) for r in found] == [(r.raw, r.normalized) for r in measured]
+    assert [r.cached for r in measured + found] == [False, False, True, True]
+    assert again.constructions == {}
+    others = [again.score("NIQE", darker), again.score("GMSD", photo, darker), again.score("PIQE", photo)]
+    assert not any(reading.cached for reading in others)
+
+
+def test_a_cache_that_is_none_is_refused(tmp_path):
+    (tmp_path / "scores.sqlite").write_text("a text long enough not to be taken for an empty database " * 20)
+    with pytest.raises(ToolError, match="expected an SQLite file"):
+        ToolRunner(weights_dir=tmp_path, cache=tmp_path / "scores.sqlite")
 
 
 def test_the_smallest_side_is_the_smallest(runner):

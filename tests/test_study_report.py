@@ -134,6 +134,17 @@ def analysed(rows: list[dict], run: dict | None = None, **options) -> Study:
     return analyse(run, rows, dataset_info(run), **{"draws": DRAWS} | options)
 
 
+def test_the_fusion_is_judged_against_the_part_named_beforehand_and_the_best(rows):
+    found = analysed(rows, comparator="PSNR").tables["parts"]
+    assert [(row["first"], row["second"], row["why"]) for row in found[:1]] == [("logits", "PSNR", "named beforehand")]
+    assert found[1]["why"] == "best in hindsight"
+    modes = {row["mode"]: row["srcc"] for row in analysed(rows).tables["modes"]}
+    parts = [name for name in modes if name in ("VSI", "PSNR", "tool mean") or name.startswith(("letters,", "mean of"))]
+    assert found[1]["second"] == max(parts, key=modes.get)
+    with pytest.raises(StudyError, match="comparator"):
+        analysed(rows, comparator="FSIM")
+
+
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
     return make_rows()

@@ -9,7 +9,8 @@ from conftest import EMBEDDED
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.assessment import assess
+from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, selection_reply, summary_reply
 from agentic_iqa_local.prompts import (
@@ -22,13 +23,14 @@ from agentic_iqa_local.prompts import (
     selection_prompt,
     summarizer_prompt,
 )
+from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.letters import resolve_letters
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 # float32 rounds at 2^-24 = 6e-8 of a value; sums over a few hundred terms in another order differ by some 1e-6, and logits
-# reach about 20. facts of the field: continuing a cache in float32 stays within 1e-5 of a full pass.
+# reach about 20.
 BOUND = 1e-4
 
 
@@ -213,6 +215,41 @@ def test_gpu_letters_agree_with_cpu_letters(client, pictures, dtype, bound):
     assert max(abs(reads[0].logprobs[x] - reads[1].logprobs[x]) for x in LETTERS) < bound
 
 
+# Letters' logits lie between 16 and 32 in size, where neighbours are 2**(4 - 7) = 0.125 apart in bfloat16 and 2**(4 - 10) = 0.016 in
+# float16. Two roundings and the sums before them: two and three neighbours.
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", BOUND), ("float16", 0.05), ("bfloat16", 0.25)])
+def test_sharing_the_prefix_moves_the_letters_by_no_more_than_the_dtype(pictures, dtype, bound):
+    half = TransformersClient("embedded", ModelSettings(path=str(EMBEDDED), dtype=dtype), "cpu")
+    shared = half.open([pictures[0]])
+    shared.generate(planner_prompt(DEFAULT_QUERY, False), PlannerReply)
+    read = shared.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+    assert shared.usage.reused > 0
+    assert difference(read, full_forward(half, [pictures[0]], SCORING, ANSWER_PREFIX)) < bound
+
+
+def test_the_exact_mode_gives_the_same_bits_run_after_run(photo_path, services):
+    rows = []
+    for _ in range(2):
+        settings = load_settings()
+        exact = settings.model_copy(update={"models": {"embedded": ModelSettings(path=str(EMBEDDED), exact=True)}})
+        rows.append(assess(photo_path, services=Services(exact, "cpu", tools=services.tools)))
+    assert rows[0].error is None
+    assert rows[0].p_c == rows[1].p_c
+    assert rows[0].q == rows[1].q
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("8bit", "Linear8bitLt"), ("4bit", "Linear4bit")])
+def test_quantisation_takes_the_language_layers_and_leaves_tower_and_head(client, pictures, kind, layer):
+    small = TransformersClient("embedded", ModelSettings(path=str(EMBEDDED), quantization=kind, dtype="float32"), "cpu")
+    kinds = {name: type(module).__name__ for name, module in small.model.named_modules() if hasattr(module, "in_features")}
+    language = {kind for name, kind in kinds.items() if "language_model" in name}
+    assert language == {layer}
+    assert {kind for name, kind in kinds.items() if "language_model" not in name} == {"Linear"}
+    reads = [each.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for each in (client, small)]
+    assert reads[0].logprobs != reads[1].logprobs
+    assert small.describe()["quantization"] == kind
+
+
 def test_letters_that_are_no_single_token_are_refused():
     with pytest.raises(VLMError, match="one token"):
         resolve_letters(lambda text: [ord(c) for c in text.replace('"A', "\x01")], '{"final_answer": "', "AB")
@@ -228,6 +265,19 @@ def test_system_first_layout_puts_the_template_before_the_images(pictures):
     assert text.index("You must select one single answer") < text.index("<|vision_start|>")
     read = session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     assert difference(read, full_forward(paper, [pictures[0]], SCORING, ANSWER_PREFIX)) < BOUND
+
+
+@pytest.mark.parametrize(("change", "match"), [("", "expected 1 image places, got 0"), ("twice", "expected 1 image places, got 2")])
+def test_a_template_that_loses_or_repeats_the_image_is_refused(pictures, tmp_path, change, match):
+    folder = tmp_path / "m"
+    shutil.copytree(EMBEDDED, folder)
+    template = folder / "chat_template.jinja"
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert image in template.read_text()
+    template.write_text(template.read_text().replace(image, image * 2 if change else ""))
+    session = TransformersClient("m", ModelSettings(path=str(folder)), "cpu").open([pictures[0]])
+    with pytest.raises(VLMError, match=match):
+        session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
 
 
 class TestBadFolders:

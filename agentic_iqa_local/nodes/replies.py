@@ -13,6 +13,8 @@ from agentic_iqa_local.levels import OVERALL, DistortionType, Severity
 from agentic_iqa_local.state import PlanControlFlags, PlannerOutput
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
+# A JSON key without escapes: the grammar bounds keys by pattern alone.
+Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
 Explanation = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=160)]
 Reasoning = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=300)]
 FreeAnswer = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=120)]
@@ -39,7 +41,11 @@ class PlannerReply(BaseModel):
     query_scope: Annotated[list[Name], Field(min_length=1, max_length=4)] | Literal["Global"]
     distortion_source: Literal["Explicit", "Inferred"]
     distortions: (
-        Annotated[dict[str, Annotated[list[DistortionType], Field(min_length=1, max_length=3)]], Field(max_length=4)] | None
+        Annotated[
+            dict[Key, Annotated[list[DistortionType], Field(min_length=1, max_length=3)]],
+            Field(max_length=4, json_schema_extra={"additionalProperties": False}),
+        ]
+        | None
     )
     reference_mode: Literal["Full-Reference", "No-Reference"]
     required_tool: Name | None

@@ -45,6 +45,7 @@ from agentic_iqa_local.studies.statistics import (
 
 BASELINE = "classification"
 FIRST_COMPARISON = ("logits", "classification")  # named before any run was looked at
+MARGIN = 0.02  # of SRCC that the fusion may lose to one of its parts
 KRCC_DRAWS = 200
 SIGNIFICANCE = 0.05
 WORST = 10
@@ -52,6 +53,8 @@ COVERAGES = (100, 90, 75, 50, 25)  # percent
 TOKENS = ("prefilled", "reused", "decoded")
 PRODUCT_TOLERANCE = 1e-6
 PRODUCT_MODES = {"logits": "logits", "classification": "classification", "uniform": "uniform (Gaussian weights alone)"}
+
+PARTS = ("tool mean",)
 
 Row = dict[str, Any]
 Table = list[dict[str, Any]]
@@ -79,6 +82,7 @@ class Study:
     exposures: dict[str, list[Exposure]]
     product: str
     baseline: str
+    comparator: str | None = None
     tables: dict[str, Table] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     fits: dict[str, LogisticFit] = field(default_factory=dict)
@@ -138,11 +142,13 @@ def analyse(
     draws: int = 1000,
     seed: int = 0,
     baseline: str = BASELINE,
+    comparator: str | None = None,
     fitted: Letters | None = None,
 ) -> Study:
-    """All figures of a run. `baseline` is the mode that every other is compared with, `fitted` adds the mode "logits, fitted".
+    """All figures of a run. `baseline` is the mode that every other is compared with, `comparator` the part that the fusion is
+    to be judged against, both named before any figure is looked at; `fitted` adds the mode "logits, fitted".
 
-    Raises StudyError where there are no scored rows, no known direction of the scores, or no such baseline.
+    Raises StudyError where there are no scored rows, no known direction of the scores, or no such baseline or comparator.
     """
     if not rows or any("mos" not in row for row in rows):
         raise StudyError(
@@ -155,17 +161,20 @@ def analyse(
     modes = readings(rows, letters, fitted)
     if baseline not in modes:
         raise StudyError(f"{name}: expected a baseline of {', '.join(modes) or 'no mode: every row failed'}; got {baseline!r}")
+    if comparator not in (None, *modes):
+        raise StudyError(f"{name}: expected a comparator of {', '.join(modes)}; got {comparator!r}")
     own = PRODUCT_MODES[settings.mode]
     rng = np.random.default_rng(seed)
     sampled = Draws.make(len(rows), rng, _labels(rows, "group", "row {}"), _labels(rows, "distortion", "none"), draws)
     mos = np.array([row["mos"] for row in rows], float)
     quality = mos if info.higher_is_better else -mos
     product = own if own in modes else next(iter(modes))
-    study = Study(name, run, rows, info, modes, quality, sampled, _exposures(run, info, modes), product, baseline)
+    study = Study(name, run, rows, info, modes, quality, sampled, _exposures(run, info, modes), product, baseline, comparator)
     study.letters.update(_distinct_letters(modes))
     study.tables.update(
         modes=_modes(study),
         differences=_differences(study),
+        parts=_parts(study),
         by_distortion=_within(study, "distortion"),
         by_level=_within(study, "level"),
         by_subset=_within(study, "subset"),
@@ -265,6 +274,26 @@ def _differences(study: Study) -> Table:
     order = "first second n failed srcc_difference srcc_difference_low srcc_difference_high p p_holm better meng_z meng_p "
     order += "meng_p_holm plcc_difference plcc_difference_low plcc_difference_high"
     return [{key: row[key] for key in order.split()} for row in table]
+
+
+def _parts(study: Study) -> Table:
+    """The fused score against its parts: the one named beforehand, and the best in hindsight."""
+    parts = [name for name, reading in study.modes.items() if name in PARTS or name.startswith("letters,") or not reading.model]
+    ranks = {name: interval(study.sampled(srcc, name)).value for name in parts}
+    known = {name: value for name, value in ranks.items() if not math.isnan(value)}
+    named = [(study.comparator, "named beforehand")] if study.comparator else []
+    if known:
+        named.append((max(known, key=known.get), "best in hindsight"))
+    table = []
+    for name, why in named:
+        both = study.modes[study.product].answered & study.modes[name].answered
+        found = _difference(study, srcc, study.product, name, both)
+        verdict = "loses" if found.high < -MARGIN else "gains" if found.low > 0 else f"not shown to lose more than {MARGIN}"
+        table.append(
+            {"first": study.product, "second": name, "why": why, **_counts(found), **_spread("srcc_difference", found)}
+            | {"p": found.p, "verdict": verdict}
+        )
+    return table
 
 
 def _difference(study: Study, statistic: Statistic, first: str, second: str, both: np.ndarray) -> Difference:

@@ -262,7 +262,7 @@ def _csv(path: Path) -> list[list[str]]:
 
 
 def _workbook(path: Path, sheet: str | None) -> list[tuple]:
-    """Cells of `sheet`, by default the first. openpyxl is wanted by CSIQ, BID and SPAQ only and is no dependency."""
+    """Cells of `sheet`, by default the first. openpyxl is wanted by CSIQ, BID and SPAQ only: the extra xlsx."""
     try:
         from openpyxl import load_workbook
     except ImportError:

@@ -35,6 +35,11 @@ TABLES = {
         "p (adjusted by Holm's method for the comparisons of this table) decide. Meng's test stands beside them: it assumes "
         "independent images and normal scores, which images of one scene are not, and it is an approximation for ranks.",
     ),
+    "parts": (
+        "The fused score against its parts",
+        "SRCC of the fused score minus that of one part of it. “Loses” means that the whole interval lies below −0.02. A part that is "
+        "the best in hindsight was chosen on these very rows and is flattered by that.",
+    ),
     "by_distortion": ("Within each distortion type", "Intervals are given for the product's mode and the baseline."),
     "by_level": (
         "Within each level of distortion",

@@ -117,6 +117,8 @@ def write_card(folder: Path) -> None:
             size=size,
             vocabulary=json.loads((folder / "config.json").read_text(encoding="utf-8"))["text_config"]["vocab_size"],
             digest=digest,
+            synthetic=synthetic,
+            plans=plans,
             photographs=training["photographs"],
             notes=training["notes"],
             options=" ".join(f"--{k.replace('_', '-')} {v}" for k, v in training["options"].items()),

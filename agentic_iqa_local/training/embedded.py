@@ -159,37 +159,69 @@ def _initialise_language(language: torch.nn.Module, depth: int) -> None:
             torch.nn.init.normal_(weight, std=gain / weight.shape[1] ** 0.5)
 
 
-def _initialise_copying(language: torch.nn.Module) -> None:
-    """A previous-token head in the first layer and an induction head in the second (Olsson et al. 2022, arXiv 2209.11895).
+def quiet_outputs(name: str) -> float:
+    """A tenth of the learning rate for the quiet weights of `_initialise_language`, and for values: Adam's steps would soon make
+    the former loud, so that what a token is drowns in what the layers add, and unlearn what the latter copy."""
+    slow = ("v_proj.weight", "o_proj.weight", "down_proj.weight")
+    return 0.1 if name.startswith("language.") and name.endswith(slow) else 1.0
 
-    Together they continue what stood after the current token before, which a plan needs for every name in a query and which
-    so small a model finds by itself only late. Their three subspaces of the residual stream are orthogonal: `match` of a
-    token's identity goes, by the first head, to `before` of the next token, where the second head looks for its own `match`
-    and copies `content`.
+
+def _initialise_copying(language: torch.nn.Module, the: int, fields: list[int]) -> None:
+    """Heads that look one and two tokens back in the first layer, an induction head in the second (Olsson et al. 2022, arXiv
+    2209.11895), and two heads in the fourth that begin a name.
+
+    A plan copies every name of its query, which so small a model learns late by itself. The subspaces of the residual stream are
+    orthogonal: `match` of a token's identity goes to `before` of the next token and to `earlier` of the one after it. The
+    second layer looks for its own `match` in `before` and copies `content` from there. The fourth, two tokens after one of
+    `fields`, looks behind the token `the` to begin with, and copies `name`, which the second leaves as the embedding made it.
     """
-    first, second = (layer.self_attn for layer in language.layers[:2])
-    width, head = language.embed_tokens.weight.shape[1], first.head_dim
-    slow = [*range(head * 5 // 16, head // 2), *range(head * 13 // 16, head)]  # RoPE turns these by less than 1 in 200 tokens
-    size = len(slow)
-    basis = torch.linalg.qr(torch.randn(width, 2 * size + head))[0].T
-    match, before, content = basis[:size], basis[size : 2 * size], basis[2 * size :]
+    first, second, _, fourth, *_ = (layer.self_attn for layer in language.layers)
+    embeddings, head = language.embed_tokens.weight, first.head_dim
+    # RoPE hardly turns these in 200 tokens.
+    slow = torch.tensor([*range(head * 5 // 16, head // 2), *range(head * 13 // 16, head)])
+    size, quarter = len(slow), head // 4
+    basis = torch.linalg.qr(torch.randn(embeddings.shape[1], 3 * size + 2 * head))[0].T
+    match, before, earlier, content, name = basis.split([size, size, size, head, head])
     with torch.no_grad():
-        language.embed_tokens.weight -= language.embed_tokens.weight @ before.T @ before
-        # A constant query one position behind a constant key: Σ cos(θ(Δ − 1)) over the fast half has its peak at Δ = 1.
-        angle = language.rotary_emb.inv_freq[: head // 4]
-        for projection in (first.q_proj, first.k_proj):
-            projection.weight[:head] = 0
-            projection.bias[:head] = 0
-        first.q_proj.bias[: head // 4] = 8 * angle.cos()
-        first.q_proj.bias[head // 2 : head // 2 + head // 4] = -8 * angle.sin()
-        first.k_proj.bias[: head // 4] = 8
+        for written in (before, earlier):
+            embeddings -= embeddings @ written.T @ written
+        # A constant query d positions behind a constant key: Σ cos(θ(Δ − d)) over the fast half has its peak at Δ = d.
+        angle = language.rotary_emb.inv_freq[:quarter]
+        first.k_proj.weight[:head] = 0
+        first.k_proj.bias[:head] = 0
+        first.k_proj.bias[:quarter] = 8
         first.v_proj.weight[:size] = 0.5 * match
-        first.o_proj.weight[:, :size] = 0.36 * before.T
+        for distance, (start, written) in enumerate(((0, before), (head, earlier)), 1):
+            query = first.q_proj.bias[start : start + head]
+            first.q_proj.weight[start : start + head] = 0
+            query[:] = 0
+            query[:quarter] = 8 * (distance * angle).cos()
+            query[head // 2 : head // 2 + quarter] = -8 * (distance * angle).sin()
+            first.o_proj.weight[:, start : start + size] = 0.36 * written.T
         for projection, subspace in ((second.q_proj, match), (second.k_proj, before)):
             projection.weight[:head] = 0
             projection.weight[slow] = 2.5 * subspace
         second.v_proj.weight[:head] = content
-        second.o_proj.weight[:, :head] = 0.7 * content.T
+        second.o_proj.weight[:, :head] = 1.1 * content.T
+        # The middle frequencies prefer the query, up to 100 tokens back, to the instructions.
+        recent = ((angle > 0.01) & (angle < 0.03)).nonzero().flatten()
+        fourth.k_proj.weight[slow] = 2.5 * before
+        fourth.k_proj.bias[recent] = 3
+        fourth.q_proj.weight[: 2 * head] *= 0.1
+        known = torch.nn.functional.normalize(embeddings[[the, *fields]] @ match.T)
+        gate = known[1:].sum(0) @ earlier
+        for start in (0, head):
+            fourth.q_proj.weight[start + slow] = 5 * torch.outer(known[0], gate)
+            fourth.q_proj.weight[start + recent] = 2 * gate
+        fourth.v_proj.weight[:head] = name
+        fourth.o_proj.weight[:, : 2 * head] = 4 * torch.cat([name, name]).T
+
+
+def look_back_circuit(model: Qwen2_5_VLForConditionalGeneration) -> torch.nn.ModuleList:
+    """What `_initialise_copying` builds on in the first two layers: to be kept still until something has learned to use it, or
+    training would unlearn or drown it."""
+    first, second, *_ = model.model.language_model.layers
+    return torch.nn.ModuleList([first, second.input_layernorm, second.self_attn])
 
 
 def _relate_pieces(embeddings: torch.Tensor, tokenizer: Qwen2Tokenizer) -> None:
@@ -242,7 +274,7 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2_5_VLForConditiona
     _initialise_vision(model.model.visual)
     _initialise_language(model.model.language_model, config.text_config.num_hidden_layers)
     _relate_pieces(model.model.language_model.embed_tokens.weight, tokenizer)
-    _initialise_copying(model.model.language_model)
+    _initialise_copying(model.model.language_model, token(f"{SPACE}the"), [token("_scope"), token("distortions")])
     model.generation_config = GenerationConfig(**ids, do_sample=False)
     return model
 

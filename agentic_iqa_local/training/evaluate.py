@@ -121,7 +121,8 @@ def judge(client: VLMClient, blank: VLMSession, crop: Crop, photo: int, rng: np.
 
 
 def _srcc(a: np.ndarray, b: np.ndarray) -> float:
-    return float(spearmanr(a, b).statistic)
+    """nan for a constant column, as a draw of very few rows can be."""
+    return float(spearmanr(a, b).statistic) if np.ptp(a) and np.ptp(b) else np.nan
 
 
 def with_interval(statistic: Callable[[np.ndarray], float], groups: np.ndarray) -> dict[str, float]:

@@ -135,15 +135,20 @@ def run_phase(
     log: Callable[[dict], None],
     decay: float = 0.05,
     floor: float = 0.03,
+    slower: Callable[[str], float] = lambda name: 1.0,
     save_every: float = 120.0,
 ) -> None:
     """The training loop of a phase: resumes from `checkpoint`, saves there, and logs a curve.
 
-    `groups` are modules with their peak learning rates; `losses(batch)` returns the loss and a dict of figures. Interrupting it loses at most `save_every` seconds.
+    `groups` are modules with their peak learning rates, which `slower(parameter's name)` multiplies; `losses(batch)` returns the
+    loss and a dict of figures. Interrupting it loses at most `save_every` seconds.
     """
     modules = nn.ModuleList(module for module, _ in groups)
+    rates = [(peak * slower(name), parameter) for module, peak in groups for name, parameter in module.named_parameters()]
     optimizer = torch.optim.AdamW(
-        [{"params": module.parameters(), "peak": peak} for module, peak in groups], weight_decay=decay, betas=(0.9, 0.98)
+        [{"params": [p for r, p in rates if r == rate], "peak": rate} for rate in dict.fromkeys(r for r, _ in rates)],
+        weight_decay=decay,
+        betas=(0.9, 0.98),
     )
     step = 0
     if checkpoint.exists():

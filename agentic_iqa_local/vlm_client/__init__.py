@@ -109,6 +109,9 @@ class VLMClient(Protocol):
     def open(self, images: Sequence["Image.Image"]) -> VLMSession:
         """A session on one image, or on [reference, test image]."""
 
+    def close(self) -> None:
+        """Frees the model, or ends the connection; nothing can be asked afterwards."""
+
     def describe(self) -> dict[str, Any]:
         """Name, folder, dtype, device, attention, versions: what a result records."""
 

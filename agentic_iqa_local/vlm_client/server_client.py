@@ -162,7 +162,7 @@ class ServerSession:
         if answer_prefix:
             body["messages"].append({"role": "assistant", "content": answer_prefix})
             body["continue_final_message"] = True
-        if renderer.size:
+        if client.settings.min_pixels or client.settings.max_pixels:  # the server must have been started to allow it
             body["mm_processor_kwargs"] = {"size": renderer.size}
         answer = client.call("POST", "/v1/chat/completions", body)
         whole = [*rendered.head, *self._expanded.ids, *rendered.tail, *rendered.answer_ids]

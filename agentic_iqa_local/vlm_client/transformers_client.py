@@ -110,6 +110,10 @@ class TransformersClient:
         """A session on [test image] or [reference, test image]; nothing is computed yet."""
         return TransformersSession(self, list(images))
 
+    def close(self) -> None:
+        """Lets the model go; the client cannot be used any more."""
+        del self.model
+
     @functools.lru_cache(maxsize=1)  # noqa: B019 - counting parameters once a client, not once a row
     def describe(self) -> dict[str, Any]:
         return {

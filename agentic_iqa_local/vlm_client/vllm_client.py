@@ -6,6 +6,8 @@ vLLM finds the images and the preamble in its prefix cache, so every role contin
 `logprob_token_ids`, which gives the raw log-probabilities of exactly those ids over the full vocabulary.
 """
 
+import logging
+import math
 import os
 import queue
 import threading
@@ -81,7 +83,7 @@ class VllmClient:
         options: dict[str, Any] = {}
         if on_gpu:
             options["device_ids"] = [int(self.device.partition(":")[2] or 0)]
-            options["gpu_memory_utilization"] = self._share_of_gpu()
+            options["gpu_memory_utilization"] = gpu_share(self.device, settings.left_for_tools_gib)
         else:
             options |= {"enforce_eager": True, "block_size": CPU_BLOCK}
         if settings.quantization == "4bit":
@@ -112,17 +114,6 @@ class VllmClient:
             return min(reach, 2 * TEXT_TOKENS + 8192)
         return min(reach, 2 * self.limits.max_pixels // self.limits.factor**2 + TEXT_TOKENS)
 
-    def _share_of_gpu(self) -> float:
-        """The share of the card that is free now, less what the tools need. Raises VLMError when nothing is left."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        share = (free - self.settings.left_for_tools_gib * 2**30) / total
-        if share <= 0.05:
-            raise VLMError(
-                f"{self.device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free and left_for_tools_gib keeps "
-                f"{self.settings.left_for_tools_gib} of them for the tools; nothing is left for the model"
-            )
-        return round(share, 3)
-
     def open(self, images: Sequence[Image.Image]) -> "VllmSession":
         """A session on [test image] or [reference, test image]; nothing is computed yet."""
         return VllmSession(self, list(images))
@@ -146,12 +137,28 @@ class VllmClient:
         self.engine.close()
 
 
+def gpu_share(device: str, left_gib: float) -> float:
+    """vLLM's gpu_memory_utilization: the share of the card that is free now, less `left_gib` for the tools, which load later.
+
+    Raises VLMError when nothing is left for the model.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    share = (free - left_gib * 2**30) / total
+    if share <= 0.05:
+        raise VLMError(
+            f"{device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free and left_for_tools_gib keeps {left_gib} of them for "
+            "the tools; nothing is left for the model"
+        )
+    return math.floor(share * 1000) / 1000
+
+
 class Engine:
     """vLLM's engine on a thread of its own: requests of all sessions come in through a queue and are stepped together."""
 
     def __init__(self, config):
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # warns of its own thread counts, once an image
         self.config = config
         self._engine = LLMEngine.from_vllm_config(config)  # with statistics: they time each request
         self._requests: queue.SimpleQueue = queue.SimpleQueue()

@@ -116,11 +116,10 @@ def test_four_assessments_at_once_agree_with_transformers(url, services, photo, 
         assert row.q == pytest.approx(alone.q, abs=1e-3)
 
 
-def test_other_pixel_limits_are_honoured_or_refused(url, photo):
+def test_other_pixel_limits_than_the_folders_are_refused_where_the_server_does(url, photo):
     narrow = ServerClient("embedded", ModelSettings(path=str(EMBEDDED), server=url, max_pixels=128 * 128), "cpu")
-    session = narrow.open([photo.crop((0, 0, 256, 256))])
-    session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
-    assert session.seen[0].tokens == 16
+    with pytest.raises(VLMError, match="--trust-request-mm-kwargs"):
+        narrow.open([photo.crop((0, 0, 256, 256))]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     narrow.close()
 
 

@@ -22,7 +22,8 @@ from agentic_iqa_local.prompts import (
 )
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.vlm_client.vllm_client import VllmClient
+from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
+from agentic_iqa_local.vlm_client.vllm_client import VllmClient, gpu_share
 
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 REVERSED = summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True)
@@ -56,6 +57,27 @@ def test_letters_equal_those_of_transformers(vllm_client, client, pictures, prom
         theirs = client.open(images).read_letters(prompt, ANSWER_PREFIX, LETTERS)
         assert difference(ours, theirs) < BOUND
         assert ours.off_letter_mass == pytest.approx(theirs.off_letter_mass, abs=BOUND)
+
+
+def test_letters_in_bfloat16_agree_within_its_rounding(pictures):
+    """Logits between 16 and 32 have neighbours 2**(4 - 7) = 0.125 apart in bfloat16: two of them between the engines."""
+    settings = ModelSettings(path=str(EMBEDDED), dtype="bfloat16")
+    ours, theirs = VllmClient("embedded", settings, "cpu"), TransformersClient("embedded", settings, "cpu")
+    try:
+        for picture in pictures[:3]:
+            reads = [client.open([picture]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for client in (ours, theirs)]
+            assert difference(*reads) < 0.25
+    finally:
+        ours.close()
+
+
+def test_the_engine_takes_of_a_card_what_the_tools_leave(monkeypatch):
+    """24 GiB of which 20 are free and 4 stay for the tools: 16 / 24 = 0.6666..., rounded down. With 5 free, 1 / 24 is too little."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * 2**30, 24 * 2**30))
+    assert gpu_share("cuda:0", 4.0) == 0.666
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * 2**30, 24 * 2**30))
+    with pytest.raises(VLMError, match="left_for_tools_gib"):
+        gpu_share("cuda:0", 4.0)
 
 
 def test_a_batch_of_many_reads_equals_one_read_after_the_other(vllm_client, pictures):
