@@ -1,5 +1,6 @@
 """`assess()`: one image in, one typed result out. The result is what assess.py prints, field by field."""
 
+import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
@@ -117,26 +118,49 @@ def assess(
     state = initial_state(query, str(image), reference and str(reference), limit, choices)
     services.client(ROLE)
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
-    row = Assessment(
-        image=_printable(image), reference=reference and _printable(reference), query=query,
-        choices=choices and list(choices), mode=settings.fusion.mode, fusion=settings.fusion, pipeline=pipeline,
-    )  # fmt: skip
+    row = unassessed(image, reference, query, choices, pipeline, settings)
     began = time.perf_counter()
     images: OpenImages | None = None
     try:
         images = OpenImages(services, state["image_path"], state.get("reference_path"))
         changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
     except (ImageError, ToolError, VLMError) as error:
-        changes = {"error": _printable(str(error))}
+        changes = {"error": printable(str(error)), "sha256": file_sha256(image)}
     if images is not None:
         changes |= _record(images)
         images.close()
     return row.model_copy(update={**changes, "seconds": round(time.perf_counter() - began, 3)})
 
 
-def _printable(path: str | Path) -> str:
+def unassessed(
+    image: str | Path,
+    reference: str | Path | None,
+    query: str,
+    choices: Sequence[str] | None,
+    pipeline: Pipeline,
+    settings: Settings,
+) -> Assessment:
+    """What is known of an assessment before it begins."""
+    return Assessment(
+        image=printable(image), reference=reference and printable(reference), query=query,
+        choices=choices and list(choices), mode=settings.fusion.mode, fusion=settings.fusion, pipeline=pipeline,
+    )  # fmt: skip
+
+
+def printable(path: str | Path) -> str:
     """A path as text that JSON can hold; bytes of a file name that are not UTF-8 appear as \\xNN."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def file_sha256(path: str | Path) -> str | None:
+    """SHA-256 (hex) of a file's bytes, None where there is no file that can be read."""
+    try:
+        if not os.path.isfile(path):
+            return None
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
 
 
 def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:

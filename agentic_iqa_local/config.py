@@ -1,4 +1,4 @@
-"""configs/*.yaml → pydantic. The only reader of YAML configuration and of this package's environment variables.
+"""configs/*.yaml → pydantic. The only reader of YAML configuration.
 
 A configuration file is complete in itself: what it leaves out has the default given here. Unknown keys are errors.
 """
@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from agentic_iqa_local.model_store import ROOT, models_root
 from agentic_iqa_local.prompts import PromptLayout
 from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS
 
-ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
 DEFAULT_CONFIG = CONFIGS / "model_backends.yaml"
 
@@ -23,9 +23,9 @@ class ConfigError(ValueError):
 
 
 def model_folder(name: str) -> Path:
-    """Where a model lies by name: in $AGENTIC_IQA_MODELS if that has it, else in models/ of the checkout."""
-    own = os.environ.get("AGENTIC_IQA_MODELS")
-    return Path(own).absolute() / name if own and (Path(own) / name).is_dir() else ROOT / "models" / name
+    """Where a model lies by name: below `model_store.models_root()`, or where only this project's own models/ has it, there."""
+    folder, shipped = models_root() / name, ROOT / "models" / name
+    return shipped if shipped.is_dir() and not folder.is_dir() else folder
 
 
 def server_key() -> str | None:
@@ -48,7 +48,7 @@ class RoleSettings(Section):
 class ModelSettings(Section):
     """How one model folder is loaded."""
 
-    path: str | None = Field(None, description="Folder; default: the backend's name below the models folder.")
+    path: str | None = Field(None, description="Folder, in the models folder unless absolute; default: the backend's name.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: bfloat16 on a GPU that has it, float16 on older ones, float32 on a CPU."
     )
@@ -153,10 +153,7 @@ class Settings(Section):
         """Loading options of a backend's folder, with its path filled in."""
         name = backend.partition(".")[2]
         settings = self.models.get(name, ModelSettings())
-        path = Path(settings.path) if settings.path else model_folder(name)
-        if not path.is_absolute():
-            path = ROOT / path
-        return settings.model_copy(update={"path": str(path)})
+        return settings.model_copy(update={"path": str(model_folder(settings.path or name))})
 
     def with_engine(self, engine: str) -> "Settings":
         """The same configuration with every section's model served by `engine` (transformers, vllm, server)."""

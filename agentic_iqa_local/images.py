@@ -9,6 +9,8 @@ import math
 import os
 import re
 import struct
+import threading
+import unicodedata
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,11 +45,20 @@ _PLAIN_MODES = {
 _ORIENTATION, _BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 274, 258, 262, 0  # EXIF and TIFF tags
 
 _JPEG_BLOCK = 8
+_JPEG_MARKER = re.compile(rb"\xff+([^\x00\x01\xd0-\xd8\xff])")  # neither stuffing nor a marker without a segment behind it
+_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
+_MOST_SCANS = 100  # as in libtiff: cameras and editors write about ten, and each goes over the whole picture again
 _MAX_ASPECT = 100  # Qwen's processors refuse sides beyond 200:1, and rounding may stretch them
+
+
+_PILLOW = threading.RLock()  # held while Pillow's settings, which are the whole process's, are strict
 
 
 class ImageError(ValueError):
     """One sentence: the path, what was expected, what came, what to do."""
+
+    def __init__(self, message: str):
+        super().__init__(_one_line(message))
 
 
 @dataclass(frozen=True)
@@ -67,18 +78,18 @@ def load_image(path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, m
     (twice `Image.MAX_IMAGE_PIXELS`) stays in force above it. `min_side` is in pixels.
 
     Refused: what is missing, unreadable, empty, damaged, of another format, animated, too small or too large, has 32-bit
-    samples, or is transparent anywhere. Converted with a warning: EXIF orientation, more than 8 bits a sample (scaled, not
+    samples or more than a hundred scans, or is transparent anywhere. Converted with a warning: EXIF orientation, more than 8 bits a sample (scaled, not
     clipped), CMYK, greyscale, palettes, an opaque alpha channel. An ICC profile of RGB or grey data is only named: metrics
     and models read raw numbers. A JPEG damaged in its middle still decodes, so that is not noticed.
 
-    For one thread at a time: Pillow's strictness and the warning filters are settings of the whole process.
+    Threads take turns: Pillow's strictness and the warning filters are settings of the whole process.
     """
     path = os.fspath(path)
     data = _read(path)
     with _strict_pillow() as caught:
         try:
             image = Image.open(BytesIO(data), formats=FORMATS)
-            frames = getattr(image, "n_frames", 1)  # a TIFF walks its directories here
+            animated = getattr(image, "is_animated", False)
         except UnidentifiedImageError:
             raise ImageError(
                 f"{path}: expected a {', '.join(FORMATS)} image, but the content is none of these or its "
@@ -91,18 +102,22 @@ def load_image(path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, m
             ) from error
         except Exception as error:  # plugins raise nearly any type on damaged data
             raise _damaged(path, error) from error
-        _check_header(path, image, frames, max_pixels, min_side)
+        _check_header(path, image, animated, max_pixels, min_side)
         try:
+            _check_structure(image, data)
             orientation, notes = _orientation(image)  # before load(), which already turns a TIFF
             image.load()
             upright = ImageOps.exif_transpose(image) if orientation != 1 else image
             if image.format == "MPO":
-                notes.append(f"Only the first of the file's {frames} pictures was taken.")
+                notes.append(f"Only the first of the file's {image.n_frames} pictures was taken.")
+            pixels, conversions = _to_rgb8(path, upright, image, _bits_per_sample(image, data))
+        except ImageError:
+            raise
         except Exception as error:
             raise _damaged(path, error) from error
-        pixels, conversions = _to_rgb8(path, upright, image, _bits_per_sample(image, data))
     notes += conversions + [f"Pillow: {warning.message}" for warning in caught]
-    return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), tuple(dict.fromkeys(notes)))
+    told = tuple(dict.fromkeys(map(_one_line, notes)))
+    return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), told)
 
 
 def load_pair(
@@ -131,6 +146,8 @@ def _read(path: str) -> bytes:
         data = Path(path).read_bytes()
     except FileNotFoundError:
         raise ImageError(f"{path}: expected an image file, but there is no such file; check the path.") from None
+    except ValueError as error:  # a NUL, or a character that the file system's encoding has not
+        raise ImageError(f"{path}: expected an image file, but no file can have this name ({error}); check the path.") from None
     except OSError as error:
         raise ImageError(
             f"{path}: expected a readable image file, but reading failed ({error.strerror}); check its permissions and its disk."
@@ -143,14 +160,21 @@ def _read(path: str) -> bytes:
 @contextmanager
 def _strict_pillow() -> Iterator[list[warnings.WarningMessage]]:
     """Pillow that refuses truncated files, and whose warnings go to the caller instead of the screen."""
-    tolerant, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False  # importing pyiqa.data turns it on
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # max_pixels decides
-            yield caught
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+    with _PILLOW:
+        tolerant, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False  # importing pyiqa.data turns it on
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", UserWarning)
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # max_pixels decides
+                yield caught
+        finally:
+            ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+
+
+def _one_line(text: str) -> str:
+    """`text` with what could break its line or steer a terminal escaped: file names, profiles and Pillow bring anything."""
+    unsafe = {c: c.encode("unicode_escape").decode() for c in set(text) if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")}
+    return text.translate(str.maketrans(unsafe))
 
 
 def _damaged(path: str, error: Exception) -> ImageError:
@@ -158,7 +182,7 @@ def _damaged(path: str, error: Exception) -> ImageError:
     return ImageError(f"{path}: expected a complete image, but decoding failed ({reason}); get an intact copy.")
 
 
-def _check_header(path: str, image: Image.Image, frames: int, max_pixels: int, min_side: int) -> None:
+def _check_header(path: str, image: Image.Image, animated: bool, max_pixels: int, min_side: int) -> None:
     width, height = image.size
     if width * height > max_pixels:
         raise ImageError(
@@ -170,10 +194,23 @@ def _check_header(path: str, image: Image.Image, frames: int, max_pixels: int, m
             f"{path}: expected at least {min_side} pixels on each side, but it is {width}x{height}; "
             f"use the original instead of a thumbnail."
         )
-    if frames > 1 and image.format != "MPO":  # a camera's JPEG whose first picture is the photograph, with a preview behind it
+    if animated and image.format != "MPO":  # a camera's JPEG whose first picture is the photograph, with a preview behind it
         raise ImageError(
-            f"{path}: expected a single picture, but this {image.format} holds {frames} frames or pages; extract one frame first."
+            f"{path}: expected a single picture, but this {image.format} holds several frames or pages; extract one frame first."
         )
+
+
+def _check_structure(image: Image.Image, data: bytes) -> None:
+    """Raises ValueError for what Pillow takes and no encoder makes."""
+    if image.format == "PNG" and data[12:16] != b"IHDR":
+        raise ValueError("IHDR is not the first chunk")
+    if image.format in ("JPEG", "MPO"):
+        at, scans = 0, 0
+        while (marker := _JPEG_MARKER.search(data, at)) and marker[1] != _END_OF_IMAGE:
+            at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2])  # over the segment, by its length
+            scans += marker[1] == _START_OF_SCAN
+        if scans > _MOST_SCANS:
+            raise ValueError(f"{scans} scans, where a JPEG has a dozen at most")
 
 
 def _orientation(image: Image.Image) -> tuple[int, list[str]]:

@@ -15,15 +15,16 @@ with that and interprets nothing else, so links, devices, foreign names, doubled
 other, and the manifest's SHA-256 stands for the whole archive. `scripts/fetch_models.py` makes bundles.
 
 A store is a bundle in folder form, its manifest that of all bundles unpacked into it; it is written last. How the rest of the
-package uses it: `weights_dir(root)` is `ToolRunner`'s weights_dir; `environment(root)` is put into os.environ before anything
-imports torch or huggingface_hub; `verified(root, path)` is asked before a pickle is loaded. Neither torch nor pyiqa is
-imported here, and nothing here reaches a network.
+package uses it: `models_root()` says where it is; `environment(root)` is put into os.environ before anything imports torch or
+huggingface_hub; tools load files of `weights_dir(root)` for which `verified(root, path)` holds, and no others. Neither torch
+nor pyiqa is imported here, and nothing here reaches a network.
 
     python -m agentic_iqa_local.model_store verify BUNDLE --expect HASH
     python -m agentic_iqa_local.model_store unpack BUNDLE --expect HASH --models DIR
 """
 
 import argparse
+import functools
 import hashlib
 import os
 import re
@@ -39,6 +40,10 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, BinaryIO, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+PACKAGE = Path(__file__).resolve().parent
+# configs/ and models/ lie beside the package in a checkout, and inside it where it was installed from a wheel.
+ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
 
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.json.sha256"
@@ -143,8 +148,8 @@ def amount(size: int) -> str:
 
 
 def models_root(option: str | Path | None = None) -> Path:
-    """The store's folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout."""
-    return Path(option or os.environ.get("AGENTIC_IQA_MODELS") or Path(__file__).resolve().parents[1] / "models").absolute()
+    """The models folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout, which a wheel has inside it."""
+    return Path(option or os.environ.get("AGENTIC_IQA_MODELS") or ROOT / "models").absolute()
 
 
 def weights_dir(root: str | Path) -> Path:
@@ -153,12 +158,16 @@ def weights_dir(root: str | Path) -> Path:
 
 
 def environment(root: str | Path) -> dict[str, str]:
-    """The variables with which torch, timm and transformers find a store's files and look nowhere else."""
-    return {
+    """The variables with which torch, timm and transformers find a store's files and look nowhere else.
+
+    Where `root` is a folder without a manifest, only those that keep them from the network.
+    """
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if not (Path(root) / MANIFEST).is_file():
+        return offline
+    return offline | {
         "TORCH_HOME": str(weights_dir(root).parent.absolute()),
         "HF_HUB_CACHE": str((Path(root) / HUGGINGFACE).absolute()),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
     }
 
 
@@ -169,9 +178,23 @@ def store_manifest(root: str | Path) -> Manifest | None:
 
 def verified(root: str | Path, path: str) -> bool:
     """Whether the store's manifest has the file `path` and its bytes are those of the manifest now."""
-    manifest = store_manifest(root)
+    manifest, place = store_manifest(root), Path(root) / path
     entry = next((file for file in manifest.files if file.path == path), None) if manifest else None
-    return entry is not None and _whole(Path(root) / path, entry)
+    if entry is None or not place.is_file() or place.stat().st_size != entry.size:
+        return False
+    return file_hash(place) == entry.sha256
+
+
+def file_hash(place: Path) -> str:
+    """A file's SHA-256; a process reads a file once and again only when its size or times have changed."""
+    state = place.stat()
+    return _hash_of(place, (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+
+
+@functools.cache
+def _hash_of(place: Path, state: tuple[int, ...]) -> str:
+    with place.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # reading
@@ -623,7 +646,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     put.add_argument("--models", type=Path, metavar="DIR", help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)")
     for command in (check, put):
         command.add_argument("--expect", type=manifest_hash, metavar="HASH", help="refuse every other bundle")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.command == "unpack" and models_root(args.models).is_relative_to(PACKAGE):
+        parser.error("expected a models folder outside the installed package; pass --models DIR or set AGENTIC_IQA_MODELS")
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:

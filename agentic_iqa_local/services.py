@@ -6,6 +6,7 @@ configuration themselves.
 
 import functools
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from agentic_iqa_local.config import RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, native_views
 from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
+from agentic_iqa_local.model_store import environment, models_root
 from agentic_iqa_local.state import AgenticIQAState
 from agentic_iqa_local.vlm_client import ClientPool, SeenImage, TokenUsage, VLMClient, VLMSession
 
@@ -34,6 +36,7 @@ class Services:
         clients: Mapping[str, VLMClient] | None = None,
         tools: ToolRunner | None = None,
     ):
+        os.environ.update(environment(models_root()))
         self.settings, self.device = settings, device
         self.pool = ClientPool(device, dict(clients or {}))
         self._tools = tools

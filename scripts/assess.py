@@ -4,33 +4,50 @@
 examples:
   python scripts/assess.py --image photo.jpg --explain
   python scripts/assess.py --image photo.jpg --reference original.png --gpu 0
-  python scripts/assess.py --image 'scans/*.png' --pipeline letters --json results.jsonl
+  python scripts/assess.py --image scans/ --pipeline letters --out results.jsonl --resume
+  python scripts/assess.py --manifest images.csv --out results.jsonl --resume --retry-failed
   python scripts/assess.py --image photo.jpg --query "Which distortion dominates?" --choices Blur Noise Compression None
   python scripts/assess.py --config qwen2_5_vl_7b --gpu 0 --image photo.jpg
   python scripts/assess.py --list-tools
 
-On a terminal the answer is text; piped, or with --json -, it is one JSON object a line on stdout and nothing else there.
-Exit status: 0 all assessed, 1 some image failed (its row has "error"), 2 wrong usage or a model that cannot run,
-130 interrupted (the rows so far are written).
+On a terminal the answer is text; piped, or with --json, it is one JSON object a line on stdout and nothing else there. With --out
+the objects go to a file instead, each synced to disk as it is finished: after a kill, Ctrl-C or a full disk the same command with
+--resume goes on.
+Exit status: 0 all assessed, 1 some image failed (its row has "error") or the batch could not go on, 2 wrong usage or a model that
+cannot run, 130 interrupted (the rows so far are written).
 """
 
 import argparse
-import functools
 import logging
 import os
+import shlex
+import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
 from pathlib import Path
 from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
+LONGEST_COMMAND = 2000  # characters, to be repeated in a message
+
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to assess")
-    what.add_argument("--image", nargs="+", metavar="PATH", help="images, folders or globs")
-    what.add_argument("--reference", metavar="PATH", help="pristine original of the same size: full-reference assessment")
+    images = what.add_mutually_exclusive_group()
+    images.add_argument("--image", nargs="+", metavar="PATH", help="images, folders or globs")
+    images.add_argument(
+        "--manifest",
+        type=Path,
+        metavar="FILE",
+        help="a .csv (choices separated by |) or .jsonl file with image and, if wanted, reference, query and choices of each row; "
+        "relative paths are relative to it",
+    )
+    what.add_argument(
+        "--reference", type=Path, metavar="PATH", help="pristine original of the same size: full-reference assessment"
+    )
     what.add_argument("--query", help="a question or instruction (default: rate the perceptual quality)")
     what.add_argument("--choices", nargs="+", metavar="ANSWER", help="2 to 10 answers: a multiple-choice question")
     where = parser.add_argument_group("where and with what")
@@ -58,7 +75,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         choices=("logits", "classification", "uniform"),
         help="where p_c comes from (default: the configuration's, logits)",
     )
-    how.add_argument("--fit", type=Path, metavar="FILE", help="temperature and η from a fit of study.py, for the model it was made with")
+    how.add_argument(
+        "--fit", type=Path, metavar="FILE", help="temperature and η from a fit of study.py, for the model it was made with"
+    )
     how.add_argument(
         "--max-replan-iterations", type=int, metavar="N", help="N allows N - 1 replans: 0 and 1 none, the default 2 one"
     )
@@ -67,10 +86,20 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         type=int,
         default=1,
         metavar="N",
-        help="images assessed at once, with --engine vllm or server in one batch; rows keep their order (default: 1)",
+        help="images assessed at once, with --engine vllm or server in one batch; rows come as they are finished (default: 1)",
+    )
+    how.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds for one image, after which its row is a failure and the others go on (default: 600)",
     )
     output = parser.add_argument_group("output")
-    output.add_argument("--json", metavar="FILE", help="write JSON lines to FILE; - is stdout")
+    output.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines to FILE, one durable row for each image")
+    output.add_argument("--resume", action="store_true", help="go on with the rows that FILE holds: assess the images it lacks")
+    output.add_argument("--retry-failed", action="store_true", help="with --resume: assess its failed images again")
+    output.add_argument("--json", nargs="?", const="-", metavar="-", help="JSON lines on stdout on a terminal and with --out too")
     output.add_argument(
         "--explain",
         action="store_true",
@@ -85,8 +114,18 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.jobs < 1:
         parser.error("--jobs: expected at least 1")
-    if not args.image and not args.list_tools:
-        parser.error("--image is needed: give one or several images, folders or globs")
+    if not args.timeout > 0:
+        parser.error("--timeout: expected more than 0 seconds")
+    if not (args.image or args.manifest or args.list_tools):
+        parser.error("--image or --manifest is needed: give images, folders or globs, or a file that lists images")
+    if args.manifest and args.reference:
+        parser.error("--reference: expected with --image; a manifest has a column reference")
+    if args.json not in (None, "-"):
+        parser.error(f"--json: expected nothing or - (stdout), got {args.json}; rows go to a file with --out {args.json}")
+    if args.resume and not args.out:
+        parser.error("--resume: expected --out FILE, the rows to go on with")
+    if args.retry_failed and not args.resume:
+        parser.error("--retry-failed: expected --out FILE --resume, the rows among which some failed")
     from agentic_iqa_local.state import check_choices, check_limit, check_query
 
     for option, check, value in (
@@ -115,13 +154,17 @@ def main(argv: list[str] | None = None) -> int:
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(args.verbose, 2)]
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("agentic_iqa_local").setLevel(level)
+    from agentic_iqa_local.batch import ManifestError
     from agentic_iqa_local.config import ConfigError, load_settings
     from agentic_iqa_local.devices import DeviceError, choose_device
-    from agentic_iqa_local.images import ImageError, expand_inputs
+    from agentic_iqa_local.images import ImageError
     from agentic_iqa_local.iqa_tools import ToolError
     from agentic_iqa_local.iqa_tools.calibration import CalibrationError
+    from agentic_iqa_local.model_store import BundleError
+    from agentic_iqa_local.rows import RowsError
     from agentic_iqa_local.vlm_client import VLMError
 
+    errors = (ConfigError, DeviceError, ImageError, ManifestError, RowsError, VLMError, ToolError, CalibrationError, BundleError)
     try:
         settings = load_settings(args.config)
         if args.engine:
@@ -132,18 +175,16 @@ def main(argv: list[str] | None = None) -> int:
             settings = with_fit(settings, args.fit)
         if args.mode:
             settings = settings.model_copy(update={"fusion": settings.fusion.model_copy(update={"mode": args.mode})})
-        paths = expand_inputs(args.image or [])
         device = choose_device(args.gpu, args.cpu)
-        return run(args, settings, paths, device, results)
-    except (ConfigError, DeviceError, ImageError, VLMError, ToolError, CalibrationError) as error:
+        if args.list_tools:
+            return list_tools(settings, device, results)
+        return run(args, settings, wanted(args), device, results)
+    except errors as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: the rows so far are written", file=sys.stderr)
+        print("interrupted before the first image", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our stdout has gone, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), results.fileno())
-        return 0
 
 
 def with_fit(settings, file: Path):
@@ -163,66 +204,174 @@ def with_fit(settings, file: Path):
     return settings.model_copy(update={"fusion": settings.fusion.model_copy(update=changes)})
 
 
-def open_rows(path: str | None) -> TextIO | None:
-    """The file for JSON lines, opened before anything is loaded. Ends the program when it cannot be written."""
-    if path in (None, "-"):
-        return None
-    try:
-        return open(path, "w", encoding="utf-8")
-    except OSError as error:
-        print(f"error: --json {path}: expected a file that can be written, got {error.strerror}; choose another", file=sys.stderr)
-        raise SystemExit(2) from error
-
-
-def run(args: argparse.Namespace, settings, paths: list[Path], device: str, results: TextIO) -> int:
-    from tqdm import tqdm
-
-    from agentic_iqa_local.report import account, summary, tool_table
+def list_tools(settings, device: str, results: TextIO) -> int:
+    from agentic_iqa_local.report import tool_table
     from agentic_iqa_local.services import Services
 
-    services = Services(settings, device)
-    if args.list_tools:
-        print(tool_table(services.tools.info()), file=results)
-        return 0
-    file = open_rows(args.json)
-    from transformers.utils import logging as transformers_logging
+    print(tool_table(Services(settings, device).tools.info()), file=results)
+    return 0
 
-    from agentic_iqa_local.assessment import assess
 
-    transformers_logging.disable_progress_bar()
-    services.client("summarizer")
-    _ = services.tools  # both before any thread asks for them
-    json_on_stdout = args.json == "-" or not results.isatty()
-    text_to = sys.stderr if json_on_stdout else results
-    failures = 0
-    one = functools.partial(
-        assess,
-        reference=args.reference,
-        query=args.query,
-        choices=args.choices,
+def wanted(args: argparse.Namespace) -> list:
+    """The items that the command line names. Raises ManifestError, ImageError."""
+    from agentic_iqa_local.batch import Item, read_manifest
+    from agentic_iqa_local.images import expand_inputs
+    from agentic_iqa_local.prompts import DEFAULT_QUERY
+
+    if args.manifest:
+        return read_manifest(args.manifest, args.query, args.choices)
+    choices = args.choices and tuple(args.choices)
+    return [Item(path, args.reference, args.query or DEFAULT_QUERY, choices) for path in expand_inputs(args.image)]
+
+
+def open_results(args: argparse.Namespace, settings, items: list, device: str):
+    """The file of rows, before anything is loaded; None without --out. Raises RowsError."""
+    from agentic_iqa_local.batch import Results, identity
+
+    if args.out is None:
+        return None
+    depends_on = identity(
+        settings,
+        device,
         pipeline=args.pipeline,
         max_replan_iterations=args.max_replan_iterations,
-        services=services,
+        query=args.query,
+        choices=args.choices,
+        reference=args.reference,
+        relative=not all(path.is_absolute() for item in items for path in (item.image, item.reference) if path),
     )
-    pool = ThreadPoolExecutor(args.jobs)
+    return Results(args.out, depends_on, resume=args.resume, retry_failed=args.retry_failed)
+
+
+def command_to_go_on() -> str:
+    """This command line with --resume."""
+    words = [word for word in sys.orig_argv if word not in ("--resume", "--retry-failed")]
+    command = shlex.join([*words, "--resume"])
+    return command if len(command) <= LONGEST_COMMAND else "the same command with --resume"
+
+
+class Progress:
+    """Rate and time left on stderr, for two images or more: a bar on a terminal, elsewhere a line every half a minute."""
+
+    def __init__(self, total: int, done: int):
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=total, initial=done, unit="image", file=sys.stderr, disable=total < 2 or not sys.stderr.isatty())
+        self._lines = total > 1 and not sys.stderr.isatty()
+        self._total, self._initial, self._done, self._failed = total, done, done, 0
+        self._began = self._said = time.monotonic()
+
+    def count(self, failed: bool) -> None:
+        self._done += 1
+        self._failed += failed
+        self._bar.set_postfix_str(self._postfix, refresh=False)
+        self._bar.update()
+        if self._lines and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            elapsed = self._said - self._began
+            line = self._bar.format_meter(
+                self._done, self._total, elapsed, ncols=0, unit="image", postfix=self._postfix, initial=self._initial
+            )
+            print(line, file=sys.stderr, flush=True)
+
+    @property
+    def _postfix(self) -> str:
+        return f"{self._failed} failed" if self._failed else ""
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def run(args: argparse.Namespace, settings, items: list, device: str, results: TextIO) -> int:
+    file = open_results(args, settings, items, device)
+    done = file.done if file else set()
+    left = [item for item in items if item.key not in done]
+    if not left:
+        file.close()
+        return finished(args, file)
+    from transformers.utils import logging as transformers_logging
+
+    from agentic_iqa_local.batch import Batch, BatchError
+    from agentic_iqa_local.rows import WriteError
+    from agentic_iqa_local.services import Services
+
+    transformers_logging.disable_progress_bar()
+    batch = Batch(
+        Services(settings, device),
+        jobs=args.jobs,
+        timeout=args.timeout,
+        pipeline=args.pipeline,
+        max_replan_iterations=args.max_replan_iterations,
+    )
+    go_on = f"go on with: {command_to_go_on()}" if file else "with --out FILE a run can be gone on with"
+
+    def interrupted(*_: object) -> None:
+        if batch.stopping:
+            os.write(2, f"\nstopped; {go_on}\n".encode())
+            os._exit(130)
+        batch.stop()
+        os.write(2, b"\nstopping when the images in hand are finished; Ctrl-C again stops at once\n")
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    progress = Progress(len(items), len(items) - len(left))
+    written, failed, status = 0, 0, None
     try:
-        rows = map(one, paths) if args.jobs == 1 else pool.map(one, paths)
-        for row in tqdm(rows, total=len(paths), unit="image", file=sys.stderr, disable=len(paths) < 2):
-            failures += row.error is not None
-            line = row.model_dump_json(exclude={"evidence": {"tool_logs"}})
+        for row in batch.rows(left):
             if file:
-                print(line, file=file, flush=True)
-            if json_on_stdout:
-                print(line, file=results, flush=True)
-            if args.explain or not json_on_stdout:
-                tqdm.write(account(row) if args.explain else summary(row), file=text_to)
-            elif row.error:
-                print(f"error: {row.error}", file=sys.stderr)
+                file.append(row)
+            written += 1
+            failed += row.error is not None
+            progress.count(row.error is not None)
+            show(args, row, results)
+    except (BatchError, WriteError) as error:
+        print(f"error: {error}; {go_on}", file=sys.stderr)
+        status = 1
+    except BrokenPipeError:  # the reader of our stdout has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), results.fileno())
+        if file:
+            print(f"error: nobody reads stdout any more; {go_on}", file=sys.stderr)
+        status = 1 if file else 0
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        progress.close()
+        signal.signal(signal.SIGINT, before)
         if file:
             file.close()
-    return 1 if failures else 0
+    if batch.stopping and written < len(left):
+        print(f"interrupted: {len(items) - len(left) + written} of {len(items)} images have their rows; {go_on}", file=sys.stderr)
+        status = 130
+    elif status is None:
+        status = finished(args, file) if file else int(failed > 0)
+    if batch.unfinished:  # a thread that does not return would keep the process
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def finished(args: argparse.Namespace, file) -> int:
+    """The exit status of a run whose images all have their rows in `file`."""
+    said = f"{len(file.done)} rows in {args.out}"
+    if file.failed:
+        said += f", {file.failed} of them failures; add --resume --retry-failed to assess those again"
+    print(said, file=sys.stderr)
+    return int(file.failed > 0)
+
+
+def show(args: argparse.Namespace, row, results: TextIO) -> None:
+    """A row on the screen or in the pipe."""
+    from tqdm import tqdm
+
+    from agentic_iqa_local.batch import as_line
+    from agentic_iqa_local.report import account, summary
+
+    json_on_stdout = bool(args.json) or not (args.out or results.isatty())
+    if json_on_stdout:
+        print(as_line(row), file=results, flush=True)
+    if args.explain:
+        tqdm.write(account(row), file=sys.stderr if json_on_stdout else results)
+    elif results.isatty() and not json_on_stdout:
+        tqdm.write(summary(row), file=results)
+    elif row.error:
+        tqdm.write(f"error: {row.error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

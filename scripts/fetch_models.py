@@ -7,6 +7,7 @@ examples:
   python scripts/fetch_models.py --config qwen3_vl_8b --wheels --out /media/usb/iqa.iqabundle.tar
   python scripts/fetch_models.py --config qwen2_5_vl_7b --models /srv/models  the model lies there: it is not downloaded
   python scripts/fetch_models.py --tools LPIPS --weights ~/.cache/torch/hub --accept-licences
+  python scripts/fetch_models.py --tools TOPIQ_NR --weights ~/.cache/torch/hub --huggingface ~/.cache/huggingface/hub
   python scripts/fetch_models.py --config mine.yaml --repo My-VL-7B=org/My-VL-7B@main
 
 Every file is recorded with its size, SHA-256, source and licence; repositories are pinned to a commit. Of a repository's
@@ -118,6 +119,8 @@ NVIDIA = Notice(
 
 CARRIED = {".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken", ".md"}
 PICKLED = {".bin"}
+# Which versions and extras an offline installation for an engine has.
+LOCKS = {"transformers": ("constraints.txt", "test"), "vllm": ("constraints-gpu.txt", "vllm")}
 TRIES = 5
 
 
@@ -249,10 +252,14 @@ def model_folder(folder: str, local: Path, repos: dict[str, Repo], downloads: Pa
     return [from_hub(found, name, f"{folder}/{name}", downloads) for name in chosen(found.files, str(repo))]
 
 
-def tool_weight(weight: str, local: Path | None, downloads: Path) -> list[Wanted]:
-    """A weight of the tools' table: one file of torch's hub folder, or a snapshot for the Hugging Face cache."""
+def tool_weight(weight: str, local: Path | None, cache: Path | None, downloads: Path) -> list[Wanted]:
+    """A weight of the tools' table: one file of torch's hub folder, or a snapshot for the Hugging Face cache.
+
+    What lies in the hub folder `local` or in the Hugging Face cache `cache` is taken from there. Raises FetchError.
+    """
     if weight.startswith("hf:"):
-        return snapshot(Repo(weight.removeprefix("hf:")), downloads)
+        repo = Repo(weight.removeprefix("hf:"))
+        return (cache and cached_snapshot(repo, cache)) or snapshot(repo, downloads)
     path, name = f"{HUB}/{weight}", PurePosixPath(weight).name
     of_pyiqa = weight.startswith("pyiqa/") or weight in PYIQA_CHECKPOINTS
     licence = PYIQA_WEIGHTS.licence if of_pyiqa else "mit" if weight in CLIP else "bsd-3-clause"
@@ -270,10 +277,25 @@ def tool_weight(weight: str, local: Path | None, downloads: Path) -> list[Wanted
     return [Wanted(path, file, url, licence, lambda: retried(url, lambda: download(url, file)), begin)]
 
 
+def cache_folder(repo: Repo) -> str:
+    return f"models--{repo.name.replace('/', '--')}"
+
+
+def cached_snapshot(repo: Repo, cache: Path) -> list[Wanted]:
+    """A repository as it lies in a Hugging Face cache; empty where it does not."""
+    ref = cache / cache_folder(repo) / "refs" / "main"
+    if not ref.is_file():
+        return []
+    place = f"{cache_folder(repo)}/snapshots/{ref.read_text().strip()}"
+    names = chosen((file.name for file in (cache / place).iterdir() if file.is_file()), str(cache / place), pickles=True)
+    files = [*(f"{place}/{name}" for name in names), f"{cache_folder(repo)}/refs/main"]
+    return [Wanted(f"{HUGGINGFACE}/{name}", cache / name, f"local cache {name}", repo.licence) for name in files]
+
+
 def snapshot(repo: Repo, downloads: Path) -> list[Wanted]:
     """A repository as the Hugging Face cache lays it out, with files where it has links; refs/main names the commit."""
     found = listing(repo)
-    cache = f"{HUGGINGFACE}/models--{repo.name.replace('/', '--')}"
+    cache = f"{HUGGINGFACE}/{cache_folder(repo)}"
     files = [
         from_hub(found, name, f"{cache}/snapshots/{found.commit}/{name}", downloads)
         for name in chosen(found.files, str(repo), pickles=True)
@@ -287,11 +309,12 @@ def snapshot(repo: Repo, downloads: Path) -> list[Wanted]:
     return [*files, Wanted(f"{cache}/refs/main", ref, f"https://huggingface.co/{repo.name}", found.licence, write_ref)]
 
 
-def wheels(folder: Path) -> Iterator[Wanted]:
-    """Builds or downloads a wheel of every package of the locked environment, the project's own included."""
+def wheels(engine: str, folder: Path) -> Iterator[Wanted]:
+    """Builds or downloads a wheel of every package of an engine's locked environment, the project's own included."""
     shutil.rmtree(folder, ignore_errors=True)
+    lock, extras = LOCKS[engine]
     line = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--wheel-dir", str(folder)]
-    line += ["--constraint", str(ROOT / "constraints.txt"), f"{ROOT}[test]"]
+    line += ["--constraint", str(ROOT / lock), f"{ROOT}[{extras}]"]
     if status := subprocess.run(line, stdout=sys.stderr).returncode:
         raise FetchError(f"wheels: pip ended with status {status}; its own message stands above")
     for wheel in sorted(folder.glob("*.whl")):
@@ -362,12 +385,21 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     what.add_argument(
         "--tools", nargs="+", metavar="TOOL", help="tools whose weights are taken (default: those that the configuration names)"
     )
-    what.add_argument("--wheels", action="store_true", help="also wheels of the locked environment, for this machine's platform")
+    what.add_argument(
+        "--wheels",
+        nargs="?",
+        choices=LOCKS,
+        const="transformers",
+        help="also wheels of the locked environment of an engine (default: transformers), for this machine's platform and Python",
+    )
     where = parser.add_argument_group("where it comes from")
     where.add_argument(
         "--models", type=Path, metavar="DIR", help="folder that holds model folders (default: the configuration's)"
     )
     where.add_argument("--weights", type=Path, metavar="DIR", help="torch hub folder; tools' weights that lie there are taken")
+    where.add_argument(
+        "--huggingface", type=Path, metavar="DIR", help="Hugging Face cache; tools' snapshots that lie there are taken"
+    )
     where.add_argument(
         "--repo",
         nargs="+",
@@ -416,7 +448,7 @@ def collect(args: argparse.Namespace, settings: "Settings") -> None:
     for folder, place in places.items():
         wanted += model_folder(folder, args.models / folder if args.models else place, repos, downloads)
     for weight in dict.fromkeys(weight for tool in tools for weight in tool.weights):
-        wanted += tool_weight(weight, args.weights, downloads)
+        wanted += tool_weight(weight, args.weights, args.huggingface, downloads)
     carried = [tool.name for tool in tools if tool.weights]
     notices = binding(wanted) + [PYIQA] * bool(carried or args.wheels) + [NVIDIA] * bool(args.wheels)
     ask(notices, args.accept_licences)
@@ -429,8 +461,8 @@ def collect(args: argparse.Namespace, settings: "Settings") -> None:
             print(f"fetching {item.path}", file=sys.stderr)
             item.fetch()
     if args.wheels:
-        wanted += wheels(downloads / WHEELS)
-        contents.append(f"wheels for Python {sysconfig.get_python_version()} on {sysconfig.get_platform()}")
+        wanted += wheels(args.wheels, downloads / WHEELS)
+        contents.append(f"wheels of the engine {args.wheels} for Python {sysconfig.get_python_version()} on {sysconfig.get_platform()}")
     with meter() as progress:
         pieces = [Piece(item.path, item.file, item.source, item.licence) for item in wanted]
         manifest = describe(pieces, contents, notices, progress)
@@ -469,8 +501,9 @@ def directions(out: Path, manifest: Manifest, sha256: str, args: argparse.Namesp
         if not args.no_archive:
             lines += [f"  sha256sum -c {bundle}.sha256", f"  tar -xf {bundle} {WHEELS}"]
         lines += ["  python3 -m venv .venv && source .venv/bin/activate"]
-        lines += [f"  pip install --no-index --find-links {wheels_at} agentic_iqa_local"]
-    lines += [f"  {store} verify {bundle} --expect {sha256}", f"  {store} unpack {bundle} --expect {sha256}"]
+        extra = "[vllm]" if args.wheels == "vllm" else ""
+        lines += [f"  pip install --no-index --find-links {wheels_at} 'agentic_iqa_local{extra}'"]
+    lines += [f"  {store} verify {bundle} --expect {sha256}", f"  {store} unpack {bundle} --expect {sha256} --models models"]
     return "\n".join(lines)
 
 

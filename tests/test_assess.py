@@ -76,20 +76,23 @@ def test_several_images_one_bad_the_others_go_on(blocked, photo_path, tmp_path):
     empty = tmp_path / "empty.png"
     empty.touch()
     out = tmp_path / "rows.jsonl"
-    done = run(blocked, "--image", photo_path, empty, "--pipeline", "letters", "--cpu", "--json", out)
+    done = run(blocked, "--image", photo_path, empty, "--pipeline", "letters", "--cpu", "--json", "--out", out)
     assert done.returncode == 1
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["error"] is None for row in rows] == [True, False]
     assert rows[1]["q"] is None
     assert "empty.png" in rows[1]["error"]
+    assert rows[1]["sha256"] == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # of no bytes
     assert [json.loads(line)["image"] for line in done.stdout.splitlines()] == [photo_path, str(empty)]
+    assert "--retry-failed" in done.stderr
 
 
 def test_help_teaches(blocked):
     done = run(blocked, "--help")
     assert done.returncode == 0
     for option in ("--image", "--reference", "--query", "--choices", "--gpu", "--cpu", "--model", "--mode", "--pipeline",
-                   "--max-replan-iterations", "--json", "--explain", "--config", "examples:"):  # fmt: skip
+                   "--max-replan-iterations", "--json", "--explain", "--config", "examples:",
+                   "--manifest", "--out", "--resume", "--retry-failed", "--timeout"):  # fmt: skip
         assert option in done.stdout
 
 
@@ -104,7 +107,13 @@ def test_help_teaches(blocked):
         (["--image", "PHOTO", "--model", "no-such-model"], "no-such-model"),
         (["--image", "PHOTO", "--config", "no-such-config"], "qwen2_5_vl_7b"),
         (["--image", "/nowhere/*.png"], "/nowhere"),
-        (["--image", "PHOTO", "--json", "/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
+        (["--image", "PHOTO", "--json", "rows.jsonl"], "--out rows.jsonl"),
+        (["--image", "PHOTO", "--out", "/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
+        (["--image", "PHOTO", "--resume"], "--out FILE"),
+        (["--image", "PHOTO", "--out", "rows.jsonl", "--retry-failed"], "--resume"),
+        (["--image", "PHOTO", "--timeout", "0"], "--timeout"),
+        (["--manifest", "/nowhere/images.csv"], "/nowhere/images.csv"),
+        (["--manifest", "/nowhere/images.csv", "--reference", "PHOTO"], "column reference"),
         (["--image", "PHOTO", "--choices", "yes", " "], "--choices"),
     ],
 )

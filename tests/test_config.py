@@ -1,9 +1,13 @@
 """Every shipped configuration loads; mistakes are named."""
 
+from pathlib import Path
+
 import pytest
 import yaml
+from conftest import EMBEDDED, ROOT
 
-from agentic_iqa_local.config import CONFIGS, ConfigError, Settings, find_config, load_settings
+from agentic_iqa_local.config import CONFIGS, ConfigError, Settings, find_config, load_settings, model_folder
+from agentic_iqa_local.model_store import models_root
 
 SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if p.stem != "tool_maps")
 
@@ -63,3 +67,26 @@ def test_model_option_keeps_the_set_ups_own_loading_options(tmp_path):
 def test_a_limit_of_zero_stays_zero():
     assert Settings(max_replan_iterations=0).max_replan_iterations == 0
     assert Settings().max_replan_iterations == 2
+
+
+def test_models_lie_in_one_folder_and_the_embedded_one_where_it_ships(tmp_path, monkeypatch):
+    monkeypatch.delenv("AGENTIC_IQA_MODELS", raising=False)
+    assert models_root() == ROOT / "models"
+    assert model_folder("embedded") == EMBEDDED
+    monkeypatch.setenv("AGENTIC_IQA_MODELS", str(tmp_path))
+    assert models_root() == tmp_path
+    assert models_root("elsewhere") == Path("elsewhere").absolute()
+    assert model_folder("embedded") == EMBEDDED
+    (tmp_path / "embedded").mkdir()
+    assert model_folder("embedded") == tmp_path / "embedded"
+    # One that is nowhere is expected in the models folder.
+    assert model_folder("Qwen") == tmp_path / "Qwen"
+
+
+@pytest.mark.parametrize(("path", "place"), [("more/VL", "{root}/more/VL"), ("/srv/VL", "/srv/VL"), (None, "{root}/VL")])
+def test_a_models_path_is_taken_from_the_models_folder_unless_it_is_absolute(tmp_path, monkeypatch, path, place):
+    monkeypatch.setenv("AGENTIC_IQA_MODELS", str(tmp_path))
+    section = {"backend": "transformers.VL"}
+    roles = dict.fromkeys(("planner", "executor", "summarizer"), section)
+    settings = Settings.model_validate(roles | {"models": {"VL": {"path": path}}})
+    assert settings.model("transformers.VL").path == place.format(root=tmp_path)

@@ -5,11 +5,13 @@ import os
 import struct
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageCms, ImageFile
+from PIL import Image, ImageCms, ImageFile, TiffImagePlugin
 
 from agentic_iqa_local.images import ImageError, View, expand_inputs, load_image, load_pair, native_views
 
@@ -58,8 +60,8 @@ def tiff(width, height, bits, photometric, strip, sample_format=1):
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0) + strip
 
 
-def cmyk_profile():
-    """An ICC 2.4 CMYK profile, "Test inks": paper is L* 100, any cyan ink alone makes L* 50, black ink L* 0, all neutral."""
+def cmyk_profile(name=b"Test inks"):
+    """An ICC 2.4 CMYK profile of that name: paper is L* 100, any cyan ink alone makes L* 50, black ink L* 0, all neutral."""
     def padded(data):
         return data + b"\0" * (-len(data) % 4)
 
@@ -67,7 +69,7 @@ def cmyk_profile():
     identity = [0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x10000]
     table = (b"mft2\0\0\0\0" + bytes([4, 3, 2, 0]) + struct.pack(">9i2H", *identity, 2, 2) + struct.pack(">8H", *[0, 65535] * 4)
              + b"".join(struct.pack(">3H", value, 0x8000, 0x8000) for value in lightness) + struct.pack(">6H", *[0, 65535] * 3))
-    name = b"Test inks\0"
+    name += b"\0"
     description = b"desc\0\0\0\0" + struct.pack(">I", len(name)) + name + bytes(4 + 4 + 2 + 1 + 67)
     d50 = struct.pack(">3i", 63190, 65536, 54061)
     tags = {b"desc": padded(description), b"wtpt": b"XYZ \0\0\0\0" + d50, b"A2B0": padded(table)}
@@ -313,11 +315,77 @@ def test_a_flipped_bit_in_a_png(saved):
     assert "decoding failed" in refusal(saved("a.png", bytes(content)))
 
 
+def progressive(scans):
+    """A progressive JPEG whose last scan comes again and again, as often as makes so many."""
+    file = BytesIO()
+    noise().save(file, "JPEG", progressive=True)
+    content = file.getvalue()
+    last = content[content.rindex(b"\xff\xda"):-2]  # the end of the image is the last two bytes
+    return content[:-2] + last * (scans - content.count(b"\xff\xda")) + content[-2:]
+
+
+def test_a_jpeg_of_endless_scans_is_refused(saved):
+    assert load_image(saved("a.jpg", progressive(100))).width == 64
+    assert "decoding failed (101 scans, where a JPEG has a dozen at most)" in refusal(saved("b.jpg", progressive(101)))
+
+
+def test_what_looks_like_scans_in_a_comment_is_none(saved):
+    assert load_image(saved("a.jpg", noise(), comment=b"\xff\xda" * 300)).width == 64
+
+
+def test_a_png_whose_header_is_not_its_first_chunk(saved):
+    # Where the bit depth stands in a PNG's header, this one has a letter.
+    content = png(40, 40, 16, 0, b"\x80\x80" * 1600)
+    content = content[:8] + chunk(b"tEXt", b"Comment\0" + b"\1" * 20) + content[8:]
+    assert "decoding failed (IHDR is not the first chunk)" in refusal(saved("a.png", content))
+
+
+@pytest.mark.parametrize("name", ["a\0.png", "a\ud800.png"])
+def test_a_name_that_no_file_can_have(name):
+    with pytest.raises(ImageError, match="no file can have this name"):
+        load_image(name)
+
+
+def test_control_characters_of_a_name_are_escaped(saved):
+    with pytest.raises(ImageError) as caught:
+        load_image(saved("a\n\x1b[2J\u202e.png", b"no image"))
+    assert "/a\\n\\x1b[2J\\u202e.png: expected a" in str(caught.value)
+
+
+def test_control_characters_of_a_profile_are_escaped(saved):
+    path = saved("a.jpg", Image.new("CMYK", (40, 40)), icc_profile=cmyk_profile(b"Evil\x1b[2Jinks"))
+    assert "(Evil\\x1b[2Jinks)" in load_image(path).warnings[0]
+
+
+def test_threads_do_not_change_each_others_strictness(saved, monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # as another library may have left it
+    whole = saved("whole.jpg", noise(size=(400, 400)), exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    half = saved("half.jpg", Path(whole).read_bytes()[:-5000])
+
+    def load(path):
+        try:
+            return load_image(path).warnings
+        except ImageError:
+            return None
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(load, [whole, half] * 50))
+    assert found == [load_image(whole).warnings, None] * 50
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is True
+
+
+def test_pages_are_not_counted(saved, monkeypatch):
+    # A file may chain a million of them: that there is a second one is enough.
+    path = saved("a.tif", noise(), save_all=True, append_images=[noise()])
+    monkeypatch.setattr(TiffImagePlugin.TiffImageFile, "n_frames", property(lambda image: 1 / 0))
+    assert "this TIFF holds several frames or pages" in refusal(path)
+
+
 @pytest.mark.parametrize("name", ["a.gif", "a.png", "a.webp", "a.tif"])
 def test_several_frames(saved, name):
     frames = [Image.new("RGB", (40, 40), colour) for colour in ("red", "green", "blue")]
     message = refusal(saved(name, frames[0], save_all=True, append_images=frames[1:]))
-    assert "holds 3 frames or pages; extract one frame first" in message
+    assert "holds several frames or pages; extract one frame first" in message
 
 
 @pytest.mark.parametrize("size", [(1, 1), (31, 200), (200, 31)])

@@ -1,8 +1,12 @@
 """The tool registry, its maps and its runner. Expected numbers come from pyiqa's table of official results, from scipy,
 or from the derivations in the comments."""
 
+import hashlib
 import importlib.util
+import io
 import math
+import os
+import pickle
 import runpy
 import subprocess
 import sys
@@ -19,6 +23,7 @@ from scipy.special import expit
 
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, fit_logistic, load_maps
+from agentic_iqa_local.model_store import Piece, describe, write_bundle
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "configs" / "tool_maps.yaml"
@@ -53,9 +58,18 @@ def pair(index: int) -> tuple[Image.Image, Image.Image]:
     return tuple(Image.open(PAIRS / folder / name).convert("RGB") for folder in ("dist_dir", "ref_dir"))
 
 
+@pytest.fixture(autouse=True)
+def _environment_is_put_back():
+    """A runner sends torch and huggingface_hub to its models folder for the rest of the process."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory) -> ToolRunner:
-    return ToolRunner(weights_dir=tmp_path_factory.mktemp("no_weights"))
+    return ToolRunner(models=tmp_path_factory.mktemp("no_weights"))
 
 
 @pytest.fixture
@@ -72,6 +86,27 @@ def plain(**changes) -> LogisticMap:
 def map_file(path: Path, *maps: LogisticMap, **extra) -> Path:
     path.write_text(yaml.safe_dump({"maps": [m.model_dump(mode="json", exclude_none=True) | extra for m in maps]}))
     return path
+
+
+def store(root: Path, files: dict[str, bytes | Path]) -> Path:
+    """A models folder whose manifest names `files` (path below tools/ → content, or the file that has it)."""
+    places = {}
+    for path, content in files.items():
+        places[f"tools/{path}"] = place = root.with_name(f"{root.name}.source") / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+    manifest = describe([Piece(path, place, "made by a test", "mit") for path, place in places.items()], ["a test's files"])
+    write_bundle(root, manifest, places, archive=False)
+    return root
+
+
+def flip(place: Path) -> None:
+    """Changes one bit in the middle; the time of change moves on as it does for files that do not follow within a clock tick."""
+    data = bytearray(place.read_bytes())
+    data[len(data) // 2] ^= 1
+    stamp = place.stat().st_mtime_ns
+    place.write_bytes(data)
+    os.utime(place, ns=(stamp, stamp + 10**9))
 
 
 # --- names
@@ -291,7 +326,7 @@ def test_every_available_tool_ranks_a_clean_photo_above_a_noisy_blur_within_its_
 
 
 def test_each_metric_is_built_once_and_silently(tmp_path, photo, capsys):
-    fresh = ToolRunner(weights_dir=tmp_path)
+    fresh = ToolRunner(models=tmp_path)
     for _ in range(3):
         fresh.score("gmsd", photo, photo)
         fresh.score("NIQE", photo)
@@ -300,10 +335,10 @@ def test_each_metric_is_built_once_and_silently(tmp_path, photo, capsys):
 
 
 def test_scores_kept_on_disk_are_found_again_by_what_they_were_measured_on(tmp_path, photo):
-    first = ToolRunner(weights_dir=tmp_path, cache=tmp_path / "scores.sqlite")
+    first = ToolRunner(models=tmp_path, cache=tmp_path / "scores.sqlite")
     darker = photo.point(lambda value: value // 2)
     measured = [first.score("NIQE", photo), first.score("GMSD", darker, photo)]
-    again = ToolRunner(weights_dir=tmp_path, cache=tmp_path / "scores.sqlite")
+    again = ToolRunner(models=tmp_path, cache=tmp_path / "scores.sqlite")
     found = [again.score("NIQE", photo), again.score("GMSD", darker, photo)]
     assert [(r.raw, r.normalized) for r in found] == [(r.raw, r.normalized) for r in measured]
     assert [r.cached for r in measured + found] == [False, False, True, True]
@@ -315,7 +350,7 @@ def test_scores_kept_on_disk_are_found_again_by_what_they_were_measured_on(tmp_p
 def test_a_cache_that_is_none_is_refused(tmp_path):
     (tmp_path / "scores.sqlite").write_text("a text long enough not to be taken for an empty database " * 20)
     with pytest.raises(ToolError, match="expected an SQLite file"):
-        ToolRunner(weights_dir=tmp_path, cache=tmp_path / "scores.sqlite")
+        ToolRunner(models=tmp_path, cache=tmp_path / "scores.sqlite")
 
 
 def test_the_smallest_side_is_the_smallest(runner):
@@ -340,23 +375,38 @@ def test_images_that_a_tool_cannot_take(runner, photo):
 
 def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
-    bare = ToolRunner(weights_dir=tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    bare = ToolRunner(models=tmp_path)
     with pytest.raises(ToolError, match=r"missing weights pyiqa/LPIPS_v0\.1_alex-df73285e\.pth, checkpoints/alexnet"):
         bare.score("lpips", photo, photo)
     with pytest.raises(ToolError, match="Entropy is unavailable: not a measure of quality"):
         bare.score("Entropy", photo)
-    for weight in (*TOOLS["LPIPS"].weights, *TOOLS["UNIQUE"].weights, *TOOLS["CNNIQA"].weights, TOOLS["TOPIQ_FR"].weights[0]):
-        (tmp_path / weight).parent.mkdir(exist_ok=True)
-        (tmp_path / weight).touch()
-    known = {info.name: info for info in bare.info()}
+    weights = [*TOOLS["LPIPS"].weights, *TOOLS["UNIQUE"].weights, *TOOLS["CNNIQA"].weights, TOOLS["TOPIQ_FR"].weights[0]]
+    some = ToolRunner(models=store(tmp_path / "some", {f"hub/{weight}": b"" for weight in weights}))
+    known = {info.name: info for info in some.info()}
     assert (known["LPIPS"].available, known["LPIPS"].reason) == (True, None)
     assert known["UNIQUE"].reason.startswith("no usable map: the Table 5 row is not monotone")
     assert known["CNNIQA"].reason == "no map: fit one with scripts/fit_tools.py"
     assert "hf:timm/resnet50.a1_in1k" in known["TOPIQ_FR"].reason
-    snapshot = tmp_path / "hf" / "models--timm--resnet50.a1_in1k" / "snapshots" / "0"
-    snapshot.mkdir(parents=True)
-    (snapshot / "model.safetensors").touch()
-    assert find_info(bare, "TOPIQ_FR").available
+    files = {f"hub/{weights[-1]}": b"", f"{TIMM}/snapshots/0/model.safetensors": b""}
+    assert find_info(ToolRunner(models=store(tmp_path / "whole", files)), "TOPIQ_FR").available
+
+
+def test_weights_outside_a_models_folder_are_not_loaded_and_the_bundle_that_would_be_is_named(tmp_path, photo, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    hub = tmp_path / "torch" / "hub"
+    for place in (hub / "pyiqa/cfanet_nr_koniq_res50-9a73138b.pth", tmp_path / "hf/models--timm--resnet50.a1_in1k/refs/main"):
+        place.parent.mkdir(parents=True)
+        place.touch()
+    with pytest.raises(ToolError, match=r"TOPIQ_NR is unavailable: missing weights pyiqa/cfanet") as caught:
+        ToolRunner(models=tmp_path / "models").score("TOPIQ_NR", photo)
+    line = f"fetch_models.py --tools TOPIQ_NR --weights {hub} --huggingface {tmp_path / 'hf'} makes a bundle of them"
+    assert line in str(caught.value)
+    # In the models folder, but not from a bundle: the same.
+    (tmp_path / "models" / "tools").mkdir(parents=True)
+    hub.rename(tmp_path / "models" / "tools" / "hub")
+    assert "missing weights pyiqa/cfanet" in find_info(ToolRunner(models=tmp_path / "models"), "TOPIQ_NR").reason
 
 
 def find_info(runner: ToolRunner, name: str):
@@ -377,14 +427,14 @@ def test_nan_and_failures_name_tool_and_image(tmp_path, photo, monkeypatch):
 
     stand_in(monkeypatch, lambda *a, **k: lambda *images: torch.tensor([math.nan]))
     with pytest.raises(ToolError, match="PSNR returned nan for an image of 192×192"):
-        ToolRunner(weights_dir=tmp_path).score("PSNR", photo, photo)
+        ToolRunner(models=tmp_path).score("PSNR", photo, photo)
 
     def broken(*images):
         raise ZeroDivisionError("no pixels")
 
     stand_in(monkeypatch, lambda *a, **k: broken)
     with pytest.raises(ToolError, match="PSNR failed on an image of 192×192: no pixels") as caught:
-        ToolRunner(weights_dir=tmp_path).score("PSNR", photo, photo)
+        ToolRunner(models=tmp_path).score("PSNR", photo, photo)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -399,7 +449,7 @@ def test_metrics_see_rgb_in_unit_range_on_the_device_without_gradients(tmp_path,
         return lambda *images: seen.append((images, torch.is_inference_mode_enabled())) or torch.tensor(30.0)
 
     stand_in(monkeypatch, build)
-    runner = ToolRunner(device="cpu", weights_dir=tmp_path)
+    runner = ToolRunner(device="cpu", models=tmp_path)
     image = Image.new("RGB", (20, 16), (255, 51, 0))
     runner.score("PSNR", image, image)
     runner.score("PIQE", image, image)  # a reference at hand is not an NR tool's business
@@ -412,7 +462,7 @@ def test_metrics_see_rgb_in_unit_range_on_the_device_without_gradients(tmp_path,
 
 def test_random_crops_repeat_and_leave_the_global_state_alone(tmp_path, photo, monkeypatch):
     stand_in(monkeypatch, lambda *a, **k: lambda *images: np.random.rand())
-    runner = ToolRunner(weights_dir=tmp_path)
+    runner = ToolRunner(models=tmp_path)
     np.random.seed(7)
     expected = np.random.RandomState(7).rand()
     assert runner.measure("PIQE", photo) == runner.measure("PIQE", photo)
@@ -425,7 +475,7 @@ def test_threads_share_one_construction(tmp_path, photo, monkeypatch):
         return lambda *images: 30.0
 
     stand_in(monkeypatch, build)
-    runner = ToolRunner(weights_dir=tmp_path)
+    runner = ToolRunner(models=tmp_path)
     with ThreadPoolExecutor(4) as pool:
         readings = list(pool.map(lambda _: runner.score("PSNR", photo, photo), range(4)))
     assert {reading.raw for reading in readings} == {30.0}
@@ -450,15 +500,14 @@ def test_downloads_are_refused_while_a_metric_is_built(tmp_path, photo, monkeypa
 
     stand_in(monkeypatch, build)
     with pytest.raises(ToolError, match=r"PSNR could not be built on cpu: Refused to download https://example\.invalid/"):
-        ToolRunner(weights_dir=tmp_path).score("PSNR", photo, photo)
+        ToolRunner(models=tmp_path).score("PSNR", photo, photo)
     assert urllib.request.urlopen is original
 
 
 def test_weights_are_taken_from_the_given_folder(tmp_path, photo, monkeypatch):
     from pyiqa.utils.download_util import load_file_from_url
 
-    (tmp_path / "pyiqa").mkdir()
-    (tmp_path / "pyiqa" / "w.pth").touch()
+    store(tmp_path / "models", {"hub/pyiqa/w.pth": b"weights"})
     found = []
 
     def build(*args, **options):
@@ -466,8 +515,157 @@ def test_weights_are_taken_from_the_given_folder(tmp_path, photo, monkeypatch):
         return lambda *images: 30.0
 
     stand_in(monkeypatch, build)
-    ToolRunner(weights_dir=tmp_path).score("PSNR", photo, photo)
-    assert found == [str(tmp_path / "pyiqa" / "w.pth")]
+    ToolRunner(models=tmp_path / "models").score("PSNR", photo, photo)
+    assert found == [str(tmp_path / "models" / "tools" / "hub" / "pyiqa" / "w.pth")]
+
+
+# --- weights of a models folder
+
+TIMM = "huggingface/models--timm--resnet50.a1_in1k"
+
+
+@pytest.fixture(scope="module")
+def cnniqa(tmp_path_factory) -> Path:
+    """Weights of CNNIQA as pyiqa reads them, at random: they prove the way that weights take, not a score."""
+    import torch
+    from pyiqa.archs.cnniqa_arch import CNNIQA
+
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("weights") / "cnniqa.pth"
+    torch.save({"params": CNNIQA(pretrained=None).state_dict()}, file)
+    return file
+
+
+def test_a_tool_with_weights_scores_from_the_models_folder_and_not_after_one_bit_has_changed(tmp_path, photo, cnniqa):
+    (weight,) = TOOLS["CNNIQA"].weights
+    models = store(tmp_path / "models", {f"hub/{weight}": cnniqa})
+    maps = map_file(tmp_path / "maps.yaml", plain(tool="CNNIQA", domain=(-10, 10)))
+    runner = ToolRunner(models=models, maps_path=maps)
+    raw = runner.score("CNNIQA", photo).raw
+    assert raw == runner.measure("CNNIQA", photo)
+    place = models / "tools" / "hub" / weight
+    flip(place)
+    with pytest.raises(ToolError, match=f"CNNIQA is unavailable: {place} is damaged or was changed"):
+        ToolRunner(models=models, maps_path=maps).score("CNNIQA", photo)
+    place.write_bytes(b"short")
+    assert str(place) in find_info(ToolRunner(models=models, maps_path=maps), "CNNIQA").reason
+
+
+def test_weights_are_read_once_a_process(tmp_path, photo, cnniqa, monkeypatch):
+    (weight,) = TOOLS["CNNIQA"].weights
+    models = store(tmp_path / "models", {f"hub/{weight}": cnniqa})
+    maps = map_file(tmp_path / "maps.yaml", plain(tool="CNNIQA", domain=(-10, 10)))
+    read, digest = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: read.append(file.name) or digest(file, kind))
+    for _ in range(2):
+        runner = ToolRunner(models=models, maps_path=maps, cache=tmp_path / "scores.sqlite")
+        for picture in (photo, photo.transpose(Image.Transpose.ROTATE_90)):
+            runner.score("CNNIQA", picture)
+    assert read == [str(models / "tools" / "hub" / weight)]
+
+
+def test_scores_kept_on_disk_are_those_of_the_same_weights(tmp_path, photo, cnniqa):
+    import torch
+
+    (weight,) = TOOLS["CNNIQA"].weights
+    weights = torch.load(cnniqa, weights_only=True)
+    weights["params"]["fc3.bias"] += 1  # of the last layer: the score rises by 1
+    torch.save(weights, other := tmp_path / "other.pth")
+    maps = map_file(tmp_path / "maps.yaml", plain(tool="CNNIQA", domain=(-10, 10)))
+
+    def score(name: str, file: Path):
+        models = store(tmp_path / name, {f"hub/{weight}": file})
+        return ToolRunner(models=models, maps_path=maps, cache=tmp_path / "scores.sqlite").score("CNNIQA", photo)
+
+    first, risen, again = score("first", cnniqa), score("risen", other), score("again", cnniqa)
+    assert [first.cached, risen.cached, again.cached] == [False, False, True]
+    assert risen.raw - first.raw == pytest.approx(1, abs=1e-5)
+    assert again.raw == first.raw
+
+
+class Touch:
+    """What a pickle can do when it is loaded."""
+
+    def __init__(self, place: Path):
+        self.place = place
+
+    def __reduce__(self):
+        return Path.touch, (self.place,)
+
+
+def test_a_pickle_that_holds_more_than_weights_is_refused_though_the_manifest_names_it(tmp_path, photo):
+    import torch
+
+    (weight,) = TOOLS["CNNIQA"].weights
+    torch.save({"params": Touch(tmp_path / "ran")}, tmp_path / "evil.pth")
+    models = store(tmp_path / "models", {f"hub/{weight}": tmp_path / "evil.pth"})
+    with pytest.raises(ToolError, match=r"CNNIQA could not be built on cpu: Refused to load .*expected weights alone"):
+        ToolRunner(models=models).measure("CNNIQA", photo)
+    assert not (tmp_path / "ran").exists()
+    torch.load(tmp_path / "evil.pth", weights_only=False)  # and it would have run
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+def test_what_a_metric_loads_behind_its_back_must_be_of_the_manifest_too(tmp_path, photo, monkeypatch):
+    import torch
+
+    hub = tmp_path / "models" / "tools" / "hub"
+    script = torch.jit.script(torch.nn.Identity())
+    script.save(tmp_path / "named.pt")
+    store(tmp_path / "models", {"hub/clip/named.pt": tmp_path / "named.pt", "hub/pyiqa/named.pth": pickle.dumps({})})
+    script.save(hub / "clip" / "stranger.pt")
+    torch.save({}, hub / "pyiqa" / "stranger.pth")
+    tried = []
+
+    def build(*args, **options):
+        for load, what in (
+            (torch.load, hub / "pyiqa" / "stranger.pth"),
+            (torch.load, io.BytesIO((hub / "pyiqa" / "stranger.pth").read_bytes())),
+            (torch.load, tmp_path / "models" / ".." / "named.pt"),
+            (torch.jit.load, hub / "clip" / "stranger.pt"),
+        ):
+            with pytest.raises(ToolError, match=r"Refused to load .* it is no file of .*manifest\.json"):
+                load(what)
+            tried.append(what)
+        with open(hub / "clip" / "named.pt", "rb") as file:  # as CLIP opens its weights
+            torch.jit.load(file)
+        torch.save({}, hub / "pyiqa" / "liqe_text_feat.pt")  # LIQE keeps one, which no manifest would name
+        return lambda *images: 30.0
+
+    stand_in(monkeypatch, build)
+    ToolRunner(models=tmp_path / "models").score("PSNR", photo, photo)
+    assert len(tried) == 4
+    assert not (hub / "pyiqa" / "liqe_text_feat.pt").exists()
+    assert torch.load(hub / "pyiqa" / "stranger.pth") == {}  # afterwards torch is itself again
+
+
+def test_a_snapshot_is_found_in_the_models_folder_and_holds_nothing_but_what_the_manifest_names(tmp_path, photo, monkeypatch):
+    import huggingface_hub
+
+    commit = "c0ffee" * 6 + "beef"
+    weight = TOOLS["HyperIQA"].weights[0]
+    snapshot = f"{TIMM}/snapshots/{commit}"
+    files = {f"hub/{weight}": b"weights", f"{snapshot}/model.safetensors": b"tensors", f"{TIMM}/refs/main": commit.encode()}
+    models = store(tmp_path / "models", files)
+    found = []
+
+    def build(*args, **options):
+        found.append(huggingface_hub.hf_hub_download("timm/resnet50.a1_in1k", "model.safetensors"))  # as timm asks
+        return lambda *images: 0.5
+
+    stand_in(monkeypatch, build)
+    ToolRunner(models=models).score("HyperIQA", photo)
+    assert found == [str(models / "tools" / snapshot / "model.safetensors")]
+    (models / "tools" / snapshot / "pytorch_model.bin").write_bytes(b"a stranger")
+    with pytest.raises(ToolError, match=r"pytorch_model\.bin: expected files of .*manifest\.json only"):
+        ToolRunner(models=models).score("HyperIQA", photo)
+
+
+def test_a_models_folder_whose_manifest_is_damaged_is_refused(tmp_path):
+    flip(store(tmp_path / "models", {"hub/pyiqa/w.pth": b"weights"}) / "manifest.json")
+    with pytest.raises(ToolError, match=r"manifest\.json or manifest\.json\.sha256 is damaged"):
+        ToolRunner(models=tmp_path / "models")
 
 
 def test_importing_pyiqa_leaves_transformers_llama_as_it_was():

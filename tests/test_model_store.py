@@ -6,11 +6,13 @@ import http.server
 import importlib.util
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import threading
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -489,12 +491,38 @@ def test_tools_find_their_weights_in_the_store_and_nowhere_else(tmp_path, monkey
     unpack(tmp_path / "tools.tar", store)
     for name, value in environment(store).items():
         monkeypatch.setenv(name, value)
-    reasons = {info.name: info.reason or "" for info in ToolRunner(weights_dir=weights_dir(store)).info()}
+    reasons = {info.name: info.reason or "" for info in ToolRunner(models=store).info()}
     assert "missing weights" not in reasons["TOPIQ_NR"]
     assert "missing weights" in reasons["HyperIQA"]
     cache = environment(store)["HF_HUB_CACHE"]
     found = huggingface_hub.hf_hub_download("timm/resnet50.a1_in1k", "model.safetensors", cache_dir=cache, local_files_only=True)
     assert Path(found) == store / TIMM / "snapshots" / COMMIT / "model.safetensors"
+
+
+def test_libraries_are_kept_from_the_network_and_sent_to_a_store_where_there_is_one(bundle, tmp_path):
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    assert environment(tmp_path) == offline
+    unpack(bundle, tmp_path / "store")
+    tools = tmp_path / "store" / "tools"
+    assert environment(tmp_path / "store") == offline | {"TORCH_HOME": str(tools), "HF_HUB_CACHE": str(tools / "huggingface")}
+
+
+def test_a_set_up_takes_the_store_into_its_environment(bundle, tmp_path):
+    unpack(bundle, tmp_path / "store")
+    code = """
+import os, sys
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.services import Services
+services = Services(load_settings())
+assert "huggingface_hub" not in sys.modules
+from huggingface_hub import constants
+print(constants.HF_HUB_CACHE, constants.HF_HUB_OFFLINE, os.environ["TORCH_HOME"], services.tools.weights.hub)
+"""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    variables["AGENTIC_IQA_MODELS"] = str(tmp_path / "store")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    tools = tmp_path / "store" / "tools"
+    assert done.stdout == f"{tools / 'huggingface'} True {tools} {tools / 'hub'}\n", done.stderr
 
 
 def test_only_what_the_manifest_says_is_verified(bundle, tmp_path):
@@ -504,9 +532,8 @@ def test_only_what_the_manifest_says_is_verified(bundle, tmp_path):
     assert verified(store, path)
     (weights_dir(store) / "pyiqa" / "own.pth").write_bytes(b"not from a bundle")
     assert not verified(store, "tools/hub/pyiqa/own.pth")
-    data = bytearray((store / path).read_bytes())
-    data[100] ^= 1
-    (store / path).write_bytes(data)
+    flip(store / path, 100)
+    os.utime(store / path, ns=(0, 0))  # whatever the clock's tick: a file is read again when its times have changed
     assert not verified(store, path)
     assert [path in problem for problem in verify(store)] == [True]
 
@@ -616,11 +643,42 @@ def test_weights_that_lie_here_are_taken_from_here(tmp_path):
     assert verified(tmp_path / "bundle", f"tools/hub/{weight}")
 
 
+def test_a_snapshot_that_lies_in_a_cache_is_taken_from_there(tmp_path):
+    cache = tmp_path / "cache"
+    name = f"{Path(TIMM).name}/snapshots/{COMMIT}/model.safetensors"
+    make_files(cache, {f"{Path(TIMM).name}/blobs/0": 900, f"{Path(TIMM).name}/refs/main": 0})
+    (cache / Path(TIMM).name / "refs" / "main").write_text(COMMIT)
+    (cache / name).parent.mkdir(parents=True)
+    (cache / name).symlink_to(cache / Path(TIMM).name / "blobs" / "0")  # as huggingface_hub lays it out
+    make_files(tmp_path / "hub", {TOOLS["HyperIQA"].weights[0]: 700})
+    line = ["--tools", "HyperIQA", "--weights", str(tmp_path / "hub"), "--huggingface", str(cache), "--accept-licences"]
+    assert fetch_models.main([*line, "--out", str(tmp_path / "tools.tar")]) == 0
+    unpack(tmp_path / "tools.tar", tmp_path / "store")
+    assert not (tmp_path / "store" / "tools/huggingface" / name).is_symlink()
+    assert filecmp.cmp(cache / name, tmp_path / "store" / "tools/huggingface" / name, shallow=False)
+    assert next(info for info in ToolRunner(models=tmp_path / "store").info() if info.name == "HyperIQA").available
+    assert fetch_models.cached_snapshot(fetch_models.Repo("timm/other"), cache) == []
+
+
+@pytest.mark.parametrize(("engine", "lock"), [("transformers", "constraints.txt"), ("vllm", "constraints-gpu.txt")])
+def test_wheels_are_those_of_the_engines_lock(engine, lock, tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(fetch_models.subprocess, "run", lambda line, **_: lines.append(line) or SimpleNamespace(returncode=1))
+    with pytest.raises(fetch_models.FetchError, match="pip ended with status 1"):
+        list(fetch_models.wheels(engine, tmp_path / "wheels"))
+    (line,) = lines
+    assert line[line.index("--constraint") + 1] == str(ROOT / lock)
+    extras = line[-1].removeprefix(f"{ROOT}[").removesuffix("]").split(",")
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras) <= set(known)
+    assert ("vllm" in extras) == (engine == "vllm")
+
+
 def test_every_weight_of_the_tools_table_has_a_source(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch_models, "listing", lambda repo: fetch_models.Listing(repo.name, COMMIT, "x", AnyFile()))
     for spec in TOOLS.values():
         for weight in spec.weights:
-            for item in fetch_models.tool_weight(weight, None, tmp_path):
+            for item in fetch_models.tool_weight(weight, None, None, tmp_path):
                 assert item.source.startswith("https://")
                 assert StoredFile(path=item.path, size=0, sha256="0" * 64, source=item.source, licence=item.licence)
 

@@ -35,7 +35,7 @@ class ScoreCache:
 
 
 def score_key(*what: str, pictures: "list[Image.Image]") -> str:
-    """SHA-256 over names and versions, and over each picture's size and pixels."""
+    """SHA-256 over names, versions and hashes of weights, and over each picture's size and pixels."""
     digest = hashlib.sha256("\n".join(what).encode())
     for picture in pictures:
         digest.update(f"\n{picture.mode} {picture.size}\n".encode())

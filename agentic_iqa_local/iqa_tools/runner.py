@@ -1,12 +1,13 @@
 """Runs the tools: the only module that imports pyiqa, and that only when the first metric is built.
 
-Nothing is ever fetched. What a metric needs is looked for on disk before it is built, and while it is built every
-downloader in its reach raises. Knows nothing of VLMs, prompts or graphs.
+Nothing is ever fetched. What a metric needs is looked for in the models folder before it is built, and while it is built
+every downloader in its reach raises, and so does loading any file but those. Knows nothing of VLMs, prompts or graphs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -26,12 +27,14 @@ import numpy as np
 from agentic_iqa_local.iqa_tools.cache import ScoreCache, score_key
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError, ToolSpec, find_tool
+from agentic_iqa_local.iqa_tools.weights import Weights
+from agentic_iqa_local.model_store import ROOT, environment, file_hash, models_root
 
 if TYPE_CHECKING:
     from PIL import Image
 
 DATA = Path(__file__).parent / "data"
-SHIPPED_MAPS = Path(__file__).parents[2] / "configs" / "tool_maps.yaml"
+SHIPPED_MAPS = ROOT / "configs" / "tool_maps.yaml"
 PATCH_SEED = 0
 
 
@@ -63,20 +66,9 @@ class ToolReading:
     cached: bool = False
 
 
-def default_weights_dir() -> Path:
-    """Torch's hub folder, found as torch finds it but without importing torch."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    return Path(os.environ.get("TORCH_HOME", os.path.join(cache, "torch"))).expanduser() / "hub"
-
-
-def _hf_cache() -> Path:
-    home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
-    return Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))).expanduser()
-
-
-def _import_pyiqa() -> Any:
+def _import_pyiqa(root: Path) -> Any:
     # Set before anything imports huggingface_hub: without them every missing file costs half a minute of retries.
-    os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    os.environ.update(environment(root))
     if "huggingface_hub" in sys.modules:  # too late for the environment: the flag was read at its import
         sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
     with contextlib.redirect_stdout(sys.stderr):
@@ -135,59 +127,66 @@ def _llama_kept(spec: ToolSpec) -> Iterator[None]:
             _set_attributes(before)
 
 
-@contextlib.contextmanager
-def _offline(weights_dir: Path) -> Iterator[None]:
-    """While a metric is built: weights come from `weights_dir`, downloads raise, and what pyiqa prints goes to stderr.
+_BUILDING = threading.Lock()  # what is replaced while a metric is built is the whole process's
 
-    Only the building thread is refused: another may be talking to a local model server meanwhile.
+
+@contextlib.contextmanager
+def _offline(weights: Weights) -> Iterator[None]:
+    """While a metric is built: it loads `weights` alone, downloads raise, and what pyiqa prints goes to stderr.
+
+    Only the building thread is restricted: another may be loading a model or talking to a local model server meanwhile.
     """
     import urllib.request
 
+    import huggingface_hub
     import torch.hub
     from pyiqa.utils import download_util
 
     builder = threading.get_ident()
 
-    def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(url: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == builder:
-                raise ToolError(f"Refused to download {getattr(url, 'full_url', url)}: expected the file below {weights_dir}.")
-            return original(url, *args, **kwargs)
+    def refuse(url: Any, *args: Any, **kwargs: Any) -> None:
+        raise ToolError(f"Refused to download {getattr(url, 'full_url', url)}: expected the file below {weights.hub}.")
 
-        return guarded
+    def for_builder(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: (instead if threading.get_ident() == builder else original)(*args, **kwargs)
 
-    replaced = [
-        (download_util, "download_url_to_file", refusing(download_util.download_url_to_file)),  # pyiqa's load_file_from_url
-        (torch.hub, "download_url_to_file", refusing(torch.hub.download_url_to_file)),  # torchvision's and torch.hub's
-        (urllib.request, "urlopen", refusing(urllib.request.urlopen)),  # CLIP's
-        (download_util, "DEFAULT_CACHE_DIR", str(weights_dir / "pyiqa")),
-        (torch.hub, "_hub_dir", str(weights_dir)),
-    ]
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    try:
-        for owner, name, value in replaced:
-            setattr(owner, name, value)
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        for owner, name, value in originals:
-            setattr(owner, name, value)
+    with _BUILDING:
+        replaced = [
+            (torch, "load", for_builder(torch.load, functools.partial(weights.load, torch.load))),
+            (torch.jit, "load", for_builder(torch.jit.load, functools.partial(weights.load_script, torch.jit.load))),
+            (torch, "save", for_builder(torch.save, lambda *_, **__: None)),  # LIQE would leave a pickle of its own among the weights
+            (download_util, "download_url_to_file", for_builder(download_util.download_url_to_file, refuse)),  # pyiqa's
+            (torch.hub, "download_url_to_file", for_builder(torch.hub.download_url_to_file, refuse)),  # torchvision's too
+            (urllib.request, "urlopen", for_builder(urllib.request.urlopen, refuse)),  # CLIP's
+            (download_util, "DEFAULT_CACHE_DIR", str(weights.hub / "pyiqa")),
+            (torch.hub, "_hub_dir", str(weights.hub)),
+            (huggingface_hub.constants, "HF_HUB_CACHE", str(weights.huggingface)),  # read at import, maybe of another folder
+        ]
+        originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+        try:
+            for owner, name, value in replaced:
+                setattr(owner, name, value)
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        finally:
+            for owner, name, value in originals:
+                setattr(owner, name, value)
 
 
 class ToolRunner:
     """Measures images with pyiqa metrics on one device, each metric built once and kept.
 
-    `maps_path` is a file of maps (default: the shipped configs/tool_maps.yaml); `weights_dir` a folder laid out like
-    torch's hub folder (default: that folder); `cache` an SQLite file that keeps raw scores (default: none). Raises CalibrationError for a file of maps that cannot be trusted, ToolError
-    for a map of an unknown tool.
-    A lock lets one measurement run at a time, so a runner may be shared between threads.
+    `maps_path` is a file of maps (default: the shipped configs/tool_maps.yaml); `models` the models folder, whose manifest names
+    the weights that may be loaded (default: `model_store.models_root()`); `cache` an SQLite file that keeps raw scores
+    (default: none). Raises CalibrationError for a file of maps that cannot be trusted, ToolError for a map of an unknown tool
+    and for a damaged manifest. A lock lets one measurement run at a time, so a runner may be shared between threads.
     """
 
     def __init__(
         self,
         device: str = "cpu",
         maps_path: str | Path | None = None,
-        weights_dir: str | Path | None = None,
+        models: str | Path | None = None,
         cache: str | Path | None = None,
     ) -> None:
         self.device = device
@@ -197,7 +196,7 @@ class ToolRunner:
                 raise CalibrationError(
                     f"The map of {name} must be named {spec.name} and have lower_better: {str(spec.lower_better).lower()}."
                 )
-        self.weights_dir = Path(weights_dir) if weights_dir is not None else default_weights_dir()
+        self.weights = Weights(models_root(models))
         self.constructions: Counter[str] = Counter()
         self._metrics: dict[str, Any] = {}
         self._cache = ScoreCache(cache) if cache else None
@@ -230,8 +229,9 @@ class ToolRunner:
     def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
         """The metric's own number, for which no map is needed.
 
-        Raises ToolError for a tool that is unknown or lacks a file, a missing reference, images of different size or not
-        RGB, an image smaller than the tool accepts, a result that is not finite, or a metric that fails.
+        Raises ToolError for a tool that is unknown, lacks a file or has one that is not the manifest's, a missing reference,
+        images of different size or not RGB, an image smaller than the tool accepts, a result that is not finite, or a metric
+        that fails.
         """
         spec = find_tool(name)
         if (reason := self._missing(spec)) is not None:
@@ -239,9 +239,12 @@ class ToolRunner:
         return self._measure(spec, image, reference)[0]
 
     def _key(self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None) -> str:
-        versions = [f"{package} {importlib.metadata.version(package)}" for package in ("pyiqa", "torch")]
+        versions = [f"{package} {importlib.metadata.version(package)}" for package in ("pyiqa", "torch", "torchvision", "timm")]
+        files = [f"{path} {sha256}" for path, sha256 in sorted(self.weights.check(spec).items())]
+        if spec.bundled:
+            files.append(f"{spec.bundled} {file_hash(DATA / spec.bundled)}")
         pictures = [x for x in (image, reference if spec.reference == "FR" else None) if x is not None]
-        return score_key(spec.name, *versions, self.device.partition(":")[0], pictures=pictures)
+        return score_key(spec.name, *versions, *files, self.device.partition(":")[0], pictures=pictures)
 
     def _describe(self, spec: ToolSpec) -> ToolInfo:
         reason, logistic = self._unavailable(spec), self.maps.get(spec.name)
@@ -273,14 +276,7 @@ class ToolRunner:
         if absent := [module for module in ("pyiqa", *spec.modules) if importlib.util.find_spec(module) is None]:
             # pkg_resources left setuptools with version 81.
             return f"missing Python module {', '.join(absent)}" + (" (setuptools<81)" if "pkg_resources" in absent else "")
-        absent = [weight for weight in spec.weights if not self._on_disk(weight)]
-        return f"missing weights {', '.join(absent)} (looked in {self.weights_dir} and {_hf_cache()})" if absent else None
-
-    def _on_disk(self, weight: str) -> bool:
-        if not weight.startswith("hf:"):
-            return (self.weights_dir / weight).is_file()
-        snapshots = _hf_cache() / f"models--{weight.removeprefix('hf:').replace('/', '--')}" / "snapshots"
-        return any(path.suffix in {".safetensors", ".bin"} for path in snapshots.glob("*/*"))
+        return self.weights.missing(spec)
 
     def _measure(self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None) -> tuple[float, float]:
         _check_images(spec, image, reference)
@@ -296,10 +292,11 @@ class ToolRunner:
 
     def _metric(self, spec: ToolSpec) -> Any:
         if spec.name not in self._metrics:
+            self.weights.check(spec)
             options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
             try:
-                pyiqa = _import_pyiqa()
-                with _offline(self.weights_dir), _llama_kept(spec):
+                pyiqa = _import_pyiqa(self.weights.root)
+                with _offline(self.weights), _llama_kept(spec):
                     self._metrics[spec.name] = pyiqa.create_metric(spec.metric, device=self.device, **options)
             except Exception as error:
                 raise ToolError(f"{spec.name} could not be built on {self.device}: {error}") from error

@@ -1,9 +1,10 @@
 """The one place where an agent asks its model: three tries at an answer that validates, then an honest failure."""
 
+import json
 import logging
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.prompts import Prompt
@@ -27,7 +28,8 @@ class InvalidAnswer(RuntimeError):
 
 
 def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSettings, *, answer_prefix: str = "") -> Reply:
-    """A validated `schema`. A failed try is logged and repeated with "Return ONLY valid JSON" added to the prompt.
+    """A validated `schema`, which goes on from `answer_prefix`. A failed try is logged and repeated with "Return ONLY valid
+    JSON" added to the prompt.
 
     Raises InvalidAnswer after three tries. VLMError from the model itself is not retried: the same call would fail again.
     """
@@ -38,14 +40,30 @@ def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSett
         text = session.generate(
             asked, schema, answer_prefix=answer_prefix, temperature=role.temperature, max_tokens=role.max_tokens
         )
+        text = text.encode(errors="backslashreplace").decode()  # a lone surrogate is no text that could be kept or sent on
         logger.debug("VLM response: %s", text[:LOGGED_CHARACTERS] + ("… (truncated)" if len(text) > LOGGED_CHARACTERS else ""))
         try:
-            return schema.model_validate_json(text)
-        except ValidationError as error:
+            return _validated(text, schema, answer_prefix)
+        except ValueError as error:
             record = PlannerError.from_exception(
                 error, retry_count=attempt, backend=role.backend, output=text[:LOGGED_CHARACTERS]
             )
             attempts.append(record)
             logger.warning("Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, record.model_dump_json())
-    logger.error("No valid %s after %d attempts. Full VLM output: %s", schema.__name__, TRIES, text)
+    logger.error("No valid %s after %d attempts. Full VLM output: %r", schema.__name__, TRIES, text)
     raise InvalidAnswer(attempts, text)
+
+
+def _validated(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
+    """`text` as a `schema`, nothing in it converted, dropped or said twice. Raises ValueError, which pydantic's errors are."""
+    reply = schema.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+    if not text.startswith(answer_prefix):
+        raise ValueError(f"expected an answer that begins with {answer_prefix}")
+    json.loads(text, object_pairs_hook=_with_each_key_once)
+    return reply
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError(f"expected each key once, got {[key for key, _ in pairs]}")
+    return found

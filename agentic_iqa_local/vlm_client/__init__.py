@@ -29,6 +29,10 @@ class VLMError(RuntimeError):
     """A model that cannot be loaded or run; the message is one sentence for the user."""
 
 
+class OutOfMemory(VLMError):
+    """A call for which the device or the host had no memory left; with fewer calls at once, or a smaller image, it may run."""
+
+
 @dataclass
 class TokenUsage:
     """Counted work of `calls` reads and generations. `prefilled` tokens went through the model as input (`forced` template

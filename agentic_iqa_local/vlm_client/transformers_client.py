@@ -11,7 +11,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import llguidance.hf
@@ -19,6 +20,7 @@ import llguidance.numpy
 import numpy as np
 import torch
 import transformers
+from accelerate.utils.memory import should_reduce_batch_size
 from PIL import Image
 from pydantic import BaseModel
 from safetensors import SafetensorError
@@ -27,7 +29,7 @@ from transformers import AutoModelForImageTextToText, BitsAndBytesConfig, Dynami
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.devices import describe_device, make_deterministic
 from agentic_iqa_local.prompts import Prompt
-from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMError
+from agentic_iqa_local.vlm_client import LetterRead, OutOfMemory, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema
 from agentic_iqa_local.vlm_client.letters import resolve_letters
 from agentic_iqa_local.vlm_client.rendering import LOADING_ERRORS, Expanded, Renderer, first_line
@@ -57,6 +59,11 @@ def _quantization(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
             llm_int8_skip_modules=kept,
         )
     return None
+
+
+def memory_ran_out(error: BaseException) -> bool:
+    """Whether torch or Python found no memory on the device or the host."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or should_reduce_batch_size(error)
 
 
 class TransformersClient:
@@ -209,12 +216,13 @@ class TransformersSession:
             self._drop_cache()
         rendered = client.renderer.render(prompt, len(self.images), answer_prefix)
         if self._expanded is None:
-            self._expanded = client.renderer.expand(rendered, self.images)
-            self.seen = self._expanded.seen
-            self._inputs = {
-                name: value.to(client.device, client.dtype if value.is_floating_point() else None)
-                for name, value in self._expanded.inputs.items()
-            }
+            expanded = client.renderer.expand(rendered, self.images)
+            with self._failing("the images"):
+                self._inputs = {
+                    name: value.to(client.device, client.dtype if value.is_floating_point() else None)
+                    for name, value in expanded.inputs.items()
+                }
+            self._expanded, self.seen = expanded, expanded.seen
         self._image_end = rendered.first_image + len(self._expanded.ids)
         return rendered.head + self._expanded.ids + rendered.tail, rendered.answer_ids, rendered.text
 
@@ -238,18 +246,11 @@ class TransformersSession:
             self.usage.prefilled += len(new) - 1
         self.usage.forward_passes += 1
         began = time.perf_counter()
-        try:
-            with self.client.lock:
-                output = self.client.model(**self._model_inputs(new, kept), use_cache=True, logits_to_keep=1)
-                if kept == 0:
-                    delta = getattr(self.client.model.model, "rope_deltas", None)
-                    self._delta = None if delta is None else delta.clone()
-        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            self._drop_cache()
-            raise VLMError(
-                f"{self.client.name} failed on {len(ids)} tokens ({first_line(error)}); "
-                "if memory ran out, lower max_pixels, quantise, or use another device"
-            ) from error
+        with self._failing(f"{len(ids)} tokens"), self.client.lock:
+            output = self.client.model(**self._model_inputs(new, kept), use_cache=True, logits_to_keep=1)
+            if kept == 0:
+                delta = getattr(self.client.model.model, "rope_deltas", None)
+                self._delta = None if delta is None else delta.clone()
         self._cache, self._cached = output.past_key_values, ids
         logits = output.logits[0, -1].float().cpu()
         if new_call or len(new) > 1:
@@ -260,6 +261,20 @@ class TransformersSession:
             self._drop_cache()
             raise VLMError(f"{self.client.name} gave logits that are not finite in {self.client.dtype}; set dtype: float32")
         return logits
+
+    @contextmanager
+    def _failing(self, on: str) -> Iterator[None]:
+        """What torch raises becomes VLMError, or OutOfMemory where memory ran out; the cache is dropped."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            self._drop_cache()
+            if memory_ran_out(error):
+                raise OutOfMemory(
+                    f"{self.client.name}: memory ran out on {on} ({first_line(error)}); "
+                    "lower max_pixels, quantise, assess fewer images at once, or use another device"
+                ) from error
+            raise VLMError(f"{self.client.name} failed on {on} ({first_line(error)})") from error
 
     def _crop(self, kept: int) -> bool:
         """Cuts the cache to its first `kept` tokens; False where it cannot be cut (sliding windows, linear attention)."""

