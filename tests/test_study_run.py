@@ -22,6 +22,7 @@ from agentic_iqa_local.services import OpenImages
 from agentic_iqa_local.studies.datasets import load_dataset
 from agentic_iqa_local.studies.fitting import FitError, fit_letters, fit_run, read_fit
 from agentic_iqa_local.studies.inference import POSITIONS, infer
+from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.readings import LEVELS, Letters, fused_distribution, probabilities, readings, tool_means
 from agentic_iqa_local.studies.run import Plan, run_study
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
@@ -229,3 +230,34 @@ def test_generated_letters_and_expected_levels_by_hand():
             continue
         levels = [LETTER_TO_LEVEL[view["generated"]] for view in row["reads"]["image_alone"]["views"]]
         assert modes["generated letter, image alone"].scores[i] == pytest.approx(np.mean(levels))
+
+
+def test_questions_are_answered_and_counted_by_task(tmp_path, photo, services):
+    photo.crop((0, 0, 224, 224)).save(tmp_path / "a.png")
+    lines = [
+        {"image": "a.png", "question": f"Is it sharp? {i}", "choices": ["Yes", "No"], "answer": "Yes", "task": "planner" if i else "summarizer"}
+        for i in range(3)
+    ]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    list(run_study(load_dataset(tmp_path / "q.jsonl"), services, Plan(), tmp_path / "run"))
+    run, rows = read_run(tmp_path / "run")
+    assert run["dataset"]["kind"] == "MCQ"
+    assert [row["answered"] in ("A", "B") for row in rows] == [True] * 3
+    assert [sum(row["probabilities"]) for row in rows] == pytest.approx([1, 1, 1])
+    table = accuracy(rows)
+    assert [(row["part"], row["value"], row["n"]) for row in table] == [("all", "", 3), ("task", "planner", 2), ("task", "summarizer", 1)]
+
+
+def test_accuracy_by_hand():
+    """3 of 4 right: Wilson's interval for 0.75 of 4 at 95 % by its formula (Wilson 1927, with z = 1.96)."""
+    rows = [
+        {"answered": letter, "answer": 0, "choices": ["a", "b", "c"], "probabilities": [p, 1 - p, 0]}
+        for letter, p in (("A", 0.9), ("A", 0.6), ("B", 0.3), ("A", 0.8))
+    ]
+    (line,) = accuracy([*rows, {"answered": None, "answer": 0, "choices": ["a", "b", "c"], "probabilities": None}])
+    z, n, p = 1.959964, 4, 0.75
+    centre, half = (p + z * z / 2 / n) / (1 + z * z / n), z / (1 + z * z / n) * (p * (1 - p) / n + z * z / 4 / n / n) ** 0.5
+    assert (line["n"], line["failed"], line["accuracy"]) == (4, 1, 0.75)
+    assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx((centre - half, centre + half), abs=1e-5)
+    assert line["chance"] == pytest.approx(1 / 3)
+    assert line["p_right"] == pytest.approx(0.65)
