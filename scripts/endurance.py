@@ -60,7 +60,12 @@ def kill(args: argparse.Namespace) -> dict:
     keys = [row.get("key") or row["image"] for row in rows]
     if doubled := {key for key in keys if keys.count(key) > 1}:
         raise SystemExit(f"doubled: {sorted(doubled)}")
-    return {"kills": kills, "torn_lines": torn, "rows": len(rows), "failed_rows": sum("error" in row and row["error"] is not None for row in rows)}
+    return {
+        "kills": kills,
+        "torn_lines": torn,
+        "rows": len(rows),
+        "failed_rows": sum("error" in row and row["error"] is not None for row in rows),
+    }
 
 
 def _same_beginning(file: Path, kept: bytes, kills: int) -> bytes:

@@ -64,7 +64,9 @@ def test_a_row_holds_every_read_and_the_agents_own_score(stored, services):
             (view,) = read["views"]
             assert set(view["forward"]) == set(view["reversed"]) == set(LETTERS)
             assert view["generated"] in LETTERS
-        assert {tool: set(found) for tool, found in row["tools"].items()} == dict.fromkeys(TOOLS, {"raw", "normalized", "seconds"})
+        assert {tool: set(found) for tool, found in row["tools"].items()} == {
+            tool: {"raw", "normalized", "seconds"} for tool in TOOLS
+        }
     modes = readings(rows, Letters())
     assert modes["logits"].scores == pytest.approx([row["agent"]["fusion"]["q"] for row in rows], abs=1e-9)
     alone = assess(rows[3]["image"], services=services)
@@ -235,7 +237,13 @@ def test_generated_letters_and_expected_levels_by_hand():
 def test_questions_are_answered_and_counted_by_task(tmp_path, photo, services):
     photo.crop((0, 0, 224, 224)).save(tmp_path / "a.png")
     lines = [
-        {"image": "a.png", "question": f"Is it sharp? {i}", "choices": ["Yes", "No"], "answer": "Yes", "task": "planner" if i else "summarizer"}
+        {
+            "image": "a.png",
+            "question": f"Is it sharp? {i}",
+            "choices": ["Yes", "No"],
+            "answer": "Yes",
+            "task": "planner" if i else "summarizer",
+        }
         for i in range(3)
     ]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -245,7 +253,11 @@ def test_questions_are_answered_and_counted_by_task(tmp_path, photo, services):
     assert [row["answered"] in ("A", "B") for row in rows] == [True] * 3
     assert [sum(row["probabilities"]) for row in rows] == pytest.approx([1, 1, 1])
     table = accuracy(rows)
-    assert [(row["part"], row["value"], row["n"]) for row in table] == [("all", "", 3), ("task", "planner", 2), ("task", "summarizer", 1)]
+    assert [(row["part"], row["value"], row["n"]) for row in table] == [
+        ("all", "", 3),
+        ("task", "planner", 2),
+        ("task", "summarizer", 1),
+    ]
 
 
 def test_accuracy_by_hand():

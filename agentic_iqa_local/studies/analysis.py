@@ -498,6 +498,11 @@ def _notes(study: Study, *, compared_with_agent: bool, fitted: Letters | None) -
         yield f"{count} images are left out: {reason}."
     if not info.higher_is_better:
         yield "In this set a lower score is better: every figure is with the scores turned around."
+    if info.key == "manifest":
+        yield (
+            "The manifest is taken for a data set of its own that nothing was trained on; if its images are part of a published one, "
+            "run it with --part-of, and what has seen that set is marked."
+        )
     unit, (draws, units) = study.draws.over, study.draws.counts.shape
     yield f"Intervals: {draws} bootstrap draws of {units} {unit}; KRCC on {min(draws, KRCC_DRAWS)} of them."
     if "within these scenes" in unit:

@@ -192,7 +192,11 @@ def digest(folder: Path) -> str:
         "|---|---|---|---|---|",
     ]
     for row in sorted(modes, key=lambda row: -float(row["srcc"] or "nan")):
-        cells = [f"{row['mode']}{' (seen)' if row['seen'] == 'seen' else ''}", _with_interval(row, "srcc"), _two(row["plcc_mapped"])]
+        cells = [
+            f"{row['mode']}{' (seen)' if row['seen'] == 'seen' else ''}",
+            _with_interval(row, "srcc"),
+            _two(row["plcc_mapped"]),
+        ]
         if found := against.get(frozenset((row["mode"], baseline))):
             sign = 1 if found["first"] == row["mode"] else -1
             cells += [_with_interval(found, "srcc_difference", sign), _two(found["p_holm"])]
