@@ -404,7 +404,7 @@ def tools(args: argparse.Namespace) -> dict:
 
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.images import load_image
-    from agentic_iqa_local.iqa_tools import ToolRunner
+    from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 
     device = choose_device(args.gpu, args.gpu is None)
     runner = ToolRunner(device=device)
@@ -417,7 +417,11 @@ def tools(args: argparse.Namespace) -> dict:
                 small = (0, 0, 256, 256)
                 runner.score(info.name, test.crop(small), reference.crop(small))  # builds it
                 before = _memory(device, reset=True)
-                reading = runner.score(info.name, test, reference)
+                try:
+                    reading = runner.score(info.name, test, reference)
+                except ToolError as error:
+                    rows.setdefault(info.name, {})[side] = {"error": str(error)}
+                    continue
                 peak = (_memory(device) - before) / 2**30
                 rows.setdefault(info.name, {})[side] = {"gib": peak, "seconds": reading.seconds}
     torch.cuda.empty_cache()
@@ -561,7 +565,8 @@ def _tool_table(found: dict) -> str:
         "|---|" + "---|---|" * len(sides),
     ]
     for name, row in found["tools"].items():
-        lines.append(f"| {name} | " + " | ".join(f"{row[s]['gib']:.2f} | {row[s]['seconds']:.2f}" for s in sides) + " |")
+        cells = ("failed | " if "error" in row[s] else f"{row[s]['gib']:.2f} | {row[s]['seconds']:.2f}" for s in sides)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
 
