@@ -130,15 +130,16 @@ def build(shape: str, folder: Path) -> Path:
     return folder
 
 
-def pictures(count: int, side: int, folder: Path) -> list[tuple[Path, Path]]:
-    """(test, reference) files in the new `folder`: crops of the shipped photographs enlarged to `side`, the test images with
-    noise. Every folder's are others, so that no engine finds one in its cache."""
+def pictures(count: int, side: int, scratch: Path, name: str) -> list[tuple[Path, Path]]:
+    """(test, reference) files in the new folder scratch/name: crops of the shipped photographs enlarged to `side`, the test
+    images with noise. Another name gives other pictures, so that no engine finds one in its cache."""
     import numpy as np
     from PIL import Image
 
     sources = [Image.open(path).convert("RGB") for path in sorted((ROOT / "tests" / "data").glob("*.png"))]
-    rng = np.random.default_rng(list(folder.name.encode()))
-    folder.mkdir()
+    rng = np.random.default_rng(list(name.encode()))
+    folder = scratch / name
+    folder.mkdir(parents=True)
     files = []
     for i in range(count):
         left, top = rng.integers(0, 128, 2)
@@ -220,20 +221,19 @@ def run(args: argparse.Namespace) -> dict:
             tools = arms[arm].tools
         result["dtype"] = arms[args.arms[0]].client("summarizer").describe()["dtype"]
         for program in args.programs:
-            own = Path(scratch) / program
-            own.mkdir()
-            batches = {n: pictures(args.images if n == 1 else n, args.side, own / str(n)) for n in args.in_flight}
+            counts = [n for n in args.in_flight if n == 1 or program != "agent_scored"]
+            batches = {n: pictures(args.images if n == 1 else n, args.side, Path(scratch), f"{program}/{n}") for n in counts}
             measured = arms
             if program == "agent_scored":
-                kept = ToolRunner(device=tools.device, cache=own / "scores.sqlite")
+                kept = ToolRunner(device=tools.device, cache=Path(scratch) / "scores.sqlite")
                 measured = {arm: Services(s.settings, s.device, s.pool.clients, kept) for arm, s in arms.items()}
                 for pair in [pair for pairs in batches.values() for pair in pairs]:  # all arms choose the same tools
                     run_program(program, pair, measured[args.arms[0]])
-            (warm,) = pictures(1, args.side // 2, own / "warm")
+            (warm,) = pictures(1, args.side // 2, Path(scratch), f"{program}/warm")
             for services in measured.values():
                 run_program(program, warm, services)
             result["rows"] += measure(program, measured, batches, BOUNDS[result["dtype"]])
-        result["bare_forward"] = bare_forward(arms, pictures(args.images, args.side, Path(scratch) / "bare"), args)
+        result["bare_forward"] = bare_forward(arms, pictures(args.images, args.side, Path(scratch), "bare"), args)
         for services in arms.values():
             services.client("summarizer").close()
     return result
@@ -341,7 +341,7 @@ def cold(args: argparse.Namespace) -> dict:
     began = time.time()
     with tempfile.TemporaryDirectory() as scratch:
         services = services_of(args.arm, args, args.model)
-        run_program("letters", pictures(1, args.side, Path(scratch) / "cold")[0], services)
+        run_program("letters", pictures(1, args.side, Path(scratch), "cold")[0], services)
     import torch
 
     found = {"seconds": time.time() - began, "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
@@ -368,7 +368,7 @@ def quantization(args: argparse.Namespace) -> dict:
     reads: dict[str, list] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = build(args.build, Path(scratch) / args.build) if args.build else args.model.resolve()
-        pairs = pictures(args.images, args.side, Path(scratch) / "pictures")
+        pairs = pictures(args.images, args.side, Path(scratch), "pictures")
         for kind in ("none", "8bit", "4bit"):
             progress(kind)
             settings = ModelSettings(path=str(folder), dtype="bfloat16", quantization=kind, max_pixels=args.side**2)
@@ -404,20 +404,24 @@ def tools(args: argparse.Namespace) -> dict:
 
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.images import load_image
-    from agentic_iqa_local.iqa_tools import ToolRunner
+    from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 
     device = choose_device(args.gpu, args.gpu is None)
     runner = ToolRunner(device=device)
     rows: dict[str, dict[int, dict]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for side in args.side:
-            test, reference = (load_image(str(path)).pixels for path in pictures(1, side, Path(scratch) / str(side))[0])
+            test, reference = (load_image(str(path)).pixels for path in pictures(1, side, Path(scratch), str(side))[0])
             for info in runner.available(full_reference=True):
                 progress(f"{info.name}, {side}×{side}")
                 small = (0, 0, 256, 256)
                 runner.score(info.name, test.crop(small), reference.crop(small))  # builds it
                 before = _memory(device, reset=True)
-                reading = runner.score(info.name, test, reference)
+                try:
+                    reading = runner.score(info.name, test, reference)
+                except ToolError as error:
+                    rows.setdefault(info.name, {})[side] = {"error": str(error)}
+                    continue
                 peak = (_memory(device) - before) / 2**30
                 rows.setdefault(info.name, {})[side] = {"gib": peak, "seconds": reading.seconds}
     torch.cuda.empty_cache()
@@ -561,7 +565,8 @@ def _tool_table(found: dict) -> str:
         "|---|" + "---|---|" * len(sides),
     ]
     for name, row in found["tools"].items():
-        lines.append(f"| {name} | " + " | ".join(f"{row[s]['gib']:.2f} | {row[s]['seconds']:.2f}" for s in sides) + " |")
+        cells = ("failed | " if "error" in row[s] else f"{row[s]['gib']:.2f} | {row[s]['seconds']:.2f}" for s in sides)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
 

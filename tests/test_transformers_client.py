@@ -267,7 +267,9 @@ def test_system_first_layout_puts_the_template_before_the_images(pictures):
     assert difference(read, full_forward(paper, [pictures[0]], SCORING, ANSWER_PREFIX)) < BOUND
 
 
-@pytest.mark.parametrize(("change", "match"), [("", "expected 1 image places, got 0"), ("twice", "expected 1 image places, got 2")])
+@pytest.mark.parametrize(
+    ("change", "match"), [("", "expected 1 image places, got 0"), ("twice", "expected 1 image places, got 2")]
+)
 def test_a_template_that_loses_or_repeats_the_image_is_refused(pictures, tmp_path, change, match):
     folder = tmp_path / "m"
     shutil.copytree(EMBEDDED, folder)
