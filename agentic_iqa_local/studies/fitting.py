@@ -144,5 +144,6 @@ def _minimum(worth, letters: Letters) -> tuple[float, float]:
         lambda x: worth(*np.exp(x)), np.log(best), method="Nelder-Mead", bounds=[(np.log(LOWEST), np.log(HIGHEST))] * 2,
         options={"xatol": 1e-3, "fatol": 1e-6},
     )  # fmt: skip
-    temperature, eta = np.exp(found.x) if found.fun <= worth(*best) else best
+    chosen = np.exp(found.x) if found.fun <= worth(*best) else best
+    temperature, eta = np.clip(chosen, LOWEST, HIGHEST)  # exp(log(10)) is a little above 10
     return float(temperature), float(eta)
