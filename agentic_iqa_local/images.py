@@ -9,6 +9,7 @@ import math
 import os
 import re
 import struct
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -71,11 +72,11 @@ def load_image(path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, m
     clipped), CMYK, greyscale, palettes, an opaque alpha channel. An ICC profile of RGB or grey data is only named: metrics
     and models read raw numbers. A JPEG damaged in its middle still decodes, so that is not noticed.
 
-    For one thread at a time: Pillow's strictness and the warning filters are settings of the whole process.
+    Threads wait for each other: Pillow's strictness and the warning filters are settings of the whole process.
     """
     path = os.fspath(path)
     data = _read(path)
-    with _strict_pillow() as caught:
+    with _DECODING, _strict_pillow() as caught:
         try:
             image = Image.open(BytesIO(data), formats=FORMATS)
             frames = getattr(image, "n_frames", 1)  # a TIFF walks its directories here
@@ -138,6 +139,9 @@ def _read(path: str) -> bytes:
     if not data:
         raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
     return data
+
+
+_DECODING = threading.Lock()
 
 
 @contextmanager

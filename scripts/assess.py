@@ -190,8 +190,9 @@ def run(args: argparse.Namespace, settings, paths: list[Path], device: str, resu
     from agentic_iqa_local.assessment import assess
 
     transformers_logging.disable_progress_bar()
-    services.client("summarizer")
-    _ = services.tools  # both before any thread asks for them
+    for role in ("planner", "executor", "summarizer"):
+        services.client(role)
+    services.tools.prepare()  # before any thread runs a model
     json_on_stdout = args.json == "-" or not results.isatty()
     text_to = sys.stderr if json_on_stdout else results
     failures = 0

@@ -20,6 +20,7 @@ and bars from the committed files, and lists what has not been run.
 import argparse
 import json
 import logging
+import multiprocessing
 import os
 import platform
 import statistics
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -156,14 +157,17 @@ def pictures(count: int, side: int, scratch: Path, name: str) -> list[tuple[Path
 def services_of(arm: str, args: argparse.Namespace, folder: Path, tools=None):
     """Services of one arm, loaded."""
     from agentic_iqa_local.config import ModelSettings, load_settings
-    from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.devices import choose_device, describe_device
     from agentic_iqa_local.services import Services
 
     engine, shared = ARMS[arm]
     settings = load_settings().with_engine(engine).with_model(str(folder))
+    device = choose_device(args.gpu, args.gpu is None)
     model = ModelSettings(path=str(folder), dtype=args.dtype, share_prefix=shared, skip_template=shared, max_pixels=args.side**2)
+    if arm == "vllm_cold" and device != "cpu":  # the other vLLM arm needs its half of the card
+        model = model.model_copy(update={"left_for_tools_gib": describe_device(device)["memory_total_bytes"] / 2**31})
     settings = settings.model_copy(update={"models": {folder.name: model}})
-    services = Services(settings, choose_device(args.gpu, args.gpu is None), tools=tools)
+    services = Services(settings, device, tools=tools)
     services.client("summarizer")
     return services
 
@@ -346,7 +350,7 @@ def cold(args: argparse.Namespace) -> dict:
 
     found = {"seconds": time.time() - began, "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     if args.gpu:
-        found["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        found["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated(services.device) / 2**30
     services.client("summarizer").close()
     return found
 
@@ -400,32 +404,37 @@ def quantization(args: argparse.Namespace) -> dict:
 
 def tools(args: argparse.Namespace) -> dict:
     """What each available tool needs beside its weights: the rise of the process's (on a GPU: the card's) peak memory."""
-    import torch
-
     from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.iqa_tools import ToolRunner
+
+    device = choose_device(args.gpu, args.gpu is None)
+    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+        os.environ.pop(name, None)  # with them memory that one picture freed would hide what the next takes
+    rows: dict[str, dict[int, dict]] = {}
+    # A process of its own for each: nothing that another tool left behind is counted, or hides what this one takes.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
+        for info in ToolRunner(device=device).available(full_reference=True):
+            for side in args.side:
+                progress(f"{info.name}, {side}×{side}")
+                rows.setdefault(info.name, {})[side] = processes.submit(measure_tool, info.name, side, device).result()
+    return {"tools": rows, "environment": environment(args), "date": time.strftime("%Y-%m-%d")}
+
+
+def measure_tool(name: str, side: int, device: str) -> dict:
     from agentic_iqa_local.images import load_image
     from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 
-    device = choose_device(args.gpu, args.gpu is None)
     runner = ToolRunner(device=device)
-    rows: dict[str, dict[int, dict]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for side in args.side:
-            test, reference = (load_image(str(path)).pixels for path in pictures(1, side, Path(scratch), str(side))[0])
-            for info in runner.available(full_reference=True):
-                progress(f"{info.name}, {side}×{side}")
-                small = (0, 0, 256, 256)
-                runner.score(info.name, test.crop(small), reference.crop(small))  # builds it
-                before = _memory(device, reset=True)
-                try:
-                    reading = runner.score(info.name, test, reference)
-                except ToolError as error:
-                    rows.setdefault(info.name, {})[side] = {"error": str(error)}
-                    continue
-                peak = (_memory(device) - before) / 2**30
-                rows.setdefault(info.name, {})[side] = {"gib": peak, "seconds": reading.seconds}
-    torch.cuda.empty_cache()
-    return {"tools": rows, "environment": environment(args), "date": time.strftime("%Y-%m-%d")}
+        test, reference = (load_image(str(path)).pixels for path in pictures(1, side, Path(scratch), str(side))[0])
+    small = (0, 0, 256, 256)
+    runner.score(name, test.crop(small), reference.crop(small))  # builds it
+    before = _memory(device, reset=True)
+    try:
+        reading = runner.score(name, test, reference)
+    except ToolError as error:
+        return {"error": str(error)}
+    return {"gib": (_memory(device) - before) / 2**30, "seconds": reading.seconds}
 
 
 def _memory(device: str, reset: bool = False) -> int:
@@ -480,7 +489,7 @@ def tables(folder: Path) -> str:
 
 def _bars(found: dict) -> list[tuple[str, float, str, bool | None]]:
     """(what, ratio, the bar, whether it holds; None where the machine cannot show it)."""
-    rows = {(r["program"], r["arm"], r["in_flight"]): r for r in found["rows"]}
+    rows = {(r["program"], r["arm"], r["in_flight"]): r for r in found["rows"] if not r["void"]}
     bars = []
     naive, shared = (rows.get(("agent_nr", arm, 1)) for arm in ("naive", "shared"))
     if naive and shared:
@@ -492,8 +501,9 @@ def _bars(found: dict) -> list[tuple[str, float, str, bool | None]]:
             ratio = shared[key] / naive[key]
             bars.append((f"agent_nr, shared / naive: {what}", ratio, f"≤ {bar:.2f}", ratio <= bar))
         speed = {
-            arm: max(r["images_per_second"] for r in found["rows"] if (r["program"], r["arm"]) == ("agent_nr", arm))
+            arm: max(r["images_per_second"] for (program, of, _), r in rows.items() if (program, of) == ("agent_nr", arm))
             for arm in found["cold"]
+            if ("agent_nr", arm, 1) in rows
         }
         best = max(speed, key=speed.get)
         ratio = speed[best] / speed["naive"]
@@ -517,7 +527,7 @@ def _bars(found: dict) -> list[tuple[str, float, str, bool | None]]:
 
 def _run_table(found: dict) -> str:
     lines = [
-        f"{found['images']} pictures of {found['side']}×{found['side']}, {found['dtype']}.",
+        f"Pictures of {found['side']}×{found['side']}, {found['dtype']}: {found['images']} one after the other, or as many as are in flight.",
         "",
         "| program | in flight | arm | images/s | median s | p95 s | prefilled | reused | decoded | prefill s | decode s | tools s | calls |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",

@@ -79,8 +79,11 @@ def _import_pyiqa() -> Any:
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     if "huggingface_hub" in sys.modules:  # too late for the environment: the flag was read at its import
         sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), _llama_kept():
         import pyiqa
+        from pyiqa import archs
+
+        archs._lazy_import_arch("all of them")  # now rather than with some metric: Q-Align is among them, see _llama_kept
     return pyiqa
 
 
@@ -121,10 +124,10 @@ def _set_attributes(values: dict[tuple[str, str], Any]) -> None:
 
 
 @contextlib.contextmanager
-def _llama_kept(spec: ToolSpec) -> Iterator[None]:
+def _llama_kept(spec: ToolSpec | None = None) -> Iterator[None]:
     """While a metric is built or runs: transformers' Llama is afterwards what it was before."""
     before = _llama_attributes()
-    if spec.metric == "qalign":
+    if spec is not None and spec.metric == "qalign":
         _set_attributes(_QALIGN_LLAMA)
     try:
         yield
@@ -226,6 +229,11 @@ class ToolRunner:
         if self._cache:
             self._cache.put(key, raw)
         return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds)
+
+    def prepare(self) -> None:
+        """Imports pyiqa, which for a moment changes what models run on: call it before tools and models run side by side."""
+        with self._lock:
+            _import_pyiqa()
 
     def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
         """The metric's own number, for which no map is needed.
