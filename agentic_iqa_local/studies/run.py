@@ -107,7 +107,7 @@ def describe(services: Services, dataset: Dataset) -> dict[str, Any]:
     """Command, versions, hardware, model, configuration and data set, for run.json."""
     info = dataset.info
     return {
-        "command": sys.argv,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git": _git(),
         "versions": {"python": sys.version.split()[0], **{name: found for name in PACKAGES if (found := _version(name))}},
