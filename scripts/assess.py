@@ -58,7 +58,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         choices=("logits", "classification", "uniform"),
         help="where p_c comes from (default: the configuration's, logits)",
     )
-    how.add_argument("--fit", type=Path, metavar="FILE", help="temperature and η from a fit of study.py, for the model it was made with")
+    how.add_argument(
+        "--fit", type=Path, metavar="FILE", help="temperature and η from a fit of study.py, for the model it was made with"
+    )
     how.add_argument(
         "--max-replan-iterations", type=int, metavar="N", help="N allows N - 1 replans: 0 and 1 none, the default 2 one"
     )

@@ -266,7 +266,7 @@ def write_report(args: argparse.Namespace) -> None:
     parts, questions = [], []
     for folder, name in zip(args.runs, names_of(args.runs), strict=True):
         run, rows = read_run(folder)
-        if run["dataset"]["kind"] == "MCQ":
+        if run["dataset"].get("kind") == "MCQ":
             questions.append((name, run, rows))
             continue
         if fitted and fitted.dataset == run["identity"]["dataset"]:

@@ -490,7 +490,7 @@ def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path):
         [tmp_path / "absent"],
         [run, "--baseline", "nonsense"],
         [run, "--draws", 0],
-        [run, "--fits", run / "rows.jsonl"],
+        [run, "--fit", run / "rows.jsonl"],
     ):
         done = command("report", *args, "--out", tmp_path / "out")
         assert done.returncode == 2
