@@ -246,7 +246,7 @@ def report(args: argparse.Namespace) -> int:
 
 def write_report(args: argparse.Namespace) -> None:
     from agentic_iqa_local.studies.analysis import analyse, dataset_info
-    from agentic_iqa_local.studies.fitting import read_fit
+    from agentic_iqa_local.studies.fitting import FitError, read_fit
     from agentic_iqa_local.studies.plots import draw
     from agentic_iqa_local.studies.questions import ACCURACY_TABLE, accuracy
     from agentic_iqa_local.studies.report import (
@@ -269,8 +269,10 @@ def write_report(args: argparse.Namespace) -> None:
         if run["dataset"].get("kind") == "MCQ":
             questions.append((name, run, rows))
             continue
-        if fitted and fitted.dataset == run["identity"]["dataset"]:
-            rows = [row for row in rows if row["key"] not in fitted.keys]
+        if fitted and fitted.model != run["identity"]["model"]:
+            raise FitError(f"{args.fit}: expected a fit of the model of {folder}, it was made with another; fit it anew")
+        if fitted and fitted.dataset == run["dataset"]["key"]:
+            rows = [row for row in rows if not fitted.used(row)]
         letters = fitted and fitted.letters
         study = analyse(
             run, rows, dataset_info(run), name=name, draws=args.draws, baseline=args.baseline, comparator=args.comparator, fitted=letters

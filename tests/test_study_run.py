@@ -19,13 +19,14 @@ from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.services import OpenImages
-from agentic_iqa_local.studies.datasets import load_dataset
+from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.fitting import FitError, fit_letters, fit_run, read_fit
 from agentic_iqa_local.studies.inference import POSITIONS, infer
 from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.readings import LEVELS, Letters, fused_distribution, probabilities, readings, tool_means
 from agentic_iqa_local.studies.run import Plan, run_study
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
+from agentic_iqa_local.vlm_client import VLMError
 
 TOOLS = ("NIQE", "PIQE")
 
@@ -101,6 +102,40 @@ def test_a_second_run_adds_nothing_and_another_plan_is_refused(stored, manifest,
     assert (stored / "rows.jsonl").read_bytes() == before
     with pytest.raises(StoreError, match="another reads"):
         list(run_study(load_dataset(manifest), services, Plan(tools=("NIQE",)), stored))
+
+
+def test_a_model_that_fails_on_everything_stops_the_run_and_its_images_are_tried_again(manifest, services, tmp_path, monkeypatch):
+    def down(*_, **__):
+        raise VLMError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agentic_iqa_local.studies.inference.run_graph", down)
+        with pytest.raises(VLMError, match="5 images one after the other"):
+            list(run_study(load_dataset(manifest), services, Plan(tools=TOOLS), tmp_path / "run"))
+    assert read_run(tmp_path / "run")[1] == []
+    assert list(run_study(load_dataset(manifest), services, Plan(tools=TOOLS), tmp_path / "run"))[-1] == 6
+
+
+def test_rows_are_kept_as_they_are_done_and_not_in_their_order(manifest, services, tmp_path, monkeypatch):
+    """With two at once and the first one held up until the others are on disk, a kill would lose the first alone."""
+    rows, real = tmp_path / "run" / "rows.jsonl", infer
+
+    def slow_first(image, *args, **options):
+        while image.endswith("0.png") and (not rows.exists() or rows.read_bytes().count(b"\n") < 5):
+            time.sleep(0.01)
+        return real(image, *args, **options)
+
+    monkeypatch.setattr("agentic_iqa_local.studies.run.infer", slow_first)
+    list(run_study(load_dataset(manifest), services, Plan(contexts=("image_alone",)), tmp_path / "run", jobs=2))
+    assert [row["key"] for row in read_run(tmp_path / "run")[1]][-1] == "0.png"
+
+
+def test_an_image_listed_twice_is_refused(manifest, services, tmp_path):
+    twice = tmp_path / "scores.csv"
+    (tmp_path / "0.png").write_bytes((manifest.parent / "0.png").read_bytes())
+    twice.write_text("image,mos\n0.png,3\n0.png,4\n")
+    with pytest.raises(DatasetError, match="listed again"):
+        list(run_study(load_dataset(twice), services, Plan(), tmp_path / "run"))
 
 
 def test_an_image_that_cannot_be_read_is_a_failure_row(tmp_path, services):
@@ -202,13 +237,14 @@ def test_the_srcc_fit_does_not_end_below_the_defaults():
 
 def test_a_fit_names_its_rows_and_is_read_again(tmp_path):
     run, rows = make_run(), make_rows(240)
-    run["identity"] |= {"dataset": "D", "model": "M"}
+    run["identity"] |= {"model": "M"}
     (tmp_path / "run.json").write_text(json.dumps(run))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     fit = fit_run(tmp_path, "srcc", split=None, share=0.5)
     groups = {row["group"] for row in rows}
     used = {row["group"] for row in rows if row["key"] in fit.keys}
     assert len(used) == len(groups) // 2  # whole scenes
+    assert all(fit.used(row) == (row["group"] in used) for row in rows)  # failed rows of these scenes too
     fit.write(tmp_path / "fit.json")
     assert read_fit(tmp_path / "fit.json") == fit
     with pytest.raises(FitError, match="not use"):

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from agentic_iqa_local.config import CONFIGS, FusionSettings
+from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools import TOOLS
-from agentic_iqa_local.iqa_tools.calibration import load_maps
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.studies.datasets import DATASETS, DatasetInfo
 from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean, training_of_model
@@ -124,7 +123,7 @@ def dataset_info(run: dict[str, Any]) -> DatasetInfo:
 
     Raises StudyError for an unknown key, and where run.json lacks a part that a report needs.
     """
-    if lacking := [part for part in ("dataset", "model", "fusion", "tools", "identity") if part not in run]:
+    if lacking := [part for part in ("dataset", "model", "fusion", "tools", "maps", "identity") if part not in run]:
         raise StudyError(f"run.json: expected what a study writes, got no {', '.join(lacking)}; report on a run of this version")
     told = run["dataset"]
     if told["key"] not in DATASETS:
@@ -158,7 +157,7 @@ def analyse(
         raise StudyError(f"{name}: expected run.json to say whether higher scores are better (dataset.higher_is_better)")
     settings = FusionSettings.model_validate(run["fusion"])
     letters = Letters.of(settings)
-    modes = readings(rows, letters, fitted)
+    modes = readings(rows, letters, fitted, run["tools"]["full_reference" if info.kind == "FR" else "no_reference"])
     if baseline not in modes:
         raise StudyError(f"{name}: expected a baseline of {', '.join(modes) or 'no mode: every row failed'}; got {baseline!r}")
     if comparator not in (None, *modes):
@@ -207,13 +206,12 @@ def _distinct_letters(modes: dict[str, Reading]) -> dict[str, np.ndarray]:
 
 def _exposures(run: dict[str, Any], info: DatasetInfo, modes: dict[str, Reading]) -> dict[str, list[Exposure]]:
     """How the parts of each mode have met the data set."""
-    maps = load_maps(run["tools"].get("maps") or CONFIGS / "tool_maps.yaml")
     model = training_of_model(run["model"]["name"], {"agentic_iqa_notice": run["model"].get("notice")})
     return {
         name: exposures(
             info.key,
             [tool for tool in reading.tools if tool in TOOLS],
-            maps if reading.mapped else {},
+            run["maps"] if reading.mapped else {},
             model if reading.model else None,
         )
         for name, reading in modes.items()
@@ -334,7 +332,8 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _mean_of(parts: list[Resampled]) -> Resampled:
-    """The mean of parts' figures by their rows, on the draws that the parts share."""
+    """The mean of parts' figures by their rows, on the draws that the parts share; parts without a figure take no part."""
+    parts = [part for part in parts if np.isfinite(part.value)] or parts
     share = np.array([part.kept.sum() for part in parts], float)
     share /= max(share.sum(), 1)
     value = float(share @ [part.value for part in parts])
@@ -349,6 +348,8 @@ def _calibration(study: Study, rng: np.random.Generator) -> Table:
     absolute = info.scale == "absolute categories" and info.low is not None and info.high is not None
     levels = np.array([info.to_levels(mos) for mos in study.mos]) if absolute else None
     held, source = _fitting_rows(study, rng)
+    # One target for all: the map from human scores goes to what the letters of all modes expect together.
+    together = np.mean([p @ LEVELS for p in study.letters.values()], axis=0) if study.letters else None
     table = []
     for names, p in study.letters.items():
         answered = np.isfinite(p).all(axis=1)
@@ -356,9 +357,9 @@ def _calibration(study: Study, rng: np.random.Generator) -> Table:
             judged, target, level = answered, "the scale, linearly", levels
         else:
             judged, target = answered & ~held, f"monotone map fitted on {source}"
-            if not judged.any() or not (fit := answered & held).any():
+            if not judged.any() or not (fit := np.isfinite(together) & held).any():
                 continue
-            level = monotone_map(study.quality[fit], (p @ LEVELS)[fit])(study.quality)
+            level = monotone_map(study.quality[fit], together[fit])(study.quality)
         outside = (level < 1) | (level > 5)
         p, level = p[judged], np.clip(level, 1, 5)[judged]
         confidence, correct = p.max(axis=1), p.argmax(axis=1) + 1 == np.floor(level + 0.5)
