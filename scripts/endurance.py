@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Kills a run again and again and checks that nothing is lost and nothing doubled. The long form of what the tests do in short.
 
-    python scripts/endurance.py kill --rows runs/x/rows.jsonl --out benchmarks/kill_study.json -- \\
+    python scripts/endurance.py kill --rows runs/x/rows.jsonl --out benchmarks/studies/kill.json -- \\
         python scripts/study.py run data.csv --out runs/x
 
 The command after -- must go on where it stopped when it is run again.
@@ -77,7 +77,8 @@ def _same_beginning(file: Path, kept: bytes, kills: int) -> bytes:
 
 def main() -> None:
     args = parse()
-    found = kill(args) | {"command": args.run, "date": time.strftime("%Y-%m-%d")}
+    command = [Path(part).name if Path(part).is_absolute() else part for part in args.run]
+    found = kill(args) | {"command": command, "date": time.strftime("%Y-%m-%d")}
     text = json.dumps(found, indent=1) + "\n"
     if args.out:
         args.out.write_text(text, encoding="utf-8")
