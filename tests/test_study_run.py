@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import EMBEDDED, ROOT
 from PIL import Image
 from test_study_report import make_rows, make_run
 
@@ -20,11 +21,11 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.services import OpenImages
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
-from agentic_iqa_local.studies.fitting import FitError, fit_letters, fit_run, read_fit
+from agentic_iqa_local.studies.fitting import Fit, FitError, fit_letters, fit_run, read_fit
 from agentic_iqa_local.studies.inference import POSITIONS, infer
 from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.readings import LEVELS, Letters, fused_distribution, probabilities, readings, tool_means
-from agentic_iqa_local.studies.run import Plan, run_study
+from agentic_iqa_local.studies.run import Plan, folder_hash, run_study
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -309,3 +310,24 @@ def test_accuracy_by_hand():
     assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx((centre - half, centre + half), abs=1e-5)
     assert line["chance"] == pytest.approx(1 / 3)
     assert line["p_right"] == pytest.approx(0.65)
+
+
+def assessed(*arguments):
+    command = [sys.executable, ROOT / "scripts" / "assess.py", "--cpu", "--pipeline", "letters", "--json", "-", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_fit_changes_what_assess_gives_and_fits_of_other_models_are_refused(manifest, tmp_path):
+    """At temperature 2 each p_c is the square root of the old one, renormalised."""
+    fit = Fit(2.0, 0.5, "rps", 0.2, 0.1, "koniq10k", folder_hash(EMBEDDED), ("a.jpg",))
+    fit.write(tmp_path / "fit.json")
+    replace(fit, model="another").write(tmp_path / "other.json")
+    image = ("--image", manifest.parent / "3.png")
+    plain, fitted = (json.loads(assessed(*image, *more).stdout) for more in ([], ["--fit", tmp_path / "fit.json"]))
+    roots = {letter: p**0.5 for letter, p in plain["p_c"].items()}
+    assert fitted["p_c"] == pytest.approx({letter: root / sum(roots.values()) for letter, root in roots.items()}, abs=1e-6)
+    assert (fitted["fusion"]["eta"], fitted["fusion"]["temperature"]) == (0.5, 2.0)
+    assert fitted["fusion"]["fitted"] == "rps on 1 images of koniq10k"
+    refused = assessed(*image, "--fit", tmp_path / "other.json")
+    assert refused.returncode == 2
+    assert "made with another" in refused.stderr
