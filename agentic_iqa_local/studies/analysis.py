@@ -36,6 +36,7 @@ from agentic_iqa_local.studies.statistics import (
     paired_difference,
     plcc,
     ranked_probability_score,
+    ranked_probability_scores,
     risk_coverage,
     rmse,
     srcc,
@@ -351,6 +352,7 @@ def _calibration(study: Study, rng: np.random.Generator) -> Table:
     # One target for all: the map from human scores goes to what the letters of all modes expect together.
     together = np.mean([p @ LEVELS for p in study.letters.values()], axis=0) if study.letters else None
     table = []
+    losses: dict[str, np.ndarray] = {}
     for names, p in study.letters.items():
         answered = np.isfinite(p).all(axis=1)
         if absolute:
@@ -361,6 +363,8 @@ def _calibration(study: Study, rng: np.random.Generator) -> Table:
                 continue
             level = monotone_map(study.quality[fit], together[fit])(study.quality)
         outside = (level < 1) | (level > 5)
+        losses[names] = np.full(len(judged), np.nan)
+        losses[names][judged] = ranked_probability_scores(p[judged], np.clip(level, 1, 5)[judged])
         p, level = p[judged], np.clip(level, 1, 5)[judged]
         confidence, correct = p.max(axis=1), p.argmax(axis=1) + 1 == np.floor(level + 0.5)
         study.reliability[names] = confidence, correct
@@ -372,13 +376,27 @@ def _calibration(study: Study, rng: np.random.Generator) -> Table:
                 "ece": letters_calibration_error(p, level),
                 "accuracy": _mean(correct),
                 "mean_confidence": _mean(confidence),
-                "rps": ranked_probability_score(p, level),
+                **_spread("rps", _mean_interval(study, losses[names])),
                 "rps_uniform": ranked_probability_score(np.full_like(p, 0.2), level),
                 "levels_from": target,
                 "off_the_scale": int(outside[judged].sum()),
             }
         )
+    baseline = next((loss for names, loss in losses.items() if study.baseline in names.split("; ")), None)
+    if baseline is not None:
+        for row in table:
+            row |= _spread("rps_difference", _mean_interval(study, losses[row["letters"]] - baseline))
     return table
+
+
+def _mean_interval(study: Study, values: np.ndarray) -> Figure:
+    """The mean of one number a row (nan where there is none), with its interval on the study's draws."""
+    kept = np.isfinite(values)
+    weights = study.draws.weights[:, kept]
+    total = weights.sum(axis=1)
+    on_draws = (weights @ values[kept])[total > 0] / total[total > 0]
+    low, high = np.quantile(on_draws, [0.025, 0.975]) if len(on_draws) else (math.nan, math.nan)
+    return Figure(_mean(values[kept]), float(low), float(high), int(kept.sum()), int((~kept).sum()), study.draws.over)
 
 
 def _fitting_rows(study: Study, rng: np.random.Generator) -> tuple[np.ndarray, str]:

@@ -52,7 +52,7 @@ TABLES = {
     "calibration": (
         "Calibration of the letters",
         "ECE: distance of confidence from accuracy, 15 bins. RPS: ranked probability score, 0 best; “uniform” is what equal "
-        "probabilities score. The target is a mean opinion, not one rater's: letters as spread as the raters' votes do not score best.",
+        "probabilities score, its difference is to the baseline on the same draws. The target is a mean opinion, not one rater's: letters as spread as the raters' votes do not score best.",
     ),
     "risk_coverage": (
         "Risk and coverage",

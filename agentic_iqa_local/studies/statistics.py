@@ -318,19 +318,24 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def ranked_probability_score(p: np.ndarray, level: np.ndarray) -> float:
-    """Mean score of probabilities `p` (n, K) over the levels 1..K (rising quality) against targets `level` (n,) in [1, K].
+    """The mean of `ranked_probability_scores`; nan without rows."""
+    scores = ranked_probability_scores(p, level)
+    return float(scores.mean()) if len(scores) else np.nan
+
+
+def ranked_probability_scores(p: np.ndarray, level: np.ndarray) -> np.ndarray:
+    """Scores (n,) of probabilities `p` (n, K) over the levels 1..K (rising quality) against targets `level` (n,) in [1, K].
 
     0 is best, 1 worst: the sum of squared differences of cumulated probabilities over K − 1 (Epstein, J. Applied
     Meteorology 8, 1969; in the form of Constantinou and Fenton, J. Quantitative Analysis in Sports 8(1), 2012). Between
     whole levels it is the integral of that square, the continuous score of Matheson and Winkler (Management Science 22,
-    1976). The target is a mean opinion,
-    not one rater's: p as wide as the raters' votes does not score best. Raises ValueError for rows that are no
-    probabilities or targets off the scale.
+    1976). The target is a mean opinion, not one rater's: p as wide as the raters' votes does not score best. Raises
+    ValueError for rows that are no probabilities or targets off the scale.
     """
     p, level = _probabilities(p, level)
     below = np.cumsum(p, axis=1)[:, :-1]
     passed = np.clip(level[:, None] - np.arange(1, p.shape[1]), 0, 1)  # share of each step between levels under the target
-    return float(np.mean(passed * below**2 + (1 - passed) * (1 - below) ** 2)) if len(p) else np.nan
+    return np.mean(passed * below**2 + (1 - passed) * (1 - below) ** 2, axis=1)
 
 
 def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
