@@ -425,6 +425,7 @@ class Batch:
     ):
         for role in ROLES[pipeline]:
             services.client(role)
+        services.tools.prepare()  # before any thread runs a model
         self.services, self.window, self.timeout = services, jobs, timeout
         self.pipeline, self.max_replan_iterations = pipeline, max_replan_iterations
         self.stopping = False

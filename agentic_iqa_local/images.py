@@ -48,10 +48,8 @@ _JPEG_BLOCK = 8
 _JPEG_MARKER = re.compile(rb"\xff+([^\x00\x01\xd0-\xd8\xff])")  # neither stuffing nor a marker without a segment behind it
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 _MOST_SCANS = 100  # as in libtiff: cameras and editors write about ten, and each goes over the whole picture again
+_MOST_BYTES = 2**31  # of a file: more than a hundred million pixels need in any of the formats
 _MAX_ASPECT = 100  # Qwen's processors refuse sides beyond 200:1, and rounding may stretch them
-
-
-_PILLOW = threading.RLock()  # held while Pillow's settings, which are the whole process's, are strict
 
 
 class ImageError(ValueError):
@@ -78,15 +76,15 @@ def load_image(path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, m
     (twice `Image.MAX_IMAGE_PIXELS`) stays in force above it. `min_side` is in pixels.
 
     Refused: what is missing, unreadable, empty, damaged, of another format, animated, too small or too large, has 32-bit
-    samples or more than a hundred scans, or is transparent anywhere. Converted with a warning: EXIF orientation, more than 8 bits a sample (scaled, not
-    clipped), CMYK, greyscale, palettes, an opaque alpha channel. An ICC profile of RGB or grey data is only named: metrics
-    and models read raw numbers. A JPEG damaged in its middle still decodes, so that is not noticed.
+    samples or more than a hundred scans, or is transparent anywhere. Converted with a warning: EXIF orientation, more than
+    8 bits a sample (scaled, not clipped), CMYK, greyscale, palettes, an opaque alpha channel. An ICC profile of RGB or grey
+    data is only named: metrics and models read raw numbers. A JPEG damaged in its middle still decodes, so that is not noticed.
 
-    Threads take turns: Pillow's strictness and the warning filters are settings of the whole process.
+    Threads wait for each other: Pillow's strictness and the warning filters are settings of the whole process.
     """
     path = os.fspath(path)
     data = _read(path)
-    with _strict_pillow() as caught:
+    with _DECODING, _strict_pillow() as caught:
         try:
             image = Image.open(BytesIO(data), formats=FORMATS)
             animated = getattr(image, "is_animated", False)
@@ -143,6 +141,8 @@ def _read(path: str) -> bytes:
             raise ImageError(f"{path}: expected an image file, but this is a folder; name a file inside it.")
         if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device may never end
             raise ImageError(f"{path}: expected an image file, but this is a pipe or a device; save the picture to a file.")
+        if (size := os.path.getsize(path)) > _MOST_BYTES:
+            raise ImageError(f"{path}: expected an image of at most {_MOST_BYTES} bytes, but it has {size}; crop or compress it.")
         data = Path(path).read_bytes()
     except FileNotFoundError:
         raise ImageError(f"{path}: expected an image file, but there is no such file; check the path.") from None
@@ -157,18 +157,20 @@ def _read(path: str) -> bytes:
     return data
 
 
+_DECODING = threading.Lock()
+
+
 @contextmanager
 def _strict_pillow() -> Iterator[list[warnings.WarningMessage]]:
     """Pillow that refuses truncated files, and whose warnings go to the caller instead of the screen."""
-    with _PILLOW:
-        tolerant, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False  # importing pyiqa.data turns it on
-        try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", UserWarning)
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # max_pixels decides
-                yield caught
-        finally:
-            ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+    tolerant, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False  # importing pyiqa.data turns it on
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # max_pixels decides
+            yield caught
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
 
 
 def _one_line(text: str) -> str:

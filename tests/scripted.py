@@ -58,6 +58,9 @@ class ScriptedSession:
 class ScriptedTools:
     """Tools with fixed scores: name → normalised score; a missing one raises ToolError. `runs` counts calls."""
 
+    def prepare(self) -> None:
+        """Nothing to import."""
+
     def __init__(self, scores: dict[str, float], names: Sequence[str] | None = None):
         self.scores, self.runs = scores, []
         self.names = names or list(scores)

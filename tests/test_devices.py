@@ -67,8 +67,14 @@ def test_an_index_too_high_names_what_there_is(gpus, monkeypatch):
     with pytest.raises(DeviceError) as caught:
         choose_device(2)
     message = str(caught.value)
-    for part in ("--gpu 2", "0: Card 0 GPU-5a1b2c3d", "1: Card 1", "CUDA_VISIBLE_DEVICES=3,5", "with CUDA 13.2",
-                 "use --gpu 0 to --gpu 1, or --cpu"):
+    for part in (
+        "--gpu 2",
+        "0: Card 0 GPU-5a1b2c3d",
+        "1: Card 1",
+        "CUDA_VISIBLE_DEVICES=3,5",
+        "with CUDA 13.2",
+        "use --gpu 0 to --gpu 1, or --cpu",
+    ):
         assert part in message
 
 
@@ -88,12 +94,15 @@ def test_a_torch_without_cuda_is_named(gpus, monkeypatch):
         choose_device("GPU-5a1b2c3d")
 
 
-@pytest.mark.parametrize(("gpu", "device"), [
-    (f"GPU-{UUIDS[1]}", "cuda:1"),
-    (UUIDS[2].upper(), "cuda:2"),
-    ("GPU-5a9", "cuda:1"),  # the other one beginning with 5a goes on with 1
-    ("0c0f", "cuda:2"),
-])
+@pytest.mark.parametrize(
+    ("gpu", "device"),
+    [
+        (f"GPU-{UUIDS[1]}", "cuda:1"),
+        (UUIDS[2].upper(), "cuda:2"),
+        ("GPU-5a9", "cuda:1"),  # the other one beginning with 5a goes on with 1
+        ("0c0f", "cuda:2"),
+    ],
+)
 def test_a_uuid_or_its_beginning_finds_its_gpu(gpus, gpu, device):
     gpus(3)
     assert choose_device(gpu) == device
@@ -160,8 +169,13 @@ def test_a_malformed_value_gets_examples(gpus, gpu):
 
 def test_a_gpu_is_described_with_its_memory(gpus):
     gpus(2)
-    assert describe_device("cuda:1") == {"device": "cuda:1", "name": "Card 1", "memory_total_bytes": 2 * 2**30,
-                                         "torch": torch.__version__, "cuda": "13.2"}
+    assert describe_device("cuda:1") == {
+        "device": "cuda:1",
+        "name": "Card 1",
+        "memory_total_bytes": 2 * 2**30,
+        "torch": torch.__version__,
+        "cuda": "13.2",
+    }
 
 
 def test_the_cpu_is_described_without_memory():

@@ -42,10 +42,15 @@ def noise(mode="RGB", size=(64, 64)):
 def png(width, height, depth, colour_type, rows=b"", *, level=9, extra=b""):
     """A PNG by its specification: `rows` as packed samples without the filter bytes, `extra` chunks before the pixels."""
     stride = len(rows) // height
-    scanlines = b"".join(b"\0" + rows[y * stride:(y + 1) * stride] for y in range(height)) if rows else b""
+    scanlines = b"".join(b"\0" + rows[y * stride : (y + 1) * stride] for y in range(height)) if rows else b""
     header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + extra + chunk(b"IDAT", zlib.compress(scanlines, level))
-            + chunk(b"IEND", b""))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + extra
+        + chunk(b"IDAT", zlib.compress(scanlines, level))
+        + chunk(b"IEND", b"")
+    )
 
 
 def chunk(name, body):
@@ -54,21 +59,38 @@ def chunk(name, body):
 
 def tiff(width, height, bits, photometric, strip, sample_format=1):
     """A little-endian TIFF with one uncompressed grey strip behind its one directory."""
-    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8 + 2 + 10 * 12 + 4, 277: 1, 278: height,
-            279: len(strip), 339: sample_format}
+    tags = {
+        256: width,
+        257: height,
+        258: bits,
+        259: 1,
+        262: photometric,
+        273: 8 + 2 + 10 * 12 + 4,
+        277: 1,
+        278: height,
+        279: len(strip),
+        339: sample_format,
+    }
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0) + strip
 
 
 def cmyk_profile(name=b"Test inks"):
     """An ICC 2.4 CMYK profile of that name: paper is L* 100, any cyan ink alone makes L* 50, black ink L* 0, all neutral."""
+
     def padded(data):
         return data + b"\0" * (-len(data) % 4)
 
     lightness = [0 if k else 0x7F80 if c else 0xFF00 for c, m, y, k in itertools.product((0, 1), repeat=4)]  # 0xFF00 is 100
     identity = [0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x10000]
-    table = (b"mft2\0\0\0\0" + bytes([4, 3, 2, 0]) + struct.pack(">9i2H", *identity, 2, 2) + struct.pack(">8H", *[0, 65535] * 4)
-             + b"".join(struct.pack(">3H", value, 0x8000, 0x8000) for value in lightness) + struct.pack(">6H", *[0, 65535] * 3))
+    table = (
+        b"mft2\0\0\0\0"
+        + bytes([4, 3, 2, 0])
+        + struct.pack(">9i2H", *identity, 2, 2)
+        + struct.pack(">8H", *[0, 65535] * 4)
+        + b"".join(struct.pack(">3H", value, 0x8000, 0x8000) for value in lightness)
+        + struct.pack(">6H", *[0, 65535] * 3)
+    )
     name += b"\0"
     description = b"desc\0\0\0\0" + struct.pack(">I", len(name)) + name + bytes(4 + 4 + 2 + 1 + 67)
     d50 = struct.pack(">3i", 63190, 65536, 54061)
@@ -95,6 +117,30 @@ def refusal(path, **limits):
 # What loads
 
 
+def test_threads_leave_pillow_and_warnings_as_they_were(tmp_path):
+    """Strictness and warning filters belong to the whole process: overlapping loads would restore each other's."""
+    good, broken = tmp_path / "good.png", tmp_path / "broken.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype=np.uint8)).save(good)
+    broken.write_bytes(good.read_bytes()[:-5000])
+    tolerant, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, True
+    shower = warnings._showwarnmsg_impl
+
+    def refused(path):
+        try:
+            load_image(str(path))
+        except ImageError:
+            return True
+        return False
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(refused, [good, broken] * 40)) == [False, True] * 40
+        assert ImageFile.LOAD_TRUNCATED_IMAGES is True
+        assert warnings._showwarnmsg_impl is shower
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
+
+
 def test_rgb_comes_through_untouched(saved):
     image = noise()
     path = saved("a.png", image)
@@ -114,10 +160,19 @@ def test_every_format_loads(saved, name):
 
 
 # Where EXIF 2.32 puts the stored 0th row and 0th column, so where the stored top left corner is seen
-@pytest.mark.parametrize(("orientation", "corner"), [
-    (1, "top left"), (2, "top right"), (3, "bottom right"), (4, "bottom left"),
-    (5, "top left"), (6, "top right"), (7, "bottom right"), (8, "bottom left"),
-])
+@pytest.mark.parametrize(
+    ("orientation", "corner"),
+    [
+        (1, "top left"),
+        (2, "top right"),
+        (3, "bottom right"),
+        (4, "bottom left"),
+        (5, "top left"),
+        (6, "top right"),
+        (7, "bottom right"),
+        (8, "bottom left"),
+    ],
+)
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif"])
 def test_exif_orientation_is_applied_once(saved, suffix, orientation, corner):
     stored = Image.new("RGB", (64, 48), "black")
@@ -128,8 +183,11 @@ def test_exif_orientation_is_applied_once(saved, suffix, orientation, corner):
     width, height = (48, 64) if orientation >= 5 else (64, 48)  # from 5 on rows and columns change places
     assert (loaded.width, loaded.height) == loaded.pixels.size == (width, height)
     vertical, horizontal = corner.split()
-    seen = {(v, h): loaded.pixels.getpixel((4 if h == "left" else width - 5, 4 if v == "top" else height - 5))[0] > 128
-            for v in ("top", "bottom") for h in ("left", "right")}
+    seen = {
+        (v, h): loaded.pixels.getpixel((4 if h == "left" else width - 5, 4 if v == "top" else height - 5))[0] > 128
+        for v in ("top", "bottom")
+        for h in ("left", "right")
+    }
     assert seen == {place: place == (vertical, horizontal) for place in seen}
     expected = [] if orientation == 1 else [f"The picture was turned upright (EXIF orientation {orientation})."]
     assert list(loaded.warnings) == expected
@@ -220,9 +278,14 @@ def test_an_opaque_alpha_channel_is_dropped(saved, mode):
     assert loaded.warnings[0] == "The transparency data was dropped: every pixel is opaque."
 
 
-@pytest.mark.parametrize(("image", "kind"), [
-    (GREY_40, "greyscale"), (GREY_40.convert("1"), "1-bit"), (GREY_40.convert("RGB").quantize(4), "palette"),
-])
+@pytest.mark.parametrize(
+    ("image", "kind"),
+    [
+        (GREY_40, "greyscale"),
+        (GREY_40.convert("1"), "1-bit"),
+        (GREY_40.convert("RGB").quantize(4), "palette"),
+    ],
+)
 def test_other_modes_become_rgb(saved, image, kind):
     loaded = load_image(saved("a.png", image))
     assert loaded.pixels.mode == "RGB"
@@ -235,8 +298,10 @@ def test_an_unused_transparent_palette_entry_is_harmless(saved):
     image.putpalette([0, 0, 0, 10, 20, 30])
     loaded = load_image(saved("a.png", image, transparency=0))
     assert loaded.pixels.getpixel((0, 0)) == (10, 20, 30)
-    assert loaded.warnings == ("The transparency data was dropped: every pixel is opaque.",
-                               "The palette pixels were converted to RGB.")
+    assert loaded.warnings == (
+        "The transparency data was dropped: every pixel is opaque.",
+        "The palette pixels were converted to RGB.",
+    )
 
 
 def test_a_foreign_icc_profile_is_named_and_not_applied(saved):
@@ -304,7 +369,7 @@ def test_no_image(saved, content):
 def test_half_a_file(saved, monkeypatch, suffix, tolerant):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", tolerant)  # as another library may have left it
     whole = Path(saved(f"whole.{suffix}", noise())).read_bytes()
-    message = refusal(saved(f"half.{suffix}", whole[:len(whole) // 2]))
+    message = refusal(saved(f"half.{suffix}", whole[: len(whole) // 2]))
     assert "intact copy" in message
     assert ImageFile.LOAD_TRUNCATED_IMAGES is tolerant
 
@@ -320,7 +385,7 @@ def progressive(scans):
     file = BytesIO()
     noise().save(file, "JPEG", progressive=True)
     content = file.getvalue()
-    last = content[content.rindex(b"\xff\xda"):-2]  # the end of the image is the last two bytes
+    last = content[content.rindex(b"\xff\xda") : -2]  # the end of the image is the last two bytes
     return content[:-2] + last * (scans - content.count(b"\xff\xda")) + content[-2:]
 
 
@@ -407,10 +472,13 @@ def test_too_large(saved):
     assert "at most 4095 pixels, but its header claims 64x64 = 4096; crop it, or raise max_pixels" in message
 
 
-@pytest.mark.parametrize(("side", "limit", "came"), [
-    (60000, 100_000_000, "3600000000 pixels"),  # 60000² = 3.6e9, beyond twice Pillow's 89 478 485: its error
-    (10001, 100_000_000, "10001x10001 = 100020001"),  # above Pillow's limit, where it only warns
-])
+@pytest.mark.parametrize(
+    ("side", "limit", "came"),
+    [
+        (60000, 100_000_000, "3600000000 pixels"),  # 60000² = 3.6e9, beyond twice Pillow's 89 478 485: its error
+        (10001, 100_000_000, "10001x10001 = 100020001"),  # above Pillow's limit, where it only warns
+    ],
+)
 def test_a_decompression_bomb_is_refused_by_its_header(saved, side, limit, came):
     path = saved("bomb.png", png(side, side, 8, 2))  # no pixels behind the header: decoding it would say so
     with warnings.catch_warnings():
@@ -442,14 +510,18 @@ def transparent_palette():
     return image
 
 
-@pytest.mark.parametrize("content", [
-    half_transparent(),
-    transparent_palette(),
-    png(40, 40, 8, 2, bytes([1, 2, 3]) * 1600, extra=chunk(b"tRNS", struct.pack(">3H", 1, 2, 3))),
-    png(40, 40, 8, 0, bytes(1600), extra=chunk(b"tRNS", struct.pack(">H", 0))),
-    png(40, 40, 16, 0, b"\x80\x80" * 1600, extra=chunk(b"tRNS", b"\x80\x80")),
-    png(40, 40, 16, 2, b"\x80\x80" * 4800, extra=chunk(b"tRNS", b"\x80\x80" * 3)),
-], ids=["rgba", "palette", "rgb tRNS", "grey tRNS", "16-bit grey tRNS", "16-bit rgb tRNS"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        half_transparent(),
+        transparent_palette(),
+        png(40, 40, 8, 2, bytes([1, 2, 3]) * 1600, extra=chunk(b"tRNS", struct.pack(">3H", 1, 2, 3))),
+        png(40, 40, 8, 0, bytes(1600), extra=chunk(b"tRNS", struct.pack(">H", 0))),
+        png(40, 40, 16, 0, b"\x80\x80" * 1600, extra=chunk(b"tRNS", b"\x80\x80")),
+        png(40, 40, 16, 2, b"\x80\x80" * 4800, extra=chunk(b"tRNS", b"\x80\x80" * 3)),
+    ],
+    ids=["rgba", "palette", "rgb tRNS", "grey tRNS", "16-bit grey tRNS", "16-bit rgb tRNS"],
+)
 def test_transparency(saved, content):
     message = refusal(saved("a.png", content))
     assert "some are transparent" in message
@@ -535,8 +607,13 @@ def test_views_keep_their_invariants():
         if len(boxes) > 1:
             assert math.prod(cropped) > limits["max_pixels"] or max(cropped) > 100 * min(cropped), case
             for x, y in itertools.product((0, 1), repeat=2):  # each quarter of the image is touched
-                assert any(left < (x + 1) * width / 2 and right > x * width / 2 and top < (y + 1) * height / 2
-                           and bottom > y * height / 2 for left, top, right, bottom in boxes), case
+                assert any(
+                    left < (x + 1) * width / 2
+                    and right > x * width / 2
+                    and top < (y + 1) * height / 2
+                    and bottom > y * height / 2
+                    for left, top, right, bottom in boxes
+                ), case
 
 
 def test_views_are_the_same_every_time_and_fewer_are_the_first_ones():
@@ -595,14 +672,20 @@ def test_a_large_image_gets_its_centre_and_its_quarters():
 def test_a_strip_gets_its_middle_and_its_halves():
     # 32 rows and 100:1 at most make 3200x32; the centres 5008, 2504 and 7512 less 1600, the latter at most 10016 − 3200
     assert native_views(10016, 32, factor=32, min_pixels=1, max_pixels=1_000_000) == [
-        View((3408, 0, 6608, 32)), View((904, 0, 4104, 32)), View((5912, 0, 9112, 32))]
+        View((3408, 0, 6608, 32)),
+        View((904, 0, 4104, 32)),
+        View((5912, 0, 9112, 32)),
+    ]
 
 
-@pytest.mark.parametrize(("size", "box"), [
-    ((20, 30), (0, 0, 20, 30)),  # both sides below the factor, rounded up
-    ((60, 60), (0, 0, 60, 60)),  # 60 is rounded up to 64
-    ((80, 50), (8, 0, 72, 50)),  # 80 would be rounded down to 64; its rest of 16 is halved
-])
+@pytest.mark.parametrize(
+    ("size", "box"),
+    [
+        ((20, 30), (0, 0, 20, 30)),  # both sides below the factor, rounded up
+        ((60, 60), (0, 0, 60, 60)),  # 60 is rounded up to 64
+        ((80, 50), (8, 0, 72, 50)),  # 80 would be rounded down to 64; its rest of 16 is halved
+    ],
+)
 def test_a_small_image_is_one_view(size, box):
     assert native_views(*size, factor=32, min_pixels=4097, max_pixels=1_000_000) == [View(box)]
 
@@ -631,15 +714,18 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("items", "expected"), [
-    (["."], ["img1.jpeg", "img2.JPG", "img10.png"]),
-    (["img*"], ["img1.jpeg", "img2.JPG", "img10.png"]),
-    (["**/*.webp"], ["sub/deep.webp"]),
-    (["**"], ["img1.jpeg", "img2.JPG", "img10.png", "sub/deep.webp"]),
-    (["img10.png", "img*", "./img1.jpeg"], ["img10.png", "img1.jpeg", "img2.JPG"]),
-    (["img2.JPG", "sub/../img2.JPG", "missing.png", "notes.txt"], ["img2.JPG", "missing.png", "notes.txt"]),
-    ([], []),
-])
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        (["."], ["img1.jpeg", "img2.JPG", "img10.png"]),
+        (["img*"], ["img1.jpeg", "img2.JPG", "img10.png"]),
+        (["**/*.webp"], ["sub/deep.webp"]),
+        (["**"], ["img1.jpeg", "img2.JPG", "img10.png", "sub/deep.webp"]),
+        (["img10.png", "img*", "./img1.jpeg"], ["img10.png", "img1.jpeg", "img2.JPG"]),
+        (["img2.JPG", "sub/../img2.JPG", "missing.png", "notes.txt"], ["img2.JPG", "missing.png", "notes.txt"]),
+        ([], []),
+    ],
+)
 def test_inputs_are_expanded(folder, items, expected):
     assert [str(path) for path in expand_inputs(items)] == expected
 

@@ -347,6 +347,30 @@ def test_scores_kept_on_disk_are_found_again_by_what_they_were_measured_on(tmp_p
     assert not any(reading.cached for reading in others)
 
 
+def test_a_cache_that_goes_bad_is_a_tool_error(tmp_path, photo):
+    runner = ToolRunner(models=tmp_path, cache=tmp_path / "scores.sqlite")
+    runner._cache._database.execute("DROP TABLE scores")
+    with pytest.raises(ToolError, match="cannot be used"):
+        runner.score("NIQE", photo)
+
+
+def test_after_preparing_building_a_metric_changes_nothing_that_models_run_on(tmp_path, photo):
+    """MS-SSIM is one of the metrics whose building imported Q-Align, which replaces parts of transformers' Llama."""
+    script = (
+        "import threading; from transformers.models.llama import modeling_llama as llama\n"
+        "from agentic_iqa_local.iqa_tools import ToolRunner; from PIL import Image\n"
+        "forward = llama.LlamaModel.forward; runner = ToolRunner(); runner.prepare(); seen = set()\n"
+        "done = threading.Event()\n"
+        "def watch():\n"
+        "    while not done.is_set(): seen.add(llama.LlamaModel.forward is forward)\n"
+        "watcher = threading.Thread(target=watch); watcher.start()\n"
+        "picture = Image.new('RGB', (256, 256), 'grey'); runner.measure('MS-SSIM', picture, picture)\n"
+        "done.set(); watcher.join(); print(seen)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip().splitlines()[-1] == "{True}"
+
+
 def test_a_cache_that_is_none_is_refused(tmp_path):
     (tmp_path / "scores.sqlite").write_text("a text long enough not to be taken for an empty database " * 20)
     with pytest.raises(ToolError, match="expected an SQLite file"):

@@ -26,7 +26,7 @@ KNOWN = {*DATASETS, *OTHER_SETS}
 
 @pytest.fixture(scope="module")
 def maps():
-    return load_maps(ROOT / "configs" / "tool_maps.yaml")
+    return {name: logistic.fitted_on for name, logistic in load_maps(ROOT / "configs" / "tool_maps.yaml").items()}
 
 
 # The table
@@ -153,7 +153,7 @@ def test_data_sets_are_found_in_the_text_of_a_map(text, keys):
 
 
 def test_all_shipped_maps_lean_on_kadid(maps):
-    assert {datasets_in(each.fitted_on) for each in maps.values()} == {("kadid10k",)}
+    assert {datasets_in(each) for each in maps.values()} == {("kadid10k",)}
 
 
 # Models

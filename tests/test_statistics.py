@@ -100,6 +100,17 @@ def test_logistic_is_monotone_where_the_data_turn_and_no_worse_than_a_line():
     assert plcc(fit.mapped, y) >= abs(plcc(x, y)) - 1e-6
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_logistic_of_noisy_scores_is_no_worse_than_a_line(seed):
+    """Weakly related scores: the fit in their direction may need long to settle, and must not give way to a constant."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=300)
+    y = 0.46 * x + np.sqrt(1 - 0.46**2) * rng.normal(size=300)
+    fit = vqeg_logistic(x, y)
+    assert fit.converged
+    assert plcc(fit.mapped, y) >= abs(plcc(x, y)) - 1e-9
+
+
 def test_logistic_of_a_constant_column_does_not_converge():
     fit = vqeg_logistic(np.full(20, 3.0), np.arange(20.0))
     assert not fit.converged

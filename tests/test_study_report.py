@@ -15,7 +15,8 @@ from conftest import ROOT
 from PIL import Image
 from scipy import stats
 
-from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.config import FusionSettings, ToolSettings
+from agentic_iqa_local.iqa_tools.calibration import load_maps
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
@@ -36,9 +37,10 @@ def make_run(key: str = "tid2013", **model) -> dict:
         "command": ["scripts/study.py", "run"],
         "model": {"name": "embedded", "device": "cpu", "dtype": "float32", "notice": "the small embedded model answered"} | model,
         "fusion": FusionSettings().model_dump(mode="json"),
-        "tools": {"maps": None},
+        "tools": ToolSettings().model_dump(mode="json"),
+        "maps": {name: logistic.fitted_on for name, logistic in load_maps(ROOT / "configs" / "tool_maps.yaml").items()},
         "dataset": {"key": key, "root": "data", "edition": None, "images": ROWS, "missing": [], "left_out": {}},
-        "identity": {"reads": {"query": f"Rate it. {MARKUP}"}},
+        "identity": {"reads": {"query": f"Rate it. {MARKUP}"}, "model": "M"},
     }
 
 
@@ -82,6 +84,7 @@ def make_row(i: int, rng: np.random.Generator, groups: int, tools: tuple[str, ..
     plan = {"query_type": "IQA", "query_scope": "Global", "distortion_source": "Inferred", "reference_mode": "Full-Reference"}
     plan["plan"] = flags
     cost = {part: {"seconds": float(rng.gamma(4, 0.1)), "prefilled": 900, "reused": 400, "decoded": 60} for part in reads}
+    cost |= {f"{part}, {read}": cost[part] for part in reads for read in ("generated", "reversed")}
     row |= {
         "cost": cost | {"agent": {"seconds": 1.0, "prefilled": 2000, "reused": 1000, "decoded": 200}},
         "plan": PlannerOutput(**plan).model_dump(mode="json"),
@@ -490,7 +493,7 @@ def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path):
         [tmp_path / "absent"],
         [run, "--baseline", "nonsense"],
         [run, "--draws", 0],
-        [run, "--fits", run / "rows.jsonl"],
+        [run, "--fit", run / "rows.jsonl"],
     ):
         done = command("report", *args, "--out", tmp_path / "out")
         assert done.returncode == 2

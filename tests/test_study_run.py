@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import EMBEDDED, ROOT
 from PIL import Image
 from test_study_report import make_rows, make_run
 
@@ -19,12 +20,14 @@ from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.services import OpenImages
-from agentic_iqa_local.studies.datasets import load_dataset
-from agentic_iqa_local.studies.fitting import FitError, fit_letters, fit_run, read_fit
+from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
+from agentic_iqa_local.studies.fitting import Fit, FitError, fit_letters, fit_run, read_fit
 from agentic_iqa_local.studies.inference import POSITIONS, infer
+from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.readings import LEVELS, Letters, fused_distribution, probabilities, readings, tool_means
-from agentic_iqa_local.studies.run import Plan, run_study
+from agentic_iqa_local.studies.run import Plan, folder_hash, run_study
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
+from agentic_iqa_local.vlm_client import VLMError
 
 TOOLS = ("NIQE", "PIQE")
 
@@ -63,7 +66,9 @@ def test_a_row_holds_every_read_and_the_agents_own_score(stored, services):
             (view,) = read["views"]
             assert set(view["forward"]) == set(view["reversed"]) == set(LETTERS)
             assert view["generated"] in LETTERS
-        assert {tool: set(found) for tool, found in row["tools"].items()} == dict.fromkeys(TOOLS, {"raw", "normalized", "seconds"})
+        assert {tool: set(found) for tool, found in row["tools"].items()} == {
+            tool: {"raw", "normalized", "seconds"} for tool in TOOLS
+        }
     modes = readings(rows, Letters())
     assert modes["logits"].scores == pytest.approx([row["agent"]["fusion"]["q"] for row in rows], abs=1e-9)
     alone = assess(rows[3]["image"], services=services)
@@ -98,6 +103,40 @@ def test_a_second_run_adds_nothing_and_another_plan_is_refused(stored, manifest,
     assert (stored / "rows.jsonl").read_bytes() == before
     with pytest.raises(StoreError, match="another reads"):
         list(run_study(load_dataset(manifest), services, Plan(tools=("NIQE",)), stored))
+
+
+def test_a_model_that_fails_on_everything_stops_the_run_and_its_images_are_tried_again(manifest, services, tmp_path, monkeypatch):
+    def down(*_, **__):
+        raise VLMError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agentic_iqa_local.studies.inference.run_graph", down)
+        with pytest.raises(VLMError, match="5 images one after the other"):
+            list(run_study(load_dataset(manifest), services, Plan(tools=TOOLS), tmp_path / "run"))
+    assert read_run(tmp_path / "run")[1] == []
+    assert list(run_study(load_dataset(manifest), services, Plan(tools=TOOLS), tmp_path / "run"))[-1] == 6
+
+
+def test_rows_are_kept_as_they_are_done_and_not_in_their_order(manifest, services, tmp_path, monkeypatch):
+    """With two at once and the first one held up until the others are on disk, a kill would lose the first alone."""
+    rows, real = tmp_path / "run" / "rows.jsonl", infer
+
+    def slow_first(image, *args, **options):
+        while image.endswith("0.png") and (not rows.exists() or rows.read_bytes().count(b"\n") < 5):
+            time.sleep(0.01)
+        return real(image, *args, **options)
+
+    monkeypatch.setattr("agentic_iqa_local.studies.run.infer", slow_first)
+    list(run_study(load_dataset(manifest), services, Plan(contexts=("image_alone",)), tmp_path / "run", jobs=2))
+    assert [row["key"] for row in read_run(tmp_path / "run")[1]][-1] == "0.png"
+
+
+def test_an_image_listed_twice_is_refused(manifest, services, tmp_path):
+    twice = tmp_path / "scores.csv"
+    (tmp_path / "0.png").write_bytes((manifest.parent / "0.png").read_bytes())
+    twice.write_text("image,mos\n0.png,3\n0.png,4\n")
+    with pytest.raises(DatasetError, match="listed again"):
+        list(run_study(load_dataset(twice), services, Plan(), tmp_path / "run"))
 
 
 def test_an_image_that_cannot_be_read_is_a_failure_row(tmp_path, services):
@@ -199,13 +238,14 @@ def test_the_srcc_fit_does_not_end_below_the_defaults():
 
 def test_a_fit_names_its_rows_and_is_read_again(tmp_path):
     run, rows = make_run(), make_rows(240)
-    run["identity"] |= {"dataset": "D", "model": "M"}
+    run["identity"] |= {"model": "M"}
     (tmp_path / "run.json").write_text(json.dumps(run))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     fit = fit_run(tmp_path, "srcc", split=None, share=0.5)
     groups = {row["group"] for row in rows}
     used = {row["group"] for row in rows if row["key"] in fit.keys}
     assert len(used) == len(groups) // 2  # whole scenes
+    assert all(fit.used(row) == (row["group"] in used) for row in rows)  # failed rows of these scenes too
     fit.write(tmp_path / "fit.json")
     assert read_fit(tmp_path / "fit.json") == fit
     with pytest.raises(FitError, match="not use"):
@@ -229,3 +269,65 @@ def test_generated_letters_and_expected_levels_by_hand():
             continue
         levels = [LETTER_TO_LEVEL[view["generated"]] for view in row["reads"]["image_alone"]["views"]]
         assert modes["generated letter, image alone"].scores[i] == pytest.approx(np.mean(levels))
+
+
+def test_questions_are_answered_and_counted_by_task(tmp_path, photo, services):
+    photo.crop((0, 0, 224, 224)).save(tmp_path / "a.png")
+    lines = [
+        {
+            "image": "a.png",
+            "question": f"Is it sharp? {i}",
+            "choices": ["Yes", "No"],
+            "answer": "Yes",
+            "task": "planner" if i else "summarizer",
+        }
+        for i in range(3)
+    ]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    list(run_study(load_dataset(tmp_path / "q.jsonl"), services, Plan(), tmp_path / "run"))
+    run, rows = read_run(tmp_path / "run")
+    assert run["dataset"]["kind"] == "MCQ"
+    assert [row["answered"] in ("A", "B") for row in rows] == [True] * 3
+    assert [sum(row["probabilities"]) for row in rows] == pytest.approx([1, 1, 1])
+    table = accuracy(rows)
+    assert [(row["part"], row["value"], row["n"]) for row in table] == [
+        ("all", "", 3),
+        ("task", "planner", 2),
+        ("task", "summarizer", 1),
+    ]
+
+
+def test_accuracy_by_hand():
+    """3 of 4 right: Wilson's interval for 0.75 of 4 at 95 % by its formula (Wilson 1927, with z = 1.96)."""
+    rows = [
+        {"answered": letter, "answer": 0, "choices": ["a", "b", "c"], "probabilities": [p, 1 - p, 0]}
+        for letter, p in (("A", 0.9), ("A", 0.6), ("B", 0.3), ("A", 0.8))
+    ]
+    (line,) = accuracy([*rows, {"answered": None, "answer": 0, "choices": ["a", "b", "c"], "probabilities": None}])
+    z, n, p = 1.959964, 4, 0.75
+    centre, half = (p + z * z / 2 / n) / (1 + z * z / n), z / (1 + z * z / n) * (p * (1 - p) / n + z * z / 4 / n / n) ** 0.5
+    assert (line["n"], line["failed"], line["accuracy"]) == (4, 1, 0.75)
+    assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx((centre - half, centre + half), abs=1e-5)
+    assert line["chance"] == pytest.approx(1 / 3)
+    assert line["p_right"] == pytest.approx(0.65)
+
+
+def assessed(*arguments):
+    command = [sys.executable, ROOT / "scripts" / "assess.py", "--cpu", "--pipeline", "letters", "--json", "-", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_fit_changes_what_assess_gives_and_fits_of_other_models_are_refused(manifest, tmp_path):
+    """At temperature 2 each p_c is the square root of the old one, renormalised."""
+    fit = Fit(2.0, 0.5, "rps", 0.2, 0.1, "koniq10k", folder_hash(EMBEDDED), ("a.jpg",))
+    fit.write(tmp_path / "fit.json")
+    replace(fit, model="another").write(tmp_path / "other.json")
+    image = ("--image", manifest.parent / "3.png")
+    plain, fitted = (json.loads(assessed(*image, *more).stdout) for more in ([], ["--fit", tmp_path / "fit.json"]))
+    roots = {letter: p**0.5 for letter, p in plain["p_c"].items()}
+    assert fitted["p_c"] == pytest.approx({letter: root / sum(roots.values()) for letter, root in roots.items()}, abs=1e-6)
+    assert (fitted["fusion"]["eta"], fitted["fusion"]["temperature"]) == (0.5, 2.0)
+    assert fitted["fusion"]["fitted"] == "rps on 1 images of koniq10k"
+    refused = assessed(*image, "--fit", tmp_path / "other.json")
+    assert refused.returncode == 2
+    assert "made with another" in refused.stderr

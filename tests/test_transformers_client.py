@@ -227,12 +227,16 @@ def test_sharing_the_prefix_moves_the_letters_by_no_more_than_the_dtype(pictures
     assert difference(read, full_forward(half, [pictures[0]], SCORING, ANSWER_PREFIX)) < bound
 
 
-def test_the_exact_mode_gives_the_same_bits_run_after_run(photo_path, services):
+def test_the_exact_mode_asks_for_deterministic_kernels_and_gives_the_same_bits(photo_path, services):
     rows = []
-    for _ in range(2):
-        settings = load_settings()
-        exact = settings.model_copy(update={"models": {"embedded": ModelSettings(path=str(EMBEDDED), exact=True)}})
-        rows.append(assess(photo_path, services=Services(exact, "cpu", tools=services.tools)))
+    assert not torch.are_deterministic_algorithms_enabled()
+    try:
+        for _ in range(2):
+            exact = load_settings().model_copy(update={"models": {"embedded": ModelSettings(path=str(EMBEDDED), exact=True)}})
+            rows.append(assess(photo_path, services=Services(exact, "cpu", tools=services.tools)))
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert rows[0].error is None
     assert rows[0].p_c == rows[1].p_c
     assert rows[0].q == rows[1].q
@@ -267,7 +271,9 @@ def test_system_first_layout_puts_the_template_before_the_images(pictures):
     assert difference(read, full_forward(paper, [pictures[0]], SCORING, ANSWER_PREFIX)) < BOUND
 
 
-@pytest.mark.parametrize(("change", "match"), [("", "expected 1 image places, got 0"), ("twice", "expected 1 image places, got 2")])
+@pytest.mark.parametrize(
+    ("change", "match"), [("", "expected 1 image places, got 0"), ("twice", "expected 1 image places, got 2")]
+)
 def test_a_template_that_loses_or_repeats_the_image_is_refused(pictures, tmp_path, change, match):
     folder = tmp_path / "m"
     shutil.copytree(EMBEDDED, folder)

@@ -25,13 +25,20 @@ class ScoreCache:
             raise ToolError(f"tools.cache {self.path}: expected an SQLite file that can be written, got: {error}") from error
 
     def get(self, key: str) -> float | None:
-        with self._lock:
-            found = self._database.execute("SELECT raw FROM scores WHERE key = ?", (key,)).fetchone()
+        """The score, None where there is none. Raises ToolError when the file cannot be read."""
+        found = self._run("SELECT raw FROM scores WHERE key = ?", (key,)).fetchone()
         return found and found[0]
 
     def put(self, key: str, raw: float) -> None:
-        with self._lock, self._database:
-            self._database.execute("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, raw))
+        """Raises ToolError when the file cannot be written."""
+        self._run("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, raw))
+
+    def _run(self, statement: str, values: tuple) -> sqlite3.Cursor:
+        try:
+            with self._lock, self._database:
+                return self._database.execute(statement, values)
+        except sqlite3.Error as error:
+            raise ToolError(f"tools.cache {self.path}: cannot be used ({error}); make room, or choose another file") from error
 
 
 def score_key(*what: str, pictures: "list[Image.Image]") -> str:

@@ -71,8 +71,11 @@ def _import_pyiqa(root: Path) -> Any:
     os.environ.update(environment(root))
     if "huggingface_hub" in sys.modules:  # too late for the environment: the flag was read at its import
         sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), _llama_kept():
         import pyiqa
+        from pyiqa import archs
+
+        archs._lazy_import_arch("all of them")  # now rather than with some metric: Q-Align is among them, see _llama_kept
     return pyiqa
 
 
@@ -113,10 +116,10 @@ def _set_attributes(values: dict[tuple[str, str], Any]) -> None:
 
 
 @contextlib.contextmanager
-def _llama_kept(spec: ToolSpec) -> Iterator[None]:
+def _llama_kept(spec: ToolSpec | None = None) -> Iterator[None]:
     """While a metric is built or runs: transformers' Llama is afterwards what it was before."""
     before = _llama_attributes()
-    if spec.metric == "qalign":
+    if spec is not None and spec.metric == "qalign":
         _set_attributes(_QALIGN_LLAMA)
     try:
         yield
@@ -154,7 +157,7 @@ def _offline(weights: Weights) -> Iterator[None]:
         replaced = [
             (torch, "load", for_builder(torch.load, functools.partial(weights.load, torch.load))),
             (torch.jit, "load", for_builder(torch.jit.load, functools.partial(weights.load_script, torch.jit.load))),
-            (torch, "save", for_builder(torch.save, lambda *_, **__: None)),  # LIQE would leave a pickle of its own among the weights
+            (torch, "save", for_builder(torch.save, lambda *_, **__: None)),  # LIQE would leave a pickle beside the weights
             (download_util, "download_url_to_file", for_builder(download_util.download_url_to_file, refuse)),  # pyiqa's
             (torch.hub, "download_url_to_file", for_builder(torch.hub.download_url_to_file, refuse)),  # torchvision's too
             (urllib.request, "urlopen", for_builder(urllib.request.urlopen, refuse)),  # CLIP's
@@ -225,6 +228,11 @@ class ToolRunner:
         if self._cache:
             self._cache.put(key, raw)
         return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds)
+
+    def prepare(self) -> None:
+        """Imports pyiqa, which for a moment changes what models run on: call it before tools and models run side by side."""
+        with self._lock:
+            _import_pyiqa(self.weights.root)
 
     def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
         """The metric's own number, for which no map is needed.

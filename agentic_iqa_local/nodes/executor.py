@@ -2,7 +2,7 @@
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -19,6 +19,7 @@ from agentic_iqa_local.vlm_client import VLMError
 logger = logging.getLogger(__name__)
 
 ROLE = "executor"
+ALONE = ("QAlign",)  # changes parts of transformers while it runs: no model may run beside it
 COORDINATES = {"pixels": "pixels of the image", "thousandths": "thousandths of the image's width and height"}
 
 
@@ -68,7 +69,10 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
                 evidence.selected_tools = {name: dict.fromkeys(types or [OVERALL], wanted) for name, types in distortions.items()}
             if flags.tool_execution and evidence.selected_tools:
                 boxes = locate([name for name in evidence.selected_tools if name != "Global"], images)
+                images.services.tools.prepare()
                 measured = background.submit(run_tools, evidence, boxes, images)
+                if any(tool in ALONE for chosen in evidence.selected_tools.values() for tool in chosen.values()):
+                    wait([measured])
         finally:
             if flags.distortion_analysis:
                 evidence.distortion_analysis = analyse(query, distortions, images)

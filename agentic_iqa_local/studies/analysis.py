@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from agentic_iqa_local.config import CONFIGS, FusionSettings
+from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools import TOOLS
-from agentic_iqa_local.iqa_tools.calibration import load_maps
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.studies.datasets import DATASETS, DatasetInfo
 from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean, training_of_model
@@ -37,6 +36,7 @@ from agentic_iqa_local.studies.statistics import (
     paired_difference,
     plcc,
     ranked_probability_score,
+    ranked_probability_scores,
     risk_coverage,
     rmse,
     srcc,
@@ -124,7 +124,7 @@ def dataset_info(run: dict[str, Any]) -> DatasetInfo:
 
     Raises StudyError for an unknown key, and where run.json lacks a part that a report needs.
     """
-    if lacking := [part for part in ("dataset", "model", "fusion", "tools", "identity") if part not in run]:
+    if lacking := [part for part in ("dataset", "model", "fusion", "tools", "maps", "identity") if part not in run]:
         raise StudyError(f"run.json: expected what a study writes, got no {', '.join(lacking)}; report on a run of this version")
     told = run["dataset"]
     if told["key"] not in DATASETS:
@@ -158,7 +158,7 @@ def analyse(
         raise StudyError(f"{name}: expected run.json to say whether higher scores are better (dataset.higher_is_better)")
     settings = FusionSettings.model_validate(run["fusion"])
     letters = Letters.of(settings)
-    modes = readings(rows, letters, fitted)
+    modes = readings(rows, letters, fitted, run["tools"]["full_reference" if info.kind == "FR" else "no_reference"])
     if baseline not in modes:
         raise StudyError(f"{name}: expected a baseline of {', '.join(modes) or 'no mode: every row failed'}; got {baseline!r}")
     if comparator not in (None, *modes):
@@ -207,13 +207,12 @@ def _distinct_letters(modes: dict[str, Reading]) -> dict[str, np.ndarray]:
 
 def _exposures(run: dict[str, Any], info: DatasetInfo, modes: dict[str, Reading]) -> dict[str, list[Exposure]]:
     """How the parts of each mode have met the data set."""
-    maps = load_maps(run["tools"].get("maps") or CONFIGS / "tool_maps.yaml")
     model = training_of_model(run["model"]["name"], {"agentic_iqa_notice": run["model"].get("notice")})
     return {
         name: exposures(
             info.key,
             [tool for tool in reading.tools if tool in TOOLS],
-            maps if reading.mapped else {},
+            run["maps"] if reading.mapped else {},
             model if reading.model else None,
         )
         for name, reading in modes.items()
@@ -334,7 +333,8 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _mean_of(parts: list[Resampled]) -> Resampled:
-    """The mean of parts' figures by their rows, on the draws that the parts share."""
+    """The mean of parts' figures by their rows, on the draws that the parts share; parts without a figure take no part."""
+    parts = [part for part in parts if np.isfinite(part.value)] or parts
     share = np.array([part.kept.sum() for part in parts], float)
     share /= max(share.sum(), 1)
     value = float(share @ [part.value for part in parts])
@@ -349,17 +349,22 @@ def _calibration(study: Study, rng: np.random.Generator) -> Table:
     absolute = info.scale == "absolute categories" and info.low is not None and info.high is not None
     levels = np.array([info.to_levels(mos) for mos in study.mos]) if absolute else None
     held, source = _fitting_rows(study, rng)
+    # One target for all: the map from human scores goes to what the letters of all modes expect together.
+    together = np.mean([p @ LEVELS for p in study.letters.values()], axis=0) if study.letters else None
     table = []
+    losses: dict[str, np.ndarray] = {}
     for names, p in study.letters.items():
         answered = np.isfinite(p).all(axis=1)
         if absolute:
             judged, target, level = answered, "the scale, linearly", levels
         else:
             judged, target = answered & ~held, f"monotone map fitted on {source}"
-            if not judged.any() or not (fit := answered & held).any():
+            if not judged.any() or not (fit := np.isfinite(together) & held).any():
                 continue
-            level = monotone_map(study.quality[fit], (p @ LEVELS)[fit])(study.quality)
+            level = monotone_map(study.quality[fit], together[fit])(study.quality)
         outside = (level < 1) | (level > 5)
+        losses[names] = np.full(len(judged), np.nan)
+        losses[names][judged] = ranked_probability_scores(p[judged], np.clip(level, 1, 5)[judged])
         p, level = p[judged], np.clip(level, 1, 5)[judged]
         confidence, correct = p.max(axis=1), p.argmax(axis=1) + 1 == np.floor(level + 0.5)
         study.reliability[names] = confidence, correct
@@ -371,13 +376,27 @@ def _calibration(study: Study, rng: np.random.Generator) -> Table:
                 "ece": letters_calibration_error(p, level),
                 "accuracy": _mean(correct),
                 "mean_confidence": _mean(confidence),
-                "rps": ranked_probability_score(p, level),
+                **_spread("rps", _mean_interval(study, losses[names])),
                 "rps_uniform": ranked_probability_score(np.full_like(p, 0.2), level),
                 "levels_from": target,
                 "off_the_scale": int(outside[judged].sum()),
             }
         )
+    baseline = next((loss for names, loss in losses.items() if study.baseline in names.split("; ")), None)
+    if baseline is not None:
+        for row in table:
+            row |= _spread("rps_difference", _mean_interval(study, losses[row["letters"]] - baseline))
     return table
+
+
+def _mean_interval(study: Study, values: np.ndarray) -> Figure:
+    """The mean of one number a row (nan where there is none), with its interval on the study's draws."""
+    kept = np.isfinite(values)
+    weights = study.draws.weights[:, kept]
+    total = weights.sum(axis=1)
+    on_draws = (weights @ values[kept])[total > 0] / total[total > 0]
+    low, high = np.quantile(on_draws, [0.025, 0.975]) if len(on_draws) else (math.nan, math.nan)
+    return Figure(_mean(values[kept]), float(low), float(high), int(kept.sum()), int((~kept).sum()), study.draws.over)
 
 
 def _fitting_rows(study: Study, rng: np.random.Generator) -> tuple[np.ndarray, str]:
@@ -498,6 +517,11 @@ def _notes(study: Study, *, compared_with_agent: bool, fitted: Letters | None) -
         yield f"{count} images are left out: {reason}."
     if not info.higher_is_better:
         yield "In this set a lower score is better: every figure is with the scores turned around."
+    if info.key == "manifest":
+        yield (
+            "The manifest is taken for a data set of its own that nothing was trained on; if its images are part of a published one, "
+            "run it with --part-of, and what has seen that set is marked."
+        )
     unit, (draws, units) = study.draws.over, study.draws.counts.shape
     yield f"Intervals: {draws} bootstrap draws of {units} {unit}; KRCC on {min(draws, KRCC_DRAWS)} of them."
     if "within these scenes" in unit:

@@ -9,7 +9,7 @@ spread    needs no human scores: chooses the temperature at which E[level] from 
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +34,8 @@ class FitError(ValueError):
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted temperature and η with where they come from; `keys` are the rows used, which a report must leave out."""
+    """A fitted temperature and η with where they come from. A report must leave out the rows of `keys` and of the scenes
+    `groups` of the same data set (`dataset` is its key)."""
 
     temperature: float
     eta: float
@@ -44,6 +45,11 @@ class Fit:
     dataset: str
     model: str
     keys: tuple[str, ...]
+    groups: tuple[str, ...] = ()
+
+    def used(self, row: Row) -> bool:
+        """Whether the fit has seen the row, or another of its scene."""
+        return row["key"] in self.keys or row["group"] in self.groups
 
     @property
     def letters(self) -> Letters:
@@ -57,7 +63,7 @@ def read_fit(file: Path) -> Fit:
     """Raises FitError for a file that is none."""
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        fit = Fit(**found | {"keys": tuple(found["keys"])})
+        fit = Fit(**found | {"keys": tuple(found["keys"]), "groups": tuple(found["groups"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise FitError(f"{file}: expected a fit that study.py wrote, got: {error}") from error
     if not (LOWEST <= fit.temperature <= HIGHEST and LOWEST <= fit.eta <= HIGHEST):
@@ -82,10 +88,12 @@ def fit_run(folder: Path, objective: Objective, *, split: str | None, share: flo
         )
     mos = np.array([row["mos"] for row in used], float)
     targets = {"rps": lambda: np.array([info.to_levels(m) for m in mos]), "srcc": lambda: mos if info.higher_is_better else -mos}
-    return fit_letters(
+    fit = fit_letters(
         used, objective, targets=targets[objective]() if objective in targets else None,
-        letters=Letters.of(FusionSettings.model_validate(run["fusion"])), dataset=run["identity"]["dataset"], model=run["identity"]["model"],
+        letters=Letters.of(FusionSettings.model_validate(run["fusion"])), dataset=info.key, model=run["identity"]["model"],
     )  # fmt: skip
+    groups = sorted({row["group"] for row in used if row["group"] is not None})
+    return replace(fit, keys=tuple(row["key"] for row in used), groups=tuple(groups))
 
 
 def fit_letters(
@@ -144,5 +152,6 @@ def _minimum(worth, letters: Letters) -> tuple[float, float]:
         lambda x: worth(*np.exp(x)), np.log(best), method="Nelder-Mead", bounds=[(np.log(LOWEST), np.log(HIGHEST))] * 2,
         options={"xatol": 1e-3, "fatol": 1e-6},
     )  # fmt: skip
-    temperature, eta = np.exp(found.x) if found.fun <= worth(*best) else best
+    chosen = np.exp(found.x) if found.fun <= worth(*best) else best
+    temperature, eta = np.clip(chosen, LOWEST, HIGHEST)  # exp(log(10)) is a little above 10
     return float(temperature), float(eta)

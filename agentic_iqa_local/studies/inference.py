@@ -59,10 +59,9 @@ def infer(
         return {"error": str(error)}
     row: dict[str, Any] = {"cost": {}}
     try:
-        with _Cost(images, row, "tools"):
-            row["tools"] = {tool: _tool(tool, images) for tool in tools}
-        with _Cost(images, row, "agent"):
+        with _Cost(images, row, "agent"):  # before the tools, so that it pays for those that it runs
             evidence = _gather(query, images, row)
+        row["tools"] = {tool: _tool(tool, images) for tool in tools}
         row["reads"] = {}
         for context in contexts:
             given = {"image_alone": None, "without_scores": _without_scores(evidence), "all_evidence": evidence}[context]
@@ -70,10 +69,10 @@ def infer(
                 continue
             for position in positions:
                 name = context if position == "json" else f"{context}/{position}"
-                with _Cost(images, row, name):
-                    row["reads"][name] = _reads(query, given, position, images)
+                row["reads"][name] = _reads(query, given, position, images, row, name)
     except (VLMError, InvalidAnswer) as error:
         row["error"] = str(error)
+        row["model_failed"] = isinstance(error, VLMError)
     finally:
         row["seen"] = [{"box": box, "tokens": seen.tokens} for box, seen in images.seen_views(ROLE)]
         row["sha256"] = images.image.sha256
@@ -97,7 +96,7 @@ def answer(image: str, reference: str | None, question: str, choices: Sequence[s
 
 
 class _Cost:
-    """Seconds and tokens of a block, put into row["cost"]."""
+    """Seconds and tokens of a block, added to row["cost"]."""
 
     def __init__(self, images: OpenImages, row: dict[str, Any], name: str):
         self.images, self.row, self.name = images, row, name
@@ -107,7 +106,9 @@ class _Cost:
 
     def __exit__(self, *_: object) -> None:
         spent = {key: value - self.before[key] for key, value in asdict(self.images.usage).items()}
-        self.row["cost"][self.name] = {"seconds": time.perf_counter() - self.began} | spent
+        spent["seconds"] = time.perf_counter() - self.began
+        known = self.row["cost"].get(self.name, {})
+        self.row["cost"][self.name] = {key: value + known.get(key, 0) for key, value in spent.items()}
 
 
 def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutput | None:
@@ -127,21 +128,27 @@ def _without_scores(evidence: ExecutorOutput | None) -> ExecutorOutput | None:
     return evidence and evidence.model_copy(update={"quality_scores": None, "tool_logs": []})
 
 
-def _reads(query: str, evidence: ExecutorOutput | None, position: str, images: OpenImages) -> dict[str, Any]:
-    """Letters of every view, forward and reversed, by meaning, and the letter that the model writes by itself."""
+def _reads(
+    query: str, evidence: ExecutorOutput | None, position: str, images: OpenImages, row: dict[str, Any], name: str
+) -> dict[str, Any]:
+    """Letters of every view, forward and reversed, by meaning, and the letter that the model writes by itself; each has a
+    cost of its own in `row`."""
     forward = summarizer_prompt(query, evidence, scoring=True)
     backward = summarizer_prompt(query, evidence, scoring=True, reversed_letters=True)
     views: list[dict[str, Any]] = []
     for view in range(len(images.views(ROLE))):
         session = images.session(ROLE, view)
-        begun = _begun(forward, position, images, session)
-        read = session.read_letters(forward, begun, LETTERS)
+        with _Cost(images, row, name):
+            begun = _begun(forward, position, images, session)
+            read = session.read_letters(forward, begun, LETTERS)
         found = {"forward": read.logprobs, "off_letters": read.off_letter_mass}
         if position == "json":
-            reply = ask(session, forward, letter_reply(LETTERS), images.services.section(ROLE))
+            with _Cost(images, row, f"{name}, generated"):
+                reply = ask(session, forward, letter_reply(LETTERS), images.services.section(ROLE))
             found["generated"] = reply.final_answer
-        begun = _begun(backward, position, images, session)
-        read = session.read_letters(backward, begun, LETTERS)
+        with _Cost(images, row, f"{name}, reversed"):
+            begun = _begun(backward, position, images, session)
+            read = session.read_letters(backward, begun, LETTERS)
         found["reversed"] = {MEANING[letter]: value for letter, value in read.logprobs.items()}
         views.append(found)
         if view > 0:

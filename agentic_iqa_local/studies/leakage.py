@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentic_iqa_local.iqa_tools.calibration import LogisticMap
 from agentic_iqa_local.iqa_tools.specs import find_tool
 from agentic_iqa_local.studies.datasets import dataset_key
 
@@ -147,10 +146,8 @@ def datasets_in(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(keys))
 
 
-def exposures(
-    dataset: str, tools: Sequence[str], maps: Mapping[str, LogisticMap], model: Training | None = None
-) -> list[Exposure]:
-    """How `tools`, their maps among `maps` and the model have met the data set of key `dataset`; empty when none has.
+def exposures(dataset: str, tools: Sequence[str], maps: Mapping[str, str], model: Training | None = None) -> list[Exposure]:
+    """How `tools`, their maps (`maps` says by tool what each was fitted on) and the model have met the data set of key `dataset`; empty when none has.
 
     `model` is None where no model takes part; pass no maps where raw scores are used. A manifest counts as a set of its own:
     pass the key of the set that it is a part of. Raises ToolError for an unknown tool.
@@ -167,7 +164,7 @@ def exposures(
         if seen.intersection(training.scaled_on):
             found.append(Exposure(what, "map fitted on it", "scale"))
     for name in names:
-        if name in maps and seen.intersection(datasets_in(maps[name].fitted_on)):
+        if name in maps and seen.intersection(datasets_in(maps[name])):
             found.append(Exposure(f"map of {name}", "map fitted on it", "scale"))
     return found
 

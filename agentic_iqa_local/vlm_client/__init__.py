@@ -6,6 +6,7 @@ constrained to a pydantic schema, and the letter read. It knows nothing of quali
 
 import difflib
 import importlib
+import threading
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -126,11 +127,13 @@ class ClientPool:
 
     device: str
     clients: dict[str, VLMClient] = field(default_factory=dict)
+    _loading: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def get(self, backend: str, settings: "ModelSettings") -> VLMClient:
-        if backend not in self.clients:
-            self.clients[backend] = create_vlm_client(backend, settings, self.device)
-        return self.clients[backend]
+        with self._loading:
+            if backend not in self.clients:
+                self.clients[backend] = create_vlm_client(backend, settings, self.device)
+            return self.clients[backend]
 
 
 def create_vlm_client(backend: str, settings: "ModelSettings", device: str = "cpu") -> VLMClient:

@@ -21,6 +21,9 @@ from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
 from agentic_iqa_local.vlm_client.letters import resolve_letters
 from agentic_iqa_local.vlm_client.rendering import Expanded, Rendered, Renderer, first_line
 
+# A model folder's own generation settings, a repetition penalty among them, must not change an answer.
+PLAIN_SAMPLING = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+
 
 class ServerClient:
     """A connection to one served model. Sessions may be used from many threads."""
@@ -30,14 +33,24 @@ class ServerClient:
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings, weights=False)
         self.name, self.settings, self.limits, self.notice = name, settings, self.renderer.limits, self.renderer.notice
-        if settings.exact:
-            raise VLMError("backend server: expected exact: false, a server that others use cannot promise the same bits")
+        for key, only in (("exact", False), ("quantization", "none")):
+            if getattr(settings, key) != only:
+                raise VLMError(
+                    f"backend server: expected {key}: {str(only).lower()}, for that is decided where the server starts; change it"
+                )
         self.url = settings.server.rstrip("/")
         key = server_key()
         self._http = httpx.Client(
             timeout=settings.server_timeout, trust_env=False, headers={"Authorization": f"Bearer {key}"} if key else {}
         )
-        models = [entry["id"] for entry in self.call("GET", "/v1/models")["data"]]
+        try:
+            models = [entry["id"] for entry in self.call("GET", "/v1/models")["data"]]
+        except (KeyError, TypeError) as error:
+            raise VLMError(
+                f"server {self.url}: expected a list of models at /v1/models, got something else; is it vLLM?"
+            ) from error
+        if not models:
+            raise VLMError(f"server {self.url}: expected a model, it serves none; start vllm serve {self.renderer.folder}")
         self.served = settings.served_name or models[0]
         if self.served not in models:
             raise VLMError(f"server {self.url}: expected the model {self.served}, it serves {', '.join(models)}")
@@ -57,7 +70,10 @@ class ServerClient:
                 f"vllm serve {self.renderer.folder} or set server"
             ) from error
         if answer.is_success:
-            return answer.json()
+            try:
+                return answer.json()
+            except ValueError as error:
+                raise VLMError(f"server {self.url}: expected JSON from {path}, got something else; is it vLLM?") from error
         said = answer.text.strip().replace("\n", " ")[:300]
         raise VLMError(f"server {self.url}: {path} failed with {answer.status_code} ({said})")
 
@@ -114,7 +130,9 @@ class ServerSession:
         )
         self.usage.decoded += answer["usage"]["completion_tokens"]
         self.usage.forward_passes += answer["usage"]["completion_tokens"]
-        return answer_prefix + answer["choices"][0]["message"]["content"]
+        if (content := answer["choices"][0]["message"]["content"]) is None:
+            raise VLMError(f"server {self.client.url}: expected an answer, got none; start it without a reasoning parser")
+        return answer_prefix + content
 
     def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`."""
@@ -141,6 +159,8 @@ class ServerSession:
                 f"server {self.client.url}: expected log-probabilities of the letters' tokens, got {sorted(found)}; "
                 "it must be a vLLM server that honours logprob_token_ids"
             ) from error
+        if not np.isfinite(list(picked.values())).all():
+            raise VLMError(f"server {self.client.url}: gave log-probabilities that are not finite; start it with --dtype float32")
         on_letters = float(np.exp(np.logaddexp.reduce(list(picked.values()))))
         return LetterRead(picked, max(0.0, 1.0 - on_letters), token_ids)
 
@@ -157,14 +177,19 @@ class ServerSession:
             "messages": _with_images(renderer.messages(prompt, len(self.images)), self._urls),
             "add_generation_prompt": not answer_prefix,
             "return_token_ids": True,
+            **PLAIN_SAMPLING,
             **options,
         }
         if answer_prefix:
             body["messages"].append({"role": "assistant", "content": answer_prefix})
             body["continue_final_message"] = True
-        if client.settings.min_pixels or client.settings.max_pixels:  # the server must have been started to allow it
+        if renderer.size and (
+            client.settings.min_pixels or client.settings.max_pixels
+        ):  # the server must have been started to allow it
             body["mm_processor_kwargs"] = {"size": renderer.size}
         answer = client.call("POST", "/v1/chat/completions", body)
+        if not answer.get("choices") or "usage" not in answer:
+            raise VLMError(f"server {client.url}: expected a chat completion, got {sorted(answer)}; is it vLLM?")
         whole = [*rendered.head, *self._expanded.ids, *rendered.tail, *rendered.answer_ids]
         if answer.get("prompt_token_ids") != whole:
             raise VLMError(

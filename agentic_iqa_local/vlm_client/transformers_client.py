@@ -245,18 +245,19 @@ class TransformersSession:
         else:  # the last decoded token comes back as input: it was counted when it was chosen
             self.usage.prefilled += len(new) - 1
         self.usage.forward_passes += 1
-        began = time.perf_counter()
         with self._failing(f"{len(ids)} tokens"), self.client.lock:
+            began = time.perf_counter()
             output = self.client.model(**self._model_inputs(new, kept), use_cache=True, logits_to_keep=1)
             if kept == 0:
                 delta = getattr(self.client.model.model, "rope_deltas", None)
                 self._delta = None if delta is None else delta.clone()
+            logits = output.logits[0, -1].float().cpu()
+            seconds = time.perf_counter() - began
         self._cache, self._cached = output.past_key_values, ids
-        logits = output.logits[0, -1].float().cpu()
         if new_call or len(new) > 1:
-            self.usage.prefill_seconds += time.perf_counter() - began
+            self.usage.prefill_seconds += seconds
         else:
-            self.usage.decode_seconds += time.perf_counter() - began
+            self.usage.decode_seconds += seconds
         if not torch.isfinite(logits).all():
             self._drop_cache()
             raise VLMError(f"{self.client.name} gave logits that are not finite in {self.client.dtype}; set dtype: float32")

@@ -11,6 +11,7 @@ import math
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -57,8 +58,9 @@ class VllmClient:
                 "the backend transformers"
             ) from error
         self.version = vllm.__version__
+        self._check_settings()
         try:
-            self.engine = Engine(self._engine_config())
+            self.engine = Engine(self._engine_config(), device)
         except (ValueError, OSError, RuntimeError, ImportError, KeyError, AssertionError) as error:
             raise VLMError(
                 f"model folder {self.renderer.folder}: vLLM {self.version} cannot load it ({first_line(error)})"
@@ -66,28 +68,33 @@ class VllmClient:
         model = self.engine.config.model_config
         self.dtype = str(model.dtype).removeprefix("torch.")
 
+    def _check_settings(self) -> None:
+        """Raises VLMError for what vLLM would ignore or cannot do, rather than doing something else."""
+        from vllm.platforms import current_platform
+
+        settings, on_gpu = self.settings, self.device.startswith("cuda")
+        if current_platform.is_cpu() == on_gpu:
+            built = "a CPU" if current_platform.is_cpu() else "a GPU"
+            raise VLMError(f"backend vllm: this vLLM is built for {built}, the device is {self.device}; install the other build")
+        for key, only in (("quantization", "none"), ("attention", "auto"), ("device_map", "none")):
+            if (got := getattr(settings, key)) != only:
+                raise VLMError(
+                    f"backend vllm: expected {key}: {only}, got {got}, which only the transformers engine does; change it or use "
+                    "that engine"
+                )
+
     def _engine_config(self):
         from vllm import EngineArgs
-        from vllm.platforms import current_platform
 
         settings, on_gpu = self.settings, self.device.startswith("cuda")
         if settings.exact:
             make_deterministic()
-        if current_platform.is_cpu() == on_gpu:
-            built = "a CPU" if current_platform.is_cpu() else "a GPU"
-            raise VLMError(f"backend vllm: this vLLM is built for {built}, the device is {self.device}; install the other build")
-        if settings.quantization == "8bit":
-            raise VLMError(
-                "backend vllm: expected quantization none or 4bit, got 8bit; vLLM quantises to 4 bit only when it loads"
-            )
         options: dict[str, Any] = {}
         if on_gpu:
             options["device_ids"] = [int(self.device.partition(":")[2] or 0)]
             options["gpu_memory_utilization"] = gpu_share(self.device, settings.left_for_tools_gib)
         else:
             options |= {"enforce_eager": True, "block_size": CPU_BLOCK}
-        if settings.quantization == "4bit":
-            options |= {"quantization": "bitsandbytes"}
         if self.renderer.size:
             options["mm_processor_kwargs"] = {"size": self.renderer.size}
         context = self._context()
@@ -100,7 +107,7 @@ class VllmClient:
             max_num_seqs=1 if settings.exact else settings.max_in_flight,
             limit_mm_per_prompt={"image": 2, "video": 0},
             enable_prefix_caching=settings.share_prefix and not settings.exact,
-            load_format="safetensors" if settings.quantization == "none" else "bitsandbytes",
+            load_format="safetensors",
             generation_config="vllm",
             structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},
             trust_remote_code=False,
@@ -152,51 +159,71 @@ def gpu_share(device: str, left_gib: float) -> float:
     return math.floor(share * 1000) / 1000
 
 
+_RUNNING: set["Engine"] = set()
+
+
 class Engine:
     """vLLM's engine on a thread of its own: requests of all sessions come in through a queue and are stepped together."""
 
-    def __init__(self, config):
+    def __init__(self, config, device: str):
         from vllm.v1.engine.llm_engine import LLMEngine
 
         logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # warns of its own thread counts, once an image
-        self.config = config
+        self.config, self._device = config, device
         self._engine = LLMEngine.from_vllm_config(config)  # with statistics: they time each request
         self._requests: queue.SimpleQueue = queue.SimpleQueue()
         self._pending: dict[str, Future] = {}
         self._count = 0
         self._closed = False
+        self._door = threading.Lock()  # nothing is put into the queue after the last reader has gone
+        _RUNNING.add(self)
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
         # Python's own exit handlers run after threads were joined: a daemon inside native code would then be torn down.
-        threading._register_atexit(self.close)
+        close = weakref.WeakMethod(self.close)
+        threading._register_atexit(lambda: (alive := close()) and alive())
 
     def ask(self, prompt: dict[str, Any], params) -> Any:
         """The finished output of one request. Raises VLMError."""
-        if self._closed:
-            raise VLMError("vLLM's engine has stopped; load the model again")
         future: Future = Future()
-        self._requests.put((prompt, params, future))
+        with self._door:
+            if self._closed:
+                raise VLMError("vLLM's engine has stopped; load the model again")
+            self._requests.put((prompt, params, future))
         return future.result()
 
     def close(self) -> None:
-        if not self._closed:
+        """Ends the engine's thread and frees the model and its cache; what is in flight fails."""
+        with self._door:
             self._closed = True
             self._requests.put(None)
-            self._thread.join()
+        self._thread.join()
 
     def _run(self) -> None:
-        while self._take():
-            if not self._pending:
-                continue
-            try:
-                outputs = self._engine.step()
-            except Exception as error:
-                self._fail(f"vLLM's engine failed ({first_line(error)}); lower max_pixels or max_in_flight if memory ran out")
-                return
-            for output in outputs:
-                if output.finished:
-                    self._pending.pop(output.request_id).set_result(output)
-        self._fail("vLLM's engine was stopped")
+        message = "vLLM's engine was stopped"
+        try:
+            if self._device.startswith("cuda"):
+                torch.cuda.set_device(self._device)  # a thread of its own begins on the first card
+            while self._take():
+                for output in self._engine.step() if self._pending else ():
+                    if output.finished:
+                        self._pending.pop(output.request_id).set_result(output)
+        except Exception as error:
+            message = f"vLLM's engine failed ({first_line(error)}); lower max_pixels or max_in_flight if memory ran out"
+        finally:
+            self._fail(message)
+            self._free()
+
+    def _free(self) -> None:
+        """Frees model and cache. vLLM's shutdown also ends what all engines of a process share: it is left to the last one."""
+        _RUNNING.discard(self)
+        client = self._engine.engine_core
+        if _RUNNING:
+            client._finalizer.detach()
+            client.engine_core.model_executor.shutdown()
+        else:
+            client.shutdown()
+        del self._engine
 
     def _take(self) -> bool:
         """Hands all waiting requests to vLLM, waiting for one when nothing is in flight; False when the engine is to stop."""
@@ -215,7 +242,8 @@ class Engine:
         return True
 
     def _fail(self, message: str) -> None:
-        self._closed = True
+        with self._door:
+            self._closed = True
         for future in self._pending.values():
             future.set_exception(VLMError(message))
         self._pending.clear()
@@ -269,6 +297,10 @@ class VllmSession:
         self.usage.forward_passes += 1
         at = output.outputs[0].logprobs[0]
         picked = {letter: float(at[token].logprob) for letter, token in token_ids.items()}
+        if not np.isfinite(list(picked.values())).all():
+            raise VLMError(
+                f"{self.client.name} gave log-probabilities that are not finite in {self.client.dtype}; set dtype: float32"
+            )
         on_letters = float(np.exp(np.logaddexp.reduce(list(picked.values()))))
         return LetterRead(picked, max(0.0, 1.0 - on_letters), token_ids)
 

@@ -123,6 +123,11 @@ def test_other_pixel_limits_than_the_folders_are_refused_where_the_server_does(u
     narrow.close()
 
 
+def test_what_a_server_decides_itself_is_refused(url):
+    with pytest.raises(VLMError, match="expected quantization: none"):
+        ServerClient("embedded", ModelSettings(path=str(EMBEDDED), server=url, quantization="4bit"), "cpu")
+
+
 def test_a_model_that_is_not_served_is_named(url):
     with pytest.raises(VLMError, match="it serves embedded"):
         ServerClient("embedded", ModelSettings(path=str(EMBEDDED), server=url, served_name="other"), "cpu")

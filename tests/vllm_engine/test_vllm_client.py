@@ -71,6 +71,24 @@ def test_letters_in_bfloat16_agree_within_its_rounding(pictures):
         ours.close()
 
 
+@pytest.mark.parametrize("change", [{"quantization": "4bit"}, {"attention": "eager"}, {"device_map": "auto"}])
+def test_what_vllm_would_ignore_is_refused(change):
+    (key,) = change
+    with pytest.raises(VLMError, match=f"expected {key}"):
+        VllmClient("embedded", ModelSettings(path=str(EMBEDDED), **change), "cpu")
+
+
+def test_a_closed_client_refuses_and_frees_its_engine(pictures):
+    lone = VllmClient("embedded", ModelSettings(path=str(EMBEDDED)), "cpu")
+    session = lone.open([pictures[0]])
+    session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+    lone.close()
+    lone.close()
+    assert not hasattr(lone.engine, "_engine")
+    with pytest.raises(VLMError, match="has stopped"):
+        session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+
+
 def test_the_engine_takes_of_a_card_what_the_tools_leave(monkeypatch):
     """24 GiB of which 20 are free and 4 stay for the tools: 16 / 24 = 0.6666..., rounded down. With 5 free, 1 / 24 is too little."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * 2**30, 24 * 2**30))
