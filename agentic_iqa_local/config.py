@@ -34,7 +34,7 @@ def server_key() -> str | None:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RoleSettings(Section):
@@ -197,12 +197,24 @@ def find_config(name: str | Path | None) -> Path:
     raise ConfigError(f"config '{name}': no such file or set-up; shipped are {', '.join(shipped)}")
 
 
+class _Loader(yaml.SafeLoader):
+    """Plain values only. Keys given twice are errors, and so are merge keys (<<), which can grow without bound."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        names = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for tag, name in names:
+            if tag == "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(None, None, f"expected no merge keys, got {name}", node.start_mark)
+            if names.count((tag, name)) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"expected each key once, got {name} twice", node.start_mark)
+
+
 def load_settings(name: str | Path | None = None) -> Settings:
     """Reads a configuration. Raises ConfigError that names the file, the key and what was expected."""
     path = find_config(name)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except Exception as error:  # PyYAML raises nearly any type: RecursionError, KeyError, AttributeError ...
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, got {type(data).__name__}")
@@ -212,4 +224,4 @@ def load_settings(name: str | Path | None = None) -> Settings:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "file"
         what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-        raise ConfigError(f"{path}: {key}: {what}") from error
+        raise ConfigError(f"{path}: {key}: {what}") from None  # pydantic's error shows its input, which aliases can make endless

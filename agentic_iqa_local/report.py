@@ -1,6 +1,7 @@
 """An assessment as text for a terminal. Pure: results in, lines out."""
 
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 
 from agentic_iqa_local.assessment import Assessment
@@ -29,7 +30,7 @@ def summary(row: Assessment) -> str:
     lines = [headline(row)]
     if row.quality_reasoning and not row.error:
         lines += _wrapped(row.quality_reasoning)
-    return "\n".join(lines)
+    return _safe(lines)
 
 
 def account(row: Assessment) -> str:
@@ -90,7 +91,7 @@ def account(row: Assessment) -> str:
         ]
         if row.model.get("notice"):
             lines += _wrapped(f"Note: {row.model['notice']}.")
-    return "\n".join(lines)
+    return _safe(lines)
 
 
 def bars(row: Assessment) -> list[str]:
@@ -114,6 +115,11 @@ def tool_table(tools: Sequence[ToolInfo]) -> str:
             *_wrapped(f"{tool.description}. Map: {tool.source or 'none'}"),
         ]
     return "\n".join(lines)
+
+
+def _safe(lines: Sequence[str]) -> str:
+    """The lines without what could steer a terminal: file names, queries and models' answers may hold anything."""
+    return "\n".join("".join("�" if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in line) for line in lines)
 
 
 def _wrapped(text: str) -> list[str]:

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".jp2", ".gif", ".ppm", ".avif", ".jfif", ".jpe")
 REPLAN_HISTORY_LIMIT = 10
+LONGEST_TEXT = 4000
 DEFAULT_MAX_REPLAN_ITERATIONS = 2
 
 NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
@@ -271,9 +272,19 @@ class AgenticIQAState(TypedDict):
 
 
 def check_query(query: str) -> None:
-    """Raises ValueError for an empty query."""
+    """Raises ValueError for a query that is empty, longer than 4000 characters, or holds bytes that are no text."""
     if not query.strip():
         raise ValueError("query: expected a question or an instruction, got an empty text; leave it out for a plain rating")
+    _check_text("query", query)
+
+
+def _check_text(name: str, text: str) -> None:
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"{name}: expected at most {LONGEST_TEXT} characters, got {len(text)}; shorten it")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: expected text in UTF-8, got another byte as character {error.start + 1}; retype it") from None
 
 
 def check_choices(choices: Sequence[str] | None) -> None:
@@ -284,6 +295,7 @@ def check_choices(choices: Sequence[str] | None) -> None:
         raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
     if len({choice.strip() for choice in choices} - {""}) < len(choices):
         raise ValueError(f"choices: expected answers that differ and are not blank, got {list(choices)}")
+    _check_text("choices", "".join(choices))
 
 
 def check_limit(limit: int) -> None:

@@ -3,10 +3,10 @@
 
     python scripts/endurance.py kill --rows runs/x/rows.jsonl --out benchmarks/studies/kill.json -- \\
         python scripts/study.py run data.csv --out runs/x
-    python scripts/endurance.py images --out benchmarks/fuzz_images.json
-    python scripts/endurance.py outputs --out benchmarks/fuzz_outputs.json
-    python scripts/endurance.py end-to-end --out benchmarks/fuzz_end_to_end.json
-    python scripts/endurance.py injections --out benchmarks/injections.json
+    python scripts/endurance.py images --out benchmarks/endurance/images.json
+    python scripts/endurance.py outputs --out benchmarks/endurance/outputs.json
+    python scripts/endurance.py end-to-end --out benchmarks/endurance/end_to_end.json
+    python scripts/endurance.py injections --out benchmarks/endurance/injections.json
 
 kill: kills a run again and again and checks that nothing is lost and nothing doubled; the command after -- must go on where
 it stopped when it is run again. images: damaged files at the loader, each loaded or refused in one sentence. outputs: damaged

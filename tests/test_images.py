@@ -340,6 +340,13 @@ def test_folder(tmp_path):
     assert "this is a folder; name a file inside it" in refusal(str(tmp_path))
 
 
+def test_a_file_that_is_too_long_is_not_read(tmp_path):
+    (tmp_path / "a.png").touch()
+    os.truncate(tmp_path / "a.png", 2**31 + 1)  # sparse: it takes no space
+    with pytest.raises(ImageError, match="at most 2147483648 bytes, but it has 2147483649"):
+        load_image(tmp_path / "a.png")
+
+
 def test_pipe(tmp_path):
     os.mkfifo(tmp_path / "a.png")
     assert "this is a pipe or a device; save the picture to a file" in refusal(str(tmp_path / "a.png"))

@@ -46,7 +46,7 @@ def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replannin
     On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of.
     """
     # A region that the query does not name is invented.
-    named = [name for name in plan.objects if name != "Global" and _letters(name) in _letters(query)]
+    named = [name for name in plan.objects if name != "Global" and _names(query, name)]
     scope = named or "Global"
     changes: dict[str, Any] = {"query_scope": scope}
     if plan.query_type == "Other" or not plan.distortions:
@@ -57,7 +57,7 @@ def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replannin
         if set(plan.distortions) != set(objects):
             types = [t for listed in plan.distortions.values() for t in listed]
             changes["distortions"] = {name: list(dict.fromkeys(plan.distortions.get(name, types))) for name in objects}
-    if plan.required_tool is not None and _letters(plan.required_tool) not in _letters(query):
+    if plan.required_tool is not None and not _names(query, plan.required_tool):
         changes["required_tool"] = None  # a recommendation, not a tool that the query names
     changes["reference_mode"] = "Full-Reference" if has_reference else "No-Reference"
     source = changes["distortion_source"]
@@ -72,6 +72,11 @@ def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replannin
         for name, value in changes.items()
         if getattr(plan, name) != value
     ]
+
+
+def _names(query: str, name: str) -> bool:
+    """Whether `name` occurs in `query`, spelling apart; a name without a letter or digit occurs in none."""
+    return _letters(name) != "" and _letters(name) in _letters(query)
 
 
 def _letters(text: str) -> str:

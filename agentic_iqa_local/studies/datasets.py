@@ -8,6 +8,7 @@ are left out on purpose are counted in `Dataset.left_out`: a set never shrinks s
 import csv
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -127,7 +128,7 @@ class _Reader:
 
     def find(self, name: str) -> Path | None:
         """The file or folder `name`, or None."""
-        if (exact := self.root / name).exists():
+        if os.path.exists(exact := self.root / name):  # Path.exists raises for a name that is too long
             return exact
         path = self.root
         for part in PurePosixPath(name).parts:
@@ -200,7 +201,7 @@ class _Reader:
     def locate(self, image: str, reference: str | None, within: Iterable[str]) -> tuple[Path, Path | None] | None:
         """Image, sought in the folders `within`, and reference; None, and a note of it, when either is absent."""
         names = [str(PurePosixPath(folder, image)) for folder in within]
-        path = next(filter(None, map(self.find, names)), None)
+        path = next((found for found in map(self.find, names) if found and found.is_file()), None)
         reference_path = self.find(reference) if reference else None
         if path is None:
             self.missing[names[0] if len(names) == 1 else image] = None
@@ -221,9 +222,14 @@ class _Reader:
         or the text of a choice."""
         image, question = _any(row, "image", "image_path", "img_path"), row.get("question")
         choices = _any(row, "choices", "options", "candidates")
-        if not (image and question and choices):
-            raise self.error("image, question and choices in every row", ", ".join(row) or "an empty row", "complete the file")
         reference = _any(row, "reference", "reference_path")
+        if not (
+            (image and isinstance(image, str))
+            and (question and isinstance(question, str))
+            and (choices and isinstance(choices, list | dict))
+            and isinstance(reference, str | None)
+        ):
+            raise self.error("image, question and choices in every row", ", ".join(row) or "an empty row", "complete the file")
         answer = _any(row, "answer", "correct_ans", "correct_answer")
         letters = list(choices) if isinstance(choices, dict) else [chr(ord("A") + i) for i in range(len(choices))]
         texts = [str(choice) for choice in (choices.values() if isinstance(choices, dict) else choices)]
@@ -246,8 +252,8 @@ def _any(row: dict[str, Any], *names: str) -> Any:
 def _number(value: Any) -> float:
     """`value` as a number; NaN when it is none."""
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
@@ -258,7 +264,10 @@ def _lines(path: Path) -> list[str]:
 
 def _csv(path: Path) -> list[list[str]]:
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-        return list(csv.reader(file))
+        try:
+            return list(csv.reader(file))
+        except csv.Error as error:
+            raise DatasetError(f"{path}: expected CSV, found {error}; correct the file.") from error
 
 
 def _workbook(path: Path, sheet: str | None) -> list[tuple]:
@@ -289,7 +298,7 @@ def _json(path: Path) -> list[dict[str, Any]]:
             if path.suffix.lower() == ".jsonl"
             else json.loads(path.read_text(encoding="utf-8-sig"))
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path}: expected JSON, found {error}; correct the file.") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DatasetError(f"{path}: expected a list of objects, found {type(rows).__name__}; correct the file.")
@@ -478,8 +487,8 @@ def _pipal(reader: _Reader) -> None:
 
 def _manifest(reader: _Reader, part_of: str | None = None, **told: Any) -> None:
     """manifest.csv or manifest.jsonl, or a file of any name: `image` and `mos`, if known `reference`, `group`, `distortion`,
-    `level`, `split`, `subset`; every other column goes to `extra`. Paths are relative to the file's folder. Without a
-    `group`, images of one reference form one.
+    `level`, `split`, `subset`; every other column goes to `extra`. Paths are relative to the file's folder or absolute, and may
+    lead anywhere: a manifest is trusted like a command line. Without a `group`, images of one reference form one.
 
     `part_of` is the key of the data set that the manifest lists a part of and gives what is known of that set. `told` are
     fields of DatasetInfo that are known otherwise. With neither, higher is better and the range is unknown.
@@ -494,6 +503,9 @@ def _manifest(reader: _Reader, part_of: str | None = None, **told: Any) -> None:
         level = _any(row, "level")
         if known["image"] is None or (level is not None and math.isnan(_number(level))):
             raise reader.error("an image and, if any, a number as level in every row", repr(row), "correct the manifest")
+        paths = known["image"], known["reference"] or ""
+        if not all(isinstance(name, str) for name in paths) or any(isinstance(value, list | dict) for value in known.values()):
+            raise reader.error("paths as image and reference, and no lists, in every row", repr(row), "correct the manifest")
         known["group"] = known["group"] or known["reference"]
         reader.add(**known, level=None if level is None else _number(level), extra=extra)
     base = DATASETS[part_of][0] if part_of else replace(reader.info, higher_is_better=True)
