@@ -62,7 +62,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     where.add_argument(
         "--engine", choices=("transformers", "vllm", "server"), help="what serves the model (default: the configuration's)"
     )
-    where.add_argument("--model", metavar="NAME", help="a model below models/, or a folder; overrides the configuration's")
+    where.add_argument(
+        "--model", metavar="NAME", help="a model below the models folder, or a folder; overrides the configuration's"
+    )
+    where.add_argument(
+        "--models", type=Path, metavar="DIR", help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)"
+    )
     how = parser.add_argument_group("how")
     how.add_argument(
         "--pipeline",
@@ -164,6 +169,8 @@ def main(argv: list[str] | None = None) -> int:
     from agentic_iqa_local.rows import RowsError
     from agentic_iqa_local.vlm_client import VLMError
 
+    if args.models:
+        os.environ["AGENTIC_IQA_MODELS"] = str(args.models.absolute())
     errors = (ConfigError, DeviceError, ImageError, ManifestError, RowsError, VLMError, ToolError, CalibrationError, BundleError)
     try:
         settings = load_settings(args.config)

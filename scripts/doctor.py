@@ -81,6 +81,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of our stdout has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1 if any(check.status == "fail" for check in checks) else 0
     count = Counter(check.status for check in checks)
     if args.json:
         print(json.dumps({"ok": not count["fail"], "checks": [asdict(check) for check in checks]}))

@@ -1,15 +1,19 @@
 #!/usr/bin/env python
-"""Long runs against what goes wrong: kills, damaged images, damaged answers, injections. The tests do the same in short.
+"""Long runs against what goes wrong: kills, many images, damaged images, damaged answers, injections. The tests do the same
+in short.
 
     python scripts/endurance.py kill --rows runs/x/rows.jsonl --out benchmarks/studies/kill.json -- \\
         python scripts/study.py run data.csv --out runs/x
+    python scripts/endurance.py kill --rows rows.jsonl --out benchmarks/endurance/kill.json -- \\
+        python scripts/assess.py --image scans/ --pipeline letters --jobs 4 --out rows.jsonl --resume
+    python scripts/endurance.py memory --out benchmarks/endurance/memory.json
     python scripts/endurance.py images --out benchmarks/endurance/images.json
     python scripts/endurance.py outputs --out benchmarks/endurance/outputs.json
     python scripts/endurance.py end-to-end --out benchmarks/endurance/end_to_end.json
     python scripts/endurance.py injections --out benchmarks/endurance/injections.json
 
 kill: kills a run again and again and checks that nothing is lost and nothing doubled; the command after -- must go on where
-it stopped when it is run again. images: damaged files at the loader, each loaded or refused in one sentence. outputs: damaged
+it stopped when it is run again. memory: of a batch of many small images, which must stay flat. images: damaged files at the loader, each loaded or refused in one sentence. outputs: damaged
 answers at the parser, each refused or exactly what it says. end-to-end: both through whole assessments on the embedded
 model. injections: how far texts in queries and pictures move the score. Each prints its result as JSON, or writes it with
 --out.
@@ -36,6 +40,7 @@ import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
@@ -80,9 +85,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     command = commands.add_parser("kill", help="kill -9 at random moments, then let it end")
     command.add_argument("--rows", type=Path, required=True, metavar="FILE", help="JSON lines that the command writes")
     command.add_argument("--kills", type=int, default=20, help="default: %(default)s")
-    command.add_argument("--within", type=float, default=5.0, metavar="S", help="kill at most S seconds after a first new row")
+    command.add_argument(
+        "--within",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="kill at most S seconds after a first new row, every fourth time after the start",
+    )
     command.add_argument("run", nargs="+", help="the command, after --")
     for name, count, what in (
+        ("memory", 2_000, "memory of a batch of small images"),
         ("images", 10_000, "damaged images at the loader"),
         ("outputs", 10_000, "damaged model output at the parser"),
         ("end-to-end", 200, "damaged images, then damaged model output, through whole assessments"),
@@ -112,7 +124,8 @@ def kill(args: argparse.Namespace) -> dict:
     rng, kept, torn, kills = np.random.default_rng(args.seed), b"", 0, 0
     while kills < args.kills:
         process = subprocess.Popen(args.run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        while process.poll() is None and len(whole_lines(args.rows)) <= len(kept):
+        loading = kills % 4 == 3
+        while not loading and process.poll() is None and len(whole_lines(args.rows)) <= len(kept):
             time.sleep(0.01)
         time.sleep(rng.uniform(0, args.within))
         if process.poll() is not None:
@@ -144,6 +157,50 @@ def _same_beginning(file: Path, kept: bytes, kills: int) -> bytes:
     if not now.startswith(kept):
         raise SystemExit(f"after {kills} kills a finished row is lost or changed")
     return now
+
+
+# many images
+
+
+def memory(args: argparse.Namespace) -> dict:
+    """Resident memory of `assess.py --pipeline letters` over many pictures of 224×224, by how many have their rows."""
+    import psutil
+
+    photo = Image.open(ROOT / "tests" / "data" / "sumac.png").convert("RGB")
+    rng, samples = np.random.default_rng(args.seed), []
+    with tempfile.TemporaryDirectory() as name:
+        folder, rows = Path(name) / "pictures", Path(name) / "rows.jsonl"
+        folder.mkdir()
+        for number in range(args.count):
+            left, top = rng.integers(0, (photo.width - 224, photo.height - 224), endpoint=True).tolist()
+            photo.crop((left, top, left + 224, top + 224)).save(folder / f"{number:05}.jpg", quality=int(rng.integers(5, 95)))
+        command = [
+            sys.executable,
+            ROOT / "scripts" / "assess.py",
+            "--cpu",
+            "--image",
+            folder,
+            "--pipeline",
+            "letters",
+            "--out",
+            rows,
+        ]
+        with subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL) as process:
+            watched, done = psutil.Process(process.pid), 0
+            while process.poll() is None:
+                done = whole_lines(rows).count(b"\n")
+                with suppress(psutil.NoSuchProcess):
+                    samples.append((done, watched.memory_info().rss / 2**20))
+                time.sleep(0.5)
+        written = whole_lines(rows).splitlines()
+    tenths = [[rss for done, rss in samples if tenth <= 10 * done / args.count < tenth + 1 and done] for tenth in range(10)]
+    medians = [round(statistics.median(tenth)) if tenth else None for tenth in tenths]
+    wrong = [f"assess.py ended with {process.returncode}"] if process.returncode else []
+    if len(written) != args.count:
+        wrong.append(f"{len(written)} rows of {args.count} images")
+    if None not in medians and medians[-1] > 1.05 * medians[1]:
+        wrong.append(f"{medians[-1]} MiB at the end, {medians[1]} MiB at the beginning")
+    return {"count": args.count, "resident_mib_by_tenth": medians, "wrong": wrong}
 
 
 class Wrong(Exception):
@@ -702,9 +759,16 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-    run = {"kill": kill, "images": images, "outputs": outputs, "end-to-end": end_to_end, "injections": injections}[args.command]
+    runs = {
+        "kill": kill,
+        "memory": memory,
+        "images": images,
+        "outputs": outputs,
+        "end-to-end": end_to_end,
+        "injections": injections,
+    }
     began = time.perf_counter()
-    found = run(args) | {"seconds": round(time.perf_counter() - began)} | environment()
+    found = runs[args.command](args) | {"seconds": round(time.perf_counter() - began)} | environment()
     if "seed" in args:
         found["seed"] = args.seed
     if args.out:

@@ -3,8 +3,8 @@
 Names are the field's own, as in Table 5 of AgenticIQA (arXiv 2509.26006) where a tool has a row there. Weight files were
 read off pyiqa 0.1.16's sources, backbones that a constructor pulls in behind its back included; they are written as
 
-    pyiqa/FILE, checkpoints/FILE, clip/FILE     below torch's hub folder ($TORCH_HOME/hub, else ~/.cache/torch/hub)
-    hf:ORG/REPO                                 a snapshot in the Hugging Face cache ($HF_HUB_CACHE)
+    pyiqa/FILE, checkpoints/FILE, clip/FILE     below tools/hub of the models folder
+    hf:ORG/REPO                                 a snapshot below tools/huggingface of the models folder
 """
 
 from __future__ import annotations
