@@ -19,7 +19,6 @@ Exit status: 0 the bundle is written, 2 wrong usage, a licence not accepted or s
 """
 
 import argparse
-import email
 import functools
 import http.client
 import os
@@ -37,6 +36,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
+
+from packaging.metadata import parse_email
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -325,9 +326,9 @@ def wheel_licence(wheel: Path) -> str:
     """What a wheel's metadata says of its licence, in one line."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = email.message_from_bytes(archive.read(name))
-    text = metadata["License-Expression"] or metadata["License"] or "in the wheel"
-    return one_line(text.strip().splitlines()[0])
+        metadata, _ = parse_email(archive.read(name))
+    text = metadata.get("license_expression") or metadata.get("license") or ""
+    return one_line((text.strip() or "in the wheel").splitlines()[0])
 
 
 def one_line(text: str) -> str:
@@ -506,6 +507,8 @@ def directions(out: Path, manifest: Manifest, sha256: str, args: argparse.Namesp
         extra = "[vllm]" if args.wheels == "vllm" else ""
         lines += [f"  pip install --no-index --find-links {wheels_at} 'agentic_iqa_local{extra}'"]
     lines += [f"  {store} verify {bundle} --expect {sha256}", f"  {store} unpack {bundle} --expect {sha256} --models models"]
+    config = f" --config {shlex.quote(args.config)}" if args.config else ""
+    lines += [f"  python scripts/doctor.py{config}", f"  python scripts/assess.py{config} --image PHOTO --explain"]
     return "\n".join(lines)
 
 

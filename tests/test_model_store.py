@@ -13,6 +13,7 @@ import sys
 import tarfile
 import threading
 import tomllib
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -672,6 +673,22 @@ def test_wheels_are_those_of_the_engines_lock(engine, lock, tmp_path, monkeypatc
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(extras) <= set(known)
     assert ("vllm" in extras) == (engine == "vllm")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "licence"),
+    [
+        ("License-Expression: MIT\nLicense: other\n", "MIT"),
+        ("License: Zürich licence\n", "Zürich licence"),
+        ("License: BSD\n        in two lines\n", "BSD"),
+        ("License:   \n", "in the wheel"),
+        ("", "in the wheel"),
+    ],
+)
+def test_the_licence_of_a_wheel_is_what_its_metadata_say(metadata, licence, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("a-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: a\nVersion: 1\n{metadata}".encode())
+    assert fetch_models.wheel_licence(tmp_path / "a-1-py3-none-any.whl") == licence
 
 
 def test_every_weight_of_the_tools_table_has_a_source(tmp_path, monkeypatch):
