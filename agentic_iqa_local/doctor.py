@@ -37,7 +37,7 @@ from agentic_iqa_local.iqa_tools.calibration import CalibrationError
 from agentic_iqa_local.iqa_tools.specs import TOOLS, find_tool
 from agentic_iqa_local.iqa_tools.weights import huggingface_cache, torch_hub
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.model_store import MANIFEST, ROOT, BundleError, models_root, read_manifest, verify
+from agentic_iqa_local.model_store import MANIFEST, ROOT, BundleError, models_root, read_manifest, unlisted, verify
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -302,7 +302,7 @@ def models_folder(setup: Setup) -> Finding:
             f"{root / entry.path}: expected {entry.size} bytes, found {sizes.get(entry.path, 'no file')}"
             for entry in manifest.files
             if sizes.get(entry.path) != entry.size
-        ]
+        ] + unlisted(root, manifest)
     else:
         problems = [line.rpartition("; ")[0] for line in verify(root)]
     if problems:
@@ -311,8 +311,8 @@ def models_folder(setup: Setup) -> Finding:
     found = f"{root}: {len(manifest.files)} files are as manifest {sha256[:12]} says{', by size' if setup.quick else ''}"
     folders = {Path(setup.settings.model(backend).path).resolve() for backend in setup.backends}
     known = {(root / entry.path).parent.resolve() for entry in manifest.files} | {ROOT / "models" / "embedded"}
-    if unlisted := sorted(map(str, folders - known)):
-        return "warn", f"{found}; it does not list {', '.join(unlisted)}", "bring that folder in a bundle to have it verified"
+    if foreign := sorted(map(str, folders - known)):
+        return "warn", f"{found}; it does not list {', '.join(foreign)}", "bring that folder in a bundle to have it verified"
     return "pass", found, ""
 
 
@@ -359,7 +359,9 @@ def cache(setup: Setup, name: str) -> Finding | None:
     folder = cache_folder(name)
     if folder.is_relative_to(models_root()) or (name == "vllm" and not setup.uses("vllm")):
         return None
-    if (problem := writable(folder)) is None:
+    # Libraries make their own folders; nobody makes $TMPDIR.
+    problem = "there is no such folder" if name == "temporary files" and not folder.is_dir() else writable(folder)
+    if problem is None:
         return "pass", str(folder), ""
     needed = name == "temporary files" or (name in ("triton", "vllm") and setup.uses("vllm") and not setup.cpu)
     return "fail" if needed else "warn", f"{folder}: {problem}", f"make room there, or point ${CACHES[name]} to another folder"
@@ -671,7 +673,7 @@ def block_network(settings: Settings, attempts: list[str]) -> None:
             if args[0].family not in (socket.AF_INET, socket.AF_INET6) or not args[1]:
                 return
             host = args[1][0]
-        elif event == "socket.getaddrinfo" and args[0]:
+        elif event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr") and args[0]:
             host = args[0]
         else:
             return

@@ -45,7 +45,7 @@ _PLAIN_MODES = {
 _ORIENTATION, _BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 274, 258, 262, 0  # EXIF and TIFF tags
 
 _JPEG_BLOCK = 8
-_JPEG_MARKER = re.compile(rb"\xff+([^\x00\x01\xd0-\xd8\xff])")  # neither stuffing nor a marker without a segment behind it
+_JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # neither stuffing nor a marker without a segment behind it
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 _MOST_SCANS = 100  # as in libtiff: cameras and editors write about ten, and each goes over the whole picture again
 _MOST_BYTES = 2**31  # of a file: more than a hundred million pixels need in any of the formats
@@ -56,7 +56,7 @@ class ImageError(ValueError):
     """One sentence: the path, what was expected, what came, what to do."""
 
     def __init__(self, message: str):
-        super().__init__(_one_line(message))
+        super().__init__(one_line(message))
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def load_image(path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, m
         except Exception as error:
             raise _damaged(path, error) from error
     notes += conversions + [f"Pillow: {warning.message}" for warning in caught]
-    told = tuple(dict.fromkeys(map(_one_line, notes)))
+    told = tuple(dict.fromkeys(map(one_line, notes)))
     return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), told)
 
 
@@ -173,7 +173,7 @@ def _strict_pillow() -> Iterator[list[warnings.WarningMessage]]:
         ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """`text` with what could break its line or steer a terminal escaped: file names, profiles and Pillow bring anything."""
     unsafe = {c: c.encode("unicode_escape").decode() for c in set(text) if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")}
     return text.translate(str.maketrans(unsafe))

@@ -24,6 +24,7 @@ nor pyiqa is imported here, and nothing here reaches a network.
 """
 
 import argparse
+import fcntl
 import functools
 import hashlib
 import os
@@ -149,7 +150,7 @@ def amount(size: int) -> str:
 
 def models_root(option: str | Path | None = None) -> Path:
     """The models folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout, which a wheel has inside it."""
-    return Path(option or os.environ.get("AGENTIC_IQA_MODELS") or ROOT / "models").absolute()
+    return Path(os.path.abspath(option or os.environ.get("AGENTIC_IQA_MODELS") or ROOT / "models"))
 
 
 def weights_dir(root: str | Path) -> Path:
@@ -183,6 +184,36 @@ def verified(root: str | Path, path: str) -> bool:
     if entry is None or not place.is_file() or place.stat().st_size != entry.size:
         return False
     return file_hash(place) == entry.sha256
+
+
+def check_model(folder: str | Path) -> None:
+    """Raises BundleError unless a model's folder in the store is as the manifest says; silent for one that no bundle brought."""
+    root, folder = models_root(), Path(os.path.abspath(folder))
+    manifest = store_manifest(root) if folder.is_relative_to(root) else None
+    entries = [file for file in manifest.files if (root / file.path).is_relative_to(folder)] if manifest else []
+    if entries and (strange := unlisted(root, manifest, folder.relative_to(root).parts[0])):
+        raise BundleError(strange[0])
+    for entry in entries:
+        place = root / entry.path
+        if not place.is_file() or place.stat().st_size != entry.size or file_hash(place) != entry.sha256:
+            raise BundleError(f"{place} is damaged or was changed: expected the SHA-256 of {MANIFEST}; unpack its bundle again")
+
+
+def unlisted(root: Path, manifest: Manifest, *folders: str) -> list[str]:
+    """One sentence for each file in `folders` (default: all that models of the manifest have) that the manifest does not name: a
+    loader might prefer it."""
+    known = {file.path for file in manifest.files}
+    return [
+        f"{place}: expected files of {root / MANIFEST} only, got this one; remove it"
+        for folder in folders or sorted(_own_folders(manifest))
+        for place in sorted((root / folder).rglob("*"))
+        if not place.is_dir() and place.relative_to(root).as_posix() not in known
+    ]
+
+
+def _own_folders(manifest: Manifest) -> set[str]:
+    """The folders that are one bundle's alone: a model's, and the wheels. Tools' weights of several bundles lie together."""
+    return {file.path.partition("/")[0] for file in manifest.files} - {PurePosixPath(HUB).parts[0]}
 
 
 def file_hash(place: Path) -> str:
@@ -374,7 +405,7 @@ class _Folder:
             raise BundleError(f"{place} is damaged: expected SHA-256 {entry.sha256}, got {digest.hexdigest()}; copy it again")
 
     def finish(self) -> None:
-        """Nothing but its files makes up a folder."""
+        """Nothing but its files makes up a folder that is copied from."""
 
 
 @contextmanager
@@ -417,6 +448,8 @@ def verify(bundle: str | Path, expect: str | None = None, progress: Progress = _
             source.finish()
         except BundleError as error:
             problems.append(str(error))
+        if isinstance(source, _Folder):
+            problems += unlisted(Path(bundle), source.manifest)
     return problems
 
 
@@ -427,15 +460,38 @@ def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, prog
     """Puts a bundle's files into the store `root` and returns its manifest.
 
     A file gets its name only when its bytes are those of the manifest; what lies there with the right bytes is kept, so an
-    interrupted run, or one that met a truncated archive, is gone on with by the same call. The store's manifest comes last.
-    Raises BundleError for anything damaged or unexpected, for a link in the way and for too little space.
+    interrupted run, or one that met a truncated archive, is gone on with by the same call. What an earlier bundle brought of
+    the same model is removed. The store's manifest comes last. Raises BundleError for anything damaged or unexpected, for a link
+    in the way, for too little space and while another process unpacks there.
     """
-    root = Path(root).absolute()
-    with _opened(Path(bundle), expect) as source:
+    root = models_root(root)
+    with _opened(Path(bundle), expect) as source, _alone(root):
         before = store_manifest(root)
+        joined = _joined(before, source.manifest)
         _copy(source, root, progress)
-    _write_manifest(root, _serialised(_joined(before, source.manifest)))
+        kept = {file.path for file in joined.files}
+        for file in before.files if before else ():
+            if file.path not in kept:
+                (root / file.path).unlink(missing_ok=True)
+        _write_manifest(root, _serialised(joined))
     return source.manifest
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """While this process alone unpacks into `root`."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder = os.open(root, os.O_RDONLY)
+    except OSError as error:
+        raise BundleError(f"{root}: cannot be written ({error.strerror}); choose another folder") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise BundleError(f"{root}: another process unpacks into it; wait for it") from error
+    finally:
+        os.close(folder)
 
 
 @dataclass(frozen=True)
@@ -490,15 +546,19 @@ def _serialised(manifest: Manifest) -> bytes:
 
 
 def _joined(old: Manifest | None, new: Manifest) -> Manifest:
-    """One manifest for both; a path that both have is the new one's."""
+    """One manifest for both; a model, and a path of the tools, that both have is the new one's."""
     if old is None:
         return new
-    paths = {file.path for file in new.files}
-    return Manifest(
-        contents=tuple(dict.fromkeys((*old.contents, *new.contents))),
-        notices=tuple(dict.fromkeys((*old.notices, *new.notices))),
-        files=(*(file for file in old.files if file.path not in paths), *new.files),
-    )
+    paths, folders = {file.path for file in new.files}, _own_folders(new)
+    kept = [file for file in old.files if file.path not in paths and file.path.partition("/")[0] not in folders]
+    try:
+        return Manifest(
+            contents=tuple(dict.fromkeys((*old.contents, *new.contents))),
+            notices=tuple(dict.fromkeys((*old.notices, *new.notices))),
+            files=(*kept, *new.files),
+        )
+    except ValidationError as error:
+        raise BundleError(f"the models folder: {error.errors()[0]['msg']}; unpack this bundle into another") from error
 
 
 def _write_archive(out: Path, raw: bytes, source: _Folder, progress: Progress) -> None:

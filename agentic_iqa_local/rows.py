@@ -1,6 +1,6 @@
 """Files of JSON lines that survive a kill and a full disk, and the description of the run that a file's rows belong to.
 
-A line is written whole and synced before `append` returns. What a kill left of a line is cut off when the file is opened again.
+A line is written whole and synced before `append` returns. What a kill left of a line is cut off by `recover`.
 """
 
 import fcntl
@@ -28,22 +28,26 @@ class RowFile:
 
     def __init__(self, path: Path):
         self.path = path
-        if path.exists() and not path.is_file():
-            raise RowsError(f"{path}: expected a file, found a folder or a device; choose another --out")
         try:
+            if path.exists() and not path.is_file():
+                raise RowsError(f"{path}: expected a file, found a folder or a device; choose another --out")
             self._file = _locked(path)
         except BlockingIOError as error:
             raise RowsError(f"{path}: another process is writing it; wait for it or choose another --out") from error
         except OSError as error:
             raise RowsError(f"{path}: expected a file that can be written, got {error.strerror}; choose another --out") from error
-        with path.open("rb") as file:
-            self._end = sum(len(line) for line in file if line.endswith(b"\n"))
-        os.ftruncate(self._file.fileno(), self._end)
+        self._end = os.fstat(self._file.fileno()).st_size
         self._replaced: BinaryIO | None = None
 
     @property
     def empty(self) -> bool:
         return self._end == 0
+
+    def recover(self) -> None:
+        """Cuts off what a kill left of a line: only for a file that is known to hold rows."""
+        with self.path.open("rb") as file:
+            self._end = sum(len(line) for line in file if line.endswith(b"\n"))
+        os.ftruncate(self._file.fileno(), self._end)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         with self.path.open("rb") as file:
@@ -128,16 +132,24 @@ def _sync_folder(path: Path) -> None:
 
 def write_run(path: Path, run: dict[str, Any], identity: dict[str, Any]) -> None:
     """Describes a run in a JSON file; `identity` is the part that its rows depend on. Raises RowsError."""
+    write_whole(path, json.dumps(run | {"identity": identity}, indent=1), sync=True)
+
+
+def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
+    """Writes a text file anew, so that a killed process leaves the old or the new one; with `sync`, a failing machine too.
+    Raises RowsError."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(run | {"identity": identity}, indent=1, ensure_ascii=False) + "\n")
+            file.write(text + "\n")
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         partial.replace(path)
-        _sync_folder(path)
+        if sync:
+            _sync_folder(path)
     except OSError as error:
-        raise RowsError(f"{path}: expected a file that can be written, got {error.strerror}; choose another --out") from error
+        raise WriteError(f"{path}: could not be written ({error.strerror}); make room there or choose another --out") from error
 
 
 def check_run(path: Path, identity: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -17,12 +17,13 @@ from agentic_iqa_local.config import RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, native_views
 from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
-from agentic_iqa_local.model_store import environment, models_root
+from agentic_iqa_local.model_store import BundleError, check_model, environment, models_root
 from agentic_iqa_local.state import AgenticIQAState
-from agentic_iqa_local.vlm_client import ClientPool, SeenImage, TokenUsage, VLMClient, VLMSession
+from agentic_iqa_local.vlm_client import ClientPool, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 
 logger = logging.getLogger(__name__)
 
+ALONE = ("QAlign",)  # changes parts of transformers while it runs: no model may run beside it
 Box = tuple[int, int, int, int]
 
 
@@ -54,7 +55,21 @@ class Services:
     def client(self, role: str) -> VLMClient:
         """The role's model. Raises VLMError when it cannot be loaded."""
         backend = self.section(role).backend
+        if backend not in self.pool.clients:
+            try:
+                check_model(self.settings.model(backend).path)
+            except BundleError as error:
+                raise VLMError(str(error)) from error
         return self.pool.get(backend, self.settings.model(backend))
+
+    @contextmanager
+    def models_waiting(self) -> Iterator[None]:
+        """Meanwhile no loaded model computes that shares its classes with the tools: those of transformers."""
+        locks = {id(lock): lock for client in self.pool.clients.values() if (lock := getattr(client, "lock", None))}
+        with ExitStack() as held:
+            for _, lock in sorted(locks.items()):
+                held.enter_context(lock)
+            yield
 
 
 @functools.lru_cache(maxsize=4)
@@ -158,7 +173,8 @@ class OpenImages:
             image, reference = (loaded and loaded.pixels for loaded in (self.image, self.reference))
             if box:
                 image, reference = image.crop(box), reference and reference.crop(box)
-            self._readings[key] = self.services.tools.score(tool, image, reference)
+            with self.services.models_waiting() if tool in ALONE else nullcontext():
+                self._readings[key] = self.services.tools.score(tool, image, reference)
         return self._readings[key]
 
     @property

@@ -1,96 +1,12 @@
 #!/usr/bin/env python
-"""Examines whether a set-up will work on this machine, without any network, and says what to do where it will not.
+"""Examines whether a set-up will work here, from a checkout; an installation has it as agentic-iqa-doctor. See --help."""
 
-examples:
-  python scripts/doctor.py                                      the embedded model, on a GPU if there is one
-  python scripts/doctor.py --config qwen2_5_vl_7b --gpu 0
-  python scripts/doctor.py --config mine.yaml --engine vllm --gpu 0 --models /srv/iqa-models
-  python scripts/doctor.py --quick --json                       nothing is loaded: for a health check
-
-Versions, driver and device; the models folder against its manifest; caches; memory against what weights, cache and tools
-need; then every model and every available tool is loaded and run on a small picture, each in turn and timed, in a process
-whose connections are refused.
-
-Exit status: 0 nothing failed, 1 something failed, 2 wrong usage, 130 interrupted.
-"""
-
-import argparse
-import json
-import os
 import sys
-from collections import Counter
-from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    device = parser.add_mutually_exclusive_group()
-    device.add_argument("--gpu", metavar="N", help="GPU by index, UUID or MIG name (default: GPU 0 if there is one)")
-    device.add_argument("--cpu", action="store_true", help="the CPU")
-    parser.add_argument("--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)")
-    parser.add_argument(
-        "--engine", choices=("transformers", "vllm", "server"), help="what serves the model (default: the configuration's)"
-    )
-    parser.add_argument("--model", metavar="NAME", help="a model below the models folder, or a folder")
-    parser.add_argument(
-        "--models", type=Path, metavar="DIR", help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)"
-    )
-    parser.add_argument("--quick", action="store_true", help="load no model and no tool, and read no file whole")
-    parser.add_argument("--timeout", type=float, metavar="S", help="seconds that one check may take (default: 300)")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, and nothing else there")
-    args = parser.parse_args(argv)
-    if args.timeout is not None and not args.timeout > 0:
-        parser.error("--timeout: expected more than 0 seconds")
-    return args
-
-
-def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    try:
-        from agentic_iqa_local.config import ConfigError, load_settings
-        from agentic_iqa_local.doctor import TIMEOUT, as_text, examine
-    except ImportError as error:
-        print(
-            f"error: expected the project's environment, {error}; "
-            "run bash scripts/with_env.sh python scripts/doctor.py, which makes and uses it",
-            file=sys.stderr,
-        )
-        return 1
-    if args.models:
-        os.environ["AGENTIC_IQA_MODELS"] = str(args.models.absolute())
-    try:
-        settings = load_settings(args.config)
-        if args.engine:
-            settings = settings.with_engine(args.engine)
-        if args.model:
-            settings = settings.with_model(args.model)
-    except (ConfigError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    checks = []
-    try:
-        with closing(examine(settings, gpu=args.gpu, cpu=args.cpu, quick=args.quick, timeout=args.timeout or TIMEOUT)) as found:
-            for check in found:
-                checks.append(check)
-                if not args.json:
-                    print(as_text(check), flush=True)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our stdout has gone, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1 if any(check.status == "fail" for check in checks) else 0
-    count = Counter(check.status for check in checks)
-    if args.json:
-        print(json.dumps({"ok": not count["fail"], "checks": [asdict(check) for check in checks]}))
-    else:
-        print(f"\n{count['pass']} passed, {count['warn']} warned, {count['fail']} failed")
-    return 1 if count["fail"] else 0
-
+from agentic_iqa_local.commands.doctor import main
 
 if __name__ == "__main__":
     sys.exit(main())

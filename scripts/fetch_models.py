@@ -14,13 +14,14 @@ Every file is recorded with its size, SHA-256, source and licence; repositories 
 weights only safetensors are taken where it has them. Downloads lie in OUT.downloads until the bundle is written: after an
 interruption the same command goes on. HF_TOKEN, HF_ENDPOINT and proxy variables work as they do for huggingface_hub.
 
-Exit status: 0 the bundle is written, 2 wrong usage, a licence not accepted or something that cannot be had,
-130 interrupted.
+Exit status: 0 the bundle is written, 1 it is not (a licence not accepted, something that cannot be had or is damaged),
+2 wrong usage, 130 interrupted.
 """
 
 import argparse
 import functools
 import http.client
+import json
 import os
 import re
 import shlex
@@ -28,6 +29,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -38,6 +40,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
 from packaging.metadata import parse_email
+from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -52,6 +55,7 @@ from agentic_iqa_local.model_store import (  # noqa: E402 (found by the line abo
     Piece,
     amount,
     describe,
+    file_hash,
     meter,
     write_bundle,
 )
@@ -120,8 +124,9 @@ NVIDIA = Notice(
 
 CARRIED = {".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken", ".md"}
 PICKLED = {".bin"}
-# Which versions and extras an offline installation for an engine has.
-LOCKS = {"transformers": ("constraints.txt", "test"), "vllm": ("constraints-gpu.txt", "vllm")}
+# What an offline installation for an engine consists of.
+LOCKS = {"transformers": "constraints.txt", "vllm": "constraints-gpu.txt"}
+REQUIREMENTS = f"{WHEELS}/requirements.txt"
 TRIES = 5
 
 
@@ -234,6 +239,16 @@ def chosen(names: Iterable[str], what: str, pickles: bool = False) -> list[str]:
     return sorted(taken)
 
 
+def require_whole(folder: Path, names: Iterable[str]) -> None:
+    """Raises FetchError for a local model without its configuration or one of its shards."""
+    needed = {"config.json": "a model's configuration"}
+    for index in (name for name in names if name.endswith(".safetensors.index.json")):
+        needed |= dict.fromkeys(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values(), index)
+    for name, why in needed.items():
+        if name not in names:
+            raise FetchError(f"{folder}: expected {name} ({why}), found none; copy the model there again")
+
+
 # what is wanted
 
 
@@ -242,6 +257,7 @@ def model_folder(folder: str, local: Path, repos: dict[str, Repo], downloads: Pa
     if folder not in repos and local.is_dir():
         licence = OWN if folder == "embedded" else REPOS[folder].licence if folder in REPOS else "unknown"
         names = chosen((place.name for place in local.iterdir() if place.is_file()), str(local))
+        require_whole(local, names)
         return [Wanted(f"{folder}/{name}", local / name, f"local folder {folder}", licence) for name in names]
     repo = repos.get(folder) or REPOS.get(folder)
     if repo is None:
@@ -262,18 +278,18 @@ def tool_weight(weight: str, local: Path | None, cache: Path | None, downloads: 
         repo = Repo(weight.removeprefix("hf:"))
         return (cache and cached_snapshot(repo, cache)) or snapshot(repo, downloads)
     path, name = f"{HUB}/{weight}", PurePosixPath(weight).name
+    # A file's name or address has its SHA-256 or the beginning of it, but for some of pyiqa's.
+    begin = CLIP[weight].split("/")[-2] if weight in CLIP else (re.search(r"-([0-9a-f]{8,})\.", name) or ("", ""))[1]
     of_pyiqa = weight.startswith("pyiqa/") or weight in PYIQA_CHECKPOINTS
     licence = PYIQA_WEIGHTS.licence if of_pyiqa else "mit" if weight in CLIP else "bsd-3-clause"
     if local and (local / weight).is_file():
-        return [Wanted(path, local / weight, f"local file {weight}", licence)]
+        return [Wanted(path, local / weight, f"local file {weight}", licence, sha256=begin)]
     if of_pyiqa:
         found = listing(PYIQA_WEIGHTS)
         if name not in found.files:
             raise FetchError(f"{PYIQA_WEIGHTS}: expected a file {name}, found none; put it below --weights DIR as {weight}")
         return [from_hub(found, name, path, downloads)]
     url = CLIP.get(weight) or TORCHVISION + name
-    # Both name their files' SHA-256, or its beginning, in the address.
-    begin = url.split("/")[-2] if weight in CLIP else re.search(r"-([0-9a-f]{8,})\.", name)[1]
     file = downloads / "urls" / name
     return [Wanted(path, file, url, licence, lambda: retried(url, lambda: download(url, file)), begin)]
 
@@ -285,9 +301,9 @@ def cache_folder(repo: Repo) -> str:
 def cached_snapshot(repo: Repo, cache: Path) -> list[Wanted]:
     """A repository as it lies in a Hugging Face cache; empty where it does not."""
     ref = cache / cache_folder(repo) / "refs" / "main"
-    if not ref.is_file():
+    place = f"{cache_folder(repo)}/snapshots/{ref.read_text().strip() if ref.is_file() else ''}"
+    if not ref.is_file() or not (cache / place).is_dir():
         return []
-    place = f"{cache_folder(repo)}/snapshots/{ref.read_text().strip()}"
     names = chosen((file.name for file in (cache / place).iterdir() if file.is_file()), str(cache / place), pickles=True)
     files = [*(f"{place}/{name}" for name in names), f"{cache_folder(repo)}/refs/main"]
     return [Wanted(f"{HUGGINGFACE}/{name}", cache / name, f"local cache {name}", repo.licence) for name in files]
@@ -311,15 +327,26 @@ def snapshot(repo: Repo, downloads: Path) -> list[Wanted]:
 
 
 def wheels(engine: str, folder: Path) -> Iterator[Wanted]:
-    """Builds or downloads a wheel of every package of an engine's locked environment, the project's own included."""
+    """Builds or downloads a wheel of every package of an engine's lock, and of this project; and a list of them with hashes."""
     shutil.rmtree(folder, ignore_errors=True)
-    lock, extras = LOCKS[engine]
-    line = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--wheel-dir", str(folder)]
-    line += ["--constraint", str(ROOT / lock), f"{ROOT}[{extras}]"]
-    if status := subprocess.run(line, stdout=sys.stderr).returncode:
-        raise FetchError(f"wheels: pip ended with status {status}; its own message stands above")
+    with tempfile.TemporaryDirectory() as place:
+        # pip builds from a copy: it leaves files in the source, and would pack what an earlier build left there.
+        source = shutil.copytree(
+            ROOT, Path(place) / "source", ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "models")
+        )
+        shutil.copytree(ROOT / "models" / "embedded", source / "models" / "embedded")
+        line = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps", "--wheel-dir", str(folder)]
+        if status := subprocess.run(
+            [*line, "--requirement", str(ROOT / LOCKS[engine]), str(source)], stdout=sys.stderr
+        ).returncode:
+            raise FetchError(f"wheels: pip ended with status {status}; its own message stands above")
+    requirements = []
     for wheel in sorted(folder.glob("*.whl")):
+        name, version, _, _ = parse_wheel_filename(wheel.name)
+        requirements.append(f"{name}=={version} --hash=sha256:{file_hash(wheel)}\n")
         yield Wanted(f"{WHEELS}/{wheel.name}", wheel, f"pip wheel {wheel.name}", wheel_licence(wheel))
+    (folder / "requirements.txt").write_text("".join(requirements), encoding="utf-8")
+    yield Wanted(REQUIREMENTS, folder / "requirements.txt", "this script", OWN)
 
 
 def wheel_licence(wheel: Path) -> str:
@@ -413,7 +440,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     output.add_argument("--out", type=Path, metavar="FILE", help="the bundle (default: NAME.iqabundle.tar here)")
     output.add_argument("--no-archive", action="store_true", help="write a folder, which any tool can copy file by file")
     output.add_argument("--accept-licences", action="store_true", help="accept the licences that are shown, without a question")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for option in ("models", "weights", "huggingface"):
+        if (folder := getattr(args, option)) is not None and not folder.is_dir():
+            parser.error(f"--{option}: expected a folder, found none at {folder}")
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -426,7 +457,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except (ConfigError, ToolError, FetchError, BundleError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, (ConfigError, ToolError)) else 1
     except KeyboardInterrupt:
         print("interrupted: what was downloaded is kept; the same command goes on", file=sys.stderr)
         return 130
@@ -434,16 +465,17 @@ def main(argv: list[str] | None = None) -> int:
 
 def collect(args: argparse.Namespace, settings: "Settings") -> None:
     """Finds, downloads and bundles what the options ask for."""
+    from agentic_iqa_local.config import ConfigError
     from agentic_iqa_local.iqa_tools import find_tool
 
     name = Path(args.config or "embedded").stem
     out = (args.out or Path(f"{name}.iqabundle{'' if args.no_archive else '.tar'}")).absolute()
     downloads = out.with_name(f"{out.name}.downloads")
     backends = dict.fromkeys(settings.role(role).backend for role in ("planner", "executor", "summarizer"))
-    places = {backend.partition(".")[2]: Path(settings.model(backend).path) for backend in backends}
+    places = {folder_of(settings, backend): Path(settings.model(backend).path) for backend in backends}
     repos = dict(args.repo)
     if unused := set(repos) - set(places):
-        raise FetchError(f"--repo {min(unused)}: expected a folder of configuration {name} ({', '.join(places)})")
+        raise ConfigError(f"--repo {min(unused)}: expected a folder of configuration {name} ({', '.join(places)})")
     tools = [find_tool(tool) for tool in args.tools or (*settings.tools.full_reference, *settings.tools.no_reference)]
     wanted = []
     for folder, place in places.items():
@@ -473,41 +505,51 @@ def collect(args: argparse.Namespace, settings: "Settings") -> None:
     with meter() as progress:
         sha256 = write_bundle(out, manifest, {item.path: item.file for item in wanted}, not args.no_archive, progress)
     shutil.rmtree(downloads, ignore_errors=True)
-    print(directions(out, manifest, sha256, args))
+    print(directions(out, manifest, sha256, args, settings))
+
+
+def folder_of(settings: "Settings", backend: str) -> str:
+    """Where the configuration looks for a model, relative to the models folder. Raises ConfigError."""
+    from agentic_iqa_local.config import ConfigError, ModelSettings
+
+    name = backend.partition(".")[2]
+    folder = PurePosixPath(settings.models.get(name, ModelSettings()).path or name)
+    if len(folder.parts) != 1:
+        raise ConfigError(f"models.{name}.path: expected the name of a folder in the models folder, for a bundle; got {folder}")
+    return str(folder)
 
 
 def check_downloads(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
-    """Raises FetchError, and removes the file, for a download that is not what its publisher says it is."""
+    """Raises FetchError for a file that is not what its publisher says it is, and removes it where it was downloaded."""
     for entry in manifest.files:
         item = wanted[entry.path]
         if not entry.sha256.startswith(item.sha256):
-            item.file.unlink()
+            if item.fetch:
+                item.file.unlink()
             raise FetchError(
-                f"{item.source}: expected a file whose SHA-256 begins with {item.sha256}, got {entry.sha256}; "
-                "it was removed: run the same command again"
+                f"{item.file}: expected a file whose SHA-256 begins with {item.sha256}, got {entry.sha256}; "
+                + ("it was removed: run the same command again" if item.fetch else "it is damaged or another: remove it")
             )
 
 
-def directions(out: Path, manifest: Manifest, sha256: str, args: argparse.Namespace) -> str:
+def directions(out: Path, manifest: Manifest, sha256: str, args: argparse.Namespace, settings: "Settings") -> str:
     """What was written, and the commands for the server."""
-    bundle, copied = shlex.quote(out.name), shlex.quote(str(out))
+    bundle = shlex.quote(out.name)
     store = "python -m agentic_iqa_local.model_store"
+    own = [Path(file).absolute() for file in (args.config, settings.tools.maps) if file and Path(file).is_file()]
+    copied = [out, *([] if args.no_archive else [out.with_name(f"{out.name}.sha256")]), *own]
+    rsync = f"rsync {'-a' if args.no_archive else '--append-verify'} {shlex.join(map(str, copied))} SERVER:"
     lines = [f"Wrote {out}: {len(manifest.files)} files, {amount(manifest.size)}.", f"Manifest SHA-256: {sha256}", ""]
-    if args.no_archive:
-        lines += ["Copy it with any tool; to go on after a break, copy again:", f"  rsync -a {copied} SERVER:"]
-        wheels_at = f"{bundle}/{WHEELS}"
-    else:
-        lines += ["Copy it; after a break the same command goes on:", f"  rsync --append-verify {copied} {copied}.sha256 SERVER:"]
-        wheels_at = WHEELS
-    lines += ["", "On the server, without a network:"]
-    if args.wheels:
-        if not args.no_archive:
-            lines += [f"  sha256sum -c {bundle}.sha256", f"  tar -xf {bundle} {WHEELS}"]
+    lines += ["Copy it, beside a copy of this checkout; after a break the same command goes on:", f"  {rsync}"]
+    lines += ["", "On the server, in the copy of the checkout, without a network:"]
+    if listed := next((file.sha256 for file in manifest.files if file.path == REQUIREMENTS), None):
+        place = f"{bundle}/{WHEELS}" if args.no_archive else WHEELS
+        lines += [] if args.no_archive else [f"  tar -xf {bundle} {WHEELS}"]
+        lines += [f'  echo "{listed}  {place}/requirements.txt" | sha256sum -c']
         lines += ["  python3 -m venv .venv && source .venv/bin/activate"]
-        extra = "[vllm]" if args.wheels == "vllm" else ""
-        lines += [f"  pip install --no-index --find-links {wheels_at} 'agentic_iqa_local{extra}'"]
+        lines += [f"  pip install --no-index --no-deps --find-links {place} --require-hashes -r {place}/requirements.txt"]
     lines += [f"  {store} verify {bundle} --expect {sha256}", f"  {store} unpack {bundle} --expect {sha256} --models models"]
-    config = f" --config {shlex.quote(args.config)}" if args.config else ""
+    config = f" --config {shlex.quote(Path(args.config).name)}" if args.config else ""
     lines += [f"  python scripts/doctor.py{config}", f"  python scripts/assess.py{config} --image PHOTO --explain"]
     return "\n".join(lines)
 

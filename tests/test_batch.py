@@ -4,7 +4,6 @@ is put into them."""
 
 import errno
 import gc
-import importlib.util
 import io
 import json
 import os
@@ -26,6 +25,7 @@ from test_assess import blocked  # noqa: F401 - a fixture
 import agentic_iqa_local.rows
 from agentic_iqa_local.assessment import Assessment, assess
 from agentic_iqa_local.batch import Batch, BatchError, Item, ManifestError, Results, as_line, identity, read_manifest, row_key
+from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.images import LoadedImage
 from agentic_iqa_local.iqa_tools import ToolError
@@ -54,12 +54,9 @@ def crops(folder):
     return [Item(path) for path in sorted(folder.glob("*.png"))]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("assess_script", ROOT / "scripts" / "assess.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return assess_command
 
 
 def ask(settings=None, **changes):

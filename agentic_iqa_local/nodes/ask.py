@@ -59,11 +59,11 @@ def _validated(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
     reply = schema.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     if not text.startswith(answer_prefix):
         raise ValueError(f"expected an answer that begins with {answer_prefix}")
-    json.loads(text, object_pairs_hook=_with_each_key_once)
+    json.loads(text, object_pairs_hook=with_each_key_once)
     return reply
 
 
-def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError(f"expected each key once, got {[key for key, _ in pairs]}")
     return found

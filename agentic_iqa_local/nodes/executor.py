@@ -2,7 +2,7 @@
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -19,7 +19,6 @@ from agentic_iqa_local.vlm_client import VLMError
 logger = logging.getLogger(__name__)
 
 ROLE = "executor"
-ALONE = ("QAlign",)  # changes parts of transformers while it runs: no model may run beside it
 COORDINATES = {"pixels": "pixels of the image", "thousandths": "thousandths of the image's width and height"}
 
 
@@ -71,8 +70,6 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
                 boxes = locate([name for name in evidence.selected_tools if name != "Global"], images)
                 images.services.tools.prepare()
                 measured = background.submit(run_tools, evidence, boxes, images)
-                if any(tool in ALONE for chosen in evidence.selected_tools.values() for tool in chosen.values()):
-                    wait([measured])
         finally:
             if flags.distortion_analysis:
                 evidence.distortion_analysis = analyse(query, distortions, images)

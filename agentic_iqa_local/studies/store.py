@@ -31,6 +31,7 @@ class Store:
                 check_run(description, identity)
             else:
                 write_run(description, run, identity)
+            self._rows.recover()
             self.done = {row["key"] for row in self._rows}
         except StoreError:
             self.close()

@@ -34,6 +34,10 @@ class OutOfMemory(VLMError):
     """A call for which the device or the host had no memory left; with fewer calls at once, or a smaller image, it may run."""
 
 
+class ModelLost(VLMError):
+    """A model that answers no more: its engine, its server or its card has failed, and every later call would."""
+
+
 @dataclass
 class TokenUsage:
     """Counted work of `calls` reads and generations. `prefilled` tokens went through the model as input (`forced` template

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config import ModelSettings, server_key
 from agentic_iqa_local.prompts import Prompt
-from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMError
+from agentic_iqa_local.vlm_client import LetterRead, ModelLost, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
 from agentic_iqa_local.vlm_client.letters import resolve_letters
 from agentic_iqa_local.vlm_client.rendering import Expanded, Rendered, Renderer, first_line
@@ -65,7 +65,7 @@ class ServerClient:
         except httpx.TimeoutException as error:
             raise VLMError(f"server {self.url}: no answer in {self.settings.server_timeout} s; raise server_timeout") from error
         except httpx.HTTPError as error:
-            raise VLMError(
+            raise ModelLost(
                 f"server {self.url}: expected a vLLM server, got none ({first_line(error)}); start one with "
                 f"vllm serve {self.renderer.folder} or set server"
             ) from error

@@ -20,16 +20,15 @@ import llguidance.numpy
 import numpy as np
 import torch
 import transformers
-from accelerate.utils.memory import should_reduce_batch_size
 from PIL import Image
 from pydantic import BaseModel
 from safetensors import SafetensorError
 from transformers import AutoModelForImageTextToText, BitsAndBytesConfig, DynamicCache
 
 from agentic_iqa_local.config import ModelSettings
-from agentic_iqa_local.devices import describe_device, make_deterministic
+from agentic_iqa_local.devices import describe_device, make_deterministic, memory_ran_out
 from agentic_iqa_local.prompts import Prompt
-from agentic_iqa_local.vlm_client import LetterRead, OutOfMemory, SeenImage, TokenUsage, VLMError
+from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema
 from agentic_iqa_local.vlm_client.letters import resolve_letters
 from agentic_iqa_local.vlm_client.rendering import LOADING_ERRORS, Expanded, Renderer, first_line
@@ -59,11 +58,6 @@ def _quantization(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
             llm_int8_skip_modules=kept,
         )
     return None
-
-
-def memory_ran_out(error: BaseException) -> bool:
-    """Whether torch or Python found no memory on the device or the host."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or should_reduce_batch_size(error)
 
 
 class TransformersClient:
@@ -275,7 +269,10 @@ class TransformersSession:
                     f"{self.client.name}: memory ran out on {on} ({first_line(error)}); "
                     "lower max_pixels, quantise, assess fewer images at once, or use another device"
                 ) from error
-            raise VLMError(f"{self.client.name} failed on {on} ({first_line(error)})") from error
+            failed = f"{self.client.name} failed on {on} ({first_line(error)})"
+            if isinstance(error, torch.AcceleratorError):  # the process's hold on its card is broken
+                raise ModelLost(f"{failed}; the card has to be opened anew") from error
+            raise VLMError(failed) from error
 
     def _crop(self, kept: int) -> bool:
         """Cuts the cache to its first `kept` tokens; False where it cannot be cut (sliding windows, linear attention)."""

@@ -30,12 +30,14 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config import ModelSettings
-from agentic_iqa_local.devices import describe_device, make_deterministic
+from agentic_iqa_local.devices import describe_device, make_deterministic, memory_ran_out
 from agentic_iqa_local.prompts import Prompt
-from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMError
+from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
 from agentic_iqa_local.vlm_client.letters import resolve_letters
 from agentic_iqa_local.vlm_client.rendering import Expanded, Renderer, first_line
+
+logger = logging.getLogger(__name__)
 
 TEXT_TOKENS = 4096  # room for instructions, evidence and answer beside the images
 CPU_BLOCK = 32  # tokens a block of the cache: vLLM's default of 128 on a CPU would never share a short prefix
@@ -59,12 +61,8 @@ class VllmClient:
             ) from error
         self.version = vllm.__version__
         self._check_settings()
-        try:
-            self.engine = Engine(self._engine_config(), device)
-        except (ValueError, OSError, RuntimeError, ImportError, KeyError, AssertionError) as error:
-            raise VLMError(
-                f"model folder {self.renderer.folder}: vLLM {self.version} cannot load it ({first_line(error)})"
-            ) from error
+        self._in_flight, self._reloading = 1 if settings.exact else settings.max_in_flight, threading.Lock()
+        self._load()
         model = self.engine.config.model_config
         self.dtype = str(model.dtype).removeprefix("torch.")
 
@@ -104,7 +102,7 @@ class VllmClient:
             seed=0,
             max_model_len=context,
             max_num_batched_tokens=max(context, 8192) if on_gpu else context,
-            max_num_seqs=1 if settings.exact else settings.max_in_flight,
+            max_num_seqs=self._in_flight,
             limit_mm_per_prompt={"image": 2, "video": 0},
             enable_prefix_caching=settings.share_prefix and not settings.exact,
             load_format="safetensors",
@@ -138,6 +136,32 @@ class VllmClient:
             "prompt_layout": self.settings.prompt_layout,
             "notice": self.notice,
         }
+
+    def ask(self, prompt: dict[str, Any], params) -> Any:
+        """The finished output of one request. An engine whose memory ran out is loaded again for half as many requests at once.
+
+        Raises OutOfMemory for what that engine had in flight, ModelLost for an engine that failed otherwise, VLMError.
+        """
+        engine = self.engine
+        try:
+            return engine.ask(prompt, params)
+        except OutOfMemory:
+            with self._reloading:
+                if self.engine is engine:
+                    engine.close()
+                    self._in_flight = max(1, self._in_flight // 2)
+                    logger.warning("vLLM's memory ran out; loading the model again for %d requests at once", self._in_flight)
+                    self._load()
+            raise
+
+    def _load(self) -> None:
+        """Raises VLMError."""
+        try:
+            self.engine = Engine(self._engine_config(), self.device)
+        except (ValueError, OSError, RuntimeError, ImportError, KeyError, AssertionError) as error:
+            raise ModelLost(
+                f"model folder {self.renderer.folder}: vLLM {self.version} cannot load it ({first_line(error)})"
+            ) from error
 
     def close(self) -> None:
         """Stops the engine; what is in flight fails."""
@@ -175,6 +199,7 @@ class Engine:
         self._pending: dict[str, Future] = {}
         self._count = 0
         self._closed = False
+        self._ended: VLMError = ModelLost("vLLM's engine has stopped; load the model again")
         self._door = threading.Lock()  # nothing is put into the queue after the last reader has gone
         _RUNNING.add(self)
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
@@ -184,11 +209,11 @@ class Engine:
         threading._register_atexit(lambda: (alive := close()) and alive())
 
     def ask(self, prompt: dict[str, Any], params) -> Any:
-        """The finished output of one request. Raises VLMError."""
+        """The finished output of one request. Raises OutOfMemory, ModelLost, VLMError."""
         future: Future = Future()
         with self._door:
             if self._closed:
-                raise VLMError("vLLM's engine has stopped; load the model again")
+                raise self._ended
             self._requests.put((prompt, params, future))
         return future.result()
 
@@ -200,7 +225,6 @@ class Engine:
         self._thread.join()
 
     def _run(self) -> None:
-        message = "vLLM's engine was stopped"
         try:
             if self._device.startswith("cuda"):
                 torch.cuda.set_device(self._device)  # a thread of its own begins on the first card
@@ -209,9 +233,12 @@ class Engine:
                     if output.finished:
                         self._pending.pop(output.request_id).set_result(output)
         except Exception as error:
-            message = f"vLLM's engine failed ({first_line(error)}); lower max_pixels or max_in_flight if memory ran out"
+            if memory_ran_out(error):
+                self._ended = OutOfMemory(f"vLLM's memory ran out ({first_line(error)}); lower max_pixels or max_in_flight")
+            else:
+                self._ended = ModelLost(f"vLLM's engine failed ({first_line(error)})")
         finally:
-            self._fail(message)
+            self._fail()
             self._free()
 
     def _free(self) -> None:
@@ -241,15 +268,15 @@ class Engine:
             self._pending[key] = future
         return True
 
-    def _fail(self, message: str) -> None:
+    def _fail(self) -> None:
         with self._door:
             self._closed = True
         for future in self._pending.values():
-            future.set_exception(VLMError(message))
+            future.set_exception(self._ended)
         self._pending.clear()
         while not self._requests.empty():
             if (request := self._requests.get()) is not None:
-                request[2].set_exception(VLMError(message))
+                request[2].set_exception(self._ended)
 
 
 class VllmSession:
@@ -317,7 +344,7 @@ class VllmSession:
         """Runs one request and counts its prompt. Raises VLMError when vLLM saw other tokens than the processor says."""
         self._calls += 1
         prompt = {"prompt_token_ids": ids + begun, "multi_modal_data": {"image": self.images}}
-        output = self.client.engine.ask(prompt, params)
+        output = self.client.ask(prompt, params)
         if output.prompt_token_ids != self._whole:
             raise VLMError(
                 f"{self.client.name}: expected vLLM to see the {len(self._whole)} tokens that the processor makes, it saw "

@@ -1,0 +1,1 @@
+"""The commands that an installation has; scripts/ runs the same ones from a checkout."""
