@@ -262,6 +262,10 @@ class Results:
         try:
             description = path.with_name(f"{path.name}.run.json")
             if self._rows.empty:
+                if resume and description.is_file():
+                    with suppress(RowsError):  # a run of another kind that died before its first row
+                        check_run(description, identity)
+                        self.suspects = self._left_in_hand()
                 write_run(description, {"command": sys.argv, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, identity)
             elif not resume:
                 raise RowsError(f"{path}: holds rows already; add --resume to go on with them, or choose another --out")

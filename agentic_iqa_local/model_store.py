@@ -479,7 +479,8 @@ def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, prog
 
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """While this process alone unpacks into `root`."""
+    """While this process alone unpacks into `root`, which is made and, where nothing came to lie in it, removed."""
+    made = not root.exists()
     try:
         root.mkdir(parents=True, exist_ok=True)
         folder = os.open(root, os.O_RDONLY)
@@ -492,6 +493,9 @@ def _alone(root: Path) -> Iterator[None]:
         raise BundleError(f"{root}: another process unpacks into it; wait for it") from error
     finally:
         os.close(folder)
+        if made:
+            with suppress(OSError):
+                root.rmdir()
 
 
 @dataclass(frozen=True)

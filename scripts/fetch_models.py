@@ -278,9 +278,10 @@ def tool_weight(weight: str, local: Path | None, cache: Path | None, downloads: 
         repo = Repo(weight.removeprefix("hf:"))
         return (cache and cached_snapshot(repo, cache)) or snapshot(repo, downloads)
     path, name = f"{HUB}/{weight}", PurePosixPath(weight).name
-    # A file's name or address has its SHA-256 or the beginning of it, but for some of pyiqa's.
-    begin = CLIP[weight].split("/")[-2] if weight in CLIP else (re.search(r"-([0-9a-f]{8,})\.", name) or ("", ""))[1]
     of_pyiqa = weight.startswith("pyiqa/") or weight in PYIQA_CHECKPOINTS
+    url = CLIP.get(weight) or TORCHVISION + name
+    # CLIP's and torchvision's files have their SHA-256, or its beginning, in the address; pyiqa's the Hub knows.
+    begin = "" if of_pyiqa else url.split("/")[-2] if weight in CLIP else re.search(r"-([0-9a-f]{8,})\.", name)[1]
     licence = PYIQA_WEIGHTS.licence if of_pyiqa else "mit" if weight in CLIP else "bsd-3-clause"
     if local and (local / weight).is_file():
         return [Wanted(path, local / weight, f"local file {weight}", licence, sha256=begin)]
@@ -289,7 +290,6 @@ def tool_weight(weight: str, local: Path | None, cache: Path | None, downloads: 
         if name not in found.files:
             raise FetchError(f"{PYIQA_WEIGHTS}: expected a file {name}, found none; put it below --weights DIR as {weight}")
         return [from_hub(found, name, path, downloads)]
-    url = CLIP.get(weight) or TORCHVISION + name
     file = downloads / "urls" / name
     return [Wanted(path, file, url, licence, lambda: retried(url, lambda: download(url, file)), begin)]
 

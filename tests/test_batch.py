@@ -4,6 +4,7 @@ is put into them."""
 
 import errno
 import gc
+import importlib
 import io
 import json
 import os
@@ -30,10 +31,11 @@ from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.images import LoadedImage
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
-from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.rows import RowFile, RowsError
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.vlm_client import OutOfMemory
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient, TransformersSession
 
 SIDE = 224  # NIQE needs 192 pixels
@@ -117,6 +119,11 @@ def test_a_csv_and_json_lines_say_the_same(folder, tmp_path):
         ("m.jsonl", '{"image": "a.png", "query": "\\ud800"}\n', "line 1: expected a JSON object"),
         ("m.jsonl", "\n".join(f'{{"image": "{i}.png"}}' for i in range(8)), "line 5: .*; and 3 more; correct"),
         ("m.txt", "a.png\n", "named .csv or .jsonl"),
+        ("m.jsonl", "[" * 100_000, "line 1: expected a JSON object"),
+        ("m.jsonl", '{"image": "a.png", "image": "b.png"}\n', "line 1: expected a JSON object: expected each key once"),
+        ("m.jsonl", '{"image": "a\\u001b[2J.png"}\n', r"line 1: image: there is no file .*/a\\x1b\[2J\.png"),
+        ("m.csv", "image,image\na.png,a.png\n", "line 1: expected each column once, got image twice"),
+        ("m.csv", f"image\na.png\n{'x' * 300}.png\n", "line 3: image: File name too long"),
     ],
 )
 def test_bad_rows_of_a_manifest_are_named(tmp_path, name, content, said):
@@ -187,7 +194,11 @@ def test_failed_rows_are_taken_out_to_be_assessed_again(tmp_path, folder, servic
     bad.write_bytes((folder / "01.png").read_bytes())
     before = path.read_bytes().splitlines()
     assert with_results(path, ask(), [], resume=True).done == {good.key, Item(bad).key}  # left alone unless it is asked for
-    results = Results(path, ask(), resume=True, retry_failed=True)
+    other = Item(tmp_path / "other.png")
+    results = Results(path, ask(), resume=True, retry={other.key})
+    assert results.failed == 1  # not among the items of this run
+    results.close()
+    results = Results(path, ask(), resume=True, retry={Item(bad).key, other.key})
     assert results.done == {good.key}
     with pytest.raises(RowsError, match="another process"):
         Results(path, ask(), resume=True)
@@ -209,6 +220,95 @@ def test_a_file_of_something_else_is_left_as_it_is(tmp_path):
     for device in ("/dev/full", tmp_path):
         with pytest.raises(RowsError, match="expected a file"):
             RowFile(Path(device))
+
+
+@pytest.mark.parametrize("content", [b"notes without an end of line", b"\x89PNG\r\n\x1a\n" + bytes(range(200))])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_that_is_no_rows_keeps_every_byte(content, resume, tmp_path):
+    (tmp_path / "own.txt").write_bytes(content)
+    with pytest.raises(RowsError):
+        Results(tmp_path / "own.txt", ask(), resume=resume)
+    assert (tmp_path / "own.txt").read_bytes() == content
+    assert [place.name for place in tmp_path.iterdir()] == ["own.txt"]
+
+
+def test_a_name_that_is_too_long_or_no_text_is_no_traceback(tmp_path, monkeypatch):
+    with pytest.raises(RowsError, match="File name too long"):
+        RowFile(tmp_path / ("x" * 300))
+    monkeypatch.setattr(sys, "argv", ["assess.py", "\udcff.png"])
+    Results(tmp_path / "rows.jsonl", ask(query="\udcff")).close()
+    Results(tmp_path / "rows.jsonl", ask(query="\udcff"), resume=True).close()
+
+
+def die(results):
+    """What a kill leaves: the file is unlocked, and nothing is put in order."""
+    results._rows.close()
+
+
+def test_what_was_in_hand_when_a_process_died_comes_last_and_alone(tmp_path, crops, services):
+    """An image that kills its process would otherwise end every run at the same place."""
+    path, fatal = tmp_path / "rows.jsonl", crops[1]
+
+    def rows_of(results, items):
+        """The items' rows by a process that dies of `fatal`; how many it began at the most at once."""
+        left = sorted((item for item in items if item.key not in results.done), key=lambda item: item.key in results.suspects)
+        batch = Batch(services, jobs=2, pipeline="letters")
+        for item in results.begun(left):
+            if item is fatal:
+                return die(results)
+            (row,) = batch.rows([item], results.suspects)
+            results.append(row)
+        return results.close()
+
+    results = Results(path, ask())
+    taken = results.begun(crops[:3])
+    next(taken), next(taken)
+    die(results)  # with the first two in hand
+    for deaths in (1, 2, 3):
+        results = Results(path, ask(), resume=True)
+        expected = {item.key for item in crops[:2]} if deaths == 1 else {fatal.key}
+        assert set(results.suspects) == expected
+        assert results.suspects[fatal.key] == deaths - 1
+        rows_of(results, crops[:3])
+        assert [row["image"] for row in lines(path)] == [str(crops[2].image), str(crops[0].image)]
+    results = Results(path, ask(), resume=True)
+    (row,) = Batch(services, pipeline="letters").rows([fatal], results.suspects)
+    assert "3 processes died while they assessed this image alone" in row.error
+    results.append(row)
+    results.close()
+    assert not (tmp_path / "rows.jsonl.in_hand.json").exists()
+
+
+def test_suspects_are_assessed_one_at_a_time(crops, services, monkeypatch):
+    batch, most = Batch(services, jobs=3, pipeline="letters"), []
+    start = batch._start
+    monkeypatch.setattr(batch, "_start", lambda attempt: (start(attempt), most.append(len(batch._running))))
+    rows = list(batch.rows(crops[:6], {item.key: 0 for item in crops[3:6]}))
+    assert {row.image for row in rows} == {str(item.image) for item in crops[:6]}
+    assert max(most[:3]) == 3
+    assert most[3:] == [1, 1, 1]
+
+
+def test_a_model_that_is_lost_ends_the_batch_without_a_row(crops, services, monkeypatch):
+    def gone(*_, **__):
+        raise ModelLost("server http://127.0.0.1:1: expected a vLLM server, got none")
+
+    monkeypatch.setattr(TransformersSession, "read_letters", gone)
+    rows = []
+    with pytest.raises(BatchError, match="expected a vLLM server, got none"):
+        rows.extend(Batch(services, jobs=2, pipeline="letters").rows(crops[:6]))
+    assert rows == []
+
+
+def test_a_broken_card_is_a_lost_model(client, photo, monkeypatch):
+    def broken(**_):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(client.model, "forward", broken)
+    session = client.open([photo])
+    with pytest.raises(ModelLost, match="illegal memory access"):
+        session.read_letters(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), ANSWER_PREFIX, LETTERS)
+    session.close()
 
 
 def test_a_write_that_the_kernel_breaks_off_leaves_whole_rows(tmp_path):
@@ -257,6 +357,34 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(script, services, folder,
     assert [row["image"] for row in lines(path)] == list(map(str, images))
     monkeypatch.setattr("agentic_iqa_local.batch.Batch", None)  # nothing is left to do, so nothing is loaded
     assert command(script, monkeypatch, services, "--image", *images, "--out", path, "--resume") == (0, "")
+
+
+def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(script, services, folder, monkeypatch, capfd):
+    monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
+    parsed = script.parse(["--cpu", "--pipeline", "letters", "--image", str(folder / "00.png")])
+    with open("/dev/full", "w", buffering=1) as full:
+        assert script.run(parsed, services.settings, script.wanted(parsed), "cpu", full) == 1
+    said = capfd.readouterr().err
+    assert "error: stdout: a row could not be written (No space left on device); with --out FILE" in said
+
+
+@pytest.mark.parametrize(("name", "started"), [("assess", "assess_all"), ("doctor", "examine_all")])
+def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
+    module = importlib.import_module(f"agentic_iqa_local.commands.{name}")
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, started, interrupted)
+    assert module.main(["--list-tools"] if name == "assess" else []) == 130
+    assert capsys.readouterr().err.startswith("interrupted")
+
+
+@pytest.mark.parametrize("jobs", ["0", "257"])
+def test_more_at_once_than_a_process_can_have_is_wrong_usage(script, jobs, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        script.parse(["--image", "a.png", "--jobs", jobs])
+    assert "--jobs: expected 1 to 256" in capsys.readouterr().err
 
 
 def test_progress_is_told_in_lines_where_there_is_no_terminal(script, services, folder, tmp_path, monkeypatch, capfd):

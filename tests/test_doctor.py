@@ -136,6 +136,7 @@ def test_a_gpu_that_is_not_there_is_found_and_nothing_is_loaded_on_it():
         (["--gpu", "0", "--cpu"], "--gpu"),
         (["--config", "no-such-config"], "qwen2_5_vl_7b"),
         (["--timeout", "0"], "--timeout"),
+        (["--timeout", "inf"], "--timeout"),
         (["--engine", "sglang"], "--engine"),
     ],
 )
@@ -348,8 +349,9 @@ def test_a_cache_that_cannot_be_written_is_found(tmp_path, monkeypatch):
         assert found.status == "fail"
         assert f"{tmp_path / 'file'} cannot be written to" in found.found
         assert f"${variable}" in found.remedy
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "file" / "below"))
-    assert doctor.cache(setup_of(), "temporary files").status == "fail"
+    for folder in ("file/below", "not"):  # a folder that could be made is not made: Python and compilers go elsewhere
+        monkeypatch.setenv("TMPDIR", str(tmp_path / folder))
+        assert doctor.cache(setup_of(), "temporary files").status == "fail"
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "not" / "yet" / "there"))
     assert doctor.cache(setup_of(), "matplotlib").status == "pass"
     assert not (tmp_path / "not").exists()
@@ -558,6 +560,14 @@ def call(setup, host, port):
     return "pass", "connected", ""
 
 
+@check("look up", "none")
+def look_up(setup, host):
+    try:
+        return "pass", socket.gethostbyname(host), ""
+    except OSError as error:
+        return "pass", str(error), ""
+
+
 @check("number", "none")
 def number(setup):
     return "pass", str(os.getpid()), ""
@@ -616,6 +626,7 @@ def test_checks_reach_no_network_and_what_tried_to_is_told(apart):
         assert found.status == "warn"
         assert "lets nothing reach the network" in found.found
         assert found.found.endswith(f"tried to reach {host}")
+    assert apart.ask(look_up, "localhost").status == "warn"
     assert apart.ask(number).status == "pass"
 
 

@@ -4,6 +4,7 @@ that its module promises. The long forms, and how far an injection moves a score
 import importlib.util
 import json
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.assessment import Assessment
+from agentic_iqa_local.batch import ManifestError, read_manifest
 from agentic_iqa_local.config import CONFIGS, ConfigError, RoleSettings, Settings, load_settings
 from agentic_iqa_local.images import ImageError, load_image, load_pair
 from agentic_iqa_local.levels import LETTERS
@@ -158,6 +160,18 @@ def test_bombs_take_no_memory(tmp_path):
     )
     # 60,000² pixels would be 3.6 GB a channel and an unpacked chunk 200 MB; the largest of these files has 0.2 MB.
     assert int(done.stdout) * (1 if sys.platform == "darwin" else 1024) < 50 << 20
+
+
+def test_a_picture_that_would_take_hours_is_read_or_refused(tmp_path):
+    """A megabyte of 0xFF before a stuffed zero: a search for markers that backtracks there needs its square in steps."""
+    whole = PICTURES["rgb.jpg"]
+    assert whole.endswith(b"\xff\xd9")
+    (tmp_path / "a.jpg").write_bytes(whole[:-2] + b"\xff" * (1 << 20) + b"\0" + whole[-2:])
+    code = "import sys, test_hostile as t; print(t.endurance.examine_picture(t.Path(sys.argv[1])))"
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    line = [sys.executable, "-c", code, str(tmp_path / "a.jpg")]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment, timeout=120)
+    assert done.stdout.strip() in ("loaded", "refused")
 
 
 # Model output
@@ -414,6 +428,44 @@ def test_any_rows_of_a_manifest_are_read_or_refused(set_folder, rows):
 def test_any_questions_are_read_or_refused(set_folder, row):
     (set_folder / "questions.jsonl").write_text(json.dumps(row), encoding="utf-8")
     check_dataset(set_folder)
+
+
+def check_manifest(path: Path) -> None:
+    try:
+        found = read_manifest(path)
+    except ManifestError as error:
+        found = str(error)
+    if isinstance(found, str):
+        assert endurance._is_one_line(found)
+    else:
+        assert found
+        assert all(item.image.is_file() for item in found)
+
+
+@hypothesised(150)
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries(
+            {"image": PATHS | VALUES}, optional=dict.fromkeys(("reference", "query", "choices"), PATHS | VALUES)
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_any_rows_of_a_batch_are_read_or_refused_in_one_line(set_folder, rows):
+    (set_folder / "batch.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    check_manifest(set_folder / "batch.jsonl")
+
+
+BATCH_CSV = b'image,reference,query,choices\n"a.png",a.png,"Sharp, or not?",Yes|No\na.png,,,\n'
+BATCH_LINES = b'{"image": "a.png", "query": "Is it?", "choices": ["Yes", "No"]}\n{"image": "a.png", "reference": "a.png"}\n'
+
+
+@hypothesised(200)
+@given(name=st.sampled_from(["batch.csv", "batch.jsonl"]), steps=STEPS)
+def test_a_damaged_manifest_of_a_batch_is_read_or_refused_in_one_line(set_folder, name, steps):
+    (set_folder / name).write_bytes(endurance.damaged(BATCH_CSV if name.endswith("csv") else BATCH_LINES, steps))
+    check_manifest(set_folder / name)
 
 
 CSV = b'image,mos,reference,level,split\n"a.png",3.5,a.png,2,train\na.png,1,,,test\n'

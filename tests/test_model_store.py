@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import tomllib
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +32,7 @@ from agentic_iqa_local.model_store import (
     Piece,
     StoredFile,
     Truncated,
+    check_model,
     describe,
     environment,
     read_manifest,
@@ -470,8 +470,68 @@ def test_too_little_space_is_said_before_anything_is_written(bundle, places, tmp
 
 def test_a_place_that_cannot_be_written_is_named(bundle, tmp_path):
     (tmp_path / "store").write_text("a file")
+    with pytest.raises(BundleError, match=r"store: cannot be written \(File exists\)"):
+        unpack(bundle, tmp_path / "store")
+    (tmp_path / "store").unlink()
+    (tmp_path / "store" / "tools").mkdir(parents=True)
+    (tmp_path / "store" / "tools" / "hub").write_text("a file")
     with pytest.raises(BundleError, match=r"store/tools/hub/checkpoints/y-12345678\.pth: cannot be written"):
         unpack(bundle, tmp_path / "store")
+
+
+def test_a_new_edition_of_a_model_leaves_nothing_of_the_old_one(tmp_path):
+    """transformers prefers model.safetensors to the shards of an index: the old weights would answer."""
+    old = make_files(tmp_path / "old", {"vlm/config.json": 10, "vlm/model.safetensors": 600, "tools/hub/pyiqa/x.pth": 7})
+    new = make_files(tmp_path / "new", {"vlm/config.json": 11, "vlm/model-1.safetensors": 300, "tools/hub/pyiqa/y.pth": 8})
+    store = tmp_path / "store"
+    for name, files in (("a", old), ("b", new)):
+        make_bundle(files, tmp_path / f"{name}.tar")
+        unpack(tmp_path / f"{name}.tar", store)
+    assert sorted(place.name for place in (store / "vlm").iterdir()) == ["config.json", "model-1.safetensors"]
+    assert {file.path for file in store_manifest(store).files} == {*new, "tools/hub/pyiqa/x.pth"}  # tools' weights add up
+    assert verify(store) == []
+
+
+def test_a_file_that_a_models_manifest_does_not_name_is_refused(bundle, tmp_path, monkeypatch):
+    store = tmp_path / "store"
+    unpack(bundle, store)
+    monkeypatch.setenv("AGENTIC_IQA_MODELS", str(store))
+    check_model(store / "vlm")
+    check_model(tmp_path)  # no bundle brought it
+    stranger = store / "vlm" / "chat_template.jinja"
+    stranger.write_text("from elsewhere")
+    assert verify(store) == [f"{stranger}: expected files of {store / 'manifest.json'} only, got this one; remove it"]
+    with pytest.raises(BundleError, match=r"chat_template\.jinja: expected files of"):
+        check_model(store / "vlm")
+    stranger.unlink()
+    weights = bytearray((store / "vlm" / "model.safetensors").read_bytes())
+    weights[1500] ^= 1
+    (store / "vlm" / "model.safetensors").write_bytes(weights)
+    with pytest.raises(BundleError, match=r"model\.safetensors is damaged or was changed"):
+        check_model(store / "vlm")
+
+
+def test_two_bundles_at_once_are_not_unpacked_into_one_store(bundle, places, tmp_path):
+    make_bundle(places, tmp_path / "other.tar")
+    refused = []
+
+    def meanwhile(path, size):
+        if not refused:
+            with pytest.raises(BundleError, match="another process unpacks into it"):
+                unpack(tmp_path / "other.tar", tmp_path / "store")
+            refused.append(path)
+
+    unpack(bundle, tmp_path / "store", progress=meanwhile)
+    assert refused
+    assert verify(tmp_path / "store") == []
+
+
+@pytest.mark.parametrize("given", ["../store", "a/../store", "store/"])
+def test_a_models_folder_may_be_given_by_any_path(given, tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a" if given.startswith("..") else tmp_path)
+    monkeypatch.setenv("AGENTIC_IQA_MODELS", given)
+    assert model_store.models_root() == tmp_path / "store"
 
 
 # the store in use
@@ -605,7 +665,7 @@ def test_a_tools_weights_and_its_backbone_are_fetched_with_source_and_licence(hu
 
 
 def test_licences_that_bind_are_shown_and_nothing_is_taken_without_an_answer(hub, tmp_path, capsys):
-    assert fetch_models.main(["--tools", "TOPIQ_NR", "--out", str(tmp_path / "tools.tar")]) == 2
+    assert fetch_models.main(["--tools", "TOPIQ_NR", "--out", str(tmp_path / "tools.tar")]) == 1
     said = capsys.readouterr().err
     assert "pyiqa, which runs the tools: PolyForm-Noncommercial-1.0.0" in said
     assert "no commercial use" in said
@@ -617,7 +677,7 @@ def test_licences_that_bind_are_shown_and_nothing_is_taken_without_an_answer(hub
 def test_a_download_that_is_not_what_the_hub_says_is_removed(hub, tmp_path, capsys):
     hub.spoil = b"!"
     line = ["--tools", "TOPIQ_NR", "--out", str(tmp_path / "tools.tar"), "--accept-licences"]
-    assert fetch_models.main(line) == 2
+    assert fetch_models.main(line) == 1
     assert "expected a file whose SHA-256 begins with" in capsys.readouterr().err
     assert not (tmp_path / "tools.tar").exists()
 
@@ -627,7 +687,7 @@ def test_a_models_repository_is_pinned_and_leaves_pickles_and_code_behind(hub, t
     section = {"backend": "transformers.VL"}
     config.write_text(json.dumps({"planner": section, "executor": section, "summarizer": section}))
     line = ["--config", str(config), "--out", str(tmp_path / "vl.tar")]
-    assert fetch_models.main(line) == 2
+    assert fetch_models.main(line) == 1
     assert "--repo VL=ORG/NAME@REVISION" in capsys.readouterr().err
     assert fetch_models.main([*line, "--repo", "VL=org/VL@v1.0"]) == 0
     assert [file.path for file in read_manifest(tmp_path / "vl.tar")[0].files] == ["VL/config.json", "VL/model.safetensors"]
@@ -662,17 +722,32 @@ def test_a_snapshot_that_lies_in_a_cache_is_taken_from_there(tmp_path):
 
 
 @pytest.mark.parametrize(("engine", "lock"), [("transformers", "constraints.txt"), ("vllm", "constraints-gpu.txt")])
-def test_wheels_are_those_of_the_engines_lock(engine, lock, tmp_path, monkeypatch):
+def test_wheels_are_those_of_the_engines_lock_and_listed_with_their_hashes(engine, lock, tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr(fetch_models.subprocess, "run", lambda line, **_: lines.append(line) or SimpleNamespace(returncode=1))
+
+    def pip(line, **_):
+        lines.append(line)
+        source, folder = Path(line[-1]), Path(line[line.index("--wheel-dir") + 1])
+        assert {"pyproject.toml", "agentic_iqa_local", "configs", "models"} <= {place.name for place in source.iterdir()}
+        assert source != ROOT  # pip leaves files where it builds
+        folder.mkdir(parents=True)
+        with zipfile.ZipFile(folder / "Own_Name-1.0+cpu-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("own_name-1.0+cpu.dist-info/METADATA", "Metadata-Version: 2.1\nName: own-name\nVersion: 1.0+cpu\n")
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(fetch_models.subprocess, "run", pip)
+    wheel, requirements = fetch_models.wheels(engine, tmp_path / "wheels")
+    (line,) = lines
+    assert "--no-deps" in line
+    assert line[line.index("--requirement") + 1] == str(ROOT / lock)
+    sha256 = hashlib.sha256(wheel.file.read_bytes()).hexdigest()
+    assert (requirements.path, requirements.file.read_text()) == (
+        "wheels/requirements.txt",
+        f"own-name==1.0+cpu --hash=sha256:{sha256}\n",
+    )
+    monkeypatch.setattr(fetch_models.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1))
     with pytest.raises(fetch_models.FetchError, match="pip ended with status 1"):
         list(fetch_models.wheels(engine, tmp_path / "wheels"))
-    (line,) = lines
-    assert line[line.index("--constraint") + 1] == str(ROOT / lock)
-    extras = line[-1].removeprefix(f"{ROOT}[").removesuffix("]").split(",")
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras) <= set(known)
-    assert ("vllm" in extras) == (engine == "vllm")
 
 
 @pytest.mark.parametrize(
@@ -689,6 +764,62 @@ def test_the_licence_of_a_wheel_is_what_its_metadata_say(metadata, licence, tmp_
     with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("a-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: a\nVersion: 1\n{metadata}".encode())
     assert fetch_models.wheel_licence(tmp_path / "a-1-py3-none-any.whl") == licence
+
+
+def test_a_local_weight_that_is_not_what_its_name_says_is_refused_and_kept(tmp_path, capsys):
+    weight = "checkpoints/alexnet-owt-7be5be79.pth"
+    place = make_files(tmp_path / "hub", {weight: 50, "pyiqa/LPIPS_v0.1_alex-df73285e.pth": 50})[weight]
+    line = ["--tools", "LPIPS", "--weights", str(tmp_path / "hub"), "--out", str(tmp_path / "a.tar"), "--accept-licences"]
+    assert fetch_models.main(line) == 1
+    assert f"{place}: expected a file whose SHA-256 begins with 7be5be79" in capsys.readouterr().err
+    assert place.is_file()
+    assert not (tmp_path / "a.tar").exists()
+
+
+def own_model(tmp_path: Path, files: dict[str, str], path: str | None = None) -> list[str]:
+    """Arguments for a bundle of a local model VL whose folder (`path`, else VL) holds `files`."""
+    config, section = tmp_path / "mine.yaml", {"backend": "transformers.VL"}
+    models = {"models": {"VL": {"path": path}}} if path else {}
+    config.write_text(json.dumps(dict.fromkeys(("planner", "executor", "summarizer"), section) | models))
+    for name, content in files.items():
+        (tmp_path / "models" / (path or "VL")).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "models" / (path or "VL") / name).write_text(content)
+    return ["--config", str(config), "--models", str(tmp_path / "models"), "--out", str(tmp_path / "vl.tar"), "--accept-licences"]
+
+
+INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
+
+
+@pytest.mark.parametrize(
+    ("files", "absent"),
+    [
+        ({"model.safetensors": "w"}, "config.json"),
+        ({"config.json": "{}", "model-1.safetensors": "w", "model.safetensors.index.json": INDEX}, "model-2.safetensors"),
+    ],
+)
+def test_a_local_model_that_lacks_a_part_gives_no_bundle(files, absent, tmp_path, capsys):
+    assert fetch_models.main(own_model(tmp_path, files)) == 1
+    assert f"expected {absent} (" in capsys.readouterr().err
+    assert not (tmp_path / "vl.tar").exists()
+
+
+def test_a_bundle_has_a_model_where_its_configuration_looks_for_it(tmp_path, capsys):
+    files = {"config.json": "{}", "model.safetensors": "w"}
+    assert fetch_models.main(own_model(tmp_path, files, path="Elsewhere")) == 0
+    said = capsys.readouterr().out
+    assert {file.path for file in read_manifest(tmp_path / "vl.tar")[0].files} == {f"Elsewhere/{name}" for name in files}
+    rsync = next(line for line in said.splitlines() if "rsync" in line)
+    assert f"{tmp_path / 'vl.tar'} {tmp_path / 'vl.tar.sha256'} {tmp_path / 'mine.yaml'} SERVER:" in rsync
+    assert fetch_models.main(own_model(tmp_path, {}, path="/absolute")) == 2
+    assert "models.VL.path: expected the name of a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--models", "--weights", "--huggingface"])
+def test_a_folder_that_is_not_there_is_wrong_usage_and_nothing_is_downloaded(option, hub, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        fetch_models.main(["--tools", "TOPIQ_NR", option, str(tmp_path / "none"), "--accept-licences"])
+    assert f"{option}: expected a folder" in capsys.readouterr().err
+    assert hub.downloaded == []
 
 
 def test_every_weight_of_the_tools_table_has_a_source(tmp_path, monkeypatch):

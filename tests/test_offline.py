@@ -2,6 +2,7 @@
 package installed from its wheel; a tool's weights carried by a bundle."""
 
 import ast
+import importlib.metadata
 import json
 import os
 import shutil
@@ -228,6 +229,21 @@ print(row.model_dump_json(include={"q", "final_answer", "error"}))
     row, expected = json.loads(line), assess(photo_path, services=services)
     assert row["final_answer"] == expected.final_answer
     assert row["q"] == pytest.approx(expected.q, abs=1e-5)
+    assert asked(events) == []
+
+
+def test_the_installed_command_assesses_a_photograph(installed, offline, photo_path):
+    (names,) = installed.glob("*.dist-info/entry_points.txt")
+    entries = importlib.metadata.Distribution.at(names.parent).entry_points
+    commands = {entry.name: entry.value for entry in entries.select(group="console_scripts")}
+    assert commands.keys() == {"agentic-iqa", "agentic-iqa-doctor"}
+    module, _, function = commands["agentic-iqa"].partition(":")
+    code = f"import sys, {module} as command; print(command.__file__, file=sys.stderr); sys.exit(command.{function}())"
+    line = ("-c", code, "--image", photo_path, "--cpu", "--pipeline", "letters")
+    done, events = offline(*line, PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert str(installed) in done.stderr
+    assert json.loads(done.stdout)["error"] is None
     assert asked(events) == []
 
 

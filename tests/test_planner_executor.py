@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -413,3 +414,22 @@ def test_slow_tools_are_not_offered_but_can_be_named(picture):
     assert "MAD" not in prompts(client, "SelectionReply")[0].case
     named = execute(client, tools, picture, required_tool="MAD")
     assert named.quality_scores == {"Global": {"Blurs": ("MAD", 2.0)}}
+
+
+def test_no_model_computes_while_a_tool_runs_that_changes_parts_of_transformers(picture):
+    """Q-Align puts classes of its own in place of transformers' Llama; another assessment's thread would compute with them."""
+    held = []
+
+    class Tools(ScriptedTools):
+        def score(self, name, *pictures):
+            held.append((name, client.lock.locked()))
+            return super().score(name, *pictures)
+
+    client = ScriptedClient(scripted_answers())
+    client.lock = threading.Lock()
+    services = scripted_services(client, Tools({"QAlign": 3.0, "NIQE": 3.0}))
+    services.pool.clients["transformers.again"] = client  # one model under two names is held once
+    images = OpenImages(services, str(picture))
+    images.score("QAlign"), images.score("NIQE")
+    assert held == [("QAlign", True), ("NIQE", False)]
+    assert not client.lock.locked()

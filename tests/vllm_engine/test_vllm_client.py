@@ -21,7 +21,7 @@ from agentic_iqa_local.prompts import (
     summarizer_prompt,
 )
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 from agentic_iqa_local.vlm_client.vllm_client import VllmClient, gpu_share
 
@@ -87,6 +87,32 @@ def test_a_closed_client_refuses_and_frees_its_engine(pictures):
     assert not hasattr(lone.engine, "_engine")
     with pytest.raises(VLMError, match="has stopped"):
         session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+
+
+def test_an_engine_whose_memory_ran_out_is_loaded_again_for_half_as_many(pictures, monkeypatch):
+    ours = VllmClient("embedded", ModelSettings(path=str(EMBEDDED), max_in_flight=4), "cpu")
+    try:
+        expected = ours.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+        first = ours.engine
+
+        def no_memory():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        monkeypatch.setattr(first._engine, "step", no_memory)
+        with pytest.raises(OutOfMemory, match="Tried to allocate"):
+            ours.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+        assert (ours.engine is first, ours.engine.config.scheduler_config.max_num_seqs) == (False, 2)
+        assert difference(ours.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS), expected) < BOUND
+
+        def broken():
+            raise ValueError("something else")
+
+        monkeypatch.setattr(ours.engine._engine, "step", broken)
+        for _ in range(2):  # every later call would fail too
+            with pytest.raises(ModelLost, match="something else"):
+                ours.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+    finally:
+        ours.close()
 
 
 def test_the_engine_takes_of_a_card_what_the_tools_leave(monkeypatch):
