@@ -40,6 +40,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
 from packaging.metadata import parse_email
+from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,6 +127,7 @@ CARRIED = {".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken", ".m
 PICKLED = {".bin"}
 # What an offline installation for an engine consists of.
 LOCKS = {"transformers": "constraints.txt", "vllm": "constraints-gpu.txt"}
+LONGEST_NAME = 100  # of a file in a tar archive
 REQUIREMENTS = f"{WHEELS}/requirements.txt"
 TRIES = 5
 
@@ -341,12 +343,21 @@ def wheels(engine: str, folder: Path) -> Iterator[Wanted]:
         ).returncode:
             raise FetchError(f"wheels: pip ended with status {status}; its own message stands above")
     requirements = []
-    for wheel in sorted(folder.glob("*.whl")):
+    for wheel in sorted(map(with_short_name, folder.glob("*.whl"))):
         name, version, _, _ = parse_wheel_filename(wheel.name)
         requirements.append(f"{name}=={version} --hash=sha256:{file_hash(wheel)}\n")
         yield Wanted(f"{WHEELS}/{wheel.name}", wheel, f"pip wheel {wheel.name}", wheel_licence(wheel))
     (folder / "requirements.txt").write_text("".join(requirements), encoding="utf-8")
     yield Wanted(REQUIREMENTS, folder / "requirements.txt", "this script", OWN)
+
+
+def with_short_name(wheel: Path) -> Path:
+    """The wheel, renamed where an archive cannot hold its name: of its platforms only the one that fits here best is kept."""
+    if len(wheel.name) <= LONGEST_NAME:
+        return wheel
+    tags = parse_wheel_filename(wheel.name)[-1]
+    best = next(tag for tag in sys_tags() if tag in tags)
+    return wheel.rename(wheel.with_name(f"{wheel.name.rpartition('-')[0]}-{best.platform}.whl"))
 
 
 def wheel_licence(wheel: Path) -> str:

@@ -20,6 +20,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 from conftest import EMBEDDED, ROOT
+from packaging.tags import sys_tags
 from pydantic import ValidationError
 
 from agentic_iqa_local import model_store
@@ -748,6 +749,18 @@ def test_wheels_are_those_of_the_engines_lock_and_listed_with_their_hashes(engin
     monkeypatch.setattr(fetch_models.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1))
     with pytest.raises(fetch_models.FetchError, match="pip ended with status 1"):
         list(fetch_models.wheels(engine, tmp_path / "wheels"))
+
+
+def test_a_wheel_whose_name_no_archive_holds_keeps_the_platform_that_fits_best(tmp_path):
+    best = next(tag for tag in sys_tags() if tag.platform != "any")
+    others = "manylinux2014_mips64.manylinux_2_17_mips64.manylinux_2_28_mips64.manylinux_2_31_mips64"
+    wheel = tmp_path / f"charset_normalizer-3.5.2-{best.interpreter}-{best.abi}-{others}.{best.platform}.whl"
+    wheel.write_bytes(b"a wheel")
+    assert len(wheel.name) > 100
+    short = fetch_models.with_short_name(wheel)
+    assert short.name == f"charset_normalizer-3.5.2-{best.interpreter}-{best.abi}-{best.platform}.whl"
+    assert short.read_bytes() == b"a wheel"
+    assert fetch_models.with_short_name(short) == short
 
 
 @pytest.mark.parametrize(
