@@ -34,7 +34,7 @@ import shutil
 import struct
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -212,7 +212,7 @@ def unlisted(root: Path, manifest: Manifest, *folders: str) -> list[str]:
 
 
 def _own_folders(manifest: Manifest) -> set[str]:
-    """The folders that are one bundle's alone: a model's, and the wheels. Tools' weights of several bundles lie together."""
+    """The folders that are one bundle's alone: models'. Tools' weights of several bundles lie together."""
     return {file.path.partition("/")[0] for file in manifest.files} - {PurePosixPath(HUB).parts[0]}
 
 
@@ -457,7 +457,7 @@ def verify(bundle: str | Path, expect: str | None = None, progress: Progress = _
 
 
 def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, progress: Progress = _silent) -> Manifest:
-    """Puts a bundle's files into the store `root` and returns its manifest.
+    """Puts a bundle's files, but for wheels, into the store `root` and returns their manifest.
 
     A file gets its name only when its bytes are those of the manifest; what lies there with the right bytes is kept, so an
     interrupted run, or one that met a truncated archive, is gone on with by the same call. What an earlier bundle brought of
@@ -466,15 +466,22 @@ def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, prog
     """
     root = models_root(root)
     with _opened(Path(bundle), expect) as source, _alone(root):
-        before = store_manifest(root)
-        joined = _joined(before, source.manifest)
-        _copy(source, root, progress)
+        before, new = store_manifest(root), _without_wheels(source.manifest)
+        joined = _joined(before, new)
+        _copy(source, root, progress, new.files)
         kept = {file.path for file in joined.files}
         for file in before.files if before else ():
             if file.path not in kept:
                 (root / file.path).unlink(missing_ok=True)
         _write_manifest(root, _serialised(joined))
-    return source.manifest
+    return new
+
+
+def _without_wheels(manifest: Manifest) -> Manifest:
+    """They are installed from the bundle; a store has no use for them."""
+    files = tuple(file for file in manifest.files if not file.path.startswith(f"{WHEELS}/"))
+    contents = tuple(line for line in manifest.contents if not line.startswith(WHEELS))
+    return manifest.model_copy(update={"files": files, "contents": contents})
 
 
 @contextmanager
@@ -540,7 +547,7 @@ def write_bundle(
     if archive:
         _write_archive(out, raw, source, progress)
     else:
-        _copy(source, out, progress)
+        _copy(source, out, progress, manifest.files)
         _write_manifest(out, raw)
     return sha256
 
@@ -595,11 +602,11 @@ def _write_manifest(folder: Path, raw: bytes) -> None:
     _place([raw], folder / MANIFEST)
 
 
-def _copy(source: _Archive | _Folder, root: Path, progress: Progress) -> None:
-    """Writes every file of `source` that does not lie in `root` already."""
-    for entry in source.manifest.files:
+def _copy(source: _Archive | _Folder, root: Path, progress: Progress, files: Sequence[StoredFile]) -> None:
+    """Writes those of `files` of `source` that do not lie in `root` already."""
+    for entry in files:
         _refuse_links(root, entry.path)
-    missing = [entry for entry in source.manifest.files if not _whole(root / entry.path, entry)]
+    missing = [entry for entry in files if not _whole(root / entry.path, entry)]
     _require_space(root, sum(entry.size for entry in missing))
     for entry in missing:
         _place(_reported(source.read(entry), entry.path, progress), root / entry.path)

@@ -493,6 +493,20 @@ def test_a_new_edition_of_a_model_leaves_nothing_of_the_old_one(tmp_path):
     assert verify(store) == []
 
 
+def test_wheels_stay_in_the_bundle(tmp_path):
+    files = make_files(tmp_path / "files", {"vlm/config.json": 10, "wheels/a-1-py3-none-any.whl": 50})
+    pieces = [Piece(path, file, "made by a test", "mit") for path, file in files.items()]
+    write_bundle(tmp_path / "a.tar", describe(pieces, ["a model", "wheels of an engine"]), files)
+    unpacked = unpack(tmp_path / "a.tar", tmp_path / "store")
+    assert ([file.path for file in unpacked.files], unpacked.contents) == (["vlm/config.json"], ("a model",))
+    assert store_manifest(tmp_path / "store") == unpacked
+    assert not (tmp_path / "store" / "wheels").exists()
+    damaged = bytearray((tmp_path / "a.tar").read_bytes())
+    damaged[-1100] ^= 1  # in the last file, before two empty blocks
+    (tmp_path / "a.tar").write_bytes(damaged)
+    assert "wheels/a-1-py3-none-any.whl" in refusal(tmp_path / "a.tar")
+
+
 def test_a_file_that_a_models_manifest_does_not_name_is_refused(bundle, tmp_path, monkeypatch):
     store = tmp_path / "store"
     unpack(bundle, store)
