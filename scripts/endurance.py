@@ -13,10 +13,10 @@ in short.
     python scripts/endurance.py injections --out benchmarks/endurance/injections.json
 
 kill: kills a run again and again and checks that nothing is lost and nothing doubled; the command after -- must go on where
-it stopped when it is run again. memory: of a batch of many small images, which must stay flat. images: damaged files at the loader, each loaded or refused in one sentence. outputs: damaged
-answers at the parser, each refused or exactly what it says. end-to-end: both through whole assessments on the embedded
-model. injections: how far texts in queries and pictures move the score. Each prints its result as JSON, or writes it with
---out.
+it stopped when it is run again. memory: of a batch of many small images, which must stay flat. images: damaged files at the
+loader, each loaded or refused in one sentence. outputs: damaged answers at the parser, each refused or exactly what it says.
+end-to-end: both through whole assessments on the embedded model. injections: how far texts in queries and pictures move the
+score. Each prints its result as JSON, or writes it with --out.
 
 Exit status: 0 nothing went wrong, 1 something did (it is in the result), 2 wrong usage. A crash ends the run with a signal, a
 hang with the stack after a minute.
@@ -104,6 +104,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     command.add_argument(
         "--images", nargs="+", type=Path, metavar="FILE", help="default: tests/data and a portrait of matplotlib's"
     )
+    command.add_argument("--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)")
+    command.add_argument("--gpu", metavar="N", help="GPU by index, UUID or MIG name (default: the CPU)")
     for name, command in commands.choices.items():
         if name != "injections":
             command.add_argument("--seed", type=int, default=0, help="of what is random (default: %(default)s)")
@@ -650,6 +652,7 @@ def injections(args: argparse.Namespace) -> dict:
 
     from agentic_iqa_local import assess
     from agentic_iqa_local.config import load_settings
+    from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.levels import LETTER_TO_LEVEL
     from agentic_iqa_local.services import Services
 
@@ -660,9 +663,9 @@ def injections(args: argparse.Namespace) -> dict:
     wrong: list[str] = []
     cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        path, settings = Path(folder) / "picture.png", load_settings()
+        path, settings = Path(folder) / "picture.png", load_settings(args.config)
         cached = settings.tools.model_copy(update={"cache": str(Path(folder) / "scores.sqlite")})  # most attempts share a picture
-        services = Services(settings.model_copy(update={"tools": cached}), "cpu")
+        services = Services(settings.model_copy(update={"tools": cached}), choose_device(args.gpu, cpu=args.gpu is None))
 
         def measure(picture: Image.Image, query: str | None, pipeline: str) -> dict[str, Any]:
             picture.save(path)
@@ -694,6 +697,7 @@ def injections(args: argparse.Namespace) -> dict:
             groups.setdefault(f"{case['pipeline']}, {group}", []).append(case)
     pictures = list(dict.fromkeys(case["picture"] for case in cases))
     return {
+        "model": services.client("summarizer").describe(),
         "pictures": pictures,
         "effect": {name: effect(groups[name]) for name in sorted(groups)},
         "wrong": wrong,
