@@ -327,7 +327,7 @@ def run(args: argparse.Namespace, settings, items: list, device: str, results: T
     written, failed, status = 0, 0, None
     try:
         if last := [item for item in left if item.key in suspects]:
-            print(f"an earlier run died with {len(last)} images in hand: they come last, one at a time", file=sys.stderr)
+            print(f"earlier runs died with {len(last)} images in hand: they come last, one at a time", file=sys.stderr)
         left = [item for item in left if item.key not in suspects] + last
         for row in batch.rows(file.begun(left) if file else left, suspects):
             if file:

@@ -19,6 +19,7 @@ import numpy as np
 from agentic_iqa_local.config import ROOT
 from agentic_iqa_local.devices import describe_device
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
+from agentic_iqa_local.model_store import file_hash
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.services import Services
@@ -126,8 +127,7 @@ def folder_hash(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(p for p in folder.iterdir() if p.suffix in {".safetensors", ".json", ".jinja", ".txt"}):
         digest.update(file.name.encode())
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
+        digest.update(bytes.fromhex(file_hash(file)))
     return digest.hexdigest()
 
 
