@@ -55,7 +55,7 @@ PACKAGES = ("pillow", "numpy", "pydantic", "torch", "transformers", "llguidance"
 
 PNG = b"\x89PNG\r\n\x1a\n"
 Step = tuple[str, float, bytes]  # what to do, where (0 to 1 of the length), with which bytes
-STEPS = ("flip", "overwrite", "insert", "delete", "repeat", "truncate", "header", "checksums")
+STEPS = ("flip", "overwrite", "insert", "delete", "repeat", "flood", "truncate", "header", "checksums")
 NUMBERS = (
     b"\0",
     b"\1",
@@ -269,7 +269,8 @@ def valid_pictures(photo: Image.Image) -> dict[str, bytes]:
 
 
 def damaged(content: bytes, steps: Iterable[Step]) -> bytes:
-    """`content` after `steps`; "header" overwrites within the first 64 bytes, "checksums" makes those of a PNG right again."""
+    """`content` after `steps`; "header" overwrites within the first 64 bytes, "flood" inserts 100 kB of one byte (what reads
+    those with a search that backtracks takes minutes), "checksums" makes those of a PNG right again."""
     data = bytearray(content)
     for kind, place, extra in steps:
         at = int(place * (min(len(data), 64) if kind == "header" else len(data)))
@@ -283,6 +284,8 @@ def damaged(content: bytes, steps: Iterable[Step]) -> bytes:
             del data[at : at + 1 + len(extra)]
         elif kind == "repeat":
             data[at:at] = data[at : at + 64 * len(extra)]
+        elif kind == "flood":
+            data[at:at] = extra[:1] * 100_000
         elif kind == "truncate":
             del data[at:]
         elif kind == "checksums" and data.startswith(PNG):
