@@ -35,7 +35,7 @@ from agentic_iqa_local.nodes.ask import with_each_key_once
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.rows import RowFile, RowsError, check_run, write_run, write_whole
-from agentic_iqa_local.services import Services
+from agentic_iqa_local.services import ALONE, Services
 from agentic_iqa_local.state import check_choices, check_query
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, PixelLimits, VLMClient, VLMSession
 
@@ -154,11 +154,11 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
     """(line, cells by column without the empty ones, or what is wrong with them)."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, skipinitialspace=True)
-        if doubled := [name for name in reader.fieldnames or () if reader.fieldnames.count(name) > 1]:
+        if doubled := [name for name in reader.fieldnames or () if name and reader.fieldnames.count(name) > 1]:
             yield 1, f"expected each column once, got {doubled[0]} twice"
             return
         for row in reader:
-            cells = {name: cell for name, cell in row.items() if cell}
+            cells = {name: cell for name, cell in row.items() if cell and name != ""}
             yield reader.line_num, "more cells than the header has" if None in cells else cells
 
 
@@ -314,12 +314,19 @@ class Results:
             return {}
         return {key: suspects.get(key, 0) + (in_hand == [key]) for key in (*suspects, *in_hand)}
 
-    def close(self) -> None:
-        """Ends an orderly run: whatever is in hand now, no process died of."""
-        if self.suspects:
-            self._note(set())
-        else:
-            self._hands.unlink(missing_ok=True)
+    def settle(self, *, lost: bool = False) -> None:
+        """Notes that no process died of what is in hand; where the model was `lost`, it is suspected all the same."""
+        if lost:
+            self.suspects |= {key: self.suspects.get(key, 0) for key in self._in_hand}
+        with suppress(RowsError):  # on a full disk the note of before stays: too much is suspected
+            if self.suspects:
+                self._note(set())
+            else:
+                self._hands.unlink(missing_ok=True)
+
+    def close(self, *, lost: bool = False) -> None:
+        """Ends an orderly run, or one whose model was `lost`."""
+        self.settle(lost=lost)
         self._rows.close()
 
 
@@ -499,7 +506,8 @@ class Batch:
         """A row for each item, as soon as it is there.
 
         `suspects` are keys of items that a process may have died of, each with how often one did: they are assessed alone,
-        and one that MOST_DEATHS died of is a failure. Raises BatchError when the model is lost or too many assessments hang.
+        and one that MOST_DEATHS died of is a failure. Raises ModelLost, without a row for what was in hand, and BatchError when
+        too many assessments hang, or one that keeps all others from the model.
         """
         items, again, self._suspects = iter(items), deque(), dict(suspects or {})
         self._looked = time.monotonic()
@@ -509,16 +517,14 @@ class Batch:
                 return
             attempt, row = self._next()
             if attempt.lost:
-                raise BatchError(attempt.lost)
+                raise ModelLost(attempt.lost)
             if later := self._another(attempt):
                 again.append(later)
             elif row.error is None or not self.stopping:
                 yield self._final(attempt, row)
-            if len(self._hung) >= MOST_HUNG:
+            if len(self._hung) >= MOST_HUNG or any(tool in ALONE for hung in self._hung for tool in hung.busy):
                 hung = ", ".join(f"{printable(a.item.image)} {a.where}" for a in self._hung)
-                raise BatchError(
-                    f"{len(self._hung)} assessments do not return ({hung}); find out what hangs there, or raise --timeout"
-                )
+                raise BatchError(f"assessments do not return ({hung}); find out what hangs there, or raise --timeout")
 
     def _begin(self, items: Iterator[Item], again: deque[_Attempt]) -> None:
         while not self.stopping and not any(attempt.rung for attempt in self._running):

@@ -59,7 +59,10 @@ PLAIN = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTISED = {"8bit": 1.0, "4bit": 0.55}  # bytes of a weight, nf4's scales included
 # As transformers_client leaves them unquantised, by a level of the tensor's name.
 KEPT = {"visual", "vision_tower", "vision_model", "lm_head", "embed_tokens"}
-ENVIRONMENT = "run it in the project's environment: bash scripts/with_env.sh python scripts/doctor.py"
+ENVIRONMENT = (
+    "run it in the project's environment: bash scripts/with_env.sh python scripts/doctor.py, or without a network in one made of a "
+    "bundle's wheels (docs/air_gapped.md)"
+)
 OWN_ERRORS = (VLMError, ToolError, CalibrationError, ConfigError, DeviceError, BundleError)
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
@@ -247,7 +250,7 @@ def driver_cuda() -> tuple[int, int] | None:
     return version.value // 1000, version.value % 1000 // 10
 
 
-@check("torch", "install torch anew: bash scripts/with_env.sh")
+@check("torch", "install torch anew: bash scripts/with_env.sh, or from a bundle's wheels")
 def torch_build(setup: Setup) -> Finding:
     """Does torch's build fit the NVIDIA driver, as far as a GPU is meant?"""
     import torch

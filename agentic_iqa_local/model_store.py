@@ -188,8 +188,8 @@ def verified(root: str | Path, path: str) -> bool:
 
 def check_model(folder: str | Path) -> None:
     """Raises BundleError unless a model's folder in the store is as the manifest says; silent for one that no bundle brought."""
-    root, folder = models_root(), Path(os.path.abspath(folder))
-    manifest = store_manifest(root) if folder.is_relative_to(root) else None
+    root, folder = models_root().resolve(), Path(folder).resolve()
+    manifest = store_manifest(root) if root in folder.parents else None
     entries = [file for file in manifest.files if (root / file.path).is_relative_to(folder)] if manifest else []
     if entries and (strange := unlisted(root, manifest, folder.relative_to(root).parts[0])):
         raise BundleError(strange[0])
@@ -487,22 +487,26 @@ def _without_wheels(manifest: Manifest) -> Manifest:
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """While this process alone unpacks into `root`, which is made and, where nothing came to lie in it, removed."""
-    made = not root.exists()
+    made, place = not root.exists(), root / ".lock"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        folder = os.open(root, os.O_RDONLY)
+        lock = place.open("ab")
     except OSError as error:
         raise BundleError(f"{root}: cannot be written ({error.strerror}); choose another folder") from error
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise BundleError(f"{root}: another process unpacks into it; wait for it") from error
-    finally:
-        os.close(folder)
-        if made:
-            with suppress(OSError):
-                root.rmdir()
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BundleError(f"{root}: another process unpacks into it; wait for it") from error
+        except OSError:
+            pass  # a file system without locks
+        try:
+            yield
+        finally:
+            place.unlink(missing_ok=True)
+            if made:
+                with suppress(OSError):
+                    root.rmdir()
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,7 @@ def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
         if sync:
             _sync_folder(path)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise WriteError(f"{path}: could not be written ({error.strerror}); make room there or choose another --out") from error
 
 

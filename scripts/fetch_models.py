@@ -245,7 +245,13 @@ def require_whole(folder: Path, names: Iterable[str]) -> None:
     """Raises FetchError for a local model without its configuration or one of its shards."""
     needed = {"config.json": "a model's configuration"}
     for index in (name for name in names if name.endswith(".safetensors.index.json")):
-        needed |= dict.fromkeys(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values(), index)
+        try:
+            shards = dict(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]).values()
+        except (ValueError, KeyError, TypeError) as error:
+            raise FetchError(
+                f"{folder / index}: expected a weight_map, the file is damaged; copy the model there again"
+            ) from error
+        needed |= dict.fromkeys(shards, index)
     for name, why in needed.items():
         if name not in names:
             raise FetchError(f"{folder}: expected {name} ({why}), found none; copy the model there again")
@@ -333,10 +339,11 @@ def wheels(engine: str, folder: Path) -> Iterator[Wanted]:
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as place:
         # pip builds from a copy: it leaves files in the source, and would pack what an earlier build left there.
-        source = shutil.copytree(
-            ROOT, Path(place) / "source", ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "models")
-        )
-        shutil.copytree(ROOT / "models" / "embedded", source / "models" / "embedded")
+        source = Path(place) / "source"
+        for part in ("agentic_iqa_local", "configs", "models/embedded"):
+            shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
+        for file in ("pyproject.toml", "README.md"):
+            shutil.copyfile(ROOT / file, source / file)
         line = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps", "--wheel-dir", str(folder)]
         if status := subprocess.run(
             [*line, "--requirement", str(ROOT / LOCKS[engine]), str(source)], stdout=sys.stderr
@@ -548,11 +555,16 @@ def directions(out: Path, manifest: Manifest, sha256: str, args: argparse.Namesp
     bundle = shlex.quote(out.name)
     store = "python -m agentic_iqa_local.model_store"
     own = [Path(file).absolute() for file in (args.config, settings.tools.maps) if file and Path(file).is_file()]
-    copied = [out, *([] if args.no_archive else [out.with_name(f"{out.name}.sha256")]), *own]
-    rsync = f"rsync {'-a' if args.no_archive else '--append-verify'} {shlex.join(map(str, copied))} SERVER:"
+    beside = [*([] if args.no_archive else [out.with_name(f"{out.name}.sha256")]), *own]
+    copying = [f"rsync {'-a' if args.no_archive else '--append-verify'} {shlex.quote(str(out))} SERVER:"]
+    copying += [f"rsync {shlex.join(map(str, beside))} SERVER:"] if beside else []
+    moved = shlex.join(f"../{place.name}" for place in (out, *beside))
     lines = [f"Wrote {out}: {len(manifest.files)} files, {amount(manifest.size)}.", f"Manifest SHA-256: {sha256}", ""]
-    lines += ["Copy it, beside a copy of this checkout; after a break the same command goes on:", f"  {rsync}"]
-    lines += ["", "On the server, in the copy of the checkout, without a network:"]
+    lines += [
+        "Copy it, beside a copy of this checkout; after a break the same commands go on:",
+        *(f"  {line}" for line in copying),
+    ]
+    lines += ["", "On the server, in the copy of the checkout, without a network:", f"  mv {moved} ."]
     if listed := next((file.sha256 for file in manifest.files if file.path == REQUIREMENTS), None):
         place = f"{bundle}/{WHEELS}" if args.no_archive else WHEELS
         lines += [] if args.no_archive else [f"  tar -xf {bundle} {WHEELS}"]

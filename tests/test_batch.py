@@ -17,6 +17,7 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from conftest import EMBEDDED, ROOT
@@ -33,9 +34,10 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
-from agentic_iqa_local.rows import RowFile, RowsError
+from agentic_iqa_local.rows import RowFile, RowsError, WriteError, write_whole
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
+from agentic_iqa_local.vlm_client.server_client import ServerClient
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient, TransformersSession
 
 SIDE = 224  # NIQE needs 192 pixels
@@ -279,6 +281,62 @@ def test_what_was_in_hand_when_a_process_died_comes_last_and_alone(tmp_path, cro
     assert not (tmp_path / "rows.jsonl.in_hand.json").exists()
 
 
+def test_who_ends_in_order_suspects_nothing_but_what_lost_its_model(tmp_path, crops, services):
+    path = tmp_path / "rows.jsonl"
+    for end, expected in (
+        (lambda results: results.close(), {}),
+        (lambda results: (results.settle(), die(results)), {}),  # a second Ctrl-C
+        (lambda results: results.close(lost=True), {crops[1].key: 0}),
+        (lambda results: results.close(lost=True), {crops[1].key: 0}),  # no process died of it
+        (die, {crops[1].key: 1}),
+    ):
+        results = Results(path, ask(), resume=True)
+        for item in results.begun(crops[:2]):
+            if item.key not in results.done and item is crops[0]:
+                results.append(assess(item.image, pipeline="letters", services=services))
+        results._note({crops[1].key})
+        end(results)
+        results = Results(path, ask(), resume=True)
+        assert results.suspects == expected
+        die(results)
+
+
+def test_an_image_that_loses_its_model_comes_last_when_the_run_goes_on(script, services, folder, tmp_path, monkeypatch, capfd):
+    images, path = sorted(folder.glob("*.png"))[:3], tmp_path / "rows.jsonl"
+    real, calls = TransformersSession.read_letters, []
+
+    def lost(session, *args):
+        calls.append(session)
+        if len(calls) == 2:
+            raise ModelLost("the engine is gone")
+        return real(session, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TransformersSession, "read_letters", lost)
+        assert command(script, patch, services, "--image", *images, "--out", path) == (1, "")
+    assert "error: the engine is gone; go on with:" in capfd.readouterr().err
+    assert [row["image"] for row in lines(path)] == [str(images[0])]
+    assert command(script, monkeypatch, services, "--image", *images, "--out", path, "--resume") == (0, "")
+    assert [row["image"] for row in lines(path)] == [str(images[i]) for i in (0, 2, 1)]
+    assert "died with 1 images in hand" in capfd.readouterr().err
+    assert not path.with_name("rows.jsonl.in_hand.json").exists()
+
+
+def test_a_disk_that_is_full_at_the_end_too_is_one_sentence(tmp_path, crops, monkeypatch):
+    results = Results(tmp_path / "rows.jsonl", ask())
+    next(results.begun(crops))
+
+    def full(*_, **__):
+        raise WriteError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agentic_iqa_local.batch.write_whole", full)
+        results.close(lost=True)
+    assert set(Results(tmp_path / "rows.jsonl", ask(), resume=True).suspects) == {crops[0].key}
+    with pytest.raises(RowsError, match="could not be written"):
+        write_whole(tmp_path / "none" / "a.json", "{}")
+
+
 def test_suspects_are_assessed_one_at_a_time(crops, services, monkeypatch):
     batch, most = Batch(services, jobs=3, pipeline="letters"), []
     start = batch._start
@@ -295,9 +353,28 @@ def test_a_model_that_is_lost_ends_the_batch_without_a_row(crops, services, monk
 
     monkeypatch.setattr(TransformersSession, "read_letters", gone)
     rows = []
-    with pytest.raises(BatchError, match="expected a vLLM server, got none"):
+    with pytest.raises(ModelLost, match="expected a vLLM server, got none"):
         rows.extend(Batch(services, jobs=2, pipeline="letters").rows(crops[:6]))
     assert rows == []
+
+
+@pytest.mark.parametrize(("status", "health", "lost"), [(500, 503, True), (503, 200, True), (500, 200, False), (400, 200, False)])
+def test_a_server_whose_engine_is_dead_is_a_lost_model(status, health, lost, photo, monkeypatch):
+    """A request that fails is one image's failure; an engine that is dead fails every one after it."""
+
+    def answer(request):
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "embedded"}]})
+        if request.url.path == "/version":
+            return httpx.Response(200, json={"version": "0"})
+        return httpx.Response(health if request.url.path == "/health" else status, text="EngineCore encountered an issue")
+
+    real = httpx.Client
+    monkeypatch.setattr(httpx, "Client", lambda **options: real(transport=httpx.MockTransport(answer), **options))
+    ours = ServerClient("embedded", ModelSettings(path=str(EMBEDDED)), "cpu")
+    with pytest.raises(VLMError, match="EngineCore encountered an issue") as caught:
+        ours.open([photo]).read_letters(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), ANSWER_PREFIX, LETTERS)
+    assert isinstance(caught.value, ModelLost) == lost
 
 
 def test_a_broken_card_is_a_lost_model(client, photo, monkeypatch):
@@ -620,10 +697,22 @@ def test_when_too_many_hang_the_run_ends_and_says_where(crops, services, monkeyp
     tools = HangingTools(batch, monkeypatch, crops[:6])
     more = batch.rows(crops)
     rows = [next(more) for _ in range(3)]
-    with pytest.raises(BatchError, match=r"3 assessments do not return .*00\.png in NIQE"):
+    with pytest.raises(BatchError, match=r"assessments do not return .*00\.png in NIQE"):
         next(more)
     tools.end.set()
     assert [row.image for row in rows] == [str(item.image) for item in crops[:3]]
+
+
+def test_a_hung_tool_that_keeps_the_models_waiting_ends_the_run_at_once(crops, services, monkeypatch):
+    """The others would wait for the model until their time is over: rows of failures that are none of theirs."""
+    for module in ("batch", "services"):
+        monkeypatch.setattr(f"agentic_iqa_local.{module}.ALONE", ("NIQE",))
+    batch, rows = Batch(services, jobs=3, pipeline="letters"), []
+    tools = HangingTools(batch, monkeypatch, crops[:1])
+    with pytest.raises(BatchError, match=r"assessments do not return .*00\.png in NIQE"):
+        rows.extend(row.image for row in batch.rows(crops[:6]) if row.error)
+    tools.end.set()
+    assert rows == [str(crops[0].image)]
 
 
 def test_a_stop_keeps_what_is_in_hand_and_begins_nothing(crops, services):

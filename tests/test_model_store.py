@@ -519,11 +519,14 @@ def test_a_file_that_a_models_manifest_does_not_name_is_refused(bundle, tmp_path
     with pytest.raises(BundleError, match=r"chat_template\.jinja: expected files of"):
         check_model(store / "vlm")
     stranger.unlink()
+    check_model(store)  # no model's folder: what loads one will say so
+    (tmp_path / "alias").symlink_to(store)
     weights = bytearray((store / "vlm" / "model.safetensors").read_bytes())
     weights[1500] ^= 1
     (store / "vlm" / "model.safetensors").write_bytes(weights)
-    with pytest.raises(BundleError, match=r"model\.safetensors is damaged or was changed"):
-        check_model(store / "vlm")
+    for folder in (store, tmp_path / "alias"):
+        with pytest.raises(BundleError, match=r"model\.safetensors is damaged or was changed"):
+            check_model(folder / "vlm")
 
 
 def test_two_bundles_at_once_are_not_unpacked_into_one_store(bundle, places, tmp_path):
@@ -820,13 +823,15 @@ INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.saf
 @pytest.mark.parametrize(
     ("files", "absent"),
     [
-        ({"model.safetensors": "w"}, "config.json"),
-        ({"config.json": "{}", "model-1.safetensors": "w", "model.safetensors.index.json": INDEX}, "model-2.safetensors"),
+        ({"model.safetensors": "w"}, "config.json ("),
+        ({"config.json": "{}", "model-1.safetensors": "w", "model.safetensors.index.json": INDEX}, "model-2.safetensors ("),
+        ({"config.json": "{}", "model.safetensors": "w", "model.safetensors.index.json": "{"}, "a weight_map"),
+        ({"config.json": "{}", "model.safetensors": "w", "model.safetensors.index.json": "{}"}, "a weight_map"),
     ],
 )
 def test_a_local_model_that_lacks_a_part_gives_no_bundle(files, absent, tmp_path, capsys):
     assert fetch_models.main(own_model(tmp_path, files)) == 1
-    assert f"expected {absent} (" in capsys.readouterr().err
+    assert f"expected {absent}" in capsys.readouterr().err
     assert not (tmp_path / "vl.tar").exists()
 
 
@@ -835,8 +840,9 @@ def test_a_bundle_has_a_model_where_its_configuration_looks_for_it(tmp_path, cap
     assert fetch_models.main(own_model(tmp_path, files, path="Elsewhere")) == 0
     said = capsys.readouterr().out
     assert {file.path for file in read_manifest(tmp_path / "vl.tar")[0].files} == {f"Elsewhere/{name}" for name in files}
-    rsync = next(line for line in said.splitlines() if "rsync" in line)
-    assert f"{tmp_path / 'vl.tar'} {tmp_path / 'vl.tar.sha256'} {tmp_path / 'mine.yaml'} SERVER:" in rsync
+    assert f"rsync --append-verify {tmp_path / 'vl.tar'} SERVER:" in said
+    assert f"rsync {tmp_path / 'vl.tar.sha256'} {tmp_path / 'mine.yaml'} SERVER:" in said
+    assert "mv ../vl.tar ../vl.tar.sha256 ../mine.yaml ." in said
     assert fetch_models.main(own_model(tmp_path, {}, path="/absolute")) == 2
     assert "models.VL.path: expected the name of a folder" in capsys.readouterr().err
 

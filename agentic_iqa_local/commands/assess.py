@@ -304,6 +304,7 @@ def run(args: argparse.Namespace, settings, items: list, device: str, results: T
     from agentic_iqa_local.batch import Batch, BatchError
     from agentic_iqa_local.rows import WriteError
     from agentic_iqa_local.services import Services
+    from agentic_iqa_local.vlm_client import ModelLost
 
     transformers_logging.disable_progress_bar()
     batch = Batch(
@@ -317,6 +318,8 @@ def run(args: argparse.Namespace, settings, items: list, device: str, results: T
 
     def interrupted(*_: object) -> None:
         if batch.stopping:
+            if file:
+                file.settle()
             os.write(2, f"\nstopped; {go_on}\n".encode())
             os._exit(130)
         batch.stop()
@@ -324,7 +327,7 @@ def run(args: argparse.Namespace, settings, items: list, device: str, results: T
 
     before = signal.signal(signal.SIGINT, interrupted)
     progress = Progress(len(items), len(items) - len(left))
-    written, failed, status = 0, 0, None
+    written, failed, lost, status = 0, 0, False, None
     try:
         if last := [item for item in left if item.key in suspects]:
             print(f"earlier runs died with {len(last)} images in hand: they come last, one at a time", file=sys.stderr)
@@ -336,7 +339,8 @@ def run(args: argparse.Namespace, settings, items: list, device: str, results: T
             failed += row.error is not None
             progress.count(row.error is not None)
             show(args, row, results)
-    except (BatchError, WriteError) as error:
+    except (BatchError, ModelLost, WriteError) as error:
+        lost = isinstance(error, ModelLost)
         print(f"error: {error}; {go_on}", file=sys.stderr)
         status = 1
     except BrokenPipeError:  # the reader of our stdout has gone, as `| head` does
@@ -352,7 +356,7 @@ def run(args: argparse.Namespace, settings, items: list, device: str, results: T
         progress.close()
         signal.signal(signal.SIGINT, before)
         if file:
-            file.close()
+            file.close(lost=lost)
     if batch.stopping and written < len(left):
         print(f"interrupted: {len(items) - len(left) + written} of {len(items)} images have their rows; {go_on}", file=sys.stderr)
         status = 130

@@ -59,7 +59,7 @@ class ServerClient:
         self.version = self.call("GET", "/version").get("version", "unknown")
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One request. Raises VLMError with what the server said."""
+        """One request. Raises VLMError with what the server said, ModelLost where it or its engine has gone."""
         try:
             answer = self._http.request(method, self.url + path, json=body)
         except httpx.TimeoutException as error:
@@ -75,7 +75,15 @@ class ServerClient:
             except ValueError as error:
                 raise VLMError(f"server {self.url}: expected JSON from {path}, got something else; is it vLLM?") from error
         said = answer.text.strip().replace("\n", " ")[:300]
-        raise VLMError(f"server {self.url}: {path} failed with {answer.status_code} ({said})")
+        gone = answer.status_code in (502, 503, 504) or (answer.status_code == 500 and not self._healthy())
+        raise (ModelLost if gone else VLMError)(f"server {self.url}: {path} failed with {answer.status_code} ({said})")
+
+    def _healthy(self) -> bool:
+        """Whether the server's engine still runs; vLLM's server may outlive it."""
+        try:
+            return self._http.get(f"{self.url}/health").is_success
+        except httpx.HTTPError:
+            return False
 
     def open(self, images: Sequence[Image.Image]) -> "ServerSession":
         """A session on [test image] or [reference, test image]; nothing is sent yet."""
