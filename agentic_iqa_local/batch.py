@@ -273,7 +273,7 @@ class Results:
                 check_run(description, identity)
                 self._rows.recover()
                 self.suspects = self._left_in_hand()
-            if any(row["error"] and row_key(row) in retry for row in self._rows):
+            if retry and any(row["error"] and row_key(row) in retry for row in self._rows):
                 self._rows.keep(lambda row: not (row["error"] and row_key(row) in retry))
             for row in self._rows:
                 self.done.add(row_key(row))

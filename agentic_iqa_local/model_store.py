@@ -181,9 +181,7 @@ def verified(root: str | Path, path: str) -> bool:
     """Whether the store's manifest has the file `path` and its bytes are those of the manifest now."""
     manifest, place = store_manifest(root), Path(root) / path
     entry = next((file for file in manifest.files if file.path == path), None) if manifest else None
-    if entry is None or not place.is_file() or place.stat().st_size != entry.size:
-        return False
-    return file_hash(place) == entry.sha256
+    return entry is not None and _unchanged(place, entry)
 
 
 def check_model(folder: str | Path) -> None:
@@ -195,7 +193,7 @@ def check_model(folder: str | Path) -> None:
         raise BundleError(strange[0])
     for entry in entries:
         place = root / entry.path
-        if not place.is_file() or place.stat().st_size != entry.size or file_hash(place) != entry.sha256:
+        if not _unchanged(place, entry):
             raise BundleError(f"{place} is damaged or was changed: expected the SHA-256 of {MANIFEST}; unpack its bundle again")
 
 
@@ -214,6 +212,10 @@ def unlisted(root: Path, manifest: Manifest, *folders: str) -> list[str]:
 def _own_folders(manifest: Manifest) -> set[str]:
     """The folders that are one bundle's alone: models'. Tools' weights of several bundles lie together."""
     return {file.path.partition("/")[0] for file in manifest.files} - {PurePosixPath(HUB).parts[0]}
+
+
+def _unchanged(place: Path, entry: StoredFile) -> bool:
+    return place.is_file() and place.stat().st_size == entry.size and file_hash(place) == entry.sha256
 
 
 def file_hash(place: Path) -> str:

@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from agentic_iqa_local.commands import chosen_settings
+
 SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
 MOST_JOBS = 256
 LONGEST_COMMAND = 2000  # characters, to be repeated in a message
@@ -165,7 +167,7 @@ def assess_all(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("agentic_iqa_local").setLevel(level)
     from agentic_iqa_local.batch import ManifestError
-    from agentic_iqa_local.config import ConfigError, load_settings
+    from agentic_iqa_local.config import ConfigError
     from agentic_iqa_local.devices import DeviceError, choose_device
     from agentic_iqa_local.images import ImageError
     from agentic_iqa_local.iqa_tools import ToolError
@@ -174,15 +176,9 @@ def assess_all(args: argparse.Namespace) -> int:
     from agentic_iqa_local.rows import RowsError
     from agentic_iqa_local.vlm_client import VLMError
 
-    if args.models:
-        os.environ["AGENTIC_IQA_MODELS"] = str(args.models.absolute())
     errors = (ConfigError, DeviceError, ImageError, ManifestError, RowsError, VLMError, ToolError, CalibrationError, BundleError)
     try:
-        settings = load_settings(args.config)
-        if args.engine:
-            settings = settings.with_engine(args.engine)
-        if args.model:
-            settings = settings.with_model(args.model)
+        settings = chosen_settings(args)
         if args.fit:
             settings = with_fit(settings, args.fit)
         if args.mode:

@@ -22,6 +22,8 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
+from agentic_iqa_local.commands import chosen_settings
+
 LONGEST = 86_400  # seconds that one check may be given
 
 
@@ -57,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def examine_all(args: argparse.Namespace) -> int:
     try:
-        from agentic_iqa_local.config import ConfigError, load_settings
+        from agentic_iqa_local.config import ConfigError
         from agentic_iqa_local.doctor import TIMEOUT, as_text, examine
     except ImportError as error:
         print(
@@ -66,14 +68,8 @@ def examine_all(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    if args.models:
-        os.environ["AGENTIC_IQA_MODELS"] = str(args.models.absolute())
     try:
-        settings = load_settings(args.config)
-        if args.engine:
-            settings = settings.with_engine(args.engine)
-        if args.model:
-            settings = settings.with_model(args.model)
+        settings = chosen_settings(args)
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
