@@ -27,6 +27,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from agentic_iqa_local.assessment import SCHEMA_VERSION, Assessment, Pipeline, assess, file_sha256, printable, unassessed
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import memory_ran_out
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.images import one_line
 from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
@@ -53,11 +54,11 @@ STANDSTILL = 5.0  # seconds without a look: the process was stopped
 MODEL = "the model"
 
 
-class ManifestError(ValueError):
+class ManifestError(UserError, ValueError):
     """A manifest that cannot be used; one sentence that names lines and reasons."""
 
 
-class BatchError(RuntimeError):
+class BatchError(UserError, RuntimeError):
     """A batch that cannot go on; one sentence for the user."""
 
 

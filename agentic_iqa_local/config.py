@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.model_store import ROOT, models_root
 from agentic_iqa_local.prompts import PromptLayout
 from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS
@@ -18,7 +19,7 @@ CONFIGS = ROOT / "configs"
 DEFAULT_CONFIG = CONFIGS / "model_backends.yaml"
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A configuration that cannot be used; the message says which key of which file."""
 
 

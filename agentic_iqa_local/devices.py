@@ -5,11 +5,13 @@ import platform
 import re
 from itertools import takewhile
 
+from agentic_iqa_local.errors import UserError
+
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _FORMS = "an index (0), a UUID or its beginning (GPU-5a1b2c3d) or a MIG name (MIG-5a1b2c3d-...)"
 
 
-class DeviceError(RuntimeError):
+class DeviceError(UserError, RuntimeError):
     """One sentence: what was asked for, what was found, what to use."""
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError
 
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.state import IMAGE_SUFFIXES
 
 # Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no photograph.
@@ -52,7 +53,7 @@ _MOST_BYTES = 2**31  # of a file: more than a hundred million pixels need in any
 _MAX_ASPECT = 100  # Qwen's processors refuse sides beyond 200:1, and rounding may stretch them
 
 
-class ImageError(ValueError):
+class ImageError(UserError, ValueError):
     """One sentence: the path, what was expected, what came, what to do."""
 
     def __init__(self, message: str):

@@ -42,6 +42,8 @@ from typing import Annotated, BinaryIO, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from agentic_iqa_local.errors import UserError
+
 PACKAGE = Path(__file__).resolve().parent
 # configs/ and models/ lie beside the package in a checkout, and inside it where it was installed from a wheel.
 ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
@@ -61,7 +63,7 @@ SEGMENT = re.compile(r"[A-Za-z0-9_+=@,!~() .-]+")
 Progress = Callable[[str, int], None]  # a file's path and how many of its bytes were just done
 
 
-class BundleError(RuntimeError):
+class BundleError(UserError, RuntimeError):
     """A bundle or store that cannot be trusted, read or written; the message is one sentence that names the file."""
 
 

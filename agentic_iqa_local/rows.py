@@ -11,8 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agentic_iqa_local.errors import UserError
 
-class RowsError(ValueError):
+
+class RowsError(UserError, ValueError):
     """A file of rows that cannot be used; one sentence for the user."""
 
 

@@ -19,11 +19,13 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from agentic_iqa_local.errors import UserError
+
 LOWEST, HIGHEST = 1.0, 5.0
 FLAT = 0.05  # a map that spans less, in levels, says nothing
 
 
-class CalibrationError(ValueError):
+class CalibrationError(UserError, ValueError):
     """A map, or a file of maps, that cannot be used; the message is one sentence for the user."""
 
 

@@ -14,8 +14,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from agentic_iqa_local.errors import UserError
 
-class ToolError(RuntimeError):
+
+class ToolError(UserError, RuntimeError):
     """A tool that cannot be found, built or trusted; the message is one sentence for the user."""
 
 

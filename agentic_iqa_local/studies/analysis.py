@@ -13,6 +13,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.studies.datasets import DATASETS, DatasetInfo
@@ -60,7 +61,7 @@ Row = dict[str, Any]
 Table = list[dict[str, Any]]
 
 
-class StudyError(ValueError):
+class StudyError(UserError, ValueError):
     """A run that cannot be reported on; one sentence for the user."""
 
 

@@ -18,12 +18,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.levels import LEVEL_WORDS
 
 Scale = Literal["absolute categories", "paired comparison", "difference", "elo"]
 
 
-class DatasetError(ValueError):
+class DatasetError(UserError, ValueError):
     """A folder that cannot be read as a data set; the message is one sentence for the user."""
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 
 from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.studies.analysis import dataset_info
 from agentic_iqa_local.studies.readings import LEVELS, Letters, Row, fuse, fused_distribution, probabilities, tool_means
 from agentic_iqa_local.studies.statistics import ranked_probability_score, srcc
@@ -28,7 +29,7 @@ LOWEST, HIGHEST = 0.1, 10.0  # of temperature and η
 FEWEST = 20
 
 
-class FitError(ValueError):
+class FitError(UserError, ValueError):
     """Rows that nothing can be fitted on, or a file that is no fit; one sentence for the user."""
 
 

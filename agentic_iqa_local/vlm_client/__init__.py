@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pydantic import BaseModel
 
+from agentic_iqa_local.errors import UserError
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -26,7 +28,7 @@ BACKENDS = {
 }
 
 
-class VLMError(RuntimeError):
+class VLMError(UserError, RuntimeError):
     """A model that cannot be loaded or run; the message is one sentence for the user."""
 
 
