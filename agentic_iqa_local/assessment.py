@@ -14,8 +14,12 @@ from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
+from agentic_iqa_local.levels import OVERALL
+from agentic_iqa_local.nodes.executor import run_tool
+from agentic_iqa_local.nodes.planner import taken_choices
 from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse, read_choices
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
+from agentic_iqa_local.query import named_tools, unknown_metrics
 from agentic_iqa_local.services import OpenImages, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog, check_query
 from agentic_iqa_local.vlm_client import VLMError
@@ -82,6 +86,9 @@ class Assessment(BaseModel):
     plan_corrections: list[str] = []
     evidence: ExecutorOutput | None = Field(None, description="The executor's evidence; its tool runs are in `tools`.")
     quality_reasoning: str | None = None
+    reasoning_corrections: list[str] = Field(
+        [], description="What the model's own reasoning got wrong, so that sentences made of the evidence stand in for it."
+    )
     need_replan: bool = False
     replan_history: list[str] = []
     iteration_count: int = 0
@@ -118,7 +125,7 @@ def assess(
     state = initial_state(query, str(image), reference and str(reference), limit, choices)
     services.client(ROLE)
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
-    row = unassessed(image, reference, query, choices, pipeline, settings)
+    row = unassessed(image, reference, query, state.get("choices"), pipeline, settings)
     began = time.perf_counter()
     images: OpenImages | None = None
     try:
@@ -186,6 +193,7 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     return changes | {
         "final_answer": result.final_answer,
         "quality_reasoning": result.quality_reasoning,
+        "reasoning_corrections": result.reasoning_corrections,
         "need_replan": result.need_replan,
         **(result.fusion.model_dump() if result.fusion else {}),
     }
@@ -197,23 +205,28 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     prompt = summarizer_prompt(state["query"], None, scoring=not choices, choices=choices)
     if choices:
         fusion = read_choices(prompt, choice_letters(choices), images)
-        return fusion.model_dump() | {"final_answer": fusion.vlm_letter}
+        corrections = taken_choices(state["query"], choices)
+        return fusion.model_dump() | {"final_answer": fusion.vlm_letter, "plan_corrections": corrections}
     settings = images.services.settings.tools
+    configured = settings.full_reference if images.reference else settings.no_reference
     logs = []
-    for tool in settings.full_reference if images.reference else settings.no_reference:
+    for tool in [*named_tools(state["query"], images.reference is not None), *unknown_metrics(state["query"])]:
+        logs += run_tool("Global", OVERALL, tool, None, images)
+    for tool in () if logs else configured:
         reading = images.score(tool)
         logs.append(
             ToolExecutionLog(
                 tool_name=reading.tool,
                 object_name="Global",
-                distortion="Overall quality",
+                distortion=OVERALL,
                 raw_score=reading.raw,
                 normalized_score=reading.normalized,
                 execution_time=reading.seconds,
                 cached=reading.cached,
             )
         )
-    fusion = read_and_fuse(prompt, [log.normalized_score for log in logs], images)
+    scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
+    fusion = read_and_fuse(prompt, list(scores.values()), images)
     return fusion.model_dump() | {"final_answer": fused_letter(fusion), "tools": logs}
 
 

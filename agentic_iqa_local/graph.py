@@ -12,6 +12,7 @@ from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.summarizer import summarizer_node
+from agentic_iqa_local.query import choices_in
 from agentic_iqa_local.services import OpenImages, Services, load_services
 from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, AgenticIQAState, check_choices, check_limit, replan_limit
 
@@ -75,10 +76,12 @@ def initial_state(
     max_replan_iterations: int | None = DEFAULT_MAX_REPLAN_ITERATIONS,
     choices: Sequence[str] | None = None,
 ) -> AgenticIQAState:
-    """The state that a run starts from. A limit of None means the default; 0 stays 0."""
+    """The state that a run starts from. A limit of None means the default; 0 stays 0. Without `choices` those that the query
+    itself lists are taken."""
     limit = DEFAULT_MAX_REPLAN_ITERATIONS if max_replan_iterations is None else max_replan_iterations
     check_limit(limit)
     check_choices(choices)
+    choices = choices_in(query) if choices is None else choices
     state: AgenticIQAState = {
         "query": query,
         "image_path": str(image_path),

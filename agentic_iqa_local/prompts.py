@@ -124,6 +124,10 @@ class Prompt:
         """The same prompt after an invalid answer."""
         return Prompt(self.instructions, f"{self.case}\n{STRICTER}.")
 
+    def holding_to(self, facts: str) -> "Prompt":
+        """The same prompt after an answer that contradicted its evidence."""
+        return Prompt(self.instructions, f"{self.case}\nYour reasoning must agree with this: {facts}")
+
 
 def chat_messages(prompt: Prompt, images: int, layout: PromptLayout) -> list[dict[str, Any]]:
     """`prompt` as chat messages for `images` (1, or 2 with the reference first), in transformers' content format."""

@@ -1,19 +1,29 @@
 """An assessment as text for a terminal. Pure: results in, lines out."""
 
+import shutil
 import textwrap
 import unicodedata
 from collections.abc import Sequence
 
 from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.iqa_tools import ToolInfo
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
+from agentic_iqa_local.query import named_tools, unknown_metrics
+from agentic_iqa_local.state import DistortionAnalysis, PlannerOutput
 
 BAR_WIDTH = 30
-WIDTH = 100
+WIDEST, NARROWEST = 100, 40  # columns of text
+AGREE, DISAGREE = 0.5, 1.0  # levels between the tools' mean and the model's expectation
+WHOLE = "whole picture"
+MODES = {
+    "logits": "read from its logits",
+    "classification": "the letter it wrote, and the rest shared",
+    "uniform": "mode uniform: none is read",
+}
 
 
 def headline(row: Assessment) -> str:
-    """One line: the image and its answer, or why there is none."""
+    """One line: the image and its answer, or why there is none; and what ran instead of a tool that the query names."""
     if row.error:
         return f"{row.image}: FAILED: {row.error}"
     answer = row.final_answer
@@ -22,12 +32,31 @@ def headline(row: Assessment) -> str:
     elif row.choices and row.p_c:
         answer = f"{answer}. {row.choices[ord(answer) - 65]} (p {row.p_c[answer]:.2f})"
     notice = " [small embedded model]" if (row.model or {}).get("notice") else ""
-    return f"{row.image}: {answer}{notice}"
+    return f"{row.image}: {answer}{notice}{''.join(f'; {line}' for line in stand_ins(row))}"
+
+
+def stand_ins(row: Assessment) -> list[str]:
+    """One line for each tool that the query names and that could not run: why, and what ran instead."""
+    named = [*named_tools(row.query, row.reference is not None), *unknown_metrics(row.query)]
+    lines: dict[str, str] = {}
+    for i, run in enumerate(row.tools):
+        if run.error and run.tool_name in named:
+            later = [
+                other
+                for other in row.tools[i + 1 :]
+                if (other.object_name, other.distortion) == (run.object_name, run.distortion)
+            ]
+            instead = next(
+                (f"{other.tool_name} ran instead" for other in later if other.error is None), "no other tool could run"
+            )
+            reason = run.error.removeprefix(f"{run.tool_name} ").split(";")[0].rstrip(".")
+            lines.setdefault(run.tool_name, f"{run.tool_name} could not run (it {reason}), {instead}")
+    return list(lines.values())
 
 
 def summary(row: Assessment) -> str:
     """The headline with its reasoning."""
-    lines = [headline(row)]
+    lines = _wrapped(headline(row), indent="")
     if row.quality_reasoning and not row.error:
         lines += _wrapped(row.quality_reasoning)
     return _safe(lines)
@@ -35,63 +64,108 @@ def summary(row: Assessment) -> str:
 
 def account(row: Assessment) -> str:
     """The readable account of `--explain`: plan, evidence, probabilities, tools, the fused score and why."""
-    lines = [headline(row), *_wrapped(f"Query: {row.query}")]
+    lines = _wrapped(headline(row), indent="") + _wrapped(f"Query: {row.query}")
     if row.plan:
-        scope = ", ".join(row.plan.objects)
-        on = [name for name, flag in row.plan.plan.model_dump().items() if flag] or ["nothing"]
-        lines += [
-            "",
-            "Plan",
-            f"  {row.plan.query_type}, scope {scope}, {row.plan.reference_mode}, {row.plan.distortion_source.lower()} distortions",
-        ]
-        lines += _wrapped(f"runs {', '.join(on)}; tool named: {row.plan.required_tool or 'none'}")
-        lines += _wrapped(f"corrected by rule: {'; '.join(row.plan_corrections)}") if row.plan_corrections else []
-        lines += [line for reason in row.replan_history for line in _wrapped(f"replanned: {reason}")]
-    if row.evidence and row.evidence.distortion_analysis:
+        lines += ["", "Plan", *_wrapped(plan_in_words(row.plan))]
+        lines += [line for correction in row.plan_corrections for line in _wrapped(f"Corrected by rule: {correction}")]
+        lines += [line for reason in row.replan_history for line in _wrapped(f"Planned again: {reason}")]
+    if row.evidence and row.evidence.distortion_analysis is not None:
         lines += ["", "Evidence"]
         for name, items in row.evidence.distortion_analysis.items():
-            for item in items:
-                lines += _wrapped(f"{name}: {item.severity} {item.type}. {item.explanation}")
-            if not items:
-                lines.append(f"  {name}: no distortion seen")
+            lines += [line for told in evidence_in_words(name, items) for line in _wrapped(told)]
     if row.p_c:
-        lines += ["", f"Letters (p_c, mode {row.mode})", *bars(row)]
+        lines += ["", f"Letters: how probable the model finds each answer ({MODES[row.mode]})", *bars(row)]
         if row.off_letter_mass is not None:
-            lines.append(f"  off the letters: {row.off_letter_mass:.2%} of the probability")
-    if row.tools:
-        lines += ["", "Tools", f"  {'tool':<12}{'object':<16}{'distortion':<20}{'raw':>10}{'1..5':>8}{'seconds':>9}"]
-        for run in row.tools:
-            raw = "failed" if run.raw_score is None else f"{run.raw_score:.4g}"
-            score = "–" if run.normalized_score is None else f"{run.normalized_score:.2f}"
-            marks = (" (stands in)" if run.fallback else "") + (
-                " (whole image)" if run.object_name != "Global" and run.region == "global" else ""
-            )
-            lines.append(
-                f"  {run.tool_name:<12}{run.object_name[:15]:<16}{run.distortion[:19]:<20}{raw:>10}{score:>8}{run.execution_time:>9.2f}{marks}"
-            )
+            lines += _wrapped(f"{row.off_letter_mass:.2%} of the probability lies on other words than these answers.")
+    if row.plan or row.tools:
+        lines += ["", "Tools", *tools_in_words(row)]
     if row.q is not None:
-        lines += ["", "Fusion"]
-        if row.q_bar is None:
-            lines.append(f"  no tool scores, so q is the model's expectation: {row.q:.3f}")
-        else:
-            lines.append(
-                f"  tools' mean q̄ {row.q_bar:.3f}, letters → q {row.q:.3f}; dq/dq̄ {row.dq_dqbar:.2f} (how much the tools counted)"
-            )
-        lines.append(f"  model's own letter {row.vlm_letter or 'not read'}, fused level {row.final_answer}")
+        lines += ["", "Score", *_wrapped(score_in_words(row))]
     if row.quality_reasoning:
         lines += ["", "Why", *_wrapped(row.quality_reasoning)]
+    if row.reasoning_corrections:
+        wrong = "; ".join(row.reasoning_corrections)
+        lines += _wrapped(f"(Put together from the evidence, because the model's own words contradicted it: it {wrong}.)")
     if row.warnings:
         lines += ["", "Warnings", *(line for warning in row.warnings for line in _wrapped(warning))]
     if row.tokens and row.seen and row.model:
-        lines += [
-            "",
-            f"{row.model['name']} on {row.model['device']} ({row.model['dtype']}): saw {len(row.seen.views)} view(s), "
-            f"{row.seen.pixels} pixels, {row.seen.tokens} tokens; prefilled {row.tokens.prefilled}, "
-            f"reused {row.tokens.reused}, decoded {row.tokens.decoded}; {row.seconds:.1f} s",
-        ]
+        views = "1 view" if len(row.seen.views) == 1 else f"{len(row.seen.views)} views"
+        cost = (
+            f"{row.model['name']} on {row.model['device']} ({row.model['dtype']}) saw {views}, {row.seen.pixels or 'tiled'} pixels, "
+            f"{row.seen.tokens} tokens; {row.tokens.prefilled} tokens computed, {row.tokens.reused} reused, {row.tokens.decoded} "
+            f"written; {row.seconds:.1f} s"
+        )
+        lines += ["", *_wrapped(cost)]
         if row.model.get("notice"):
             lines += _wrapped(f"Note: {row.model['notice']}.")
     return _safe(lines)
+
+
+def plan_in_words(plan: PlannerOutput) -> str:
+    """What is asked, about what, and which parts answer it."""
+    if plan.query_type == "Other":
+        return "The question is not about technical quality: the model answers from the picture, without tools."
+    about = "the whole picture" if plan.query_scope == "Global" else ", ".join(plan.objects)
+    against = "against the reference" if plan.reference_mode == "Full-Reference" else "without a reference"
+    looks = (
+        "the query names the distortions" if plan.distortion_source == "Explicit" else "the model looks for distortions itself"
+    )
+    tool = f"; the query names {plan.required_tool}" if plan.required_tool else ""
+    parts = [name.replace("_", " ") for name, on in plan.plan.model_dump().items() if on]
+    return f"Quality of {about}, {against}; {looks}{tool}. Parts: {', '.join(parts) or 'none'}."
+
+
+def evidence_in_words(name: str, items: Sequence[DistortionAnalysis]) -> list[str]:
+    """What the analysis found of one object; what it looked for in vain is no finding."""
+    owner = WHOLE if name == "Global" else name
+    found = [f"{owner}: {item.severity} {item.type}. {item.explanation}" for item in items if item.severity != "none"]
+    sought = ", ".join(item.type for item in items if item.severity == "none")
+    if found and sought:
+        return [*found, f"{owner}: not found: {sought}"]
+    return found or [f"{owner}: no distortion found" + (f" (looked for {sought})" if sought else "")]
+
+
+def tools_in_words(row: Assessment) -> list[str]:
+    """The tools' runs as a table, or why none ran."""
+    if not row.tools:
+        if row.plan and row.plan.query_type == "Other":
+            return _wrapped("None ran: tools measure technical quality, and the question is about something else.")
+        if row.plan and row.plan.query_scope != "Global":
+            about = ", ".join(row.plan.objects)
+            return _wrapped(
+                f"None ran: tools measure whole pictures, and the question is about {about}. Name a tool in the query to have it run."
+            )
+        return _wrapped("None ran.")
+    lines = [f"  {'tool':<12}{'of':<15}{'for':<22}{'raw score':>10}{'1 to 5':>8}{'seconds':>9}"]
+    notes = []
+    for run in row.tools:
+        raw = "failed" if run.raw_score is None else f"{run.raw_score:.4g}"
+        score = "–" if run.normalized_score is None else f"{run.normalized_score:.2f}"
+        owner = WHOLE if run.object_name == "Global" else run.object_name
+        purpose = OVERALL if run.distortion.startswith(OVERALL) else run.distortion
+        lines.append(f"  {run.tool_name[:11]:<12}{owner[:14]:<15}{purpose[:21]:<22}{raw:>10}{score:>8}{run.execution_time:>9.2f}")
+        if run.error:
+            notes.append(f"{run.tool_name} failed: {run.error}")
+        elif run.fallback:
+            notes.append(f"{run.tool_name} stood in for it.")
+        if run.error is None and run.object_name != "Global" and run.region == "global":
+            notes.append(f"{run.tool_name} measured the whole picture: {run.object_name} has no box.")
+    return lines + [line for note in dict.fromkeys(notes) for line in _wrapped(note)]
+
+
+def score_in_words(row: Assessment) -> str:
+    """How the letters and the tools made q, and how far they agree."""
+    expected = sum(p * LETTER_TO_LEVEL[letter] for letter, p in row.p_c.items())
+    verdict = f"together q {row.q:.2f}, nearest to {row.final_answer} {LEVEL_WORDS[LETTER_TO_LEVEL[row.final_answer]]}"
+    if row.q_bar is None:
+        return f"No tool measured this, so the score rests on the model alone: q {row.q:.2f}, nearest to {verdict.rpartition('to ')[2]}."
+    apart = abs(row.q_bar - expected)
+    agree = "agree" if apart < AGREE else "differ somewhat" if apart < DISAGREE else "disagree"
+    alone = "no preference" if row.vlm_letter is None else f"{expected:.2f}, its likeliest letter {row.vlm_letter}"
+    return (
+        f"The tools' mean (q̄) is {row.q_bar:.2f}, the model's letters alone say {alone}: they {agree} ({row.q_bar:.1f} against "
+        f"{expected:.1f}); {verdict}. One level more from the tools would move q by {row.dq_dqbar:.2f}."
+    )
 
 
 def bars(row: Assessment) -> list[str]:
@@ -122,5 +196,6 @@ def _safe(lines: Sequence[str]) -> str:
     return "\n".join("".join("�" if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in line) for line in lines)
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+def _wrapped(text: str, indent: str = "  ") -> list[str]:
+    width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)

@@ -233,6 +233,9 @@ class SummarizerOutput(BaseModel):
     replan_reason: str | None = Field(None, description="Why, when need_replan is true.")
     used_evidence: dict[str, Any] | None = Field(None, description="The evidence that the answer rests on.")
     fusion: FusionResult | None = Field(None, description="The letter read and fusion; None for free-text answers.")
+    reasoning_corrections: list[str] = Field(
+        [], description="What the model's own reasoning got wrong twice, so that sentences made of the evidence stand in for it."
+    )
     error: str | None = Field(None, description="Set when no answer could be had; final_answer is then no score.")
 
     @model_validator(mode="after")

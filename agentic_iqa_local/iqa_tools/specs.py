@@ -230,11 +230,12 @@ _ROWS = (
 TOOLS: dict[str, ToolSpec] = {spec.name: spec for spec in _ROWS}
 
 
-def _key(name: str) -> str:
+def tool_key(name: str) -> str:
+    """A tool's name without what spelling varies: case, '-', '_' and blanks."""
     return re.sub(r"[-_ ]", "", name).casefold()
 
 
-_BY_KEY = {_key(label): spec for spec in _ROWS for label in (spec.metric, spec.name)}
+_BY_KEY = {tool_key(label): spec for spec in _ROWS for label in (spec.metric, spec.name)}
 
 
 def find_tool(name: str) -> ToolSpec:
@@ -242,9 +243,9 @@ def find_tool(name: str) -> ToolSpec:
 
     Raises ToolError, with the nearest names, when there is none.
     """
-    spec = _BY_KEY.get(_key(name))
+    spec = _BY_KEY.get(tool_key(name))
     if spec is None:
-        near = difflib.get_close_matches(_key(name), _BY_KEY, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(tool_key(name), _BY_KEY, n=3, cutoff=0.5)
         hint = " or ".join(dict.fromkeys(_BY_KEY[key].name for key in near))
         advice = f"did you mean {hint}?" if hint else f"known tools are {', '.join(TOOLS)}."
         raise ToolError(f"Unknown tool {name!r}; {advice}")

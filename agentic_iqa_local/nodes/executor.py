@@ -12,6 +12,7 @@ from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import analysis_reply, detection_reply, location_reply, selection_reply
 from agentic_iqa_local.prompts import analysis_prompt, detection_prompt, location_prompt, selection_prompt
+from agentic_iqa_local.query import named_tools
 from agentic_iqa_local.services import Box, OpenImages, opened
 from agentic_iqa_local.state import AgenticIQAState, DistortionAnalysis, ExecutorOutput, PlannerOutput, ToolExecutionLog
 from agentic_iqa_local.vlm_client import VLMError
@@ -64,8 +65,12 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
             if flags.tool_selection and plan.required_tool is None:
                 evidence.selected_tools = select_tools(query, distortions, images)
             elif flags.tool_selection or flags.tool_execution:
-                wanted = plan.required_tool or default_tool(images)
-                evidence.selected_tools = {name: dict.fromkeys(types or [OVERALL], wanted) for name, types in distortions.items()}
+                first = plan.required_tool or default_tool(images)
+                others = [tool for tool in named_tools(query, images.reference is not None) if tool != first]
+                evidence.selected_tools = {
+                    name: dict.fromkeys(types or [OVERALL], first) | {f"{OVERALL} ({tool})": tool for tool in others}
+                    for name, types in distortions.items()
+                }
             if flags.tool_execution and evidence.selected_tools:
                 boxes = locate([name for name in evidence.selected_tools if name != "Global"], images)
                 images.services.tools.prepare()
@@ -167,14 +172,17 @@ def run_tool(name: str, distortion: str, tool: str, box: Box | None, images: Ope
     first = _attempt(name, distortion, tool, box, images, fallback=False)
     if first.error is None:
         return [first]
-    images.warn(f"{tool} could not score {name}: {first.error}")
     try:
         stand_ins = [info.name for info in listed_tools(images) if info.name != first.tool_name]
     except ToolError:
-        return [first]
+        stand_ins = []
     logs = [first]
     while stand_ins and logs[-1].error is not None:
         logs.append(_attempt(name, distortion, stand_ins.pop(0), box, images, fallback=True))
+    instead = f"{logs[-1].tool_name} ran instead" if logs[-1].error is None else "no other tool could either"
+    images.warn(
+        f"{first.tool_name} could not score {'the picture' if name == 'Global' else name}: {first.error.rstrip('.')}; {instead}"
+    )
     return logs
 
 

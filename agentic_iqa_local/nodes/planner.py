@@ -1,7 +1,8 @@
 """The Planner: query, image and feedback in, a plan out.
 
-The model fills every field from the query. Two things are not its to decide: whether a reference was given is a fact, and
-the flags follow from the other fields by the paper's rules; where its answer differs, code corrects it and says so.
+The model fills every field from the query. Some things are not its to decide: whether a reference was given is a fact, the
+names of the tools are a closed list, a region must stand in the query, and the flags follow from the other fields by the paper's
+rules. Where its answer differs, code corrects it and says so.
 """
 
 import logging
@@ -14,11 +15,18 @@ from agentic_iqa_local.evidence import required_objects
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.prompts import planner_prompt
+from agentic_iqa_local.query import choices_in, named_tools, region_in, unknown_metrics
 from agentic_iqa_local.services import opened
 from agentic_iqa_local.state import AgenticIQAState, PlanControlFlags, PlannerInput, PlannerOutput
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
+
+REASONS = {
+    "query_type": " (a tool measures technical quality)",
+    "query_scope": " (the regions that the query names)",
+    "required_tool": " (the tool that the query names)",
+}
 
 
 def derive_flags(
@@ -46,10 +54,13 @@ def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replannin
     On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of.
     """
     # A region that the query does not name is invented.
-    named = [name for name in plan.objects if name != "Global" and _names(query, name)]
-    scope = named or "Global"
-    changes: dict[str, Any] = {"query_scope": scope}
-    if plan.query_type == "Other" or not plan.distortions:
+    named = [region for name in plan.objects if name != "Global" and (region := region_in(query, name))]
+    scope = list(dict.fromkeys(named)) or "Global"
+    # The first tool named; the Executor runs the others too. What the model recommends is no tool that the query names.
+    tool = next(iter([*named_tools(query, has_reference), *unknown_metrics(query)]), None)
+    query_type = "IQA" if tool else plan.query_type
+    changes: dict[str, Any] = {"query_type": query_type, "query_scope": scope, "required_tool": tool}
+    if query_type == "Other" or not plan.distortions:
         changes |= {"distortion_source": "Inferred", "distortions": None}
     else:
         objects = required_objects(scope)
@@ -57,34 +68,31 @@ def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replannin
         if set(plan.distortions) != set(objects):
             types = [t for listed in plan.distortions.values() for t in listed]
             changes["distortions"] = {name: list(dict.fromkeys(plan.distortions.get(name, types))) for name in objects}
-    if plan.required_tool is not None and not _names(query, plan.required_tool):
-        changes["required_tool"] = None  # a recommendation, not a tool that the query names
     changes["reference_mode"] = "Full-Reference" if has_reference else "No-Reference"
     source = changes["distortion_source"]
-    flags = derive_flags(plan.query_type, scope, source, changes.get("required_tool", plan.required_tool))
-    if replanning and plan.query_type == "IQA":
+    flags = derive_flags(query_type, scope, source, tool)
+    if replanning and query_type == "IQA":
         wanted = plan.plan.model_dump()
         flags = PlanControlFlags(**{name: on or wanted[name] for name, on in flags.model_dump().items()})
     changes["plan"] = flags
     corrected = plan.model_copy(update=changes)
     return corrected, [
-        f"{name}: {_short(getattr(plan, name))} → {_short(value)}"
+        f"{name}: {_told(getattr(plan, name), value)}{REASONS.get(name, '')}"
         for name, value in changes.items()
         if getattr(plan, name) != value
     ]
 
 
-def _names(query: str, name: str) -> bool:
-    """Whether `name` occurs in `query`, spelling apart; a name without a letter or digit occurs in none."""
-    return _letters(name) != "" and _letters(name) in _letters(query)
+def _told(before: Any, after: Any) -> str:
+    if not isinstance(after, PlanControlFlags):
+        return f"{before} → {after}"
+    now = after.model_dump()
+    return ", ".join(f"{name} {'on' if now[name] else 'off'}" for name, was in before.model_dump().items() if was != now[name])
 
 
-def _letters(text: str) -> str:
-    return "".join(c for c in text.lower() if c.isalnum())
-
-
-def _short(value: Any) -> Any:
-    return [name for name, on in value.model_dump().items() if on] if isinstance(value, PlanControlFlags) else value
+def taken_choices(query: str, choices: list[str] | None) -> list[str]:
+    """The line that says so where the answers to choose from are those that the query lists."""
+    return [f"choices: {' | '.join(choices)} (the query lists them)"] if choices and choices == choices_in(query) else []
 
 
 def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -> dict[str, Any]:
@@ -108,6 +116,7 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
         logger.error("Planner failed: %s", error)
         return {"error": f"Planner: {error}"}
     plan, corrections = correct_plan(reply.to_plan(), task.query, has_reference, replanning=bool(history))
+    corrections = taken_choices(task.query, state.get("choices")) + corrections
     for line in corrections:
         logger.info("Plan corrected by rule: %s", line)
     logger.info("Plan: %s", plan.model_dump_json())

@@ -7,16 +7,18 @@ way, without fusion. A question without choices gets free text.
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.evidence import contradictions, should_replan, tool_scores
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import letter_reply, summary_reply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, choice_letters, is_scoring, summarizer_prompt
+from agentic_iqa_local.reasoning import from_evidence, misstatements
 from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities
 from agentic_iqa_local.services import OpenImages, opened
 from agentic_iqa_local.state import (
@@ -104,10 +106,24 @@ def summarize(
         letters = choice_letters(choices)
         fusion = read_choices(prompt, letters, images)
         prefix = ANSWER_PREFIX + fusion.vlm_letter
-    reply = ask(images.session(ROLE), prompt, summary_reply(letters), role, answer_prefix=prefix)
+    level = LEVEL_WORDS[LETTER_TO_LEVEL[fused_letter(fusion)]] if scoring else None
+    schema = summary_reply(letters)
+    reply = ask(images.session(ROLE), prompt, schema, role, answer_prefix=prefix)
+    reasoning, wrong = reply.quality_reasoning, misstatements(reply.quality_reasoning, evidence, level)
+    if wrong:
+        facts = from_evidence(evidence, level)
+        logger.info("The reasoning %r %s; asking once more", reasoning, "; ".join(wrong))
+        with suppress(InvalidAnswer):
+            reply = ask(images.session(ROLE), prompt.holding_to(facts), schema, role, answer_prefix=prefix)
+            reasoning = reply.quality_reasoning
+        if misstatements(reasoning, evidence, level):
+            reasoning = facts
+        else:
+            wrong = []
     return SummarizerOutput(
         final_answer=reply.final_answer,
-        quality_reasoning=" ".join([reply.quality_reasoning, *_notes(evidence, scores, fusion)]),
+        quality_reasoning=" ".join([reasoning, *_notes(evidence, scores, fusion)]),
+        reasoning_corrections=wrong,
         used_evidence=None
         if evidence is None or evidence.is_empty
         else evidence.model_dump(include={"distortion_analysis", "quality_scores"}, mode="json"),
@@ -151,7 +167,7 @@ def read_and_fuse(prompt: Prompt, scores: Sequence[float], images: OpenImages) -
     mode, letter, p_letter, off_mass = read_probabilities(prompt, LETTERS, images)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in p_letter.items()}
     if not scores:
-        images.note("no tool scores: α is uniform and q is the VLM's expectation")  # ScoreFusion logs it
+        images.note("no tool scores: q rests on the model's letters alone")  # ScoreFusion logs it
     return FusionResult(
         mode=mode,
         vlm_letter=letter,
