@@ -49,7 +49,7 @@ _NEGATED = re.compile(
     r"|(不要?用?|别用?)\s*$",
     re.IGNORECASE,
 )
-_ASKED_FOR = re.compile(r"\b(use|run|compute|calculate|with|via)\s+$", re.IGNORECASE)
+_COMMAND = re.compile(r"\b(use|run|compute|calculate|with|via)\s+$", re.IGNORECASE)
 
 
 def _word_set(text: str) -> frozenset[str]:
@@ -81,34 +81,35 @@ _UNSPACED = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 def named_tools(query: str, has_reference: bool) -> list[str]:
     """The tools of the table that the query names, in its order and the table's spelling; capitals, blanks, '-', '_' and dots
     apart. A name in a negated phrase ("not NIQE") does not count."""
-    return [name for name, known in _metrics(query, has_reference) if known]
+    return [name for name in _asked_for(query, has_reference) if name in TOOLS]
 
 
 def unknown_metrics(query: str) -> list[str]:
     """Well-known metrics that the query names and that are not in the table of tools."""
-    return [name for name, known in _metrics(query, False) if not known]
+    return [name for name in _asked_for(query, False) if name not in TOOLS]
 
 
-def _metrics(query: str, has_reference: bool) -> list[tuple[str, bool]]:
-    """(name, whether it is in the table) of each metric that the query asks for."""
+def _asked_for(query: str, has_reference: bool) -> list[str]:
     text = unicodedata.normalize("NFKC", query)
+    found = _metrics(text, has_reference)
+    return list(dict.fromkeys(name for name, start, _ in found if not _NEGATED.search(text[:start])))
+
+
+def _metrics(text: str, has_reference: bool) -> list[tuple[str, int, int]]:
+    """(name, start, end) of each metric that the text names, the longest names first tried."""
     words = list(_LATIN_WORD.finditer(text))
-    found: dict[str, bool] = {}
-    at = 0
+    found, at = [], 0
     while at < len(words):
         for parts in range(min(_MOST_PARTS, len(words) - at), 0, -1):
             run = words[at : at + parts]
-            gaps = [text[a.end() : b.start()] for a, b in pairwise(run)]
-            if not all(_JOINS.fullmatch(gap) for gap in gaps):
-                continue
-            name = _metric(text, run[0].start(), run[-1].end(), has_reference)
-            if name is not None:
-                if not _NEGATED.search(text[: run[0].start()]):
-                    found[name] = name in TOOLS
+            start, end = run[0].start(), run[-1].end()
+            joined = all(_JOINS.fullmatch(text[a.end() : b.start()]) for a, b in pairwise(run))
+            if joined and (name := _metric(text, start, end, has_reference)):
+                found.append((name, start, end))
                 at += parts - 1
                 break
         at += 1
-    return list(found.items())
+    return found
 
 
 def _metric(text: str, start: int, end: int, has_reference: bool) -> str | None:
@@ -120,7 +121,7 @@ def _metric(text: str, start: int, end: int, has_reference: bool) -> str | None:
     name = _NAMES.get(key) or _OTHERS.get(key)
     if name in _WORDS_TOO:
         shouted = not any(c.islower() for c in text) and text.strip(" .!?") != name
-        as_spelled = spelled == name and (not shouted or _ASKED_FOR.search(text[:start]))
+        as_spelled = spelled == name and (not shouted or _COMMAND.search(text[:start]))
         if not as_spelled and not _MEASURE.match(text, end):
             return None
     return name
@@ -129,8 +130,9 @@ def _metric(text: str, start: int, end: int, has_reference: bool) -> str | None:
 def region_in(query: str, name: str) -> str | None:
     """The region that the query names by `name`: the name itself, or the longest run of its words that the query holds, plurals
     apart; None where that is nothing. The whole picture, quality words, tools and single letters are no regions."""
-    if named_tools(name, False) or named_tools(name, True):
-        return None
+    query = unicodedata.normalize("NFKC", query)
+    for _, start, end in reversed(_metrics(query, False)):
+        query = f"{query[:start]}.{query[end:]}"
     if _UNSPACED.search(name):
         found = "".join(_words(name)) in "".join(_words(query)) and not all(map(_is_no_region, _words(name)))
         return name if found else None

@@ -35,7 +35,7 @@ _NEGATION = re.compile(
     r"\b(no|not|nor|without|none|free (of|from)|absence|lacks? of|hardly|barely|never|neither)\b|n['’]t\b", re.IGNORECASE
 )
 _NOTHING = re.compile(
-    r"\bno (\w+ ){0,2}?(distortions?|degradations?|artifacts?|defects?|damage)\b|\b(picture|image|photo) is clean\b|\blooks? natural\b|\bflawless\b|\bpristine\b",
+    r"\bno (?!other|further|more|additional)(\w+ ){0,2}?(distortions?|degradations?|artifacts?|defects?|damage)\b|\b(picture|image|photo) is clean\b|\blooks? natural\b|\bflawless\b|\bpristine\b",
     re.IGNORECASE,
 )
 _LEVELS = "|".join(LEVEL_WORDS.values())
@@ -67,9 +67,9 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
         for item in items:
             found.setdefault(item.type, set()).add(item.severity)
     for clause in _CLAUSE.split(text):
-        if found and _NOTHING.search(clause):
-            lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(found))}")
         named = [kind for kind in DISTORTION_TYPES if _NAMED[kind].search(clause)]
+        if found and not named and _NOTHING.search(clause):
+            lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(found))}")
         strengths = {name for name, pattern in _SEVERITY.items() if pattern.search(clause)}
         negated = bool(_NEGATION.search(clause))
         for kind in named:

@@ -1,0 +1,180 @@
+"""What a query says in so many words: the committed table of everyday queries, by rule and end to end."""
+
+import json
+
+import pytest
+from conftest import DATA
+from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
+
+from agentic_iqa_local import assess
+from agentic_iqa_local.graph import initial_state
+from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.nodes.planner import correct_plan, planner_node
+from agentic_iqa_local.query import choices_in, named_tools, region_in, unknown_metrics
+from agentic_iqa_local.report import account, headline
+from agentic_iqa_local.state import PlannerOutput
+
+ROWS = [json.loads(line) for line in (DATA / "everyday_queries.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_table_has_what_it_promises():
+    """At least 60 queries, 30 of them about tools, and each other kind."""
+    assert len(ROWS) >= 60
+    assert sum(bool(row["tools"]) or bool(row["unknown_tools"]) for row in ROWS) >= 27
+    assert sum(bool(row["choices"]) for row in ROWS) >= 5
+    assert sum(row["scope"] != "Global" for row in ROWS) >= 5
+    assert sum(not row["query"].isascii() for row in ROWS) >= 5
+    assert {name for row in ROWS for name in row["tools"]} <= set(TOOLS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["query"])
+def test_everyday_queries_by_rule(row):
+    """Whatever the model proposes: here the region of the table and a tool that nobody named."""
+    assert named_tools(row["query"], row["reference"]) == row["tools"]
+    assert unknown_metrics(row["query"]) == row["unknown_tools"]
+    assert choices_in(row["query"]) == row["choices"]
+    proposed = PlannerOutput.model_validate(plan_reply(query_scope=row["proposed_scope"], required_tool="QAlign"))
+    plan, corrections = correct_plan(proposed, row["query"], row["reference"], replanning=False)
+    assert plan.required_tool == next(iter([*row["tools"], *row["unknown_tools"]]), None)
+    if row["scope_by"] == "rule" or row["scope"] != "Global":
+        assert plan.query_scope == row["scope"]
+    assert any(line.startswith("required_tool: QAlign") for line in corrections) == (plan.required_tool != "QAlign")
+    assert plan.plan.tool_execution == (plan.required_tool is not None or plan.query_scope == "Global")
+
+
+def test_everyday_queries_with_the_embedded_model(services, photo_path):
+    """The plan that the shipped program makes of each: right by rule; a region that the model misses is its own to miss."""
+    wrong = []
+    for row in ROWS:
+        state = initial_state(row["query"], photo_path, photo_path if row["reference"] else None)
+        assert state.get("choices") == row["choices"]
+        made = planner_node(state, {"configurable": {"services": services}})
+        if "error" in made:
+            wrong.append((row["query"], made["error"]))
+            continue
+        plan = made["plan"]
+        right = plan.required_tool == next(iter([*row["tools"], *row["unknown_tools"]]), None)
+        right &= plan.query_scope == row["scope"] or row["scope_by"] == "model"
+        right &= row["choices"] is None or made["plan_corrections"][0].startswith("choices: ")
+        if not right:
+            wrong.append((row["query"], plan))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("query", "tools"),
+    [
+        ("Is this a fine photo of tres amigos?", []),  # A-FINE, TReS
+        ("IS THIS UNIQUE?", []),
+        ("USE MAD", ["MAD"]),
+        ("a unique score please", ["UNIQUE"]),
+        ("Give me the no-reference NIQE score", ["NIQE"]),
+        ("There is no reference so use NIQE", ["NIQE"]),
+        ("I do not want you to use NIQE", []),
+        ("不要用NIQE", []),
+        ("SSIM and MS-SSIM", ["SSIM", "MS-SSIM"]),
+        ("ＶＳＩ", ["VSI"]),  # full-width letters
+        ("use BRISQUEs", []),
+    ],
+)
+def test_names_of_tools_are_words(query, tools):
+    assert named_tools(query, True) == tools
+
+
+@pytest.mark.parametrize("name", list(TOOLS))
+@pytest.mark.parametrize("how", ["Use {}.", "{} score please", "what is the {} value?"])
+def test_every_tool_of_the_table_is_recognised_as_spelled(name, how):
+    assert named_tools(how.format(name), has_reference=True) == [name]
+
+
+@pytest.mark.parametrize(
+    ("query", "name", "region"),
+    [
+        ("Is the tree sharp?", "tree me", "tree"),  # a small model's slip of the pen
+        ("Rate the sky.", "lower sky band", "sky"),
+        ("Rate the quality.", "lit", None),
+        ("Is it risky?", "sky", None),
+        ("Are the leaves sharp?", "leaf", "leaf"),
+        ("How is the glass?", "glas", None),
+        ("Rate this image of a cat.", "this image", None),
+        ("The background noise", "background", "background"),
+    ],
+)
+def test_regions_are_words_of_the_query(query, name, region):
+    assert region_in(query, name) == region
+
+
+@pytest.mark.parametrize(
+    ("query", "choices"),
+    [
+        ("Tell me: a) is it sharp b) is it noisy", None),  # questions, not answers
+        ("Plan A: good. Plan B: better?", None),
+        ("Vitamin C. and B. are fine; rate it", None),
+        ("Rate this. A. good B. bad. Which one?", ["good", "bad"]),
+        ("Which is it: A: Blur, B: Noise or C: JPEG?", ["Blur", "Noise", "JPEG"]),
+        ("Yes or no: is it sharp?", ["Yes", "no"]),
+        ("A. same B. same", None),
+        ("A. only one", None),
+    ],
+)
+def test_answers_that_a_query_lists(query, choices):
+    assert choices_in(query) == choices
+
+
+# The whole way
+
+
+def assessed(query: str, picture: str, scores: dict[str, float], **options):
+    client = ScriptedClient(scripted_answers())
+    return assess(
+        picture, query=query, services=scripted_services(client, ScriptedTools(scores, options.pop("names", None))), **options
+    )
+
+
+@pytest.mark.parametrize("pipeline", ["agent", "letters"])
+def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
+    row = assessed("Compare NIQE and PIQE.", picture, {"NIQE": 4.0, "PIQE": 2.0, "QAlign": 5.0}, pipeline=pipeline)
+    assert row.error is None
+    assert {run.tool_name for run in row.tools} == {"NIQE", "PIQE"}
+    assert row.q_bar == pytest.approx(3.0)  # (4 + 2) / 2
+
+
+@pytest.mark.parametrize("pipeline", ["agent", "letters"])
+@pytest.mark.parametrize("query", ["Run BRISQUE.", "What is the VMAF?", "Use PSNR."])
+def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(picture, services, query, pipeline):
+    """With the real tools: BRISQUE lacks its weights, VMAF is not in the table, PSNR has no reference to compare with."""
+    tools = services.tools
+    client = ScriptedClient(scripted_answers())
+    row = assess(picture, query=query, pipeline=pipeline, services=scripted_services(client, tools))
+    name = query.strip(".?").split()[-1]
+    assert row.error is None
+    first = headline(row)
+    assert f"{name} could not run (it " in first or f"{name} could not run (" in first
+    assert first.endswith(f"{row.tools[-1].tool_name} ran instead")
+    assert row.tools[-1].normalized_score == row.q_bar
+    assert sum(line.startswith(f"{name} could not score") for line in row.warnings) == 1
+
+
+@pytest.mark.parametrize("pipeline", ["agent", "letters"])
+def test_answers_in_the_query_are_offered_to_the_model_and_said_to_be_taken(picture, pipeline):
+    row = assessed("Is it noisy? yes or no", picture, {"NIQE": 4.0}, pipeline=pipeline)
+    assert row.choices == ["yes", "no"]
+    assert set(row.p_c) == {"A", "B"}
+    assert row.plan_corrections[0] == "choices: yes | no (the query lists them)"
+    given = assessed("Is it noisy? yes or no", picture, {"NIQE": 4.0}, pipeline=pipeline, choices=["very", "hardly"])
+    assert given.choices == ["very", "hardly"]
+
+
+def test_a_question_about_a_region_says_in_words_what_was_not_measured(picture):
+    client = ScriptedClient(
+        scripted_answers(
+            PlannerReply=plan_reply(query_scope=["sky"]),
+            DetectionReply={"sky": ["Blurs"]},
+            AnalysisReply={"sky": [{"type": "Blurs", "severity": "moderate", "explanation": "Edges appear soft."}]},
+        )
+    )
+    row = assess(picture, query="Is the sky blurred?", services=scripted_services(client, ScriptedTools({"NIQE": 4.0})))
+    told = " ".join(account(row).split())
+    assert "None ran: tools measure whole pictures, and the question is about sky." in told
+    assert "No tool measured this, so the score rests on the model alone" in told
+    assert not set("αη") & set(told + " ".join(row.warnings))
