@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images import ImageError
+from agentic_iqa_local.inputs import printable
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.executor import run_tool
@@ -20,7 +21,7 @@ from agentic_iqa_local.nodes.planner import taken_choices
 from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse, read_choices
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.query import named_tools, unknown_metrics
-from agentic_iqa_local.services import OpenImages, Services, load_services
+from agentic_iqa_local.services import PICTURE, OpenImages, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog, check_query
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -123,20 +124,31 @@ def assess(
     query = DEFAULT_QUERY if query is None else query
     check_query(query)
     state = initial_state(query, str(image), reference and str(reference), limit, choices)
-    services.client(ROLE)
-    _ = services.tools  # a bad maps file is an error of the set-up, not of an image
     row = unassessed(image, reference, query, state.get("choices"), pipeline, settings)
     began = time.perf_counter()
-    images: OpenImages | None = None
+    logged = PICTURE.set(row.image)
+    try:
+        changes = _assessed(state, services, pipeline)
+    finally:
+        PICTURE.reset(logged)
+    return row.model_copy(update={**changes, "seconds": round(time.perf_counter() - began, 3)})
+
+
+def _assessed(state: AgenticIQAState, services: Services, pipeline: Pipeline) -> dict[str, Any]:
     try:
         images = OpenImages(services, state["image_path"], state.get("reference_path"))
-        changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
-    except (ImageError, ToolError, VLMError) as error:
-        changes = {"error": printable(str(error)), "sha256": file_sha256(image)}
-    if images is not None:
-        changes |= _record(images)
+    except ImageError as error:
+        return {"error": printable(str(error)), "sha256": file_sha256(state["image_path"])}
+    try:
+        services.client(ROLE)
+        _ = services.tools  # a bad maps file is an error of the set-up, not of an image
+        try:
+            changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
+        except (ImageError, ToolError, VLMError) as error:
+            changes = {"error": printable(str(error))}
+        return changes | _record(images)
+    finally:
         images.close()
-    return row.model_copy(update={**changes, "seconds": round(time.perf_counter() - began, 3)})
 
 
 def unassessed(
@@ -152,11 +164,6 @@ def unassessed(
         image=printable(image), reference=reference and printable(reference), query=query,
         choices=choices and list(choices), mode=settings.fusion.mode, fusion=settings.fusion, pipeline=pipeline,
     )  # fmt: skip
-
-
-def printable(path: str | Path) -> str:
-    """A path as text that JSON can hold; bytes of a file name that are not UTF-8 appear as \\xNN."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def file_sha256(path: str | Path) -> str | None:

@@ -1,11 +1,10 @@
-"""Many images: which (`read_manifest`), where their rows go (`Results`), and how they are assessed (`Batch`).
+"""Many images: where their rows go (`Results`), and how they are assessed (`Batch`). `inputs` says which.
 
 One assessment runs in a thread of its own, a bounded number of them at once, and whatever becomes of it is one row: an
 answer, or a failure with its reason. A thread cannot be killed: one that outlasts its time is left behind and stops at its next
 call of the model or a tool.
 """
 
-import csv
 import hashlib
 import json
 import logging
@@ -22,22 +21,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
-
-from agentic_iqa_local.assessment import SCHEMA_VERSION, Assessment, Pipeline, assess, file_sha256, printable, unassessed
+from agentic_iqa_local.assessment import SCHEMA_VERSION, Assessment, Pipeline, assess, file_sha256, unassessed
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import memory_ran_out
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.images import one_line
+from agentic_iqa_local.inputs import Item, printable, row_key
 from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.model_store import models_root, store_manifest
-from agentic_iqa_local.nodes.ask import with_each_key_once
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY
-from agentic_iqa_local.rows import RowFile, RowsError, check_run, write_run, write_whole
+from agentic_iqa_local.rows import OtherRun, RowFile, RowsError, check_run, write_run, write_whole
 from agentic_iqa_local.services import ALONE, Services
-from agentic_iqa_local.state import check_choices, check_query
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, PixelLimits, VLMClient, VLMSession
 
 logger = logging.getLogger(__name__)
@@ -48,157 +43,13 @@ TIMEOUT = 600.0  # seconds
 MOST_HUNG = 3
 MOST_DEATHS = 3
 HALVINGS = 2  # of the pixels that the model sees at once, when memory runs out even for one image alone
-NAMED_ROWS = 5
 LOOKS = 0.2  # seconds between two looks at the assessments in hand
 STANDSTILL = 5.0  # seconds without a look: the process was stopped
 MODEL = "the model"
 
 
-class ManifestError(UserError, ValueError):
-    """A manifest that cannot be used; one sentence that names lines and reasons."""
-
-
 class BatchError(UserError, RuntimeError):
     """A batch that cannot go on; one sentence for the user."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """What one row is about."""
-
-    image: Path
-    reference: Path | None = None
-    query: str = DEFAULT_QUERY
-    choices: tuple[str, ...] | None = None
-
-    @property
-    def key(self) -> str:
-        """What tells rows apart; `row_key` finds it in a row."""
-        return row_key(
-            {
-                "image": printable(self.image),
-                "reference": self.reference and printable(self.reference),
-                "query": self.query,
-                "choices": self.choices,
-            }
-        )
-
-
-def row_key(row: dict[str, Any]) -> str:
-    """The key of the item that a row is about. Raises KeyError for a row of something else."""
-    return json.dumps([row[name] for name in ("image", "reference", "query", "choices")])
-
-
-# What to assess
-
-
-class _Record(BaseModel):
-    image: str = Field(min_length=1)
-    reference: str | None = None
-    query: str | None = None
-    choices: list[str] | None = None
-
-    @field_validator("choices", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return value.split("|") if isinstance(value, str) else value
-
-    @field_validator("query", "choices")
-    @classmethod
-    def _makes_sense(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            check_query(value)
-        else:
-            check_choices(value)
-        return value
-
-
-def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] | None = None) -> list[Item]:
-    """The items of a CSV file (with a header; choices separated by |) or of JSON lines.
-
-    `image` is needed; `reference`, `query` and `choices` may be there, and the arguments stand in for the latter two. Relative
-    paths are relative to the manifest. Raises ManifestError, which names the lines, for a row that is malformed, names a file
-    that is not there, or repeats another one.
-    """
-    reader = {".csv": _csv, ".jsonl": _json_lines}.get(path.suffix.lower())
-    if reader is None:
-        raise ManifestError(f"{path}: expected a manifest named .csv or .jsonl; rename or convert it")
-    items: dict[Item, int] = {}
-    bad, ignored = [], set()
-    try:
-        for number, found in reader(path):
-            try:
-                if isinstance(found, str):
-                    raise ValueError(found)
-                ignored |= found.keys() - _Record.model_fields.keys()
-                item = _item(found, path.parent, query, choices)
-                if item in items:
-                    raise ValueError(f"the same as line {items[item]}")
-                items[item] = number
-            except ValueError as error:
-                bad.append(f"line {number}: {one_line(_reason(error))}")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else one_line(str(error))
-        raise ManifestError(f"{path}: expected a manifest in UTF-8, cannot read it: {reason}") from error
-    if bad:
-        more = f"; and {len(bad) - NAMED_ROWS} more" if len(bad) > NAMED_ROWS else ""
-        raise ManifestError(f"{path}: {'; '.join(bad[:NAMED_ROWS])}{more}; correct the manifest")
-    if not items:
-        raise ManifestError(f"{path}: expected a row for each image, found none")
-    if ignored:
-        names = one_line(", ".join(sorted(ignored)))
-        logger.warning("%s: not used: %s (known are %s)", path, names, ", ".join(_Record.model_fields))
-    return list(items)
-
-
-def _csv(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
-    """(line, cells by column without the empty ones, or what is wrong with them)."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, skipinitialspace=True)
-        if doubled := [name for name in reader.fieldnames or () if name and reader.fieldnames.count(name) > 1]:
-            yield 1, f"expected each column once, got {doubled[0]} twice"
-            return
-        for row in reader:
-            cells = {name: cell for name, cell in row.items() if cell and name != ""}
-            yield reader.line_num, "more cells than the header has" if None in cells else cells
-
-
-def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                found = json.loads(line, object_pairs_hook=with_each_key_once)
-                json.dumps(found, ensure_ascii=False).encode()  # lone surrogates are no text
-            except (ValueError, RecursionError) as error:
-                yield number, f"expected a JSON object: {error}"
-                continue
-            yield number, found if isinstance(found, dict) else "expected a JSON object"
-
-
-def _item(found: dict[str, Any], folder: Path, query: str | None, choices: Sequence[str] | None) -> Item:
-    """Raises ValueError."""
-    record = _Record.model_validate(found)
-    image, reference = folder / record.image, record.reference and folder / record.reference
-    for name, file in (("image", image), ("reference", reference)):
-        try:
-            found = not file or file.is_file()
-        except OSError as error:  # a name that is too long, a folder that may not be entered
-            raise ValueError(f"{name}: {error.strerror}: {file}") from error
-        if not found:
-            raise ValueError(f"{name}: there is no file {file}")
-    choices = record.choices or choices
-    return Item(image, reference or None, record.query or query or DEFAULT_QUERY, choices and tuple(choices))
-
-
-def _reason(error: ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ")
-    name = str(first["loc"][0])
-    return message if message.startswith(f"{name}: ") else f"{name}: {message}"
 
 
 # Where the rows go
@@ -262,16 +113,22 @@ class Results:
         self._hands, self._in_hand = path.with_name(f"{path.name}.in_hand.json"), set()
         try:
             description = path.with_name(f"{path.name}.run.json")
+            described = {"command": sys.argv, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             if self._rows.empty:
                 if resume and description.is_file():
                     with suppress(RowsError):  # a run of another kind that died before its first row
                         check_run(description, identity)
                         self.suspects = self._left_in_hand()
-                write_run(description, {"command": sys.argv, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, identity)
+                write_run(description, described, identity)
             elif not resume:
                 raise RowsError(f"{path}: holds rows already; add --resume to go on with them, or choose another --out")
             else:
-                check_run(description, identity)
+                try:
+                    check_run(description, identity)
+                except OtherRun:
+                    if not all(row["error"] and row_key(row) in retry for row in self._rows):
+                        raise
+                    write_run(description, described, identity)  # no row stays that the old settings made
                 self._rows.recover()
                 self.suspects = self._left_in_hand()
             if retry and any(row["error"] and row_key(row) in retry for row in self._rows):
@@ -286,6 +143,10 @@ class Results:
         except RowsError:
             self.close()
             raise
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows in the file."""
+        return iter(self._rows)
 
     def begun(self, items: Iterable[Item]) -> Iterator[Item]:
         """The items, each of them in hand from the moment that it is taken."""
@@ -331,9 +192,17 @@ class Results:
         self._rows.close()
 
 
+TOLD_ONCE = {"evidence": {"tool_logs"}}  # the tools' runs are told in `tools`
+
+
 def as_line(row: Assessment) -> str:
-    """A row as one line of JSON; the tools' runs are told once, in `tools`."""
-    return row.model_dump_json(exclude={"evidence": {"tool_logs"}})
+    """A row as one line of JSON."""
+    return row.model_dump_json(exclude=TOLD_ONCE)
+
+
+def as_row(row: Assessment) -> dict[str, Any]:
+    """A row as `as_line` writes it, read again."""
+    return row.model_dump(mode="json", exclude=TOLD_ONCE)
 
 
 # How they are assessed
@@ -481,10 +350,12 @@ class Batch:
         timeout: float = TIMEOUT,
         pipeline: Pipeline = "agent",
         max_replan_iterations: int | None = None,
+        load: bool = True,
     ):
-        for role in ROLES[pipeline]:
-            services.client(role)
-        services.tools.prepare()  # before any thread runs a model
+        if load:
+            for role in ROLES[pipeline]:
+                services.client(role)
+            services.tools.prepare()  # before any thread runs a model
         self.services, self.window, self.timeout = services, jobs, timeout
         self.pipeline, self.max_replan_iterations = pipeline, max_replan_iterations
         self.stopping = False

@@ -3,14 +3,16 @@
 A configuration file is complete in itself: what it leaves out has the default given here. Unknown keys are errors.
 """
 
+import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.iqa_tools.specs import ToolError, find_tool
 from agentic_iqa_local.model_store import ROOT, models_root
 from agentic_iqa_local.prompts import PromptLayout
 from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS
@@ -122,6 +124,21 @@ class ToolSettings(Section):
     maps: str | None = Field(None, description="Tool maps file; default: configs/tool_maps.yaml.")
     cache: str | None = Field(None, description="SQLite file that keeps raw scores by content, tool and versions; default: none.")
 
+    @field_validator("full_reference", "no_reference", "not_offered")
+    @classmethod
+    def _are_tools(cls, names: list[str]) -> list[str]:
+        try:
+            return [find_tool(name).name for name in names]
+        except ToolError as error:
+            raise ValueError(str(error)) from None
+
+    @field_validator("no_reference")
+    @classmethod
+    def _need_no_reference(cls, names: list[str]) -> list[str]:
+        if wrong := [name for name in names if find_tool(name).reference == "FR"]:
+            raise ValueError(f"{wrong[0]} compares with a reference; list it under full_reference")
+        return names
+
 
 class Settings(Section):
     """A whole configuration."""
@@ -155,6 +172,10 @@ class Settings(Section):
         name = backend.partition(".")[2]
         settings = self.models.get(name, ModelSettings())
         return settings.model_copy(update={"path": str(model_folder(settings.path or name))})
+
+    def with_values(self, section: str, **values: Any) -> "Settings":
+        """The same configuration with other values in one section. Raises ConfigError for one that is not allowed."""
+        return checked(Settings, self.model_dump() | {section: getattr(self, section).model_dump() | values}, "options")
 
     def with_engine(self, engine: str) -> "Settings":
         """The same configuration with every section's model served by `engine` (transformers, vllm, server)."""
@@ -194,8 +215,11 @@ def find_config(name: str | Path | None) -> Path:
     for path in (Path(name), CONFIGS / f"{name}.yaml"):
         if path.is_file():
             return path
-    shipped = sorted(p.stem for p in CONFIGS.glob("*.yaml") if p.stem != "tool_maps")
-    raise ConfigError(f"config '{name}': no such file or set-up; shipped are {', '.join(shipped)}")
+    others = (path.stem for path in CONFIGS.glob("*.yaml") if path.stem not in (DEFAULT_CONFIG.stem, "tool_maps"))
+    shipped = ["embedded", *sorted(others)]
+    near = difflib.get_close_matches(str(name), shipped, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"config '{name}': no such file or set-up; shipped are {', '.join(shipped)}{hint}")
 
 
 class _Loader(yaml.SafeLoader):
@@ -219,10 +243,17 @@ def load_settings(name: str | Path | None = None) -> Settings:
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, got {type(data).__name__}")
+    return checked(Settings, data, path)
+
+
+def checked(model: type[Section], data: dict[str, Any], source: str | Path) -> Any:
+    """`data` as a `model`. Raises ConfigError that names `source`, the key and what was expected."""
     try:
-        return Settings.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "file"
-        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-        raise ConfigError(f"{path}: {key}: {what}") from None  # pydantic's error shows its input, which aliases can make endless
+        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        raise ConfigError(
+            f"{source}: {key}: {what}"
+        ) from None  # pydantic's error shows its input, which aliases can make endless

@@ -155,6 +155,22 @@ def models_root(option: str | Path | None = None) -> Path:
     return Path(os.path.abspath(option or os.environ.get("AGENTIC_IQA_MODELS") or ROOT / "models"))
 
 
+def command(name: str) -> str:
+    """How a user of this installation runs "assess", "doctor", "fetch_models" and the like, to be named in messages."""
+    if ROOT != PACKAGE:
+        return f"python scripts/{name}.py"
+    installed = {"assess": "agentic-iqa", "doctor": "agentic-iqa-doctor"}
+    return installed.get(name, f"python scripts/{name}.py (in a checkout of the project)")
+
+
+def about_missing_model(folder: str | Path) -> str:
+    """What to do where a model's folder is not there."""
+    return (
+        f"model folder {folder}: there is none; fetch it on a connected machine ({command('fetch_models')} --config NAME), or say where "
+        "it lies: --model FOLDER, or --models DIR for the folder above it"
+    )
+
+
 def weights_dir(root: str | Path) -> Path:
     """The tools' weights in a store: a folder laid out like torch's hub folder."""
     return Path(root) / HUB

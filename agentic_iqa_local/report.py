@@ -1,9 +1,13 @@
 """An assessment as text for a terminal. Pure: results in, lines out."""
 
+import heapq
 import shutil
 import textwrap
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
 
 from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.iqa_tools import ToolInfo
@@ -15,6 +19,7 @@ BAR_WIDTH = 30
 WIDEST, NARROWEST = 100, 40  # columns of text
 AGREE, DISAGREE = 0.5, 1.0  # levels between the tools' mean and the model's expectation
 WHOLE = "whole picture"
+NAMED = 5  # pictures in each list of a batch's summary
 MODES = {
     "logits": "read from its logits",
     "classification": "the letter it wrote, and the rest shared",
@@ -25,7 +30,7 @@ MODES = {
 def headline(row: Assessment) -> str:
     """One line: the image and its answer, or why there is none; and what ran instead of a tool that the query names."""
     if row.error:
-        return f"{row.image}: FAILED: {row.error}"
+        return f"FAILED: {_reason(row.image, row.error)}"
     answer = row.final_answer
     if row.q is not None:
         answer = f"{answer} {LEVEL_WORDS[LETTER_TO_LEVEL[answer]]}, q {row.q:.2f} of 5"
@@ -176,6 +181,61 @@ def bars(row: Assessment) -> list[str]:
         f"  {letter} {word[:width]:<{width}} {'█' * round(p * BAR_WIDTH):<{BAR_WIDTH}} {p:.3f}"
         for (letter, p), word in zip(row.p_c.items(), words, strict=True)
     ]
+
+
+class Tally:
+    """What a batch came to: counts by level or answer, the best and worst pictures, failures."""
+
+    def __init__(self) -> None:
+        self.answers: Counter[str] = Counter()
+        self.failed: list[tuple[str, str]] = []
+        self._scored: list[tuple[float, str]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Counts a row (a JSON object of assess.py)."""
+        if row["error"]:
+            self.failed.append((row["image"], row["error"]))
+        elif row["q"] is not None:
+            self.answers[row["final_answer"]] += 1
+            self._scored.append((row["q"], row["image"]))
+        elif row["choices"]:
+            self.answers[row["choices"][ord(row["final_answer"]) - ord("A")]] += 1
+        else:
+            self.answers["answered in words"] += 1
+
+    @property
+    def total(self) -> int:
+        """Rows counted."""
+        return sum(self.answers.values()) + len(self.failed)
+
+    def text(self, assessed: int, seconds: float) -> str:
+        """The summary; `assessed` of the rows were made in the last `seconds`."""
+        if self._scored:
+            parts = [f"{letter} {LEVEL_WORDS[level]} {self.answers[letter]}" for letter, level in LETTER_TO_LEVEL.items()]
+            parts += [f"{answer} {count}" for answer, count in self.answers.items() if answer not in LETTER_TO_LEVEL]
+        else:
+            parts = [f"{answer} {count}" for answer, count in self.answers.most_common()]
+        failures = f"; {len(self.failed)} failed" if self.failed else ""
+        lines = _wrapped(f"{self.total} pictures: {', '.join(parts) or 'none assessed'}{failures}", indent="")
+        few = len(self._scored) <= 2 * NAMED
+        for name, ranked in (("best", heapq.nlargest), ("worst", heapq.nsmallest)):
+            if self._scored and not (few and name == "worst"):
+                lines += [f"{'by score' if few else name}:"]
+                lines += [
+                    f"  {q:.2f}  {image}" for q, image in ranked(2 * NAMED if few else NAMED, self._scored, key=itemgetter(0))
+                ]
+        if self.failed:
+            lines += ["failed:", *(line for image, error in self.failed[:NAMED] for line in _wrapped(_reason(image, error)))]
+            lines += [f"  and {len(self.failed) - NAMED} more"] if len(self.failed) > NAMED else []
+        if assessed and seconds:
+            rate = assessed / seconds
+            each = f"{rate:.1f} pictures a second" if rate >= 1 else f"{1 / rate:.1f} seconds a picture"
+            lines.append(f"{each} ({assessed} in {seconds:.0f} s)")
+        return _safe(lines)
+
+
+def _reason(image: str, error: str) -> str:
+    return error if error.startswith(image) else f"{image}: {error}"
 
 
 def tool_table(tools: Sequence[ToolInfo]) -> str:

@@ -13,9 +13,15 @@ from typing import Any, BinaryIO
 
 from agentic_iqa_local.errors import UserError
 
+NAMED_CHANGES, LONGEST_VALUE = 5, 60  # of a changed setting in a message: how many, and characters of each
+
 
 class RowsError(UserError, ValueError):
     """A file of rows that cannot be used; one sentence for the user."""
+
+
+class OtherRun(RowsError):
+    """Rows that depend on other settings."""
 
 
 class WriteError(RowsError):
@@ -137,13 +143,13 @@ def write_run(path: Path, run: dict[str, Any], identity: dict[str, Any]) -> None
     write_whole(path, json.dumps(run | {"identity": identity}, indent=1), sync=True)
 
 
-def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
+def write_whole(path: Path, text: str, *, sync: bool = False, encoding: str = "utf-8") -> None:
     """Writes a text file anew, so that a killed process leaves the old or the new one; with `sync`, a failing machine too.
     Raises RowsError."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text + "\n")
+        with partial.open("w", encoding=encoding, newline="") as file:
+            file.write(text.rstrip("\n") + "\n")
             file.flush()
             if sync:
                 os.fsync(file.fileno())
@@ -156,13 +162,30 @@ def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
 
 
 def check_run(path: Path, identity: dict[str, Any]) -> None:
-    """Raises RowsError unless the run that the file describes depends on the same, and names what differs."""
+    """Raises OtherRun unless the run that the file describes depends on the same, and names what differs with its old and new
+    value; RowsError for a file that describes none."""
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))["identity"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        known = dict(_flat(json.loads(path.read_text(encoding="utf-8"))["identity"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RowsError(f"{path}: expected the description of the run, got: {error}; choose another --out") from error
-    now = json.loads(json.dumps(identity))
+    now = dict(_flat(json.loads(json.dumps(identity))))
     if changed := sorted(key for key in known.keys() | now.keys() if known.get(key) != now.get(key)):
-        raise RowsError(
-            f"{path}: the rows are of a run with another {' and '.join(changed)}; go on with the same or choose another --out"
+        lines = [f"{key} was {_short(known.get(key))}, is now {_short(now.get(key))}" for key in changed[:NAMED_CHANGES]]
+        more = f"; and {len(changed) - NAMED_CHANGES} more" if len(changed) > NAMED_CHANGES else ""
+        raise OtherRun(
+            f"{path}: the rows are of a run with other settings: {'; '.join(lines)}{more}; go on with the same or choose another --out"
         )
+
+
+def _flat(settings: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of each setting of nested sections."""
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _short(value: Any) -> str:
+    text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"

@@ -9,11 +9,13 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from agentic_iqa_local.config import RoleSettings, Settings, load_settings
+from agentic_iqa_local.config import ImageSettings, RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, native_views
 from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
@@ -22,6 +24,9 @@ from agentic_iqa_local.state import AgenticIQAState
 from agentic_iqa_local.vlm_client import ClientPool, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 
 logger = logging.getLogger(__name__)
+
+PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
+"""The picture that is being assessed, for whoever writes logs."""
 
 ALONE = ("QAlign",)  # changes parts of transformers while it runs: no model may run beside it
 Box = tuple[int, int, int, int]
@@ -79,6 +84,16 @@ def load_services(config: str | None = None, device: str | None = None) -> Servi
     return Services(load_settings(config), device or choose_device())
 
 
+def load_pictures(
+    limits: ImageSettings, image_path: str | Path, reference_path: str | Path | None = None
+) -> tuple[LoadedImage, LoadedImage | None]:
+    """A picture and its reference within a configuration's limits. Raises ImageError."""
+    bounds = {"max_pixels": limits.max_pixels, "min_side": limits.min_side}
+    if reference_path is None:
+        return load_image(image_path, **bounds), None
+    return load_pair(image_path, reference_path, **bounds)
+
+
 class OpenImages:
     """One assessment's images with the sessions opened on them.
 
@@ -87,14 +102,8 @@ class OpenImages:
     """
 
     def __init__(self, services: Services, image_path: str, reference_path: str | None = None):
-        limits = services.settings.images
-        bounds = {"max_pixels": limits.max_pixels, "min_side": limits.min_side}
         self.services = services
-        self.reference: LoadedImage | None = None
-        if reference_path is None:
-            self.image = load_image(image_path, **bounds)
-        else:
-            self.image, self.reference = load_pair(image_path, reference_path, **bounds)
+        self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
         self.warnings: list[str] = []
         for loaded in (self.image, self.reference):
             for line in loaded.warnings if loaded else ():
@@ -131,11 +140,11 @@ class OpenImages:
         seen = (right - left) * (bottom - top)
         if len(views) > 1:
             self.warn(
-                f"{self.image.path}: {width}×{height} pixels are beyond what the model sees at once ({right - left}×{bottom - top}); "
+                f"{width}×{height} pixels are beyond what the model sees at once ({right - left}×{bottom - top}); "
                 f"scored on {len(views)} native-resolution crops and averaged, described from the central one"
             )
         elif seen < limits.min_pixels or (right - left) % limits.factor or (bottom - top) % limits.factor:
-            self.warn(f"{self.image.path}: {width}×{height} pixels are below the model's range; the processor enlarged it")
+            self.warn(f"{width}×{height} pixels are below the model's range; the processor enlarged it")
         return views
 
     def session(self, role: str, view: int = 0) -> VLMSession:

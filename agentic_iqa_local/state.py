@@ -319,3 +319,10 @@ def append_replan_reason(history: list[str], iteration: int, reason: str) -> lis
     if len(longer) > REPLAN_HISTORY_LIMIT:
         logger.warning("Excessive replanning: replan_history keeps its latest %d entries", REPLAN_HISTORY_LIMIT)
     return longer[-REPLAN_HISTORY_LIMIT:]
+
+
+def with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: an object in which a key is said twice is an error (ValueError), not the last of them."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError(f"expected each key once, got {[key for key, _ in pairs]}")
+    return found

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def chosen_settings(args: argparse.Namespace) -> "Settings":
-    """The settings that --models, --config, --engine and --model name. Raises ConfigError."""
+    """The settings that --models, --config, --engine and --model name, and where a command has them --mode and --background. Raises ConfigError."""
     from agentic_iqa_local.config import load_settings
 
     if args.models:
@@ -17,4 +17,9 @@ def chosen_settings(args: argparse.Namespace) -> "Settings":
     settings = load_settings(args.config)
     if args.engine:
         settings = settings.with_engine(args.engine)
-    return settings.with_model(args.model) if args.model else settings
+    settings = settings.with_model(args.model) if args.model else settings
+    if getattr(args, "mode", None):
+        settings = settings.with_values("fusion", mode=args.mode)
+    if getattr(args, "background", None):
+        settings = settings.with_values("images", background=args.background)
+    return settings

@@ -1,44 +1,63 @@
-"""Assesses the quality of images with a local vision-language model and IQA tools. Nothing leaves this machine.
+"""Assesses the quality of pictures with a local vision-language model and IQA tools. Nothing leaves this machine.
 
 examples:
-  python scripts/assess.py --image photo.jpg --explain
-  python scripts/assess.py --image photo.jpg --reference original.png --gpu 0
-  python scripts/assess.py --image scans/ --pipeline letters --out results.jsonl --resume
-  python scripts/assess.py --manifest images.csv --out results.jsonl --resume --retry-failed
-  python scripts/assess.py --image photo.jpg --query "Which distortion dominates?" --choices Blur Noise Compression None
-  python scripts/assess.py --config qwen2_5_vl_7b --gpu 0 --image photo.jpg
-  python scripts/assess.py --list-tools
+  {assess} photo.jpg --explain
+  {assess} photo.jpg --reference original.png --gpu 0
+  {assess} photo.jpg --query "Use NIQE to score this picture."
+  {assess} photo.jpg --query "Which distortion dominates?" --choices Blur Noise Compression None
+  {assess} scans/ --pipeline letters --out results.jsonl --csv results.csv
+  {assess} --manifest images.csv --out results.jsonl --resume --retry-failed
+  {assess} photo.jpg --config qwen2_5_vl_7b --gpu 0
+  {assess} --list-tools
+Without a picture the sample photograph that ships is assessed.
 
 On a terminal the answer is text; piped, or with --json, it is one JSON object a line on stdout and nothing else there. With --out
 the objects go to a file instead, each synced to disk as it is finished: after a kill, Ctrl-C or a full disk the same command with
 --resume goes on.
-Exit status: 0 all assessed, 1 some image failed (its row has "error") or the batch could not go on, 2 wrong usage or a model that
-cannot run, 130 interrupted (the rows so far are written).
+Exit status: 0 all assessed, 1 some picture failed (its row has "error") or the batch could not go on, 2 wrong usage or a model that
+cannot run, 130 interrupted by Ctrl-C or a polite kill (the rows so far are written).
 """
 
 import argparse
+import glob
 import logging
 import os
 import shlex
 import signal
 import sys
-import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
+from agentic_iqa_local import __version__
 from agentic_iqa_local.commands import chosen_settings
+from agentic_iqa_local.commands.console import Console, Parser, start_logging
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.model_store import ROOT, command
 
-SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
 MOST_JOBS = 256
 LONGEST_COMMAND = 2000  # characters, to be repeated in a message
+NAMED_FILES = 5  # in a message
+SAMPLE = ROOT / "tests" / "data" / "sumac.png"  # a wheel has it inside
+INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class UsageError(UserError):
+    """A command line that cannot be carried out."""
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog=command("assess").removeprefix("python "),
+        usage="%(prog)s [PICTURE ...] [options]",
+        description=__doc__.replace("{assess}", command("assess")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"agentic_iqa_local {__version__}")
     what = parser.add_argument_group("what to assess")
-    images = what.add_mutually_exclusive_group()
-    images.add_argument("--image", nargs="+", metavar="PATH", help="images, folders or globs")
-    images.add_argument(
+    what.add_argument("pictures", nargs="*", metavar="PICTURE", help="pictures, folders or globs")
+    what.add_argument("--image", nargs="+", default=[], metavar="PICTURE", help="the same")
+    what.add_argument(
         "--manifest",
         type=Path,
         metavar="FILE",
@@ -48,8 +67,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     what.add_argument(
         "--reference", type=Path, metavar="PATH", help="pristine original of the same size: full-reference assessment"
     )
-    what.add_argument("--query", help="a question or instruction (default: rate the perceptual quality)")
+    what.add_argument(
+        "--query",
+        help="a question or instruction (default: rate the perceptual quality); a tool that it names runs, and answers that it "
+        'lists ("... A. too dark B. too bright", "yes or no") are the choices',
+    )
     what.add_argument("--choices", nargs="+", metavar="ANSWER", help="2 to 10 answers: a multiple-choice question")
+    what.add_argument(
+        "--background",
+        metavar="COLOUR",
+        help="what stands behind transparent pictures, such as white or #808080 (default: refuse them)",
+    )
     where = parser.add_argument_group("where and with what")
     device = where.add_mutually_exclusive_group()
     device.add_argument(
@@ -78,7 +106,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     how.add_argument(
         "--mode",
         choices=("logits", "classification", "uniform"),
-        help="where p_c comes from (default: the configuration's, logits)",
+        help="where the letters' probabilities come from (default: the configuration's, logits)",
     )
     how.add_argument(
         "--fit", type=Path, metavar="FILE", help="temperature and η from a fit of study.py, for the model it was made with"
@@ -91,42 +119,62 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         type=int,
         default=1,
         metavar="N",
-        help="images assessed at once, with --engine vllm or server in one batch; rows come as they are finished (default: 1)",
+        help="pictures assessed at once, with --engine vllm or server in one batch; rows come as they are finished (default: 1)",
     )
     how.add_argument(
         "--timeout",
         type=float,
         default=600.0,
         metavar="S",
-        help="seconds for one image, after which its row is a failure and the others go on (default: 600)",
+        help="seconds for one picture, after which its row is a failure and the others go on (default: 600)",
     )
     output = parser.add_argument_group("output")
-    output.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines to FILE, one durable row for each image")
-    output.add_argument("--resume", action="store_true", help="go on with the rows that FILE holds: assess the images it lacks")
-    output.add_argument("--retry-failed", action="store_true", help="with --resume: assess its failed images again")
+    output.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write JSON lines to FILE, one durable row for each picture; FILE.csv stands for --out FILE.jsonl --csv FILE.csv",
+    )
+    output.add_argument("--resume", action="store_true", help="go on with the rows that FILE holds: assess the pictures it lacks")
+    output.add_argument("--retry-failed", action="store_true", help="with --resume: assess its failed pictures again")
+    output.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="write all rows as a table for spreadsheets too, when the run ends (replaces FILE)",
+    )
     output.add_argument("--json", nargs="?", const="-", metavar="-", help="JSON lines on stdout on a terminal and with --out too")
     output.add_argument(
         "--explain",
         action="store_true",
-        help="a readable account: plan, evidence, probabilities, tools, q and why (on stderr when stdout carries JSON)",
+        help="a readable account instead: plan, evidence, probabilities, tools, q and why (on stderr when stdout carries JSON)",
     )
     output.add_argument(
         "--list-tools",
         action="store_true",
-        help="list every IQA tool, whether it is available here and what its map can reach, then exit",
+        help="list every IQA tool, whether it is available here, what it costs and what its map can reach, then exit",
     )
     output.add_argument("-v", "--verbose", action="count", default=0, help="log what happens (-vv: prompts and model output too)")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)  # pictures may stand before and behind options
+    args.pictures += args.image
     if not 1 <= args.jobs <= MOST_JOBS:
         parser.error(f"--jobs: expected 1 to {MOST_JOBS}")
     if not args.timeout > 0:
         parser.error("--timeout: expected more than 0 seconds")
-    if not (args.image or args.manifest or args.list_tools):
-        parser.error("--image or --manifest is needed: give images, folders or globs, or a file that lists images")
+    if args.manifest and args.pictures:
+        parser.error(f"--manifest: expected it alone, got {args.pictures[0]} too; list that in the manifest")
     if args.manifest and args.reference:
-        parser.error("--reference: expected with --image; a manifest has a column reference")
+        parser.error("--reference: expected with pictures; a manifest has a column reference")
     if args.json not in (None, "-"):
         parser.error(f"--json: expected nothing or - (stdout), got {args.json}; rows go to a file with --out {args.json}")
+    if args.out and args.out.suffix.lower() in (".xlsx", ".xls", ".ods", ".tsv", ".txt", ".html"):
+        parser.error(
+            f"--out {args.out}: rows are JSON lines, name it .jsonl; for a spreadsheet use --csv {args.out.with_suffix('.csv')}"
+        )
+    if args.out and args.out.suffix.lower() == ".csv":
+        if args.csv:
+            parser.error(f"--out {args.out} --csv {args.csv}: expected one table; name --out .jsonl")
+        args.out, args.csv = args.out.with_suffix(".jsonl"), args.out
     if args.resume and not args.out:
         parser.error("--resume: expected --out FILE, the rows to go on with")
     if args.retry_failed and not args.resume:
@@ -146,50 +194,108 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def claim_stdout() -> TextIO:
-    """The real stdout for results alone; whatever else prints there, from any library, goes to stderr."""
-    results = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
-    return results
-
-
 def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    start_logging(args.verbose)
     try:
-        return assess_all(parse(argv))
-    except KeyboardInterrupt:
-        print("interrupted before the first image", file=sys.stderr)
-        return 130
-
-
-def assess_all(args: argparse.Namespace) -> int:
-    results = claim_stdout()
-    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(args.verbose, 2)]
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("agentic_iqa_local").setLevel(level)
-    from agentic_iqa_local.batch import ManifestError
-    from agentic_iqa_local.config import ConfigError
-    from agentic_iqa_local.devices import DeviceError, choose_device
-    from agentic_iqa_local.images import ImageError
-    from agentic_iqa_local.iqa_tools import ToolError
-    from agentic_iqa_local.iqa_tools.calibration import CalibrationError
-    from agentic_iqa_local.model_store import BundleError
-    from agentic_iqa_local.rows import RowsError
-    from agentic_iqa_local.vlm_client import VLMError
-
-    errors = (ConfigError, DeviceError, ImageError, ManifestError, RowsError, VLMError, ToolError, CalibrationError, BundleError)
-    try:
-        settings = chosen_settings(args)
-        if args.fit:
-            settings = with_fit(settings, args.fit)
-        if args.mode:
-            settings = settings.model_copy(update={"fusion": settings.fusion.model_copy(update={"mode": args.mode})})
-        device = choose_device(args.gpu, args.cpu)
-        if args.list_tools:
-            return list_tools(settings, device, results)
-        return run(args, settings, wanted(args), device, results)
-    except errors as error:
+        with Console() as console:
+            return assess_all(args, console)
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted before the first picture", file=sys.stderr)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def assess_all(args: argparse.Namespace, console: Console) -> int:
+    """Everything that can be checked without a model is checked before anything that takes seconds to load. Raises UserError."""
+    settings = chosen_settings(args)
+    items = [] if args.list_tools else wanted(args, console)
+    check_places(args, items)
+    if args.engine != "server" and not args.list_tools:
+        check_models(settings, args.pipeline)
+    if args.fit:
+        settings = with_fit(settings, args.fit)
+    if args.explain and not args.verbose:
+        logging.getLogger("agentic_iqa_local.services").setLevel(logging.ERROR)  # the account holds a picture's warnings
+    from agentic_iqa_local.devices import choose_device
+
+    device = choose_device(args.gpu, args.cpu)
+    if args.list_tools:
+        return list_tools(settings, device, console)
+    return run(args, settings, items, device, console)
+
+
+def wanted(args: argparse.Namespace, console: Console) -> list:
+    """The items that the command line names. Raises UserError."""
+    from agentic_iqa_local.inputs import Item, read_manifest
+
+    if args.manifest:
+        return read_manifest(args.manifest, args.query, args.choices)
+    from agentic_iqa_local.images import expand_inputs
+    from agentic_iqa_local.prompts import DEFAULT_QUERY
+
+    if not args.pictures:
+        console.say(f"no picture named: assessing the sample photograph that ships; yours: {command('assess')} photo.jpg")
+    choices = args.choices and tuple(args.choices)
+    for words in args.pictures:
+        if (
+            " " in words
+            and not os.path.lexists(words)
+            and not glob.glob(words, recursive=True)
+            and not Path(words.rstrip("?!.")).suffix
+        ):
+            raise UsageError(f"{words!r} is no file; a question goes behind its option: --query {shlex.quote(words)}")
+    files = expand_inputs(args.pictures or [os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)])
+    if args.reference and not args.reference.is_file():
+        raise UsageError(f"--reference {args.reference}: there is no such file; check the path")
+    return [Item(path, args.reference, args.query or DEFAULT_QUERY, choices) for path in files]
+
+
+def check_places(args: argparse.Namespace, items: Iterable) -> None:
+    """Raises UsageError for pictures that are not there, and for a place where nothing can be written."""
+    missing = [item.image for item in items if not os.path.lexists(item.image)] if not args.manifest else []
+    if missing:
+        raise UsageError(about_missing(args, missing))
+    for option, file in (("--out", args.out), ("--csv", args.csv)):
+        folder = file and file.absolute().parent
+        if folder and not folder.is_dir():
+            raise UsageError(f"{option} {file}: there is no folder {folder}; make it first: mkdir -p {shlex.quote(str(folder))}")
+        if folder and (file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK)):
+            raise UsageError(f"{option} {file}: it cannot be written; choose a file in a folder of yours")
+
+
+def about_missing(args: argparse.Namespace, missing: list[Path]) -> str:
+    """What to type instead of pictures that are not there."""
+    import difflib
+
+    first = missing[0]
+    words = str(first)
+    if args.query and len(args.query.split()) == 1 and all(not path.suffix for path in missing):
+        return f"{words!r} is no file; put a query of several words in quotes: --query {shlex.quote(f'{args.query} {words} ...')}"
+    names = ", ".join(map(str, missing[:NAMED_FILES])) + (
+        f" and {len(missing) - NAMED_FILES} more" if len(missing) > NAMED_FILES else ""
+    )
+    try:
+        near = difflib.get_close_matches(first.name, os.listdir(first.absolute().parent), n=1)
+    except OSError:
+        return f"{names}: there is no such file, and no folder {first.parent}; check the path"
+    hint = f"did you mean {first.with_name(near[0])}?" if near else "check the path"
+    return f"{names}: there is no such file; {hint}"
+
+
+def check_models(settings, pipeline: str) -> None:
+    """Raises UsageError for a model folder that is not there."""
+    from agentic_iqa_local.model_store import about_missing_model
+
+    for role in ("planner", "executor", "summarizer") if pipeline == "agent" else ("summarizer",):
+        folder = Path(settings.model(settings.role(role).backend).path)
+        if not folder.is_dir():
+            raise UsageError(about_missing_model(folder))
 
 
 def with_fit(settings, file: Path):
@@ -209,24 +315,12 @@ def with_fit(settings, file: Path):
     return settings.model_copy(update={"fusion": settings.fusion.model_copy(update=changes)})
 
 
-def list_tools(settings, device: str, results: TextIO) -> int:
+def list_tools(settings, device: str, console: Console) -> int:
     from agentic_iqa_local.report import tool_table
     from agentic_iqa_local.services import Services
 
-    print(tool_table(Services(settings, device).tools.info()), file=results)
+    console.show(tool_table(Services(settings, device).tools.info()))
     return 0
-
-
-def wanted(args: argparse.Namespace) -> list:
-    """The items that the command line names. Raises ManifestError, ImageError."""
-    from agentic_iqa_local.batch import Item, read_manifest
-    from agentic_iqa_local.images import expand_inputs
-    from agentic_iqa_local.prompts import DEFAULT_QUERY
-
-    if args.manifest:
-        return read_manifest(args.manifest, args.query, args.choices)
-    choices = args.choices and tuple(args.choices)
-    return [Item(path, args.reference, args.query or DEFAULT_QUERY, choices) for path in expand_inputs(args.image)]
 
 
 def open_results(args: argparse.Namespace, settings, items: list, device: str):
@@ -256,59 +350,27 @@ def command_to_go_on() -> str:
     return command if len(command) <= LONGEST_COMMAND else "the same command with --resume"
 
 
-class Progress:
-    """Rate and time left on stderr, for two images or more: a bar on a terminal, elsewhere a line every half a minute."""
+def run(args: argparse.Namespace, settings, items: list, device: str, console: Console) -> int:
+    from agentic_iqa_local.report import Tally
 
-    def __init__(self, total: int, done: int):
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=total, initial=done, unit="image", file=sys.stderr, disable=total < 2 or not sys.stderr.isatty())
-        self._lines = total > 1 and not sys.stderr.isatty()
-        self._total, self._initial, self._done, self._failed = total, done, done, 0
-        self._began = self._said = time.monotonic()
-
-    def count(self, failed: bool) -> None:
-        self._done += 1
-        self._failed += failed
-        self._bar.set_postfix_str(self._postfix, refresh=False)
-        self._bar.update()
-        if self._lines and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
-            self._said = time.monotonic()
-            elapsed = self._said - self._began
-            line = self._bar.format_meter(
-                self._done, self._total, elapsed, ncols=0, unit="image", postfix=self._postfix, initial=self._initial
-            )
-            print(line, file=sys.stderr, flush=True)
-
-    @property
-    def _postfix(self) -> str:
-        return f"{self._failed} failed" if self._failed else ""
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-def run(args: argparse.Namespace, settings, items: list, device: str, results: TextIO) -> int:
     file = open_results(args, settings, items, device)
     done, suspects = (file.done, file.suspects) if file else (set(), {})
     left = [item for item in items if item.key not in done]
     if not left:
         file.close()
-        return finished(args, file)
-    from transformers.utils import logging as transformers_logging
-
-    from agentic_iqa_local.batch import Batch, BatchError
+        return finished(args, console, file, [], Tally(), 0)
+    from agentic_iqa_local.batch import Batch, BatchError, as_row
     from agentic_iqa_local.rows import WriteError
     from agentic_iqa_local.services import Services
     from agentic_iqa_local.vlm_client import ModelLost
 
-    transformers_logging.disable_progress_bar()
     batch = Batch(
         Services(settings, device),
         jobs=args.jobs,
         timeout=args.timeout,
         pipeline=args.pipeline,
         max_replan_iterations=args.max_replan_iterations,
+        load=any(loadable(item, settings) for item in left),
     )
     go_on = f"go on with: {command_to_go_on()}" if file else "with --out FILE a run can be gone on with"
 
@@ -319,73 +381,104 @@ def run(args: argparse.Namespace, settings, items: list, device: str, results: T
             os.write(2, f"\nstopped; {go_on}\n".encode())
             os._exit(130)
         batch.stop()
-        os.write(2, b"\nstopping when the images in hand are finished; Ctrl-C again stops at once\n")
+        os.write(2, b"\nstopping when the pictures in hand are finished; Ctrl-C again stops at once\n")
 
-    before = signal.signal(signal.SIGINT, interrupted)
-    progress = Progress(len(items), len(items) - len(left))
-    written, failed, lost, status = 0, 0, False, None
+    heeded = [number for number in INTERRUPTIONS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup has SIGHUP ignored
+    before = {number: signal.signal(number, interrupted) for number in heeded}
+    console.begin(len(items), len(items) - len(left))
+    tally, kept = Tally(), []
+    written, lost, status = 0, False, None
     try:
         if last := [item for item in left if item.key in suspects]:
-            print(f"earlier runs died with {len(last)} images in hand: they come last, one at a time", file=sys.stderr)
+            console.say(f"earlier runs died with {len(last)} pictures in hand: they come last, one at a time")
         left = [item for item in left if item.key not in suspects] + last
         for row in batch.rows(file.begun(left) if file else left, suspects):
             if file:
                 file.append(row)
+            else:
+                tally.add(as_row(row))
+                if args.csv:
+                    kept.append(as_row(row))
             written += 1
-            failed += row.error is not None
-            progress.count(row.error is not None)
-            show(args, row, results)
+            console.count(row.error is not None)
+            show(args, row, console)
     except (BatchError, ModelLost, WriteError) as error:
         lost = isinstance(error, ModelLost)
-        print(f"error: {error}; {go_on}", file=sys.stderr)
+        console.say(f"error: {error}; {go_on}")
         status = 1
     except BrokenPipeError:  # the reader of our stdout has gone, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), results.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), console.results.fileno())
         if file:
-            print(f"error: nobody reads stdout any more; {go_on}", file=sys.stderr)
+            console.say(f"error: nobody reads stdout any more; {go_on}")
         status = 1 if file else 0
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), results.fileno())
-        print(f"error: stdout: a row could not be written ({error.strerror}); {go_on}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), console.results.fileno())
+        console.say(f"error: stdout: a row could not be written ({error.strerror}); {go_on}")
         status = 1
     finally:
-        progress.close()
-        signal.signal(signal.SIGINT, before)
+        console.end()
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if file:
             file.close(lost=lost)
+    finished_status = finished(args, console, file, kept, tally, written)
     if batch.stopping and written < len(left):
-        print(f"interrupted: {len(items) - len(left) + written} of {len(items)} images have their rows; {go_on}", file=sys.stderr)
+        console.say(f"interrupted: {len(items) - len(left) + written} of {len(items)} pictures have their rows; {go_on}")
         status = 130
     elif status is None:
-        status = finished(args, file) if file else int(failed > 0)
+        status = finished_status
     if batch.unfinished:  # a thread that does not return would keep the process
         sys.stderr.flush()
         os._exit(status)
     return status
 
 
-def finished(args: argparse.Namespace, file) -> int:
-    """The exit status of a run whose images all have their rows in `file`."""
-    said = f"{len(file.done)} rows in {args.out}"
-    if file.failed:
-        said += f", {file.failed} of them failures; add --resume --retry-failed to assess those again"
-    print(said, file=sys.stderr)
-    return int(file.failed > 0)
+def loadable(item, settings) -> bool:
+    """Whether an item's pictures can be opened: a model is loaded only where there is something to show it."""
+    from agentic_iqa_local.images import ImageError
+    from agentic_iqa_local.services import load_pictures
+
+    try:
+        load_pictures(settings.images, item.image, item.reference)
+    except ImageError:
+        return False
+    return True
 
 
-def show(args: argparse.Namespace, row, results: TextIO) -> None:
+def finished(args: argparse.Namespace, console: Console, file, kept: list[dict[str, Any]], tally, written: int) -> int:
+    """The summary and the table of a run, of which `written` rows are new; its exit status. With a `file` its rows are told, else
+    those that `tally` counted and, for the table, `kept`."""
+    rows = file.rows if file else lambda: kept
+    for row in file.rows() if file else ():
+        tally.add(row)
+    if tally.total > 1:
+        console.say("\n" + tally.text(written, console.seconds if written else 0))
+    if file:
+        said = f"{tally.total} rows in {args.out}"
+        if tally.failed:
+            said += f", {len(tally.failed)} of them failures; add --resume --retry-failed to assess those again"
+        console.say(said)
+    if args.csv:
+        from agentic_iqa_local.rows import write_whole
+        from agentic_iqa_local.tables import csv_text
+
+        write_whole(args.csv, csv_text(rows), encoding="utf-8-sig")
+        console.say(f"{tally.total} rows as a table in {args.csv}")
+    return int(bool(tally.failed))
+
+
+def show(args: argparse.Namespace, row, console: Console) -> None:
     """A row on the screen or in the pipe."""
-    from tqdm import tqdm
-
     from agentic_iqa_local.batch import as_line
     from agentic_iqa_local.report import account, summary
 
-    json_on_stdout = bool(args.json) or not (args.out or results.isatty())
+    terminal = console.results.isatty()
+    json_on_stdout = bool(args.json) or not (args.out or terminal or args.explain)
     if json_on_stdout:
-        print(as_line(row), file=results, flush=True)
+        console.show(as_line(row))
     if args.explain:
-        tqdm.write(account(row), file=sys.stderr if json_on_stdout else results)
-    elif results.isatty() and not json_on_stdout:
-        tqdm.write(summary(row), file=results)
+        console.show(account(row), sys.stderr if json_on_stdout else None)
+    elif terminal and not json_on_stdout and not args.out:
+        console.show(summary(row))
     elif row.error:
-        tqdm.write(f"error: {row.error}", file=sys.stderr)
+        console.say(f"error: {row.error}")

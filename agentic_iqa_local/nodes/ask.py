@@ -2,13 +2,13 @@
 
 import json
 import logging
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel
 
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.prompts import Prompt
-from agentic_iqa_local.state import PlannerError
+from agentic_iqa_local.state import PlannerError, with_each_key_once
 from agentic_iqa_local.vlm_client import VLMSession
 
 logger = logging.getLogger(__name__)
@@ -61,9 +61,3 @@ def _validated(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
         raise ValueError(f"expected an answer that begins with {answer_prefix}")
     json.loads(text, object_pairs_hook=with_each_key_once)
     return reply
-
-
-def with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError(f"expected each key once, got {[key for key, _ in pairs]}")
-    return found

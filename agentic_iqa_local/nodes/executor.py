@@ -3,6 +3,7 @@
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -74,7 +75,7 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
             if flags.tool_execution and evidence.selected_tools:
                 boxes = locate([name for name in evidence.selected_tools if name != "Global"], images)
                 images.services.tools.prepare()
-                measured = background.submit(run_tools, evidence, boxes, images)
+                measured = background.submit(copy_context().run, run_tools, evidence, boxes, images)
         finally:
             if flags.distortion_analysis:
                 evidence.distortion_analysis = analyse(query, distortions, images)

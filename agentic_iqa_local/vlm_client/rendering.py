@@ -21,6 +21,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoProcessor
 
 from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.model_store import about_missing_model
 from agentic_iqa_local.prompts import Prompt, chat_messages
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 
@@ -32,9 +33,7 @@ LOADING_ERRORS = (ValueError, OSError, ImportError, KeyError, AttributeError, Ru
 def check_folder(folder: Path, weights: bool = True) -> None:
     """Raises VLMError unless `folder` holds a configuration of a vision-language model and, with `weights`, safetensors."""
     if not folder.is_dir():
-        raise VLMError(
-            f"model folder {folder}: expected a folder with a model, found none; copy one there or pass --model FOLDER"
-        )
+        raise VLMError(about_missing_model(folder))
     config = folder / "config.json"
     if not config.is_file():
         raise VLMError(f"model folder {folder}: expected config.json, found none; this is no transformers model")

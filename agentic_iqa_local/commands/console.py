@@ -1,0 +1,109 @@
+"""What a command prints where: results on stdout, and on stderr progress, logs and all else, a terminal's lines never mixed."""
+
+import argparse
+import difflib
+import logging
+import os
+import sys
+import time
+from contextlib import AbstractContextManager, ExitStack
+from typing import NoReturn, TextIO
+
+SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence, without the usage of all options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            given = message.removeprefix("unrecognized arguments: ").split()[0]
+            near = difflib.get_close_matches(given, self._option_string_actions, n=1)
+            message = f"unknown option {given}" + (f"; did you mean {near[0]}?" if near else "")
+        self.exit(2, f"error: {message}{'' if message[-1] in '.?' else '.'} All options: {self.prog} --help\n")
+
+
+class Console(AbstractContextManager):
+    """The real stdout (`results`) for results alone: whatever else prints there, from any library, goes to stderr."""
+
+    def __init__(self) -> None:
+        self.results: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+        os.dup2(2, 1)
+        self._bar = None
+        self._open = ExitStack()
+
+    def show(self, text: str, file: TextIO | None = None) -> None:
+        """Prints to `file` (default: the results), with the progress bar out of the way."""
+        with self._without_bar():
+            print(text, file=file or self.results, flush=True)
+
+    def say(self, text: str) -> None:
+        """Prints to stderr, with the progress bar out of the way."""
+        self.show(text, sys.stderr)
+
+    def _without_bar(self) -> AbstractContextManager:
+        if self._bar is None:
+            return ExitStack()
+        return self._bar.external_write_mode(file=sys.stderr)
+
+    def begin(self, total: int, done: int) -> None:
+        """Shows rate and time left from now on, for two pictures or more: a bar on a terminal, elsewhere a line now and then."""
+        from tqdm import tqdm
+        from tqdm.contrib.logging import logging_redirect_tqdm
+
+        self._total, self._initial, self._done, self._failed = total, done, done, 0
+        self._began = self._said = time.monotonic()
+        self._lines = total > 1 and not sys.stderr.isatty()
+        self._bar = tqdm(
+            total=total, initial=done, unit="picture", file=sys.stderr, dynamic_ncols=True, leave=False,
+            disable=total < 2 or not sys.stderr.isatty(),
+        )  # fmt: skip
+        self._open.callback(self._bar.close)
+        self._open.enter_context(logging_redirect_tqdm([logging.getLogger()]))
+
+    def count(self, failed: bool) -> None:
+        self._done += 1
+        self._failed += failed
+        postfix = f"{self._failed} failed" if self._failed else ""
+        self._bar.set_postfix_str(postfix, refresh=False)
+        self._bar.update()
+        if self._lines and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            elapsed = self._said - self._began
+            line = self._bar.format_meter(
+                self._done, self._total, elapsed, ncols=0, unit="picture", postfix=postfix, initial=self._initial
+            )
+            print(line, file=sys.stderr, flush=True)
+
+    @property
+    def seconds(self) -> float:
+        """Since `begin`."""
+        return time.monotonic() - self._began
+
+    def end(self) -> None:
+        """Takes the bar away."""
+        self._open.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        self.results.flush()
+
+
+def start_logging(verbosity: int) -> None:
+    """Warnings on stderr; with verbosity 1 what happens, with 2 prompts and model output too."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(picture)s%(message)s", stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_name_picture)
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
+    logging.getLogger("agentic_iqa_local").setLevel(level)
+
+
+def _name_picture(record: logging.LogRecord) -> bool:
+    """Gives every line of a log the picture that it is about."""
+    from agentic_iqa_local.images import one_line
+    from agentic_iqa_local.services import PICTURE
+
+    picture = PICTURE.get()
+    named = not picture or picture in record.getMessage()
+    record.picture = "" if named else f"{one_line(picture)}: "
+    return True
