@@ -26,10 +26,11 @@ from test_assess import blocked  # noqa: F401 - a fixture
 
 import agentic_iqa_local.rows
 from agentic_iqa_local.assessment import Assessment, assess
-from agentic_iqa_local.batch import Batch, BatchError, Item, ManifestError, Results, as_line, identity, read_manifest, row_key
+from agentic_iqa_local.batch import Batch, BatchError, Results, as_line, identity
 from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.images import LoadedImage
+from agentic_iqa_local.inputs import Item, ManifestError, read_manifest, row_key
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
 from agentic_iqa_local.levels import LETTERS

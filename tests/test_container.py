@@ -137,10 +137,17 @@ def test_what_it_runs_is_there_and_takes_its_options(name):
     assert all(option in help_text for option in options)
 
 
+# A container's /tmp is its own; what this test needs of ours (a checkout there, or its environment) is laid into it, read-only.
 READ_ONLY_ROOT = """
-mount --rbind / /mnt && mount -o remount,bind,ro /mnt && mount -t tmpfs tmpfs /mnt/tmp && exec chroot /mnt "$@"
+mount --rbind / /mnt && mount -o remount,bind,ro /mnt && mount -t tmpfs tmpfs /mnt/tmp
+while [ "$1" != -- ]; do
+    mkdir -p "/mnt$1" && mount --rbind "$1" "/mnt$1" && mount -o remount,bind,ro "/mnt$1" && shift
+done
+shift && exec chroot /mnt "$@"
 """
-ISOLATED = ["unshare", "--map-root-user", "--net", "--mount", "sh", "-ec", READ_ONLY_ROOT, "sh"]
+NEEDED = sorted({str(ROOT), str(Path(sys.prefix).resolve()), str(Path(sys.base_prefix).resolve())})
+IN_TMP = [place for place in NEEDED if Path(place).is_relative_to("/tmp")]
+ISOLATED = ["unshare", "--map-root-user", "--net", "--mount", "sh", "-ec", READ_ONLY_ROOT, "sh", *IN_TMP, "--"]
 
 
 def test_the_main_job_runs_with_its_environment_on_a_read_only_root_without_a_network():

@@ -22,9 +22,9 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.assessment import Assessment
-from agentic_iqa_local.batch import ManifestError, read_manifest
 from agentic_iqa_local.config import CONFIGS, ConfigError, RoleSettings, Settings, load_settings
 from agentic_iqa_local.images import ImageError, load_image, load_pair
+from agentic_iqa_local.inputs import ManifestError, read_manifest
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.model_store import BundleError, Piece, describe, store_manifest, unpack, verify, write_bundle
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask

@@ -1,0 +1,50 @@
+"""Rows as a table for spreadsheets."""
+
+import csv
+import io
+
+import pytest
+from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
+
+from agentic_iqa_local import assess
+from agentic_iqa_local.batch import as_row
+from agentic_iqa_local.tables import csv_text, safe_cell
+
+
+def rows(picture, *queries, **options):
+    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "PIQE": 2.0}))
+    return [as_row(assess(picture, query=query, services=services, **options)) for query in queries]
+
+
+def read(found):
+    return list(csv.DictReader(io.StringIO(csv_text(lambda: found))))
+
+
+def test_a_table_has_a_line_for_each_row_and_a_column_for_each_tool(picture):
+    found = rows(picture, "Rate it.", "Compare NIQE and PIQE.")
+    first, second = read(found)
+    assert float(first["q"]) == found[0]["q"]
+    assert (first["NIQE 1-5"], first["PIQE raw"]) == ("3.0", "")  # the first ran NIQE alone
+    assert (second["NIQE raw"], second["PIQE 1-5"]) == ("3.0", "2.0")
+    assert first["distortions"] == "moderate Blurs"
+    assert sum(float(first[f"p_{letter}"]) for letter in "ABCDE") == pytest.approx(1)
+
+
+def test_a_chosen_answer_stands_in_words_and_a_failure_has_its_reason_alone(picture, tmp_path):
+    chosen, failed = read([*rows(picture, "Is it noisy? yes or no"), *rows(tmp_path / "none.png", "Rate it.")])
+    assert chosen["answer"] in ("yes", "no")
+    assert chosen["q"] == ""
+    assert "no such file" in failed["error"]
+    assert {failed[name] for name in ("answer", "level", "q", "tools_mean", "p_A", "seconds")} <= {"", failed["seconds"]}
+
+
+@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+1+1|cmd", "-2+3", "@SUM(A1)", "\t=1", " =1", "\r=1"])
+def test_no_text_is_taken_for_a_formula(text, picture):
+    assert safe_cell(text) == f"'{text}"
+    (row,) = read(rows(picture, f"{text} rate it"))
+    assert row["query"].lstrip()[0] == "'"
+
+
+@pytest.mark.parametrize("value", ["a=b", "photo-1.png", "", -1.5, None])
+def test_other_cells_stay_as_they_are(value):
+    assert safe_cell(value) == value
