@@ -179,10 +179,6 @@ def assess_all(args: argparse.Namespace) -> int:
     errors = (ConfigError, DeviceError, ImageError, ManifestError, RowsError, VLMError, ToolError, CalibrationError, BundleError)
     try:
         settings = chosen_settings(args)
-        if args.fit:
-            settings = with_fit(settings, args.fit)
-        if args.mode:
-            settings = settings.model_copy(update={"fusion": settings.fusion.model_copy(update={"mode": args.mode})})
         device = choose_device(args.gpu, args.cpu)
         if args.list_tools:
             return list_tools(settings, device, results)
@@ -190,23 +186,6 @@ def assess_all(args: argparse.Namespace) -> int:
     except errors as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def with_fit(settings, file: Path):
-    """The temperature and η of a fit. Raises ConfigError where it is none, or of another model."""
-    from agentic_iqa_local.config import ConfigError
-    from agentic_iqa_local.studies.fitting import FitError, read_fit
-    from agentic_iqa_local.studies.run import folder_hash
-
-    try:
-        fit = read_fit(file)
-    except FitError as error:
-        raise ConfigError(f"--fit {error}") from error
-    folder = Path(settings.model(settings.summarizer.backend).path)
-    if folder.is_dir() and folder_hash(folder) != fit.model:
-        raise ConfigError(f"--fit {file}: expected a fit of the model in {folder}, it was made with another; fit it anew")
-    changes = {"temperature": fit.temperature, "eta": fit.eta, "fitted": fit.letters.source}
-    return settings.model_copy(update={"fusion": settings.fusion.model_copy(update=changes)})
 
 
 def list_tools(settings, device: str, results: TextIO) -> int:
@@ -295,14 +274,11 @@ def run(args: argparse.Namespace, settings, items: list, device: str, results: T
     if not left:
         file.close()
         return finished(args, file)
-    from transformers.utils import logging as transformers_logging
-
     from agentic_iqa_local.batch import Batch, BatchError
     from agentic_iqa_local.rows import WriteError
     from agentic_iqa_local.services import Services
     from agentic_iqa_local.vlm_client import ModelLost
 
-    transformers_logging.disable_progress_bar()
     batch = Batch(
         Services(settings, device),
         jobs=args.jobs,
