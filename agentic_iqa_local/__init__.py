@@ -1,8 +1,10 @@
 """An image quality assessment agent that runs wholly on this machine.
 
-    from agentic_iqa_local import assess
-    result = assess("photo.jpg")
-    print(result.final_answer, result.q, result.p_c)
+    from agentic_iqa_local import IQA, assess
+    result = assess("photo.jpg")  # the embedded set-up
+    print(result.level, result.q, result.p_c)
+    with IQA(config="qwen2_5_vl_7b", gpu=0) as iqa:
+        results = iqa(["photo.jpg", array, pillow_image])
 
 Importing the package loads neither torch nor pyiqa nor a model; the first call does.
 """
@@ -13,6 +15,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "IQA": "api",
     "assess": "assessment",
     "Assessment": "assessment",
     "run_pipeline": "graph",
@@ -20,10 +23,14 @@ _PUBLIC = {
     "ScoreFusion": "score_fusion",
 }
 
-__all__ = ["Assessment", "ScoreFusion", "assess", "run_pipeline", "visualize_graph"]
+__all__ = ["IQA", "Assessment", "ScoreFusion", "assess", "run_pipeline", "visualize_graph"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -1,9 +1,11 @@
 """`assess()`: one image in, one typed result out. The result is what assess.py prints, field by field."""
 
 import hashlib
+import html
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -12,17 +14,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.graph import initial_state, run_graph
-from agentic_iqa_local.images import ImageError
+from agentic_iqa_local.images import ImageError, one_line
 from agentic_iqa_local.inputs import printable
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.levels import OVERALL
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.nodes.executor import run_tool
 from agentic_iqa_local.nodes.planner import taken_choices
 from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse, read_choices
+from agentic_iqa_local.pictures import Picture, as_file
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.query import named_tools, unknown_metrics
-from agentic_iqa_local.services import PICTURE, OpenImages, Services, load_services
-from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog, check_query
+from agentic_iqa_local.services import PICTURE, OpenImages, Services, load_services, open_images
+from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog, check_choices, check_query
 from agentic_iqa_local.vlm_client import VLMError
 
 SCHEMA_VERSION = 1
@@ -61,7 +64,10 @@ class Seen(BaseModel):
 
 
 class Assessment(BaseModel):
-    """One assessed image. A failed one has `error` and no answer: a score that could not be had is never filled in."""
+    """One assessed image. A failed one has `error` and no answer: a score that could not be had is never filled in.
+
+    In a notebook it shows as a table.
+    """
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -100,10 +106,58 @@ class Assessment(BaseModel):
     warnings: list[str] = []
     error: str | None = None
 
+    @property
+    def letter(self) -> str | None:
+        """The letter that was answered: of the level (A Excellent to E Bad) or of a choice; None for free text and failures."""
+        return self.final_answer if self.p_c and not self.error else None
+
+    @property
+    def level(self) -> str | None:
+        """The level in a word, Excellent to Bad; None where nothing was rated."""
+        return LEVEL_WORDS[LETTER_TO_LEVEL[self.letter]] if self.q is not None and self.letter else None
+
+    def explain(self) -> str:
+        """The readable account that `--explain` prints: plan, evidence, probabilities, tools, q and why."""
+        from agentic_iqa_local.report import account
+
+        return account(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of a JSON line, as plain Python values."""
+        return self.model_dump(mode="json", exclude={"evidence": {"tool_logs"}})
+
+    @property
+    def _answer(self) -> str:
+        if self.error:
+            return f"failed: {self.error.removeprefix(f'{self.image}: ')}"
+        if self.level:
+            return f"{self.letter} {self.level}, q {self.q:.2f}"
+        if self.letter and self.choices:
+            return f"{self.letter}. {self.choices[list(self.p_c).index(self.letter)]}, p {self.p_c[self.letter]:.2f}"
+        return self.final_answer or "no answer"
+
+    def __repr__(self) -> str:
+        return f"Assessment({one_line(f'{self.image}: {self._answer}'):.200})"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        words = self.choices or [LEVEL_WORDS[LETTER_TO_LEVEL[letter]] for letter in self.p_c or () if letter in LETTER_TO_LEVEL]
+        rows = [("image", self.image), ("reference", self.reference), ("query", self.query), ("answer", self._answer)]
+        rows += [(f"{letter} {word}", f"{p:.3f}") for (letter, p), word in zip((self.p_c or {}).items(), words, strict=False)]
+        rows += [(run.tool_name, f"{run.normalized_score:.2f} of 5") for run in self.tools if run.normalized_score is not None]
+        rows += [("why", self.quality_reasoning), *(("warning", line) for line in self.warnings)]
+        cells = (f"<tr><th>{_html(name)}</th><td>{_html(text)}</td></tr>" for name, text in rows if text)
+        return f"<table>{''.join(cells)}</table>"
+
+
+def _html(text: str) -> str:
+    return html.escape(one_line(text))
+
 
 def assess(
-    image: str | Path,
-    reference: str | Path | None = None,
+    image: Picture,
+    reference: Picture | None = None,
     query: str | None = None,
     choices: Sequence[str] | None = None,
     *,
@@ -111,14 +165,32 @@ def assess(
     max_replan_iterations: int | None = None,
     services: Services | None = None,
 ) -> Assessment:
-    """Assesses one image on this machine.
+    """Assesses one image on this machine: a path, a Pillow image, a NumPy array (`pictures.as_file`), or an image file's bytes.
 
     `query` defaults to a rating; `choices` (2 to 10) makes it a multiple-choice question. `pipeline` "letters" reads the
     letters once and runs the configured tools, without planning. Models and tools are loaded at the first call and kept.
     Whatever goes wrong with this image is in the result's `error`; a model that cannot be loaded at all raises VLMError,
-    and arguments that make no sense raise ValueError.
+    and arguments that make no sense raise ValueError or TypeError.
     """
-    services = services or load_services()
+    check_choices(choices)
+    with as_file(image) as picture, nullcontext() if reference is None else as_file(reference) as original:
+        services = services or load_services()
+        row = _assess(picture.path, original and original.path, query, choices, pipeline, max_replan_iterations, services)
+    row.image, row.reference = printable(picture.name), original and printable(original.name)
+    for file in filter(None, (picture, original)):
+        row.error, row.warnings = file.hide(row.error), [file.hide(line) for line in row.warnings]
+    return row
+
+
+def _assess(
+    image: str | os.PathLike[str],
+    reference: str | os.PathLike[str] | None,
+    query: str | None,
+    choices: Sequence[str] | None,
+    pipeline: Pipeline,
+    max_replan_iterations: int | None,
+    services: Services,
+) -> Assessment:
     settings = services.settings
     limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
     query = DEFAULT_QUERY if query is None else query
@@ -136,7 +208,7 @@ def assess(
 
 def _assessed(state: AgenticIQAState, services: Services, pipeline: Pipeline) -> dict[str, Any]:
     try:
-        images = OpenImages(services, state["image_path"], state.get("reference_path"))
+        state, images = open_images(services, state)
     except ImageError as error:
         return {"error": printable(str(error)), "sha256": file_sha256(state["image_path"])}
     try:

@@ -192,17 +192,9 @@ class Results:
         self._rows.close()
 
 
-TOLD_ONCE = {"evidence": {"tool_logs"}}  # the tools' runs are told in `tools`
-
-
 def as_line(row: Assessment) -> str:
-    """A row as one line of JSON."""
-    return row.model_dump_json(exclude=TOLD_ONCE)
-
-
-def as_row(row: Assessment) -> dict[str, Any]:
-    """A row as `as_line` writes it, read again."""
-    return row.model_dump(mode="json", exclude=TOLD_ONCE)
+    """A row as one line of JSON; the tools' runs are told once, in `tools`."""
+    return row.model_dump_json(exclude={"evidence": {"tool_logs"}})
 
 
 # How they are assessed

@@ -6,9 +6,10 @@ A configuration file is complete in itself: what it leaves out has the default g
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, get_args
 
 import yaml
+from PIL import ImageColor
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentic_iqa_local.errors import UserError
@@ -34,6 +35,18 @@ def model_folder(name: str) -> Path:
 def server_key() -> str | None:
     """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key."""
     return os.environ.get("AGENTIC_IQA_SERVER_KEY")
+
+
+def check_colour(colour: str) -> None:
+    """Raises ValueError unless Pillow's ImageColor knows `colour` and it is opaque."""
+    expected = "expected an opaque colour such as white, #808080 or rgb(128, 128, 128)"
+    try:
+        samples = ImageColor.getrgb(colour)
+    except ValueError:
+        near = difflib.get_close_matches(colour.lower(), ImageColor.colormap, n=1)
+        raise ValueError(f"{expected}, got '{colour}'{f'; did you mean {near[0]}?' if near else ''}") from None
+    if len(samples) > 3 and samples[3] < 255:
+        raise ValueError(f"{expected}, got '{colour}', which is transparent itself")
 
 
 class Section(BaseModel):
@@ -96,6 +109,16 @@ class ImageSettings(Section):
     min_side: int = Field(32, ge=1, description="Pixels; smaller images are refused.")
     max_pixels: int = Field(100_000_000, ge=1, description="Refused above this: a decompression bomb.")
     max_crops: int = Field(5, ge=1, le=5, description="Native-resolution crops of a photograph beyond the model's range.")
+    background: str | None = Field(
+        None, description="Colour that transparent pictures are composited onto (white, #808080); default: they are refused."
+    )
+
+    @field_validator("background")
+    @classmethod
+    def _is_an_opaque_colour(cls, colour: str | None) -> str | None:
+        if colour is not None:
+            check_colour(colour)
+        return colour
 
 
 class FusionSettings(Section):
@@ -173,10 +196,6 @@ class Settings(Section):
         settings = self.models.get(name, ModelSettings())
         return settings.model_copy(update={"path": str(model_folder(settings.path or name))})
 
-    def with_values(self, section: str, **values: Any) -> "Settings":
-        """The same configuration with other values in one section. Raises ConfigError for one that is not allowed."""
-        return checked(Settings, self.model_dump() | {section: getattr(self, section).model_dump() | values}, "options")
-
     def with_engine(self, engine: str) -> "Settings":
         """The same configuration with every section's model served by `engine` (transformers, vllm, server)."""
         roles = {}
@@ -184,6 +203,21 @@ class Settings(Section):
             folder = self.role(name).backend.partition(".")[2]
             roles[name] = self.role(name).model_copy(update={"backend": f"{engine}.{folder}"})
         return self.model_copy(update=roles)
+
+    def with_mode(self, mode: str) -> "Settings":
+        """The same configuration with p_c from `mode`. Raises ConfigError for one that there is not."""
+        modes = get_args(FusionSettings.model_fields["mode"].annotation)
+        if mode not in modes:
+            raise ConfigError(f"mode: expected {', '.join(modes)}, got '{mode}'")
+        return self.model_copy(update={"fusion": self.fusion.model_copy(update={"mode": mode})})
+
+    def with_background(self, colour: str) -> "Settings":
+        """The same configuration with transparent pictures composited onto `colour`. Raises ConfigError for one that is none."""
+        try:
+            check_colour(colour)
+        except ValueError as error:
+            raise ConfigError(f"background: {error}") from None
+        return self.model_copy(update={"images": self.images.model_copy(update={"background": colour})})
 
     def with_model(self, model: str) -> "Settings":
         """The same configuration with every section on `model`, served by the Summarizer's engine.
@@ -243,17 +277,11 @@ def load_settings(name: str | Path | None = None) -> Settings:
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, got {type(data).__name__}")
-    return checked(Settings, data, path)
-
-
-def checked(model: type[Section], data: dict[str, Any], source: str | Path) -> Any:
-    """`data` as a `model`. Raises ConfigError that names `source`, the key and what was expected."""
     try:
-        return model.model_validate(data)
+        return Settings.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "file"
         what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        raise ConfigError(
-            f"{source}: {key}: {what}"
-        ) from None  # pydantic's error shows its input, which aliases can make endless
+        # pydantic's error shows its input, which aliases can make endless
+        raise ConfigError(f"{path}: {key}: {what}") from None

@@ -13,7 +13,7 @@ from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.query import choices_in
-from agentic_iqa_local.services import OpenImages, Services, load_services
+from agentic_iqa_local.services import OpenImages, Services, load_services, open_images
 from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, AgenticIQAState, check_choices, check_limit, replan_limit
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def run_pipeline(
     """
     state = initial_state(query, image_path, reference_path, max_replan_iterations, choices)
     try:
-        images = OpenImages(services or load_services(), state["image_path"], state.get("reference_path"))
+        state, images = open_images(services or load_services(), state)
     except ImageError as error:
         return {**state, "error": str(error)}
     try:

@@ -3,6 +3,7 @@
 Knows no model: sizes, factors and limits are passed in.
 """
 
+import difflib
 import glob
 import hashlib
 import math
@@ -12,11 +13,14 @@ import struct
 import threading
 import unicodedata
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import numpy as np
 from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError
@@ -26,6 +30,8 @@ from agentic_iqa_local.state import IMAGE_SUFFIXES
 
 # Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no photograph.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "JPEG2000", "GIF", "PPM", "AVIF")
+# Beside them pillow-heif reads what begins as ISO 23008-12 says. It is asked for directly: registering it would change Pillow for all.
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 # Pillow modes that become RGB by a plain conversion, and what to call them; "I" only where it holds 16 bits.
 _PLAIN_MODES = {
@@ -34,6 +40,7 @@ _PLAIN_MODES = {
     "RGBX": "RGB",
     "1": "1-bit",
     "L": "greyscale",
+    "RGBa": "RGB",
     "LA": "greyscale",
     "P": "palette",
     "PA": "palette",
@@ -50,6 +57,8 @@ _JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # neither stuffin
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 _MOST_SCANS = 100  # as in libtiff: cameras and editors write about ten, and each goes over the whole picture again
 _MOST_BYTES = 2**31  # of a file: more than a hundred million pixels need in any of the formats
+_LISTED = 10_000  # names of a folder among which a misspelt one is looked for
+_ADDRESS = re.compile(r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE)  # pathlib makes one slash of two
 _MAX_ASPECT = 100  # Qwen's processors refuse sides beyond 200:1, and rounding may stretch them
 
 
@@ -70,16 +79,20 @@ class LoadedImage:
     warnings: tuple[str, ...]  # a sentence for each conversion that the pixels went through
 
 
-def load_image(path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, min_side: int = 32) -> LoadedImage:
-    """Read and fully decode one picture, or raise `ImageError`.
+def load_image(
+    path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, min_side: int = 32, background: str | None = None
+) -> LoadedImage:
+    """Read and fully decode one picture, or raise `ImageError`. Its content decides what it is, never its name.
 
     `max_pixels` (width × height) is checked on the header, before anything is decoded; Pillow's own limit
-    (twice `Image.MAX_IMAGE_PIXELS`) stays in force above it. `min_side` is in pixels.
+    (twice `Image.MAX_IMAGE_PIXELS`) stays in force above it. `min_side` is in pixels. `background` is a colour that Pillow's
+    ImageColor knows; transparent pixels are composited onto it.
 
     Refused: what is missing, unreadable, empty, damaged, of another format, animated, too small or too large, has 32-bit
-    samples or more than a hundred scans, or is transparent anywhere. Converted with a warning: EXIF orientation, more than
-    8 bits a sample (scaled, not clipped), CMYK, greyscale, palettes, an opaque alpha channel. An ICC profile of RGB or grey
-    data is only named: metrics and models read raw numbers. A JPEG damaged in its middle still decodes, so that is not noticed.
+    samples or more than a hundred scans, or is transparent anywhere while there is no background. Converted with a warning: EXIF
+    orientation, more than 8 bits a sample (scaled, not clipped), CMYK, greyscale, palettes, an opaque alpha channel. HEIC is
+    turned as its container says. An ICC profile of RGB or grey data is only named: metrics and models read raw numbers. A JPEG
+    damaged in its middle still decodes, so that is not noticed.
 
     Threads wait for each other: Pillow's strictness and the warning filters are settings of the whole process.
     """
@@ -87,11 +100,13 @@ def load_image(path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, m
     data = _read(path)
     with _DECODING, _strict_pillow() as caught:
         try:
-            image = Image.open(BytesIO(data), formats=FORMATS)
+            image = _open(path, data)
             animated = getattr(image, "is_animated", False)
+        except ImageError:
+            raise
         except UnidentifiedImageError:
             raise ImageError(
-                f"{path}: expected a {', '.join(FORMATS)} image, but the content is none of these or its "
+                f"{path}: expected a {', '.join(FORMATS)} or HEIC image, but the content is none of these or its "
                 f"header is damaged; convert it to PNG or get an intact copy."
             ) from None
         except Image.DecompressionBombError as error:
@@ -105,11 +120,16 @@ def load_image(path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, m
         try:
             _check_structure(image, data)
             orientation, notes = _orientation(image)  # before load(), which already turns a TIFF
+            size = image.size
             image.load()
+            if image.format == "HEIF" and image.size != size:
+                raise ValueError(f"its header claims {size[0]}x{size[1]}, its pixels are {image.width}x{image.height}")
             upright = ImageOps.exif_transpose(image) if orientation != 1 else image
-            if image.format == "MPO":
-                notes.append(f"Only the first of the file's {image.n_frames} pictures was taken.")
-            pixels, conversions = _to_rgb8(path, upright, image, _bits_per_sample(image, data))
+            if animated:  # a preview behind the photograph, or a burst
+                notes.append(
+                    f"Only the {'first' if image.format == 'MPO' else 'main one'} of the file's {image.n_frames} pictures was taken."
+                )
+            pixels, conversions = _to_rgb8(path, upright, image, _bits_per_sample(image, data), background)
         except ImageError:
             raise
         except Exception as error:
@@ -120,13 +140,13 @@ def load_image(path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, m
 
 
 def load_pair(
-    path: str | os.PathLike[str], reference_path: str | os.PathLike[str], **limits: int
+    path: str | os.PathLike[str], reference_path: str | os.PathLike[str], **options: int | str | None
 ) -> tuple[LoadedImage, LoadedImage]:
-    """A picture and its reference, of one size once both are upright; `limits` as for `load_image`.
+    """A picture and its reference, of one size once both are upright; `options` as for `load_image`.
 
     Raises `ImageError` when either cannot be loaded or the sizes differ: resizing would itself be a distortion.
     """
-    image, reference = load_image(path, **limits), load_image(reference_path, **limits)
+    image, reference = load_image(path, **options), load_image(reference_path, **options)
     if image.pixels.size != reference.pixels.size:
         raise ImageError(
             f"{image.path}: expected a reference of the same size, {image.width}x{image.height}, but "
@@ -136,26 +156,71 @@ def load_pair(
     return image, reference
 
 
+def same_pixels(image: LoadedImage, reference: LoadedImage) -> bool:
+    """Whether two pictures of one size are the same, pixel by pixel."""
+    return image.pixels.tobytes() == reference.pixels.tobytes()
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Raises `ImageError` where there is no file, without reading any: for a missing one with the nearest name beside it."""
+    with _file_errors(path := os.fspath(path)):
+        _check_file(path)
+
+
+def _check_file(path: str) -> None:
+    if os.path.isdir(path):
+        raise ImageError(f"{path}: expected an image file, but this is a folder; name a file inside it.")
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device may never end
+        raise ImageError(f"{path}: expected an image file, but this is a pipe or a device; save the picture to a file.")
+    if (size := os.path.getsize(path)) > _MOST_BYTES:
+        raise ImageError(f"{path}: expected an image of at most {_MOST_BYTES} bytes, but it has {size}; crop or compress it.")
+
+
 def _read(path: str) -> bytes:
-    try:
-        if os.path.isdir(path):
-            raise ImageError(f"{path}: expected an image file, but this is a folder; name a file inside it.")
-        if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device may never end
-            raise ImageError(f"{path}: expected an image file, but this is a pipe or a device; save the picture to a file.")
-        if (size := os.path.getsize(path)) > _MOST_BYTES:
-            raise ImageError(f"{path}: expected an image of at most {_MOST_BYTES} bytes, but it has {size}; crop or compress it.")
+    with _file_errors(path):
+        _check_file(path)
         data = Path(path).read_bytes()
+    if not data:
+        raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
+    return data
+
+
+@contextmanager
+def _file_errors(path: str) -> Iterator[None]:
+    """What the file system raises becomes `ImageError`."""
+    try:
+        yield
+    except ImageError:
+        raise
     except FileNotFoundError:
-        raise ImageError(f"{path}: expected an image file, but there is no such file; check the path.") from None
+        _refuse_address(path)
+        raise ImageError(f"{path}: expected an image file, but there is no such file; {_near(path)}.") from None
     except ValueError as error:  # a NUL, or a character that the file system's encoding has not
         raise ImageError(f"{path}: expected an image file, but no file can have this name ({error}); check the path.") from None
     except OSError as error:
         raise ImageError(
             f"{path}: expected a readable image file, but reading failed ({error.strerror}); check its permissions and its disk."
         ) from error
-    if not data:
-        raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
-    return data
+
+
+def _near(path: str) -> str:
+    """What to do about a file that is not there: the name of its folder that is most like it, if any is."""
+    folder, name = os.path.split(path)
+    try:
+        names = {entry.name.casefold(): entry.name for entry, _ in zip(os.scandir(folder or "."), range(_LISTED), strict=False)}
+    except OSError:
+        return "check the path"
+    found = difflib.get_close_matches(name.casefold(), names, n=1, cutoff=0.75)
+    return f"did you mean {os.path.join(folder, names[found[0]])}?" if found else "check the path"
+
+
+def _refuse_address(path: str) -> None:
+    if _ADDRESS.match(path):
+        address = re.sub(":/+", "://", path, count=1)
+        raise ImageError(
+            f"{address}: expected a file, but this is an address on a network; this program reads files only: download it first "
+            f"and give the file's path."
+        )
 
 
 _DECODING = threading.Lock()
@@ -174,6 +239,22 @@ def _strict_pillow() -> Iterator[list[warnings.WarningMessage]]:
         ImageFile.LOAD_TRUNCATED_IMAGES = tolerant
 
 
+def _open(path: str, data: bytes) -> Image.Image:
+    """Opened, not decoded. Raises UnidentifiedImageError, and nearly anything on a damaged header."""
+    try:
+        return Image.open(BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        if data[4:8] != b"ftyp" or data[8:12] not in _HEIC_BRANDS:
+            raise
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError:
+        raise ImageError(
+            f"{path}: expected an image that can be read here, but this is a HEIC photograph; install pillow-heif or convert it to PNG."
+        ) from None
+    return HeifImageFile(BytesIO(data))
+
+
 def one_line(text: str) -> str:
     """`text` with what could break its line or steer a terminal escaped: file names, profiles and Pillow bring anything."""
     unsafe = {c: c.encode("unicode_escape").decode() for c in set(text) if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")}
@@ -181,7 +262,7 @@ def one_line(text: str) -> str:
 
 
 def _damaged(path: str, error: Exception) -> ImageError:
-    reason = str(error).rstrip(".") or type(error).__name__
+    reason = str(error).strip().rstrip(".") or type(error).__name__
     return ImageError(f"{path}: expected a complete image, but decoding failed ({reason}); get an intact copy.")
 
 
@@ -197,7 +278,7 @@ def _check_header(path: str, image: Image.Image, animated: bool, max_pixels: int
             f"{path}: expected at least {min_side} pixels on each side, but it is {width}x{height}; "
             f"use the original instead of a thumbnail."
         )
-    if animated and image.format != "MPO":  # a camera's JPEG whose first picture is the photograph, with a preview behind it
+    if animated and image.format not in ("MPO", "HEIF"):  # a camera's files: the main picture is the photograph
         raise ImageError(
             f"{path}: expected a single picture, but this {image.format} holds several frames or pages; extract one frame first."
         )
@@ -218,6 +299,8 @@ def _check_structure(image: Image.Image, data: bytes) -> None:
 
 def _orientation(image: Image.Image) -> tuple[int, list[str]]:
     """The EXIF orientation, 1 (upright) to 8, and what to tell about it."""
+    if image.format == "HEIF":  # its decoder has turned it, as the container says; EXIF may repeat that
+        return 1, []
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except (SyntaxError, ValueError, struct.error) as error:
@@ -233,10 +316,14 @@ def _bits_per_sample(image: Image.Image, data: bytes) -> int:
         return data[24]  # IHDR is always first: 8 bytes signature, 8 chunk head, 4 width, 4 height, 1 bit depth
     if image.format == "TIFF":
         return max(image.tag_v2.get(_BITS_PER_SAMPLE, (1,)))
+    if image.format == "HEIF":
+        return image.info["bit_depth"]
     return {"I": 16, "I;16": 16, "F": 32}.get(image.mode, 8)
 
 
-def _to_rgb8(path: str, image: Image.Image, stored: Image.Image, bits: int) -> tuple[Image.Image, list[str]]:
+def _to_rgb8(
+    path: str, image: Image.Image, stored: Image.Image, bits: int, background: str | None
+) -> tuple[Image.Image, list[str]]:
     """`image` as plain 8-bit RGB, and a sentence for each conversion; `stored` is `image` as opened, with `bits` a sample."""
     mode, profile, notes = image.mode, image.info.get("icc_profile"), []
     if mode not in _PLAIN_MODES or (mode == "I" and stored.format != "PPM"):  # Pillow opens a 16-bit PGM as "I"
@@ -246,13 +333,18 @@ def _to_rgb8(path: str, image: Image.Image, stored: Image.Image, bits: int) -> t
         )
     if image.has_transparency_data:
         # Beside 16-bit samples a transparent colour (tRNS) cannot be compared exactly with what Pillow has decoded.
-        if (bits > 8 and mode[-1] != "A") or image.convert("RGBA").getchannel("A").getextrema()[0] < 255:
-            raise ImageError(
-                f"{path}: expected opaque pixels, but some are transparent, so the look depends on the background; "
-                f"composite it onto the background it is meant for first."
-            )
+        exact = bits <= 8 or mode[-1] == "A"
         image = image.convert("RGBA")
-        notes.append("The transparency data was dropped: every pixel is opaque.")
+        if exact and image.getchannel("A").getextrema()[0] == 255:
+            notes.append("The transparency data was dropped: every pixel is opaque.")
+        elif exact and background is not None:
+            image = Image.alpha_composite(Image.new("RGBA", image.size, background), image)
+            notes.append(f"The transparent pixels were composited onto {background}.")
+        else:
+            raise ImageError(
+                f"{path}: expected opaque pixels, but some are transparent, so the look depends on the background; composite it onto the "
+                f"background it is meant for{' first, or name that with --background white' if exact else ' at 8 bits first'}."
+            )
     if bits > 8:
         notes.append(f"The {bits}-bit samples were scaled to 8 bits.")
     if mode.startswith("I"):
@@ -366,35 +458,62 @@ def _offset(side: int, view_side: int, quarter: int) -> int:
     return start // _JPEG_BLOCK * _JPEG_BLOCK
 
 
-def expand_inputs(items: Sequence[str]) -> list[Path]:
+def expand_inputs(items: Sequence[str], tell: Callable[[str], None] | None = None) -> list[Path]:
     """Files, folders and globs as a list of files in the order given, without duplicates.
 
     A folder stands for the image files directly in it, a glob (`**` for any depth) for those it matches, both by suffix, sorted
-    as people count (2 before 10) and without hidden files. Raises `ImageError` when one of these yields nothing. A plain path is
-    kept even if nothing is there: `load_image` reports it as that row's failure.
+    as people count (2 before 10) and without hidden files; `tell` gets a line for each that held other files or folders. Raises
+    `ImageError` when one of these yields nothing, and for an address on a network (file:// is a path). A plain path is kept even if
+    nothing is there: `load_image` reports it as that row's failure, `check_file` before.
     """
     files: list[Path] = []
-    for item in items:
-        if os.path.isdir(item):
+    for item in map(local_path, items):
+        is_folder = os.path.isdir(item)
+        if is_folder:
             found = Path(item).glob("*")
         elif glob.has_magic(item) and not os.path.exists(item):
             found = map(Path, glob.iglob(item, recursive=True))
         else:
             files.append(Path(item))
             continue
-        matches = [
-            file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
-        ]
+        seen = [file for file in found if not file.name.startswith(".")]
+        others = [file for file in seen if file.is_file() and file.suffix.lower() not in IMAGE_SUFFIXES]
+        matches = [file for file in seen if file.is_file() and file.suffix.lower() in IMAGE_SUFFIXES]
+        left_out = _left_out(item, others, sum(file.is_dir() for file in seen) if is_folder else 0)
         if not matches:
             raise ImageError(
                 f"{item}: expected a folder or a pattern with image files ({' '.join(sorted(IMAGE_SUFFIXES))}), "
-                f"but found none; check the path."
+                f"but found none; check the path{f' ({left_out})' if left_out else ''}."
             )
+        if left_out and tell:
+            place = os.path.join(item, "") if is_folder else item
+            tell(one_line(f"{place}: {len(matches)} image{'s' * (len(matches) > 1)}; {left_out}"))
         files += sorted(matches, key=_natural)
     unique: dict[str, Path] = {}
     for file in files:
         unique.setdefault(os.path.abspath(file), file)
     return list(unique.values())
+
+
+def _left_out(item: str, others: list[Path], folders: int) -> str:
+    """What a folder or glob holds beside images, in words; empty when nothing."""
+    said = []
+    if others:
+        kinds = Counter(file.suffix.lower() or "without a suffix" for file in others)
+        listed = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=lambda kind: (-kinds[kind], kind)))
+        said.append(f"skipped {len(others)} file{'s' * (len(others) > 1)}: {listed}")
+    if folders:
+        said.append(f"subfolders are not searched ({folders}): use '{os.path.join(glob.escape(item), '**', '*')}'")
+    return "; ".join(said)
+
+
+def local_path(item: str) -> str:
+    """`item` as a path: that of a file:// address. Raises `ImageError` for an address on a network."""
+    if not os.path.exists(item):
+        _refuse_address(item)
+        if item.lower().startswith("file://"):
+            return url2pathname(urlsplit(item).path)
+    return item
 
 
 def _natural(path: Path) -> tuple[list[str | int], str]:

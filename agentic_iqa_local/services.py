@@ -17,9 +17,10 @@ from langchain_core.runnables import RunnableConfig
 
 from agentic_iqa_local.config import ImageSettings, RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
-from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, native_views
+from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, native_views, same_pixels
 from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
 from agentic_iqa_local.model_store import BundleError, check_model, environment, models_root
+from agentic_iqa_local.pairs import doubts
 from agentic_iqa_local.state import AgenticIQAState
 from agentic_iqa_local.vlm_client import ClientPool, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 
@@ -67,6 +68,14 @@ class Services:
                 raise VLMError(str(error)) from error
         return self.pool.get(backend, self.settings.model(backend))
 
+    def close(self) -> None:
+        """Frees the models and the tools; they would be loaded anew on the next use."""
+        from accelerate.utils.memory import clear_device_cache
+
+        self.pool.close()
+        self._tools = None
+        clear_device_cache(garbage_collection=True)
+
     @contextmanager
     def models_waiting(self) -> Iterator[None]:
         """Meanwhile no loaded model computes that shares its classes with the tools: those of transformers."""
@@ -88,10 +97,10 @@ def load_pictures(
     limits: ImageSettings, image_path: str | Path, reference_path: str | Path | None = None
 ) -> tuple[LoadedImage, LoadedImage | None]:
     """A picture and its reference within a configuration's limits. Raises ImageError."""
-    bounds = {"max_pixels": limits.max_pixels, "min_side": limits.min_side}
+    options = {"max_pixels": limits.max_pixels, "min_side": limits.min_side, "background": limits.background}
     if reference_path is None:
-        return load_image(image_path, **bounds), None
-    return load_pair(image_path, reference_path, **bounds)
+        return load_image(image_path, **options), None
+    return load_pair(image_path, reference_path, **options)
 
 
 class OpenImages:
@@ -194,6 +203,27 @@ class OpenImages:
     def close(self) -> None:
         for key in list(self._sessions):
             self._close(key)
+
+
+def open_images(services: Services, state: AgenticIQAState) -> tuple[AgenticIQAState, OpenImages]:
+    """A state's images, and the state to go on with: without a reference that shows nothing but the picture itself.
+
+    A reference that does not look like the picture's pristine original is warned of. Studies compare what a data set pairs and
+    open their images themselves. Raises ImageError.
+    """
+    images = OpenImages(services, state["image_path"], state.get("reference_path"))
+    if images.reference is None:
+        return state, images
+    if same_pixels(images.image, images.reference):
+        images.reference = None
+        images.warn(
+            "the reference has the same pixels as the picture: nothing was lost against it, and full-reference tools can say no "
+            "more; the picture was assessed on its own, without a reference"
+        )
+        return {name: value for name, value in state.items() if name != "reference_path"}, images
+    for line in doubts(images.image.pixels, images.reference.pixels):
+        images.warn(line)
+    return state, images
 
 
 @contextmanager

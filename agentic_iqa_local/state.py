@@ -10,13 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict
 
-from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from agentic_iqa_local.levels import Severity
 
 logger = logging.getLogger(__name__)
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".jp2", ".gif", ".ppm", ".avif", ".jfif", ".jpe")
+IMAGE_SUFFIXES = (
+    ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".jp2", ".gif", ".ppm", ".avif", ".heic", ".heif", ".jfif", ".jpe",
+)  # fmt: skip
 REPLAN_HISTORY_LIMIT = 10
 LONGEST_TEXT = 4000
 DEFAULT_MAX_REPLAN_ITERATIONS = 2
@@ -117,10 +119,11 @@ class PlannerInput(BaseModel):
 
     @field_validator("image_path", "reference_path")
     @classmethod
-    def _is_an_image_file(cls, path: str | None) -> str | None:
+    def _is_an_image_file(cls, path: str | None, info: ValidationInfo) -> str | None:
+        """The name tells what is an image only where nobody has looked inside: the context {"decoded": True} says that one has."""
         if path is None:
             return None
-        if Path(path).suffix.lower() not in IMAGE_SUFFIXES:
+        if not (info.context or {}).get("decoded") and Path(path).suffix.lower() not in IMAGE_SUFFIXES:
             raise ValueError(f"Invalid image format: {path} (expected one of {', '.join(IMAGE_SUFFIXES)})")
         if not Path(path).is_file():
             raise ValueError(f"Image file not found: {path}")
@@ -294,6 +297,8 @@ def check_choices(choices: Sequence[str] | None) -> None:
     """Raises ValueError unless there are 2 to 10 answers that differ and are not blank, or none at all."""
     if choices is None:
         return
+    if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
+        raise ValueError(f"choices: expected a list of texts such as ['Yes', 'No'], got {choices!r:.80}")
     if not 2 <= len(choices) <= 10:
         raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
     if len({choice.strip() for choice in choices} - {""}) < len(choices):

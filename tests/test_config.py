@@ -90,3 +90,18 @@ def test_a_models_path_is_taken_from_the_models_folder_unless_it_is_absolute(tmp
     roles = dict.fromkeys(("planner", "executor", "summarizer"), section)
     settings = Settings.model_validate(roles | {"models": {"VL": {"path": path}}})
     assert settings.model("transformers.VL").path == place.format(root=tmp_path)
+
+
+def test_a_background_is_an_opaque_colour(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("images: {background: '#808080'}\n")
+    assert load_settings(file).images.background == "#808080"
+    file.write_text("images: {background: whit}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(file)
+    assert str(caught.value) == (
+        f"{file}: images.background: expected an opaque colour such as white, #808080 or rgb(128, 128, 128), got 'whit'; "
+        "did you mean white?"
+    )
+    with pytest.raises(ConfigError, match="background: expected an opaque colour"):
+        load_settings().with_background("transparent")

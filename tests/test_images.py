@@ -3,6 +3,7 @@ import itertools
 import math
 import os
 import struct
+import sys
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, ImageFile, TiffImagePlugin
 
-from agentic_iqa_local.images import ImageError, View, expand_inputs, load_image, load_pair, native_views
+from agentic_iqa_local.images import ImageError, View, check_file, expand_inputs, load_image, load_pair, native_views, same_pixels
 
 GREY_40 = Image.new("L", (40, 40), 100)
 
@@ -748,3 +749,228 @@ def test_nothing_found_is_an_error(folder, item):
         expand_inputs(["img2.JPG", item])
     assert str(caught.value).startswith(f"{item}: expected a folder or a pattern with image files")
     assert "found none; check the path" in str(caught.value)
+
+
+# HEIC
+
+
+def heic(path, image, **options):
+    """`image` as pillow-heif encodes it: without loss unless `options` say otherwise."""
+    pillow_heif = pytest.importorskip("pillow_heif")
+    options = {"quality": -1, "chroma": 444, "matrix_coefficients": 0} | options
+    pillow_heif.encode(image.mode, image.size, image.tobytes(), str(path), **options)
+    return str(path)
+
+
+@pytest.mark.parametrize("brand", [None, b"mif1"])
+def test_heic_loads(tmp_path, photo, brand):
+    path = Path(heic(tmp_path / "a.heic", photo))
+    if brand:
+        content = path.read_bytes()
+        path.write_bytes(content[:8] + brand + content[12:])
+    loaded = load_image(path)
+    assert loaded.pixels.tobytes() == photo.tobytes()
+    assert loaded.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("orientation", "corner"),
+    [(1, "top left"), (3, "bottom right"), (4, "bottom left"), (6, "top right"), (8, "bottom left")],
+)
+def test_heic_is_turned_once(tmp_path, orientation, corner):
+    """The encoder writes the EXIF orientation and, as cameras do, the container's rotation beside it."""
+    stored = Image.new("RGB", (64, 48), "black")
+    stored.paste("white", (0, 0, 16, 16))
+    exif = Image.Exif()
+    exif[274] = orientation
+    loaded = load_image(heic(tmp_path / "a.heic", stored, exif=exif.tobytes()))
+    width, height = (48, 64) if orientation >= 5 else (64, 48)
+    assert loaded.pixels.size == (width, height)
+    vertical, horizontal = corner.split()
+    x, y = 4 if horizontal == "left" else width - 5, 4 if vertical == "top" else height - 5
+    assert loaded.pixels.getpixel((x, y))[0] > 128
+    assert loaded.pixels.getpixel((width - 1 - x, height - 1 - y))[0] < 128
+
+
+def test_10_bit_heic_spans_the_whole_range(tmp_path):
+    pillow_heif = pytest.importorskip("pillow_heif")
+    samples = np.tile(np.arange(1024, dtype=np.uint16)[None, :, None], (64, 1, 3))  # every value of 10 bits
+    content = (samples << 6).tobytes()  # the encoder takes 16 bits and keeps the upper 10
+    path = str(tmp_path / "a.heic")
+    pillow_heif.encode("RGB;16", (1024, 64), content, path, quality=-1, chroma=444, matrix_coefficients=0)
+    loaded = load_image(path)
+    row = np.asarray(loaded.pixels)[7, :, 0].astype(int)
+    assert np.abs(row - np.arange(1024) * 255 / 1023).max() <= 1  # rounded or cut off
+    assert loaded.warnings == ("The 10-bit samples were scaled to 8 bits.",)
+
+
+def test_the_main_picture_of_a_heic_is_taken(tmp_path):
+    pillow_heif = pytest.importorskip("pillow_heif")
+    file = pillow_heif.from_pillow(noise())
+    file.add_from_pillow(noise(size=(96, 80)))
+    file.save(str(tmp_path / "a.heic"), primary_index=1)
+    loaded = load_image(tmp_path / "a.heic")
+    assert loaded.pixels.size == (96, 80)
+    assert loaded.warnings == ("Only the main one of the file's 2 pictures was taken.",)
+
+
+def test_a_transparent_heic_needs_a_background(tmp_path):
+    path = heic(tmp_path / "a.heic", half_transparent())
+    assert "some are transparent" in refusal(path)
+    assert load_image(path, background="white").warnings == ("The transparent pixels were composited onto white.",)
+
+
+@pytest.mark.parametrize("kept", [12, 40, 400, 0.5, 0.98])
+def test_part_of_a_heic(tmp_path, photo, kept):
+    path = Path(heic(tmp_path / "a.heic", photo, quality=80))
+    content = path.read_bytes()
+    path.write_bytes(content[: kept if kept > 1 else int(kept * len(content))])
+    assert "get an intact copy" in refusal(str(path))
+
+
+def test_a_damaged_heic_is_refused_in_one_sentence_or_loads(tmp_path):
+    path = Path(heic(tmp_path / "a.heic", noise(), quality=80))
+    content, rng = path.read_bytes(), np.random.default_rng(0)
+    refusals, loaded = [], 0
+    for _ in range(200):
+        damaged = bytearray(content)
+        for at in rng.integers(12, len(content), size=3):
+            damaged[at] = rng.integers(256)
+        path.write_bytes(damaged)
+        try:
+            load_image(path)
+            loaded += 1
+        except ImageError as error:
+            refusals.append(str(error))
+    assert loaded
+    assert refusals
+    assert all(line.startswith(f"{path}: expected ") and line.endswith(".") for line in refusals)
+
+
+def test_a_huge_heic_is_refused_by_its_header(tmp_path):
+    path = heic(tmp_path / "a.heic", noise())
+    assert "at most 4095 pixels, but its header claims 64x64 = 4096" in refusal(path, max_pixels=4095)
+
+
+def test_heic_is_named_where_it_cannot_be_read(tmp_path, monkeypatch):
+    path = heic(tmp_path / "a.heic", noise())
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # importing it fails
+    assert "this is a HEIC photograph; install pillow-heif or convert it to PNG" in refusal(path)
+
+
+# Transparency
+
+
+def test_transparent_pixels_are_composited_onto_the_background(saved):
+    image = Image.new("RGBA", (40, 40), (100, 0, 0, 0))
+    image.paste((0, 200, 0, 255), (0, 0, 20, 40))
+    image.paste((0, 0, 0, 51), (20, 20, 40, 40))
+    loaded = load_image(saved("a.png", image), background="#0000ff")
+    assert loaded.pixels.getpixel((0, 0)) == (0, 200, 0)
+    assert loaded.pixels.getpixel((30, 0)) == (0, 0, 255)
+    assert loaded.pixels.getpixel((30, 30)) == (0, 0, 204)  # 51/255 black over blue: 0.8·255
+    assert loaded.warnings == ("The transparent pixels were composited onto #0000ff.",)
+
+
+def test_a_background_changes_no_opaque_picture(saved):
+    path = saved("a.png", noise())
+    assert load_image(path, background="white").pixels.tobytes() == noise().tobytes()
+    with_alpha = noise()
+    with_alpha.putalpha(255)
+    assert load_image(saved("b.png", with_alpha), background="red").warnings == (
+        "The transparency data was dropped: every pixel is opaque.",
+    )
+
+
+def test_a_pair_is_composited_alike(saved):
+    paths = saved("a.png", half_transparent()), saved("b.png", half_transparent())
+    with pytest.raises(ImageError, match="--background white"):
+        load_pair(*paths)
+    image, reference = load_pair(*paths, background="white")
+    assert same_pixels(image, reference)
+
+
+def test_a_16_bit_transparent_colour_is_refused_on_any_background(saved):
+    path = saved("a.png", png(40, 40, 16, 2, b"\x80\x80" * 4800, extra=chunk(b"tRNS", b"\x80\x80" * 3)))
+    assert "meant for at 8 bits first" in refusal(path, background="white")
+
+
+# Files
+
+
+def test_same_pixels_in_another_format_are_the_same(saved):
+    assert same_pixels(*load_pair(saved("a.png", noise()), saved("b.bmp", noise())))
+    other = noise()
+    other.putpixel((3, 3), (1, 2, 3))
+    assert not same_pixels(*load_pair(saved("a.png", noise()), saved("b.png", other)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("photo.jpg", "photo.jpeg"), ("Photo.JPEG", "photo.jpeg"), ("ing_0001.png", "img_0001.png")]
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(saved, tmp_path, wrong, right):
+    saved("photo.jpeg", noise())
+    saved("img_0001.png", noise())
+    path = tmp_path / wrong
+    assert f"did you mean {tmp_path / right}?" in refusal_of(path)
+    with pytest.raises(ImageError, match="did you mean"):
+        check_file(path)
+
+
+def refusal_of(path):
+    with pytest.raises(ImageError) as caught:
+        load_image(path)
+    return str(caught.value)
+
+
+def test_nothing_is_suggested_where_nothing_is_near(saved, tmp_path):
+    saved("notes.txt", b"")
+    assert refusal_of(tmp_path / "sunset.png").endswith("there is no such file; check the path.")
+    assert refusal_of(tmp_path / "no folder" / "sunset.png").endswith("there is no such file; check the path.")
+
+
+def test_a_file_that_is_there_passes_the_check_unread(saved, tmp_path):
+    check_file(saved("a.png", b"no image"))
+    with pytest.raises(ImageError, match="this is a folder"):
+        check_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "address", ["https://example.org/a.png", "HTTP://example.org/a.png", "s3://bucket/a.png", "gs://bucket/a.png"]
+)
+def test_an_address_on_a_network_is_said_to_be_one(address):
+    for read in (lambda: expand_inputs([address]), lambda: load_image(address), lambda: load_image(Path(address))):
+        with pytest.raises(ImageError) as caught:
+            read()
+        message = str(caught.value)
+        assert message.startswith(f"{address}: expected a file, but this is an address on a network")
+        assert "download it first and give the file's path" in message
+
+
+def test_the_address_of_a_file_is_a_path(folder):
+    (folder / "a b.png").touch()
+    assert expand_inputs([(folder / "a b.png").as_uri()]) == [folder / "a b.png"]  # the space is %20 there
+
+
+def test_what_a_folder_holds_besides_images_is_told(folder):
+    for name in ("clip.mov", "clip2.MOV", "README"):
+        (folder / name).touch()
+    told = []
+    expand_inputs([".", "*"], told.append)
+    # *.png: one is a folder, one is hidden; sub, empty and folder.png are folders
+    assert told == [
+        "./: 3 images; skipped 4 files: 2 .mov, 1 .txt, 1 without a suffix; subfolders are not searched (3): use './**/*'",
+        "*: 3 images; skipped 4 files: 2 .mov, 1 .txt, 1 without a suffix",
+    ]
+
+
+def test_nothing_is_told_of_images_alone(saved, tmp_path):
+    saved("a.png", noise())
+    told = []
+    expand_inputs([str(tmp_path), str(tmp_path / "a.png")], told.append)
+    assert told == []
+
+
+def test_a_folder_without_images_is_refused_with_what_it_holds(folder):
+    with pytest.raises(ImageError, match=r"found none; check the path \(skipped 1 file: 1 .txt\)"):
+        expand_inputs(["empty"])

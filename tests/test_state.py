@@ -3,6 +3,7 @@
 import json
 import logging
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -181,6 +182,15 @@ def test_planner_input_reports_missing_and_wrong_files(picture, tmp_path, field)
     for path, message in ((missing, f"Image file not found: {missing}"), (str(text), "Invalid image format")):
         with pytest.raises(ValueError, match=message):
             PlannerInput.model_validate({"query": "Is it sharp?", "image_path": picture, field: path})
+
+
+def test_planner_input_takes_any_name_of_a_picture_that_was_decoded(picture, tmp_path):
+    unnamed = tmp_path / "photo.dat"
+    unnamed.write_bytes(Path(picture).read_bytes())
+    data = {"query": "Is it sharp?", "image_path": str(unnamed)}
+    assert PlannerInput.model_validate(data, context={"decoded": True}).image_path == str(unnamed)
+    with pytest.raises(ValueError, match="Invalid image format"):
+        PlannerInput.model_validate(data)
 
 
 @pytest.mark.parametrize("query", ["", "   ", "\n\t"])

@@ -7,13 +7,12 @@ import pytest
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.batch import as_row
 from agentic_iqa_local.tables import csv_text, safe_cell
 
 
 def rows(picture, *queries, **options):
     services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "PIQE": 2.0}))
-    return [as_row(assess(picture, query=query, services=services, **options)) for query in queries]
+    return [assess(picture, query=query, services=services, **options).to_dict() for query in queries]
 
 
 def read(found):

@@ -218,8 +218,6 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
     check_places(args, items)
     if args.engine != "server" and not args.list_tools:
         check_models(settings, args.pipeline)
-    if args.fit:
-        settings = with_fit(settings, args.fit)
     if args.explain and not args.verbose:
         logging.getLogger("agentic_iqa_local.services").setLevel(logging.ERROR)  # the account holds a picture's warnings
     from agentic_iqa_local.devices import choose_device
@@ -236,7 +234,7 @@ def wanted(args: argparse.Namespace, console: Console) -> list:
 
     if args.manifest:
         return read_manifest(args.manifest, args.query, args.choices)
-    from agentic_iqa_local.images import expand_inputs
+    from agentic_iqa_local.images import check_file, expand_inputs
     from agentic_iqa_local.prompts import DEFAULT_QUERY
 
     if not args.pictures:
@@ -250,9 +248,10 @@ def wanted(args: argparse.Namespace, console: Console) -> list:
             and not Path(words.rstrip("?!.")).suffix
         ):
             raise UsageError(f"{words!r} is no file; a question goes behind its option: --query {shlex.quote(words)}")
-    files = expand_inputs(args.pictures or [os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)])
-    if args.reference and not args.reference.is_file():
-        raise UsageError(f"--reference {args.reference}: there is no such file; check the path")
+    sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
+    files = expand_inputs(args.pictures or [sample], console.say)
+    if args.reference:
+        check_file(args.reference)
     return [Item(path, args.reference, args.query or DEFAULT_QUERY, choices) for path in files]
 
 
@@ -271,21 +270,18 @@ def check_places(args: argparse.Namespace, items: Iterable) -> None:
 
 def about_missing(args: argparse.Namespace, missing: list[Path]) -> str:
     """What to type instead of pictures that are not there."""
-    import difflib
+    from agentic_iqa_local.images import ImageError, check_file
 
     first = missing[0]
-    words = str(first)
     if args.query and len(args.query.split()) == 1 and all(not path.suffix for path in missing):
-        return f"{words!r} is no file; put a query of several words in quotes: --query {shlex.quote(f'{args.query} {words} ...')}"
-    names = ", ".join(map(str, missing[:NAMED_FILES])) + (
-        f" and {len(missing) - NAMED_FILES} more" if len(missing) > NAMED_FILES else ""
-    )
+        query = shlex.quote(f"{args.query} {first} ...")
+        return f"'{first}' is no file; put a query of several words in quotes: --query {query}"
+    more = f" (and {len(missing) - 1} more are not there: {', '.join(map(str, missing[1:NAMED_FILES]))})" if missing[1:] else ""
     try:
-        near = difflib.get_close_matches(first.name, os.listdir(first.absolute().parent), n=1)
-    except OSError:
-        return f"{names}: there is no such file, and no folder {first.parent}; check the path"
-    hint = f"did you mean {first.with_name(near[0])}?" if near else "check the path"
-    return f"{names}: there is no such file; {hint}"
+        check_file(first)
+    except ImageError as error:
+        return f"{error}{more}"
+    return f"{first}: it came while we looked; try again"
 
 
 def check_models(settings, pipeline: str) -> None:
@@ -296,23 +292,6 @@ def check_models(settings, pipeline: str) -> None:
         folder = Path(settings.model(settings.role(role).backend).path)
         if not folder.is_dir():
             raise UsageError(about_missing_model(folder))
-
-
-def with_fit(settings, file: Path):
-    """The temperature and η of a fit. Raises ConfigError where it is none, or of another model."""
-    from agentic_iqa_local.config import ConfigError
-    from agentic_iqa_local.studies.fitting import FitError, read_fit
-    from agentic_iqa_local.studies.run import folder_hash
-
-    try:
-        fit = read_fit(file)
-    except FitError as error:
-        raise ConfigError(f"--fit {error}") from error
-    folder = Path(settings.model(settings.summarizer.backend).path)
-    if folder.is_dir() and folder_hash(folder) != fit.model:
-        raise ConfigError(f"--fit {file}: expected a fit of the model in {folder}, it was made with another; fit it anew")
-    changes = {"temperature": fit.temperature, "eta": fit.eta, "fitted": fit.letters.source}
-    return settings.model_copy(update={"fusion": settings.fusion.model_copy(update=changes)})
 
 
 def list_tools(settings, device: str, console: Console) -> int:
@@ -359,7 +338,7 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
     if not left:
         file.close()
         return finished(args, console, file, [], Tally(), 0)
-    from agentic_iqa_local.batch import Batch, BatchError, as_row
+    from agentic_iqa_local.batch import Batch, BatchError
     from agentic_iqa_local.rows import WriteError
     from agentic_iqa_local.services import Services
     from agentic_iqa_local.vlm_client import ModelLost
@@ -396,9 +375,9 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
             if file:
                 file.append(row)
             else:
-                tally.add(as_row(row))
+                tally.add(row.to_dict())
                 if args.csv:
-                    kept.append(as_row(row))
+                    kept.append(row.to_dict())
             written += 1
             console.count(row.error is not None)
             show(args, row, console)

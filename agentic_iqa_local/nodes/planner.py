@@ -100,11 +100,14 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
     has_reference = bool(state.get("reference_path"))
     history = state.get("replan_history", [])
     try:
-        task = PlannerInput(
-            query=state["query"],
-            image_path=state["image_path"],
-            reference_path=state.get("reference_path"),
-            prior_context={"replan_history": history} if history else None,
+        task = PlannerInput.model_validate(
+            {
+                "query": state["query"],
+                "image_path": state["image_path"],
+                "reference_path": state.get("reference_path"),
+                "prior_context": {"replan_history": history} if history else None,
+            },
+            context={"decoded": "images" in (config or {}).get("configurable", {})},
         )
     except ValidationError as error:
         return {"error": f"Planner: {error.errors()[0]['msg'].removeprefix('Value error, ')}"}

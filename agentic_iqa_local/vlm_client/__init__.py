@@ -141,6 +141,12 @@ class ClientPool:
                 self.clients[backend] = create_vlm_client(backend, settings, self.device)
             return self.clients[backend]
 
+    def close(self) -> None:
+        """Frees every model."""
+        with self._loading:
+            while self.clients:
+                self.clients.popitem()[1].close()
+
 
 def create_vlm_client(backend: str, settings: "ModelSettings", device: str = "cpu") -> VLMClient:
     """Loads the model that `backend` ("transformers.<folder>") names. Raises VLMError for an unknown backend or bad folder."""

@@ -60,6 +60,18 @@ def _quantization(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     return None
 
 
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """transformers would draw one on stderr while it loads, also for callers whose stderr is theirs."""
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
+
+
 class TransformersClient:
     """A loaded model, its processor and its grammar tokenizer."""
 
@@ -86,7 +98,8 @@ class TransformersClient:
         elif settings.device_map == "auto":
             options["device_map"] = "auto"
         try:
-            self.model, loading = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True, **options)
+            with _no_progress_bar():
+                self.model, loading = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True, **options)
             self.model.eval()
             if "device_map" not in options:
                 self.model.to(device)

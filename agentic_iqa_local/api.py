@@ -1,0 +1,173 @@
+"""`IQA`: one set-up, loaded once, that Python code asks about many pictures."""
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+from agentic_iqa_local.config import ConfigError, Settings, load_settings
+from agentic_iqa_local.state import check_choices, check_limit, check_query
+from agentic_iqa_local.vlm_client import BACKENDS
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.assessment import Assessment
+    from agentic_iqa_local.pictures import Picture
+
+PIPELINES = ("agent", "letters")
+
+
+def choose_settings(
+    config: str | Path | None = None,
+    *,
+    model: str | Path | None = None,
+    models: str | Path | None = None,
+    engine: str | None = None,
+    mode: str | None = None,
+    fit: str | Path | None = None,
+    background: str | None = None,
+) -> Settings:
+    """The settings of a configuration with what the options change in it. Raises ConfigError.
+
+    `models` becomes $AGENTIC_IQA_MODELS of this process, which everything that looks for models reads.
+    """
+    if engine is not None and engine not in BACKENDS:
+        raise ConfigError(f"engine: expected {', '.join(BACKENDS)}, got '{engine}'{_near(engine, BACKENDS)}")
+    if models:
+        os.environ["AGENTIC_IQA_MODELS"] = os.path.abspath(models)
+    settings = load_settings(config)
+    if engine:
+        settings = settings.with_engine(engine)
+    if model:
+        settings = settings.with_model(os.fspath(model))
+    if fit:
+        settings = _with_fit(settings, Path(fit))
+    if mode:
+        settings = settings.with_mode(mode)
+    return settings.with_background(background) if background else settings
+
+
+def _with_fit(settings: Settings, file: Path) -> Settings:
+    """The temperature and η of a fit. Raises ConfigError where it is none, or of another model."""
+    from agentic_iqa_local.studies.fitting import FitError, read_fit
+    from agentic_iqa_local.studies.run import folder_hash
+
+    try:
+        fit = read_fit(file)
+    except FitError as error:
+        raise ConfigError(f"fit: {error}") from error
+    folder = Path(settings.model(settings.summarizer.backend).path)
+    if folder.is_dir() and folder_hash(folder) != fit.model:
+        raise ConfigError(f"fit: {file}: expected a fit of the model in {folder}, it was made with another; fit it anew")
+    changes = {"temperature": fit.temperature, "eta": fit.eta, "fitted": fit.letters.source}
+    return settings.model_copy(update={"fusion": settings.fusion.model_copy(update=changes)})
+
+
+def _near(name: str, names: Any) -> str:
+    found = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+class IQA:
+    """Assesses pictures with one set-up, whose options are those of the command line.
+
+        with IQA(config="qwen2_5_vl_7b", gpu=0) as iqa:
+            result = iqa("photo.jpg")
+            results = iqa([array, pillow_image, path.read_bytes()])
+
+    What can be checked without loading is checked here: raises ConfigError, DeviceError, VLMError for a folder that holds no model,
+    and ValueError. The model is loaded at the first picture, the tools when they are first used; both are kept until `close` or
+    the end of `with`.
+    """
+
+    def __init__(
+        self,
+        config: str | Path | None = None,
+        *,
+        model: str | Path | None = None,
+        models: str | Path | None = None,
+        engine: str | None = None,
+        gpu: int | str | None = None,
+        cpu: bool = False,
+        mode: Literal["logits", "classification", "uniform"] | None = None,
+        pipeline: Literal["agent", "letters"] = "agent",
+        max_replan_iterations: int | None = None,
+        fit: str | Path | None = None,
+        background: str | None = None,
+    ):
+        if pipeline not in PIPELINES:
+            raise ValueError(f"pipeline: expected {' or '.join(PIPELINES)}, got {pipeline!r}{_near(str(pipeline), PIPELINES)}")
+        if max_replan_iterations is not None:
+            check_limit(max_replan_iterations)
+        settings = choose_settings(config, model=model, models=models, engine=engine, mode=mode, fit=fit, background=background)
+        from agentic_iqa_local.devices import choose_device
+        from agentic_iqa_local.services import Services
+        from agentic_iqa_local.vlm_client.rendering import check_folder
+
+        for backend in sorted({settings.role(role).backend for role in ("planner", "executor", "summarizer")}):
+            check_folder(Path(settings.model(backend).path), weights=not backend.startswith("server."))
+        self.pipeline, self.max_replan_iterations = pipeline, max_replan_iterations
+        self._services: Services | None = Services(settings, choose_device(gpu, cpu))
+        _ = self._services.tools  # a bad file of maps is told now
+
+    @overload
+    def assess(self, image: "Picture", reference: "Picture | None" = ..., query: str | None = ..., choices: Sequence[str] | None = ...) -> "Assessment": ...  # fmt: skip
+    @overload
+    def assess(self, image: "list[Picture] | tuple[Picture, ...]", reference: "Picture | Sequence[Picture | None] | None" = ..., query: str | None = ..., choices: Sequence[str] | None = ...) -> "list[Assessment]": ...  # fmt: skip
+    def assess(self, image, reference=None, query=None, choices=None):
+        """The assessment of a picture, or of each in a list, in order.
+
+        A picture is a path, a Pillow image, a NumPy array (uint8; H×W grey, H×W×3 RGB or H×W×4 RGBA) or the bytes of an image file.
+        `reference` is its pristine original: for a list one for all, or a list of the same length with None where there is none.
+        `query` and `choices` are as for `agentic_iqa_local.assess`. A picture that cannot be assessed has its reason in the result's
+        `error`; arguments that make no sense raise ValueError or TypeError before anything is loaded, a model that cannot run VLMError.
+        """
+        from agentic_iqa_local.assessment import assess
+        from agentic_iqa_local.pictures import check_picture
+
+        if self._services is None:
+            raise RuntimeError("IQA: expected to be open, but it was closed; make a new one")
+        check_choices(choices)
+        if query is not None:
+            check_query(query)
+        several = isinstance(image, (list, tuple))
+        images = list(image) if several else [image]
+        references = list(reference) if isinstance(reference, (list, tuple)) else [reference] * len(images)
+        if len(references) != len(images) or (isinstance(reference, (list, tuple)) and not several):
+            raise ValueError(
+                f"reference: expected one, or a list of as many as there are pictures, {len(images)}, got {len(references)}"
+            )
+        for picture in (*images, *(original for original in references if original is not None)):
+            check_picture(picture)
+        results = [
+            assess(
+                picture,
+                original,
+                query,
+                choices,
+                pipeline=self.pipeline,
+                max_replan_iterations=self.max_replan_iterations,
+                services=self._services,
+            )
+            for picture, original in zip(images, references, strict=True)
+        ]
+        return results if several else results[0]
+
+    __call__ = assess
+
+    def close(self) -> None:
+        """Frees the model and the tools; nothing can be asked afterwards."""
+        if self._services is not None:
+            self._services.close()
+            self._services = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._services is None:
+            return "IQA(closed)"
+        return f"IQA({self._services.settings.summarizer.backend} on {self._services.device})"

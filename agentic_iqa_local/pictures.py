@@ -1,0 +1,101 @@
+"""Pictures that Python code holds: paths, Pillow images, arrays and bytes, each as a file that `images.load_image` reads."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from PIL import Image
+
+from agentic_iqa_local.images import local_path
+
+Picture: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview
+
+_LONGEST_PATH = 4096  # characters; what is longer is data in a text
+_AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+_AS_TIFF = ("CMYK",)
+
+
+@dataclass(frozen=True)
+class PictureFile:
+    """Where a picture lies, and what to call it: a path, or "<array 512×384>"."""
+
+    path: str | os.PathLike[str]
+    name: str | os.PathLike[str]
+
+    def hide(self, text: str | None) -> str | None:
+        """`text` with the name in place of a path that means nothing to the caller."""
+        return text and text.replace(os.fspath(self.path), os.fspath(self.name))
+
+
+def check_picture(picture: Picture) -> None:
+    """Raises TypeError or ValueError, in one sentence, for what is no picture; nothing is read or written."""
+    if isinstance(picture, str):
+        if len(picture) > _LONGEST_PATH or picture.lower().startswith("data:"):
+            raise ValueError(
+                f"image: expected a path, got a text of {len(picture)} characters; decode base64 with base64.b64decode and give the bytes"
+            )
+    elif isinstance(picture, Image.Image):
+        if picture.mode not in _AS_PNG + _AS_TIFF:
+            raise ValueError(
+                f"image: expected a Pillow image of 8 or 16 bits, got mode {picture.mode}; convert it with .convert('RGB')"
+            )
+    elif isinstance(picture, np.ndarray):
+        _check_array(picture)
+    elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview)):
+        raise TypeError(
+            f"image: expected a path, a Pillow image, a NumPy array or the bytes of an image file, got {type(picture).__name__}"
+            + ("; IQA takes lists: IQA()(images)" if isinstance(picture, (list, tuple)) else "")
+            + ("; give tensor.permute(1, 2, 0).cpu().numpy() of a tensor 3×H×W in uint8" if hasattr(picture, "permute") else "")
+        )
+
+
+def _check_array(array: np.ndarray) -> None:
+    shape = "×".join(map(str, array.shape))
+    if array.ndim == 4:
+        raise ValueError(f"image: expected one picture, got an array {shape}; give IQA a list of pictures: list(array)")
+    if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (3, 4):
+        raise ValueError(
+            f"image: expected an array H×W, H×W×3 or H×W×4, got {shape}; put the channels last: array.transpose(1, 2, 0)"
+        )
+    if array.ndim != 2 and not (array.ndim == 3 and array.shape[2] in (3, 4)):
+        raise ValueError(f"image: expected an array H×W (grey), H×W×3 (RGB) or H×W×4 (RGBA), got {shape}")
+    if array.dtype != np.uint8:
+        remedy = {"f": "(array * 255).round().astype('uint8') of values from 0 to 1", "b": "array.astype('uint8') * 255"}.get(
+            array.dtype.kind, "(array / 257).round().astype('uint8') of 16-bit values"
+        )
+        raise ValueError(f"image: expected an array of uint8, 0 to 255, got {array.dtype}; give {remedy}")
+
+
+@contextmanager
+def as_file(picture: Picture) -> Iterator[PictureFile]:
+    """The picture as a file. What is in memory is written without loss to a folder of the user's alone, removed afterwards.
+
+    Arrays are H×W (grey), H×W×3 (RGB) or H×W×4 (RGBA), uint8. A Pillow image keeps its EXIF orientation and its profile. Raises
+    TypeError and ValueError for anything else, in one sentence without the data.
+    """
+    check_picture(picture)
+    if isinstance(picture, (str, os.PathLike)):
+        path = local_path(picture) if isinstance(picture, str) else picture
+        yield PictureFile(path, path)
+        return
+    with tempfile.TemporaryDirectory(prefix="agentic_iqa_") as folder:
+        file = Path(folder) / "picture.png"
+        if isinstance(picture, (bytes, bytearray, memoryview)):
+            data = bytes(picture)
+            file.write_bytes(data)
+            name = f"<{len(data)} bytes>"
+        else:
+            kind = "array"
+            if isinstance(picture, np.ndarray):
+                picture = Image.fromarray(np.ascontiguousarray(picture))
+                exif = None
+            else:
+                kind, exif = "Pillow image", picture.getexif()
+            name = f"<{kind} {picture.width}×{picture.height}>"
+            picture.save(file, "TIFF" if picture.mode in _AS_TIFF else "PNG", **({"exif": exif} if exif else {}))
+        yield PictureFile(str(file), name)

@@ -1,0 +1,346 @@
+"""The Python API as a developer meets it: kinds of pictures, results, errors before loading, and silence."""
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from PIL import Image
+from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
+
+import agentic_iqa_local
+from agentic_iqa_local import IQA, Assessment, assess, run_pipeline
+from agentic_iqa_local.batch import as_line
+from agentic_iqa_local.config import ConfigError
+from agentic_iqa_local.devices import DeviceError
+from agentic_iqa_local.graph import initial_state
+from agentic_iqa_local.levels import LEVEL_WORDS
+from agentic_iqa_local.pictures import as_file
+from agentic_iqa_local.services import OpenImages
+from agentic_iqa_local.vlm_client import VLMError
+
+SAME_PIXELS = "the reference has the same pixels as the picture"
+
+
+def python(program: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """A fresh process that runs `program` in the checkout."""
+    env = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, cwd=ROOT, env=os.environ | env)
+
+
+@pytest.fixture
+def scripted(picture):
+    """An IQA whose model and tools are scripted, and the client."""
+    client = ScriptedClient(scripted_answers())
+    iqa = IQA(cpu=True)
+    iqa._services = scripted_services(client, ScriptedTools({"NIQE": 2.6, "VSI": 4.0, "FSIM": 4.0}))
+    return iqa, client
+
+
+@pytest.fixture
+def pixels(picture):
+    return np.asarray(Image.open(picture))
+
+
+# Kinds of pictures
+
+
+def test_every_kind_of_picture_gives_the_same_score(photo_path, services):
+    image = Image.open(photo_path)
+    kinds = [photo_path, Path(photo_path), image, np.asarray(image.convert("RGB")), Path(photo_path).read_bytes(),
+             Path(photo_path).as_uri()]  # fmt: skip
+    results = [assess(kind, services=services, pipeline="letters") for kind in kinds]
+    assert len({result.q for result in results}) == 1
+    assert results[0].error is None
+    size = len(kinds[4])
+    assert [r.image for r in results] == [
+        photo_path, photo_path, "<Pillow image 512×512>", "<array 512×512>", f"<{size} bytes>", photo_path,
+    ]  # fmt: skip
+
+
+def test_arrays_are_grey_rgb_or_rgba(pixels):
+    with as_file(pixels[..., 0]) as file:
+        assert np.array_equal(np.asarray(Image.open(file.path)), pixels[..., 0])
+    with as_file(np.dstack([pixels, pixels[..., :1]])) as file:
+        assert Image.open(file.path).mode == "RGBA"
+    with as_file(pixels[::2, ::-1]) as file:  # a view with strides
+        assert np.array_equal(np.asarray(Image.open(file.path)), pixels[::2, ::-1])
+
+
+def test_files_of_pictures_in_memory_are_the_users_alone_and_go(pixels):
+    with as_file(pixels) as file:
+        folder = Path(file.path).parent
+        assert folder.stat().st_mode & 0o077 == 0
+    assert not folder.exists()
+
+
+def test_a_pillow_image_is_turned_as_its_file_is(tmp_path, scripted):
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.jpg", exif=exif)
+    row = scripted[0](Image.open(tmp_path / "a.jpg"))
+    assert row.warnings[0] == "The picture was turned upright (EXIF orientation 6)."
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "L", "P", "1", "I;16"])
+def test_a_pillow_image_of_another_mode_is_converted_as_a_file_is(scripted, mode):
+    image = Image.new(mode, (64, 48)) if mode == "I;16" else Image.new("RGB", (64, 48), "red").convert(mode)
+    row = scripted[0](image)
+    assert row.error is None
+    assert "converted to RGB" in " ".join(row.warnings)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        (np.zeros((64, 96, 3), np.float32), ValueError, "(array * 255).round().astype('uint8')"),
+        (np.zeros((64, 96), np.uint16), ValueError, "(array / 257).round().astype('uint8')"),
+        (np.zeros((64, 96), bool), ValueError, "array.astype('uint8') * 255"),
+        (np.zeros((3, 64, 96), np.uint8), ValueError, "array.transpose(1, 2, 0)"),
+        (np.zeros((64, 96, 2), np.uint8), ValueError, "got 64×96×2"),
+        (np.zeros((2, 64, 96, 3), np.uint8), ValueError, "list(array)"),
+        (np.zeros(64, np.uint8), ValueError, "got 64"),
+        (Image.new("HSV", (64, 64)), ValueError, ".convert('RGB')"),
+        ("data:image/png;base64," + "A" * 100, ValueError, "base64.b64decode"),
+        ("A" * 5000, ValueError, "got a text of 5000 characters"),
+        (None, TypeError, "got NoneType"),
+        (3, TypeError, "got int"),
+    ],
+)
+def test_what_is_no_picture_is_refused_before_anything_is_opened(scripted, wrong, error, said):
+    iqa, client = scripted
+    for image, reference in ((wrong, None), ("a.png", wrong)):
+        if reference is wrong is None:
+            continue
+        with pytest.raises(error) as caught:
+            iqa(image, reference)
+        assert said in str(caught.value)
+        assert "AAAA" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert client.opened == []
+
+
+def test_bytes_land_in_no_message(scripted):
+    row = scripted[0](b"SECRET" * 20)
+    assert row.error.startswith("<120 bytes>: expected a PNG")
+    assert "SECRET" not in row.model_dump_json() + repr(row) + row._repr_html_() + row.explain()
+    assert "agentic_iqa_" not in row.model_dump_json() + repr(row)  # nor does the temporary folder
+
+
+def test_a_name_without_a_suffix_is_accepted_by_both_pipelines(tmp_path, picture):
+    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6, "PIQE": 2.6}))
+    for name in ("photo", "photo.dat"):
+        (tmp_path / name).write_bytes(Path(picture).read_bytes())
+        assert [assess(tmp_path / name, pipeline=p, services=services).error for p in ("agent", "letters")] == [None, None]
+        assert not run_pipeline("Rate it.", str(tmp_path / name), services=services).get("error")
+
+
+# References
+
+
+def test_a_reference_with_the_same_pixels_is_left_out_and_said(picture, tmp_path):
+    Image.open(picture).save(tmp_path / "same.bmp")
+    client, tools = ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6, "VSI": 4.0, "FSIM": 4.0, "PIQE": 2.0})
+    services = scripted_services(client, tools)
+    for pipeline in ("agent", "letters"):
+        row = assess(picture, tmp_path / "same.bmp", pipeline=pipeline, services=services)
+        assert row.error is None
+        assert row.reference == str(tmp_path / "same.bmp")
+        assert SAME_PIXELS in row.warnings[0]
+        assert row.plan is None or row.plan.reference_mode == "No-Reference"
+    assert client.opened == [1, 1]  # the model saw one picture
+    assert {name for name, _ in tools.runs} == {"NIQE", "PIQE"}
+    state = run_pipeline("Rate it.", picture, str(tmp_path / "same.bmp"), services=services)
+    assert "reference_path" not in state
+    assert state["plan"].reference_mode == "No-Reference"
+
+
+def test_studies_go_on_comparing_identical_pairs(picture):
+    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({}))
+    images = OpenImages(services, picture, picture)
+    assert images.reference is not None
+    assert images.warnings == []
+
+
+def test_a_shifted_reference_is_in_the_warnings(photo, scripted):
+    pixels = np.asarray(photo)
+    row = scripted[0](pixels[:, :-2], pixels[:, 2:])
+    assert row.reference == "<array 510×512>"
+    # What stands at x in the reference stands at x + 2 in the picture.
+    assert "shifted by 2 pixels to the left against the picture" in row.warnings[0]
+
+
+# Lists
+
+
+def test_a_list_in_is_a_list_out_in_order(scripted, picture, pixels):
+    rows = scripted[0]([picture, pixels, b"junk", Path("absent.png")])
+    assert [row.image for row in rows] == [picture, "<array 96×64>", "<4 bytes>", "absent.png"]
+    assert [row.error is None for row in rows] == [True, True, False, False]
+    assert scripted[0]([]) == []
+    assert scripted[0].assess((picture,))[0].q == rows[0].q
+
+
+def test_references_are_one_for_all_or_one_each(scripted, picture, pixels):
+    other = np.roll(pixels, 5, 0)
+    rows = scripted[0]([picture, picture], [other, None])
+    assert [row.reference for row in rows] == ["<array 96×64>", None]
+    assert [row.reference for row in scripted[0]([picture, picture], other)] == ["<array 96×64>"] * 2
+    for images, references in (([picture], [other, other]), (picture, [other])):
+        with pytest.raises(ValueError, match="reference: expected one, or a list of as many as there are pictures, 1"):
+            scripted[0](images, references)
+
+
+# Results
+
+
+def test_a_rating_in_short_and_at_length(scripted, picture):
+    row = scripted[0](picture)
+    assert row.letter == row.final_answer
+    assert row.level in LEVEL_WORDS.values()
+    assert repr(row) == str(row) == f"Assessment({picture}: {row.letter} {row.level}, q {row.q:.2f})"
+    assert row.to_dict() == json.loads(as_line(row))
+    assert f"q {row.q:.2f}" in row.explain()
+    page = row._repr_html_()
+    assert page.startswith("<table>")
+    assert f"{row.letter} {row.level}, q {row.q:.2f}" in page
+
+
+def test_a_choice_and_a_failure_show_as_what_they_are(scripted, picture):
+    row = scripted[0](picture, query="Is it <b>sharp</b>?", choices=["<Yes>", "No"])
+    assert (row.letter, row.level, row.q) == (row.final_answer, None, None)
+    assert repr(row).startswith(f"Assessment({picture}: {row.letter}. {row.choices[ord(row.letter) - 65]}, p ")
+    page = row._repr_html_()
+    assert "&lt;b&gt;sharp&lt;/b&gt;" in page
+    assert "&lt;Yes&gt;" in page
+    assert "<b>" not in page
+    failed = scripted[0]("<script>.png")
+    assert (failed.letter, failed.level) == (None, None)
+    assert repr(failed).startswith("Assessment(<script>.png: failed: expected an image file")
+    assert "&lt;script&gt;.png" in failed._repr_html_()
+    assert "<script>" not in failed._repr_html_()
+
+
+def test_a_free_answer_has_no_letter(picture):
+    services = scripted_services(ScriptedClient(scripted_answers(PlannerReply=plan_reply(query_type="Other"))), ScriptedTools({}))
+    row = assess(picture, query="What is shown?", services=services)
+    assert (row.letter, row.level) == (None, None)
+    assert row.final_answer in repr(row)
+
+
+def test_fields_and_json_lines_are_as_before():
+    assert {"letter", "level"}.isdisjoint(Assessment.model_fields)
+    row = Assessment(image="a.png", query="Rate it.", mode="logits")
+    assert {"letter", "level"}.isdisjoint(row.model_dump())
+
+
+# Errors before loading
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"config": "nope"}, ConfigError, "config 'nope': no such file or set-up"),
+        ({"mode": "logit"}, ConfigError, "mode: expected logits, classification, uniform, got 'logit'"),
+        ({"engine": "vlm"}, ConfigError, "engine: expected transformers, vllm, server, got 'vlm'; did you mean vllm?"),
+        ({"pipeline": "letter"}, ValueError, "pipeline: expected agent or letters, got 'letter'; did you mean letters?"),
+        ({"background": "whit"}, ConfigError, "got 'whit'; did you mean white?"),
+        ({"background": "#ffffff80"}, ConfigError, "transparent itself"),
+        ({"max_replan_iterations": -1}, ValueError, "max_replan_iterations: expected 0 or more, got -1"),
+        ({"fit": "/nowhere/fit.json"}, ConfigError, "/nowhere/fit.json"),
+        ({"model": "no-such-model"}, VLMError, "no-such-model: expected a folder with a model"),
+        ({"gpu": 0, "cpu": True}, DeviceError, "expected one of them"),
+        ({"confg": "embedded"}, TypeError, "confg"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_is_loaded(options, error, said):
+    with pytest.raises(error) as caught:
+        IQA(**options)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("choices", ["Yes", ["Yes"], [1, 2], ["Yes", "Yes"]])
+def test_choices_are_a_list_of_texts(scripted, picture, choices):
+    for call in (
+        lambda: scripted[0](picture, choices=choices),
+        lambda: assess(picture, choices=choices, services=scripted[0]._services),
+        lambda: run_pipeline("Is it sharp?", picture, choices=choices, services=scripted[0]._services),
+        lambda: initial_state("Is it sharp?", picture, choices=choices),
+    ):
+        with pytest.raises(ValueError, match="choices: expected"):
+            call()
+    assert scripted[1].opened == []
+
+
+def test_options_reach_the_settings(tmp_path):
+    settings = IQA(cpu=True, mode="uniform", background="white", pipeline="letters")._services.settings
+    assert (settings.fusion.mode, settings.images.background) == ("uniform", "white")
+
+
+def test_a_background_makes_a_transparent_picture_assessable(scripted, pixels):
+    iqa, _ = scripted
+    clear = np.dstack([pixels, np.full(pixels.shape[:2], 100, np.uint8)])
+    assert "--background white" in iqa(clear).error
+    iqa._services.settings = iqa._services.settings.with_background("white")
+    row = iqa(clear)
+    assert row.error is None
+    assert row.warnings[0] == "The transparent pixels were composited onto white."
+
+
+# Life and manners
+
+
+def test_the_model_is_loaded_at_the_first_picture_kept_and_freed_at_the_end(photo_path):
+    with IQA(cpu=True, pipeline="letters") as iqa:
+        assert repr(iqa) == "IQA(transformers.embedded on cpu)"
+        assert not iqa._services.pool.clients
+        first = iqa(photo_path)
+        model = weakref.ref(iqa._services.client("summarizer").model)
+        assert iqa(photo_path).q == first.q
+        assert iqa._services.client("summarizer").model is model()
+    assert model() is None
+    with pytest.raises(RuntimeError, match="it was closed; make a new one"):
+        iqa(photo_path)
+    iqa.close()
+    assert repr(iqa) == "IQA(closed)"
+
+
+def test_nothing_is_printed():
+    program = "from agentic_iqa_local import IQA\nIQA(cpu=True)('tests/data/sumac.png', 'tests/data/prudential.png')"
+    done = python(program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        # this package's own warning, which Python shows where no logging is set up
+        "the reference looks like another picture, or one that is turned, mirrored or scaled: full-reference scores then say "
+        "nothing; give the original that this picture was made from"
+    ]
+
+
+def test_importing_and_looking_around_load_neither_torch_nor_pyiqa():
+    program = (
+        "import sys, agentic_iqa_local as a\nnames = dir(a)\n"
+        "assert {'IQA', 'assess', 'Assessment', 'run_pipeline', 'visualize_graph', 'ScoreFusion'} <= set(names), names\n"
+        "a.IQA\nprint(sorted({'torch', 'pyiqa', 'transformers'} & set(sys.modules)))"
+    )
+    done = python(program)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_every_public_name_is_there():
+    for name in agentic_iqa_local.__all__:
+        assert getattr(agentic_iqa_local, name) is not None
+        assert name in dir(agentic_iqa_local)
+
+
+def test_type_checkers_are_told_that_the_package_is_typed():
+    import tomllib
+
+    assert (ROOT / "agentic_iqa_local" / "py.typed").is_file()
+    shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert "py.typed" in shipped["agentic_iqa_local"]
