@@ -28,6 +28,7 @@ import agentic_iqa_local.rows
 from agentic_iqa_local.assessment import Assessment, assess
 from agentic_iqa_local.batch import Batch, BatchError, Results, as_line, identity
 from agentic_iqa_local.commands import assess as assess_command
+from agentic_iqa_local.commands.console import Console
 from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.images import LoadedImage
 from agentic_iqa_local.inputs import Item, ManifestError, read_manifest, row_key
@@ -165,11 +166,11 @@ def test_a_run_goes_on_only_with_resume_and_what_its_rows_depend_on(tmp_path, cr
         "working folder": ask(relative=True),
     }
     for name, other in others.items():
-        with pytest.raises(RowsError, match=f"another .*{name}"):
+        with pytest.raises(RowsError, match=f"other settings: .*{name}.* was .*, is now"):
             Results(path, other, resume=True)
     for name, value in {"device": "cuda", "versions": {"torch": "1.0"}, "tool weights": "of another bundle"}.items():
         assert first[name] != value
-        with pytest.raises(RowsError, match=f"another {name}"):
+        with pytest.raises(RowsError, match=f"other settings: {name}.* was .*, is now"):
             Results(path, first | {name: value}, resume=True)
     assert with_results(path, first, [], resume=True).done == {crops[0].key}
     assert lines(path) == [json.loads(as_line(row))]
@@ -319,7 +320,7 @@ def test_an_image_that_loses_its_model_comes_last_when_the_run_goes_on(script, s
     assert [row["image"] for row in lines(path)] == [str(images[0])]
     assert command(script, monkeypatch, services, "--image", *images, "--out", path, "--resume") == (0, "")
     assert [row["image"] for row in lines(path)] == [str(images[i]) for i in (0, 2, 1)]
-    assert "died with 1 images in hand" in capfd.readouterr().err
+    assert "died with 1 picture in hand: it comes last" in capfd.readouterr().err
     assert not path.with_name("rows.jsonl.in_hand.json").exists()
 
 
@@ -408,8 +409,8 @@ def command(script, monkeypatch, services, *args):
     """(status, whatever stdout got) of assess.py in this process, on the loaded model."""
     monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
     parsed = script.parse(["--cpu", "--pipeline", "letters", *map(str, args)])
-    results = io.StringIO()
-    return script.run(parsed, services.settings, script.wanted(parsed), "cpu", results), results.getvalue()
+    console = Console(io.StringIO())
+    return script.run(parsed, services.settings, script.wanted(parsed, console), "cpu", console), console.results.getvalue()
 
 
 def test_a_full_disk_ends_the_run_and_it_goes_on_later(script, services, folder, tmp_path, monkeypatch, capfd):
@@ -441,7 +442,7 @@ def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(script, services
     monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
     parsed = script.parse(["--cpu", "--pipeline", "letters", "--image", str(folder / "00.png")])
     with open("/dev/full", "w", buffering=1) as full:
-        assert script.run(parsed, services.settings, script.wanted(parsed), "cpu", full) == 1
+        assert script.run(parsed, services.settings, script.wanted(parsed, console := Console(full)), "cpu", console) == 1
     said = capfd.readouterr().err
     assert "error: stdout: a row could not be written (No space left on device); with --out FILE" in said
 
@@ -450,7 +451,7 @@ def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(script, services
 def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
     module = importlib.import_module(f"agentic_iqa_local.commands.{name}")
 
-    def interrupted(_):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, started, interrupted)
@@ -467,14 +468,14 @@ def test_more_at_once_than_a_process_can_have_is_wrong_usage(script, jobs, capsy
 
 def test_progress_is_told_in_lines_where_there_is_no_terminal(script, services, folder, tmp_path, monkeypatch, capfd):
     (tmp_path / "m.csv").write_text(f"image\n{folder / '00.png'}\n{folder / '01.png'}\n")
-    monkeypatch.setattr(script, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("agentic_iqa_local.commands.console.SECONDS_BETWEEN_LINES", 0)
     status, out = command(script, monkeypatch, services, "--manifest", tmp_path / "m.csv")
     assert status == 0
     assert [json.loads(line)["image"] for line in out.splitlines()] == [str(folder / "00.png"), str(folder / "01.png")]
     said = capfd.readouterr().err
     assert "1/2 [" in said
     assert "2/2 [" in said
-    assert "image" in said.split("2/2 [")[1]
+    assert "picture" in said.split("2/2 [")[1]
 
 
 def begin(env, path, *args):
@@ -518,7 +519,7 @@ def test_kills_and_ctrl_c_lose_no_row_and_repeat_none(blocked, folder, tmp_path)
     assert "Traceback" not in said
     assert path.read_bytes().startswith(kept)
     before = lines(path)
-    assert f"interrupted: {len(before)} of 30 images" in said
+    assert f"interrupted: {len(before)} of 30 pictures" in said
     go_on = shlex.split(said.rpartition("go on with: ")[2])
     done = subprocess.run(go_on, env=blocked, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -369,7 +369,8 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
     written, lost, status = 0, False, None
     try:
         if last := [item for item in left if item.key in suspects]:
-            console.say(f"earlier runs died with {len(last)} pictures in hand: they come last, one at a time")
+            those = "1 picture in hand: it comes last" if len(last) == 1 else f"{len(last)} pictures in hand: they come last"
+            console.say(f"earlier runs died with {those}, alone")
         left = [item for item in left if item.key not in suspects] + last
         for row in batch.rows(file.begun(left) if file else left, suspects):
             if file:
@@ -400,7 +401,11 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
             signal.signal(number, handler)
         if file:
             file.close(lost=lost)
-    finished_status = finished(args, console, file, kept, tally, written)
+    try:
+        finished_status = finished(args, console, file, kept, tally, written)
+    except WriteError as error:
+        console.say(f"error: {error}")
+        finished_status = 1
     if batch.stopping and written < len(left):
         console.say(f"interrupted: {len(items) - len(left) + written} of {len(items)} pictures have their rows; {go_on}")
         status = 130

@@ -24,11 +24,14 @@ class Parser(argparse.ArgumentParser):
 
 
 class Console(AbstractContextManager):
-    """The real stdout (`results`) for results alone: whatever else prints there, from any library, goes to stderr."""
+    """The real stdout, or another file (`results`), for results alone: whatever else prints on stdout, from any library, goes to
+    stderr."""
 
-    def __init__(self) -> None:
-        self.results: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
-        os.dup2(2, 1)
+    def __init__(self, results: TextIO | None = None) -> None:
+        if results is None:
+            results = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+            os.dup2(2, 1)
+        self.results = results
         self._bar = None
         self._open = ExitStack()
 
