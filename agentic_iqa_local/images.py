@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError
@@ -512,7 +511,7 @@ def local_path(item: str) -> str:
     if not os.path.exists(item):
         _refuse_address(item)
         if item.lower().startswith("file://"):
-            return url2pathname(urlsplit(item).path)
+            return unquote(urlsplit(item).path)
     return item
 
 
