@@ -37,7 +37,8 @@ from agentic_iqa_local.iqa_tools.calibration import CalibrationError
 from agentic_iqa_local.iqa_tools.specs import TOOLS, find_tool
 from agentic_iqa_local.iqa_tools.weights import huggingface_cache, torch_hub
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.model_store import MANIFEST, ROOT, BundleError, models_root, read_manifest, unlisted, verify
+from agentic_iqa_local.model_store import MANIFEST, BundleError, models_root, read_manifest, unlisted, verify
+from agentic_iqa_local.paths import ROOT, command
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -60,8 +61,8 @@ QUANTISED = {"8bit": 1.0, "4bit": 0.55}  # bytes of a weight, nf4's scales inclu
 # As transformers_client leaves them unquantised, by a level of the tensor's name.
 KEPT = {"visual", "vision_tower", "vision_model", "lm_head", "embed_tokens"}
 ENVIRONMENT = (
-    "run it in the project's environment: bash scripts/with_env.sh python scripts/doctor.py, or without a network in one made of a "
-    "bundle's wheels (docs/air_gapped.md)"
+    f"run it in the project's environment: {command('doctor', made=True)}, or without a network in one made of a bundle's wheels "
+    "(docs/air_gapped.md)"
 )
 OWN_ERRORS = (VLMError, ToolError, CalibrationError, ConfigError, DeviceError, BundleError)
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
@@ -250,7 +251,7 @@ def driver_cuda() -> tuple[int, int] | None:
     return version.value // 1000, version.value % 1000 // 10
 
 
-@check("torch", "install torch anew: bash scripts/with_env.sh, or from a bundle's wheels")
+@check("torch", "install torch anew, from a package index or from a bundle's wheels")
 def torch_build(setup: Setup) -> Finding:
     """Does torch's build fit the NVIDIA driver, as far as a GPU is meant?"""
     import torch
@@ -580,7 +581,7 @@ def pictures() -> tuple["Image.Image", "Image.Image"]:
     return Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)), original
 
 
-@check("model", "try it by itself: python scripts/assess.py -vv --image PHOTO, with the same options")
+@check("model", f"try it by itself: {command('assess')} PHOTO -vv, with the same options")
 def model(setup: Setup, backend: str) -> Finding:
     """Does the model load, and answer about a picture under a schema?"""
     from agentic_iqa_local.nodes.replies import letter_reply
@@ -628,7 +629,7 @@ def tools(setup: Setup) -> Finding:
     return "pass", f"{len(there)} of {len(known)} are available: {', '.join(there)}", ""
 
 
-@check("tool", "bring its weights anew (python scripts/fetch_models.py --tools NAME), or list it in tools.not_offered")
+@check("tool", f"bring its weights anew ({command('fetch_models')} --tools NAME), or list it in tools.not_offered")
 def tool(setup: Setup, name: str) -> Finding | None:
     """Is a tool there and does it measure? Nothing for one that is absent and that the configuration does not name."""
     spec, named = find_tool(name), name in setup.named_tools
@@ -638,9 +639,7 @@ def tool(setup: Setup, name: str) -> Finding | None:
         if not named:
             return None
         if spec.weights and info.reason.startswith("missing weights"):
-            remedy = (
-                f"fetch them on a connected machine: python scripts/fetch_models.py --tools {spec.name}; or name another tool"
-            )
+            remedy = f"fetch them on a connected machine: {command('fetch_models')} --tools {spec.name}; or name another tool"
         elif info.reason.startswith("missing Python module"):
             remedy = ENVIRONMENT
         else:

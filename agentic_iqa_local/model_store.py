@@ -43,10 +43,7 @@ from typing import Annotated, BinaryIO, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentic_iqa_local.errors import UserError
-
-PACKAGE = Path(__file__).resolve().parent
-# configs/ and models/ lie beside the package in a checkout, and inside it where it was installed from a wheel.
-ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
+from agentic_iqa_local.paths import PACKAGE, ROOT
 
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.json.sha256"
@@ -153,22 +150,6 @@ def amount(size: int) -> str:
 def models_root(option: str | Path | None = None) -> Path:
     """The models folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout, which a wheel has inside it."""
     return Path(os.path.abspath(option or os.environ.get("AGENTIC_IQA_MODELS") or ROOT / "models"))
-
-
-def command(name: str) -> str:
-    """How a user of this installation runs "assess", "doctor", "fetch_models" and the like, to be named in messages."""
-    if ROOT != PACKAGE:
-        return f"python scripts/{name}.py"
-    installed = {"assess": "agentic-iqa", "doctor": "agentic-iqa-doctor"}
-    return installed.get(name, f"python scripts/{name}.py (in a checkout of the project)")
-
-
-def about_missing_model(folder: str | Path) -> str:
-    """What to do where a model's folder is not there."""
-    return (
-        f"model folder {folder}: there is none; fetch it on a connected machine ({command('fetch_models')} --config NAME), or say where "
-        "it lies: --model FOLDER, or --models DIR for the folder above it"
-    )
 
 
 def weights_dir(root: str | Path) -> Path:

@@ -33,7 +33,7 @@ from agentic_iqa_local import __version__
 from agentic_iqa_local.commands import chosen_settings
 from agentic_iqa_local.commands.console import Console, Parser, start_logging
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.model_store import ROOT, command
+from agentic_iqa_local.paths import ROOT, command
 
 MOST_JOBS = 256
 LONGEST_COMMAND = 2000  # characters, to be repeated in a message
@@ -286,7 +286,7 @@ def about_missing(args: argparse.Namespace, missing: list[Path]) -> str:
 
 def check_models(settings, pipeline: str) -> None:
     """Raises UsageError for a model folder that is not there."""
-    from agentic_iqa_local.model_store import about_missing_model
+    from agentic_iqa_local.paths import about_missing_model
 
     for role in ("planner", "executor", "summarizer") if pipeline == "agent" else ("summarizer",):
         folder = Path(settings.model(settings.role(role).backend).path)

@@ -1,10 +1,10 @@
 """Examines whether a set-up will work on this machine, without any network, and says what to do where it will not.
 
 examples:
-  python scripts/doctor.py                                      the embedded model, on a GPU if there is one
-  python scripts/doctor.py --config qwen2_5_vl_7b --gpu 0
-  python scripts/doctor.py --config mine.yaml --engine vllm --gpu 0 --models /srv/iqa-models
-  python scripts/doctor.py --quick --json                       nothing is loaded: for a health check
+  {doctor}                                      the embedded model, on a GPU if there is one
+  {doctor} --config qwen2_5_vl_7b --gpu 0
+  {doctor} --config mine.yaml --engine vllm --gpu 0 --models /srv/iqa-models
+  {doctor} --quick --json                       nothing is loaded: for a health check
 
 Versions, driver and device; the models folder against its manifest; caches; memory against what weights, cache and tools
 need; then every model and every available tool is loaded and run on a small picture, each in turn and timed, in a process
@@ -23,12 +23,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from agentic_iqa_local.commands import chosen_settings
+from agentic_iqa_local.commands.console import Parser
+from agentic_iqa_local.paths import command
 
 LONGEST = 86_400  # seconds that one check may be given
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog=command("doctor").removeprefix("python "),
+        description=__doc__.replace("{doctor}", command("doctor")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     device = parser.add_mutually_exclusive_group()
     device.add_argument("--gpu", metavar="N", help="GPU by index, UUID or MIG name (default: GPU 0 if there is one)")
     device.add_argument("--cpu", action="store_true", help="the CPU")
@@ -64,7 +70,7 @@ def examine_all(args: argparse.Namespace) -> int:
     except ImportError as error:
         print(
             f"error: expected the project's environment, {error}; "
-            "run bash scripts/with_env.sh python scripts/doctor.py, which makes and uses it",
+            f"run {command('doctor', made=True)}, in the project's own environment",
             file=sys.stderr,
         )
         return 1

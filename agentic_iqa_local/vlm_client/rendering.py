@@ -21,7 +21,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoProcessor
 
 from agentic_iqa_local.config import ModelSettings
-from agentic_iqa_local.model_store import about_missing_model
+from agentic_iqa_local.paths import about_missing_model
 from agentic_iqa_local.prompts import Prompt, chat_messages
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 

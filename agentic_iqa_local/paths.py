@@ -1,0 +1,25 @@
+"""Where this package lies, and how a user of it runs its commands. Standard library alone, so that any Python can say it."""
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+# configs/ and models/ lie beside the package in a checkout, and inside it where it was installed from a wheel.
+ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
+
+
+def command(name: str, *, made: bool = False) -> str:
+    """How a user of this installation runs "assess", "doctor", "fetch_models" and the like, to be named in messages; with `made`
+    in an environment that a checkout makes itself. What an installation has not, it runs in a checkout on another machine."""
+    if ROOT != PACKAGE:
+        return f"{'bash scripts/with_env.sh ' if made else ''}python scripts/{name}.py"
+    return {"assess": "agentic-iqa", "doctor": "agentic-iqa-doctor"}.get(
+        name, f"in a checkout of the project: python scripts/{name}.py"
+    )
+
+
+def about_missing_model(folder: str | Path) -> str:
+    """What to do where a model's folder is not there."""
+    return (
+        f"model folder {folder}: there is none; fetch it on a connected machine ({command('fetch_models')} --config NAME), or say where "
+        "it lies: --model FOLDER, or --models DIR for the folder above it"
+    )
