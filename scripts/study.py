@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     from agentic_iqa_local.iqa_tools import find_tool
     from agentic_iqa_local.services import Services
     from agentic_iqa_local.studies.run import Plan, check_plan, chosen, run_study
-    from agentic_iqa_local.studies.store import check_folder
+    from agentic_iqa_local.studies.store import check_folder, read_run
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
     check_folder(args.out)
@@ -156,8 +156,10 @@ def run(args: argparse.Namespace) -> int:
         with logging_redirect_tqdm(), progress(total, done) as bar:
             for done in counts:
                 bar.update(done - bar.n)
+    errors = [row["error"] for row in read_run(args.out)[1] if row.get("error")]
+    failed = f", {len(errors)} of them failures (the first: {errors[0]})" if errors else ""
     report_on = shlex.join(["python", "scripts/study.py", "report", str(args.out), "--out", "DIR"])
-    print(f"{total} rows in {args.out}; next: {report_on}")
+    print(f"{total} rows in {args.out}{failed}; next: {report_on}")
     return 0
 
 

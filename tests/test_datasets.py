@@ -383,7 +383,7 @@ def test_names_with_commas_or_blanks_are_quoted_in_lists():
 
 def test_questions_in_csv_have_their_choices_separated_by_bars(root):
     draw(root, "x.png", "my x.png")
-    rows = 'x.png,"Is it sharp, or not?",Yes | No,No\nmy x.png,Which?,noise|blur|neither,B\n'
+    rows = 'x.png, "Is it sharp, or not?", Yes | No, No \nmy x.png,Which?,noise|blur|neither,B\n'
     write(root / "my.csv", "Image,Question,Choices,Answer\n" + rows)
     write(
         root / "questions.csv", "task,image,question,choices,answer\n" + "".join(f"planner,{row}\n" for row in rows.splitlines())

@@ -276,6 +276,17 @@ def test_wrong_usage_is_one_line_that_names_the_help(manifest, tmp_path, capsys,
     assert len(told.splitlines()) == 1
 
 
+def test_failures_are_counted_at_the_end(manifest, tmp_path, capsys, monkeypatch):
+    def infer(image, *_, **__):
+        return {"error": "cannot be decoded"} if image.endswith(("2.png", "4.png")) else {}
+
+    monkeypatch.setattr("agentic_iqa_local.studies.run.infer", infer)
+    assert cli.main(["run", str(manifest), "--out", str(tmp_path / "run"), "--cpu"]) == 0
+    assert capsys.readouterr().out.startswith(
+        f"6 rows in {tmp_path / 'run'}, 2 of them failures (the first: cannot be decoded); next: "
+    )
+
+
 @pytest.mark.parametrize("command", ["run", "synthetic", "fit", "report", "compare", "table"])
 def test_each_commands_help_ends_with_an_example_of_it(capsys, command):
     with pytest.raises(SystemExit) as stopped:

@@ -22,7 +22,7 @@ from agentic_iqa_local.studies.analysis import (
     labels_of,
     spread,
 )
-from agentic_iqa_local.studies.datasets import DatasetInfo, listed
+from agentic_iqa_local.studies.datasets import DatasetInfo, listed, quoted
 from agentic_iqa_local.studies.readings import Letters, readings
 from agentic_iqa_local.studies.statistics import (
     UNDECIDED,
@@ -85,7 +85,7 @@ def compare(runs: Sequence[Named], *, modes: Sequence[str] = (MODE,), draws: int
     by_key = [{row["key"]: row for row in named.rows} for named in runs]
     common = [key for key in by_key[0] if all(key in rows for rows in by_key)]
     if len(common) < FEWEST:
-        sizes = ", ".join(f"{named.name} has {len(named.rows)}" for named in runs)
+        sizes = ", ".join(f"{quoted(named.name)} has {len(named.rows)}" for named in runs)
         raise StudyError(
             f"compare: expected at least {FEWEST} common images, found {len(common)} ({sizes}); run both on the same images"
         )
@@ -180,7 +180,8 @@ def _decide(differences: Sequence[tuple[Row, Difference]]) -> None:
 
 
 def _sentence(row: Row) -> str:
-    pair = f"{row['mode']}: {row['run']} against {row['against']} on {row['n']} images"
+    mode, ours, theirs = (quoted(row[name]) for name in ("mode", "run", "against"))
+    pair = f"{mode}: {ours} against {theirs} on {row['n']} images"
     if row["largest_difference"] == 0 and row["n"]:
         return f"{pair}: the same scores."
     value, low, high = (f"{row[f'srcc_difference{end}']:+.3f}".replace("-", "−") for end in ("", "_low", "_high"))
@@ -189,13 +190,13 @@ def _sentence(row: Row) -> str:
 
 
 def _notes(runs: Sequence[Named], common: Sequence[str], matched: Sequence[Sequence[Row]]) -> Iterator[str]:
-    left = ", ".join(f"{len(named.rows) - len(common)} of {named.name}" for named in runs)
+    left = ", ".join(f"{len(named.rows) - len(common)} of {quoted(named.name)}" for named in runs)
     yield f"{len(common)} images are in every run; left out: {left}."
     failed = {named.name: sum(bool(row.get("error")) for row in rows) for named, rows in zip(runs, matched, strict=True)}
     if any(failed.values()):
-        yield f"Common images that failed: {', '.join(f'{count} in {name}' for name, count in failed.items())}."
+        yield f"Common images that failed: {', '.join(f'{count} in {quoted(name)}' for name, count in failed.items())}."
     for named in runs[1:]:
-        yield f"{named.name} differs from {runs[0].name} in: {_settings_that_differ(runs[0].run, named.run)}."
+        yield f"{quoted(named.name)} differs from {quoted(runs[0].name)} in: {_settings_that_differ(runs[0].run, named.run)}."
 
 
 def _settings_that_differ(ours: dict[str, Any], theirs: dict[str, Any]) -> str:

@@ -23,8 +23,6 @@ from agentic_iqa_local.levels import LEVEL_WORDS
 from agentic_iqa_local.state import check_choices
 
 Scale = Literal["absolute categories", "paired comparison", "difference", "elo"]
-
-
 OWN = ("manifest", "questions")  # keys of what a user writes, where the others are as their authors ship them
 
 
@@ -239,8 +237,10 @@ class _Reader:
         """Adds a question, or notes why not. Choices are a list, a mapping from letters, or a text that separates them by |; the
         answer is an index, a letter or the text of a choice. `where` tells the user which row it is."""
         image, question = _any(row, "image", "image_path", "img_path"), row.get("question")
-        choices = _any(row, "choices", "options", "candidates")
-        choices = [choice.strip() for choice in choices.split("|")] if isinstance(choices, str) else choices
+        choices, answer = _any(row, "choices", "options", "candidates"), _any(row, "answer", "correct_ans", "correct_answer")
+        if isinstance(choices, str):  # of a CSV file, where blanks around a text mean nothing
+            choices = [choice.strip() for choice in choices.split("|")]
+            answer = answer.strip() if isinstance(answer, str) else answer
         reference = _any(row, "reference", "reference_path")
         if not (
             (image and isinstance(image, str))
@@ -250,7 +250,6 @@ class _Reader:
         ):
             known = listed(name for name, value in row.items() if value not in (None, ""))
             raise self.error("image, question and choices in every row", known or "an empty row", f"complete {where}")
-        answer = _any(row, "answer", "correct_ans", "correct_answer")
         letters = list(choices) if isinstance(choices, dict) else [chr(ord("A") + i) for i in range(len(choices))]
         texts = [str(choice) for choice in (choices.values() if isinstance(choices, dict) else choices)]
         if answer is None:
@@ -272,9 +271,14 @@ class _Reader:
             self.questions.append(Question(paths[0], question, tuple(texts), index, paths[1], *facts))
 
 
+def quoted(name: str) -> str:
+    """The name as it stands in a sentence: in quotes where it holds a comma or a blank."""
+    return f'"{name}"' if re.search(r"[\s,]", name) else name
+
+
 def listed(names: Iterable[str]) -> str:
-    """The names with commas between them, each that holds a comma or a blank in quotes."""
-    return ", ".join(f'"{name}"' if re.search(r"[\s,]", name) else name for name in names)
+    """The names, quoted, with commas between them."""
+    return ", ".join(map(quoted, names))
 
 
 def _any(row: dict[str, Any], *names: str) -> Any:
@@ -303,7 +307,7 @@ def _csv(path: Path) -> list[tuple[int, Sequence[Any]]]:
     """(line, cells) of each row; of a row over several lines, the last."""
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         try:
-            reader = csv.reader(file)
+            reader = csv.reader(file, skipinitialspace=True)
             return [(reader.line_num, row) for row in reader]
         except csv.Error as error:
             raise DatasetError(f"{path}: expected CSV, found {error}; correct the file.") from error
