@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from agentic_iqa_local.studies.datasets import DATASETS, DatasetError, dataset_key, detect, load_dataset
+from agentic_iqa_local.studies.datasets import DATASETS, DatasetError, dataset_key, detect, listed, load_dataset
 
 
 @pytest.fixture
@@ -316,12 +316,12 @@ def test_a_jsonl_manifest_with_told_scale(root):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("image,mos\n1.png,good\n", "expected a number as the score of 1.png .* found 'good'"),
-        ("image,mos\n1.png,nan\n", "expected a number as the score of 1.png"),
-        ("image,mos\n,3\n", "expected an image"),
+        ("image,mos\n1.png,good\n", "expected a number as the score of 1.png .* found 'good'; correct line 2 of manifest.csv"),
+        ("\nimage,mos\n1.png,3\n1.png,nan\n", "expected a number as the score of 1.png .* correct line 4"),
+        ("image,mos\n,3\n", "expected an image .* correct line 2"),
         ("image,mos,level\n1.png,3,strong\n", "expected an image and, if any, a number as level"),
-        ("picture,mos\n1.png,3\n", "expected columns image, mos in manifest.csv"),
-        ("image,mos\n2.png,3\n", r"found 1 that are absent \(the first is 2.png\)"),
+        ("picture,mos\n1.png,3\n", "expected columns image, mos in manifest.csv .* name the columns so"),
+        ("image,mos\n2.png,3\n", r"found 1 that are absent \(the first is 2.png\) .* paths are relative to"),
     ],
 )
 def test_a_manifest_that_cannot_be_used_is_refused(root, rows, message):
@@ -331,7 +331,96 @@ def test_a_manifest_that_cannot_be_used_is_refused(root, rows, message):
         load_dataset(root)
 
 
+def test_the_range_of_a_manifest_makes_levels_of_its_scores(root):
+    draw(root, "1.png", "2.png")
+    write(root / "my40.csv", "image,mos\n1.png,25\n2.png,100\n")
+    data = load_dataset(root / "my40.csv", mos_range=(0, 100))
+    assert (data.info.low, data.info.high, data.info.higher_is_better) == (0, 100, True)
+    assert [data.info.to_levels(item.mos) for item in data.items] == [2, 5]  # a quarter of the way from 1 to 5, and its end
+    with pytest.raises(DatasetError, match=r"my40\.csv: expected to be told the ends of its scale; .* --mos-range LOW HIGH"):
+        load_dataset(root / "my40.csv").info.to_levels(25)
+
+
+@pytest.mark.parametrize(
+    ("ends", "options", "message"),
+    [
+        ((100, 0), {}, r"--mos-range 100 0: expected two numbers, the lower end of the scale first"),
+        ((1, 1), {}, "the lower end of the scale first"),
+        ((float("nan"), 5), {}, "expected two numbers"),
+        ((0, float("inf")), {}, "expected two numbers"),
+        (
+            (0, 50),
+            {},
+            r"a score from 0 to 50 \(--mos-range\) for 2\.png .* found 99; correct line 3 of manifest\.csv, or the range",
+        ),
+        ((30, 100), {}, r"from 30 to 100 .* for 1\.png .* found 25; correct line 2"),
+        ((0, 100), {"part_of": "koniq10k"}, "leave --mos-range out: the scale is that of koniq10k"),
+    ],
+)
+def test_a_range_that_cannot_be_meant_is_refused(root, ends, options, message):
+    draw(root, "1.png", "2.png")
+    write(root / "manifest.csv", "image,mos\n1.png,25\n2.png,99\n")
+    with pytest.raises(DatasetError, match=message):
+        load_dataset(root, mos_range=ends, **options)
+
+
+def test_a_range_or_a_whole_are_for_manifests_only(root):
+    kadid(root)
+    for option, value in (("mos_range", (1, 5)), ("part_of", "kadid10k")):
+        with pytest.raises(DatasetError, match=f"expected a manifest for --{option.replace('_', '-')}, found KADID-10k"):
+            load_dataset(root, **{option: value})
+    write(root / "m.csv", "image,mos\nimages/I01.png,3\n")
+    with pytest.raises(DatasetError, match=r"part of one of tid2013, .* found 'koniq'"):
+        load_dataset(root / "m.csv", part_of="koniq")
+
+
+def test_names_with_commas_or_blanks_are_quoted_in_lists():
+    assert listed(["logits", "letters, image alone", "tool mean"]) == 'logits, "letters, image alone", "tool mean"'
+
+
 # Questions
+
+
+def test_questions_in_csv_have_their_choices_separated_by_bars(root):
+    draw(root, "x.png", "my x.png")
+    rows = 'x.png, "Is it sharp, or not?", Yes | No, No \nmy x.png,Which?,noise|blur|neither,B\n'
+    write(root / "my.csv", "Image,Question,Choices,Answer\n" + rows)
+    write(
+        root / "questions.csv", "task,image,question,choices,answer\n" + "".join(f"planner,{row}\n" for row in rows.splitlines())
+    )
+    for data in (load_dataset(root / "my.csv"), load_dataset(root / "questions.csv"), load_dataset(root, "agenticiqa_eval")):
+        assert data.info.kind == "MCQ"
+        assert [(q.image.name, q.question, q.choices, q.answer) for q in data.questions[:2]] == [
+            ("x.png", "Is it sharp, or not?", ("Yes", "No"), 1),
+            ("my x.png", "Which?", ("noise", "blur", "neither"), 1),
+        ]
+    assert detect(root) == "questions"  # by questions.csv
+    assert {q.task for q in load_dataset(root / "questions.csv").questions} == {"planner"}
+    write(root / "scores.csv", "image,question,choices,answer,mos\nx.png,Is it?,Yes|No,No,3\n")
+    assert detect(root / "scores.csv") == "manifest"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            'x.png,Is it sharp?,"Yes, No",No',
+            r"expected 2 to 10 answers, separated by \| in a CSV file .* found 1; correct line 3 of q.csv",
+        ),
+        ("x.png,Is it sharp?,Yes|Yes,Yes", "expected answers that differ"),
+        (
+            "x.png,Is it sharp?,Yes|No,Maybe",
+            "expected as answer one of the choices or its letter .* found 'Maybe'; correct line 3",
+        ),
+        ("x.png,Is it sharp?,Yes|No,1", "found '1'"),  # the first or the second?
+        ("x.png,Is it sharp?,,Yes", "expected image, question and choices in every row .* complete line 3 of q.csv"),
+    ],
+)
+def test_a_question_of_ones_own_that_cannot_be_asked_is_refused_with_its_line(root, row, message):
+    draw(root, "x.png")
+    write(root / "q.csv", f"image,question,choices,answer\nx.png,Is it sharp?,Yes|No,No\n{row}\n")
+    with pytest.raises(DatasetError, match=message):
+        load_dataset(root / "q.csv")
 
 
 def test_qbench_names_types_and_concerns_and_counts_withheld_answers(root):
@@ -378,6 +467,11 @@ def test_a_folder_of_no_known_layout_is_refused(root):
         load_dataset(root, "kadid")
     with pytest.raises(DatasetError, match="check the path"):
         load_dataset(root / "nowhere")
+    write(root / "my 40.csv", "image,mos\n1.png,3\n")
+    with pytest.raises(DatasetError, match=r'for a manifest give the file itself \(here are "my 40\.csv"\)'):
+        load_dataset(root)
+    with pytest.raises(DatasetError, match=r"expected a manifest named \.csv, \.jsonl or \.json"):
+        load_dataset(root / "1.png")
 
 
 def test_names_in_documentation_lead_to_one_key():

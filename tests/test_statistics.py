@@ -8,6 +8,7 @@ from scipy import stats
 
 from agentic_iqa_local.studies.statistics import (
     Draws,
+    Figure,
     entropy,
     expected_calibration_error,
     figures_by,
@@ -24,6 +25,7 @@ from agentic_iqa_local.studies.statistics import (
     risk_coverage,
     rmse,
     srcc,
+    verdict,
     vqeg_logistic,
 )
 
@@ -253,6 +255,30 @@ def test_within_the_only_unit_there_is_no_interval():
 
 
 # Comparisons
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.01, 0.09, "gains"),
+        (-0.09, -0.03, "loses"),
+        (-0.09, -0.01, "loses"),
+        (-0.015, -0.005, "loses less than 0.02"),
+        (-0.019, 0.24, "loses no more than 0.02"),
+        (0.0, 0.0, "loses no more than 0.02"),
+        (-0.43, 0.24, "undecided: too few images"),
+        (-0.03, 0.001, "undecided: too few images"),
+        (-0.02, 0.3, "undecided: too few images"),  # the bound itself is not above it
+        (math.nan, math.nan, "undecided: too few images"),
+    ],
+)
+def test_a_verdict_says_what_the_interval_shows_and_no_more(low, high, said):
+    assert verdict(Figure((low + high) / 2, low, high, 40, 0, "rows"), 0.02) == said
+
+
+def test_kendalls_tau_of_two_rows():
+    """One pair, which agrees or does not; scipy's asymptotic p cannot be had of two rows."""
+    assert (krcc(np.array([1.0, 2.0]), np.array([3.0, 5.0])), krcc(np.array([1.0, 2.0]), np.array([5.0, 3.0]))) == (1, -1)
 
 
 def test_a_paired_difference_is_that_of_the_same_draws():

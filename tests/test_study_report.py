@@ -23,7 +23,7 @@ from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
 from agentic_iqa_local.studies.analysis import Study, StudyError, analyse, dataset_info
 from agentic_iqa_local.studies.plots import draw
 from agentic_iqa_local.studies.readings import Letters
-from agentic_iqa_local.studies.report import over_datasets, write_figures, write_html, write_tables
+from agentic_iqa_local.studies.report import over_datasets, tables_of, write_figures, write_html, write_tables
 
 TYPES = ("jpeg", "gaussian_blur", "white_noise", "contrast_change")
 ROWS = 96
@@ -146,6 +146,16 @@ def test_the_fusion_is_judged_against_the_part_named_beforehand_and_the_best(row
     assert found[1]["second"] == max(parts, key=modes.get)
     with pytest.raises(StudyError, match="comparator"):
         analysed(rows, comparator="FSIM")
+
+
+def test_an_interval_that_reaches_over_the_margin_decides_nothing(rows):
+    """Twenty images cannot tell the fused score from a part of it that ranks as well: neither a gain, nor a loss of at most 0.02."""
+    study = analysed(rows[:20], comparator="letters, all evidence", draws=200)
+    found = study.tables["parts"][0]
+    assert found["srcc_difference_low"] < -0.02 < 0 < found["srcc_difference_high"]
+    assert found["verdict"] == "undecided: too few images"
+    texts = " ".join(text for _, text, note, _ in tables_of(study) for text in (text, note))
+    assert "not shown" not in texts
 
 
 @pytest.fixture(scope="module")
@@ -492,6 +502,7 @@ def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path):
     for args in (
         [tmp_path / "absent"],
         [run, "--baseline", "nonsense"],
+        [run, "--comparator", "tool meen"],
         [run, "--draws", 0],
         [run, "--fit", run / "rows.jsonl"],
     ):
@@ -500,6 +511,35 @@ def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path):
         assert done.stderr.startswith("error: ")
         assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+    listed = command("report", run, "--baseline", "nonsense", "--out", tmp_path / "out").stderr
+    assert 'logits, "logits, both orders", "unnormalised sum", classification, "classification, one-hot",' in listed
+
+
+@pytest.mark.parametrize("arguments", [("report",), ("fit", "--objective", "srcc"), ("synthetic", "--all"), ("compare", "x")])
+def test_where_results_go_is_checked_before_the_work(tmp_path, arguments):
+    """The run and the photographs are not there: a command that looked at them first would say so."""
+    (tmp_path / "file").write_text("kept")
+    name, *options = arguments
+    wanted = {"file/out": "Not a directory", "/proc/out": "No such file or directory"}
+    if name == "fit":
+        wanted = {"file/out": "found no", "none/fit.json": "found no", ".": "found a folder", "/proc/fit.json": "No such file"}
+    if name == "synthetic":
+        wanted["."] = "expected a new folder"
+    for out, message in wanted.items():
+        done = command(name, tmp_path / "absent", *options, "--out", tmp_path / out)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+        assert done.stderr.startswith("error: ")
+        assert message in done.stderr
+        assert "--out" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_run_of_two_images_is_reported_on(few_modes, tmp_path):
+    run = store(tmp_path / "run", make_run(), few_modes[:2])
+    done = command("report", run, "--out", tmp_path / "out", "--draws", 10)
+    assert done.returncode == 0, done.stderr
+    assert one(table(tmp_path / "out", "modes"), mode="VSI")["n"] == "2"
 
 
 def test_runs_without_scores_or_direction_are_refused(rows):

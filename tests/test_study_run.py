@@ -1,33 +1,49 @@
 """A study's run on the real embedded model and the real tools: what is stored, and that a kill or a repeat changes nothing."""
 
+import contextlib
 import csv
+import fcntl
+import importlib.util
 import itertools
 import json
 import os
+import pty
+import re
+import select
+import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import EMBEDDED, ROOT
 from PIL import Image
+from scipy import stats
 from test_study_report import make_rows, make_run
 
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.services import OpenImages
+from agentic_iqa_local.studies.analysis import dataset_info
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.fitting import Fit, FitError, fit_letters, fit_run, read_fit
 from agentic_iqa_local.studies.inference import POSITIONS, infer
 from agentic_iqa_local.studies.questions import accuracy
-from agentic_iqa_local.studies.readings import LEVELS, Letters, fused_distribution, probabilities, readings, tool_means
-from agentic_iqa_local.studies.run import Plan, folder_hash, run_study
+from agentic_iqa_local.studies.readings import LEVELS, Letters, fuse, fused_distribution, probabilities, readings, tool_means
+from agentic_iqa_local.studies.run import Plan, chosen, folder_hash, run_study
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
 from agentic_iqa_local.vlm_client import VLMError
+
+SPEC = importlib.util.spec_from_file_location("study", ROOT / "scripts" / "study.py")
+cli = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(cli)
 
 TOOLS = ("NIQE", "PIQE")
 
@@ -139,6 +155,219 @@ def test_an_image_listed_twice_is_refused(manifest, services, tmp_path):
         list(run_study(load_dataset(twice), services, Plan(), tmp_path / "run"))
 
 
+# Where images lie
+
+
+def study(*arguments, **options):
+    command = [sys.executable, ROOT / "scripts" / "study.py", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def keys(manifest, services, folder, monkeypatch):
+    """The rows' keys after a run without inference, in the manifest's order."""
+    monkeypatch.setattr("agentic_iqa_local.studies.run.infer", lambda *_, **__: {})
+    counts = list(run_study(load_dataset(manifest), services, Plan(), folder))
+    return counts, [row["key"] for row in read_run(folder)[1]]
+
+
+def test_keys_are_from_the_manifests_folder_and_the_same_wherever_the_command_is_run(tmp_path, services, monkeypatch, picture):
+    """In a folder with a space: named from the manifest, in full, above the folder, in full elsewhere, and in full through a link."""
+    folder, other = tmp_path / "my photos", tmp_path / "other"
+    for name in ("my photos/in/0.png", "my photos/1.png", "other/2.png", "other/3.png", "my photos/4.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, tmp_path / name)
+    (tmp_path / "link").symlink_to(folder)
+    names = ["in/0.png", folder / "1.png", "../other/2.png", other / "3.png", tmp_path / "link" / "4.png"]
+    (folder / "scores.csv").write_text("image,mos\n" + "".join(f"{name},{i}\n" for i, name in enumerate(names)))
+    expected = ["in/0.png", "1.png", "../other/2.png", str(other / "3.png"), "4.png"]
+    monkeypatch.chdir(folder)
+    assert keys(Path("scores.csv"), services, tmp_path / "run", monkeypatch) == ([0, 1, 2, 3, 4, 5], expected)
+    for place, manifest in (
+        (folder, folder / "scores.csv"),
+        (folder, Path("../my photos/scores.csv")),
+        (other, Path("../my photos/scores.csv")),
+        (tmp_path, Path("link/scores.csv")),
+        (tmp_path, Path("my photos/scores.csv")),
+    ):
+        monkeypatch.chdir(place)
+        assert keys(manifest, services, tmp_path / "run", monkeypatch) == ([5], expected)
+    assert all(Path(row["image"]).is_absolute() for row in read_run(tmp_path / "run")[1])  # a report finds its pictures
+
+
+def test_an_image_named_in_two_ways_is_listed_twice(tmp_path, services, monkeypatch, picture):
+    shutil.copy(picture, tmp_path / "0.png")
+    (tmp_path / "scores.csv").write_text(f"image,mos\n0.png,3\n{tmp_path / '0.png'},4\n")
+    with pytest.raises(DatasetError, match=r"0\.png is listed again"):
+        keys(tmp_path / "scores.csv", services, tmp_path / "run", monkeypatch)
+
+
+# Scales
+
+
+def test_a_told_range_is_kept_with_the_run_and_can_be_told_later(tmp_path, services, monkeypatch, picture):
+    """No row depends on it: a run that is told its range afterwards keeps its rows, and one that is not told again keeps it."""
+    shutil.copy(picture, tmp_path / "0.png")
+    (tmp_path / "scores.csv").write_text("image,mos\n0.png,3\n")
+    monkeypatch.setattr("agentic_iqa_local.studies.run.infer", lambda *_, **__: {})
+    for told, low, high in ((None, None, None), ((1, 5), 1, 5), (None, 1, 5), ((0, 10), 0, 10)):
+        dataset = chosen(tmp_path / "scores.csv", None, mos_range=told)
+        assert list(run_study(dataset, services, Plan(), tmp_path / "run"))[-1] == 1
+        known = read_run(tmp_path / "run")[0]["dataset"]
+        assert (known["low"], known["high"]) == (low, high)
+    assert dataset_info(read_run(tmp_path / "run")[0]).to_levels(5) == 3  # the middle of 0..10 is that of 1..5
+
+
+def test_the_rps_fit_of_a_manifest_wants_its_range(tmp_path):
+    run, rows = make_run("manifest"), make_rows(120)
+    run["dataset"] |= {"higher_is_better": True, "title": "my40.csv"}
+    run["identity"] |= {"model": "M"}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DatasetError, match=r"my40\.csv: .* --mos-range LOW HIGH"):
+        fit_run(tmp_path, "rps", split=None, share=0.5)
+    run["dataset"] |= {"low": 0.0, "high": 9.0, "scale": "absolute categories"}  # make_rows' scores are within 0..9
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    fit = fit_run(tmp_path, "rps", split=None, share=0.5)
+    assert 0 < fit.after <= fit.before < 1
+
+
+# The command
+
+
+def test_what_can_be_checked_is_checked_before_a_model_is_loaded(manifest, tmp_path, capsys, monkeypatch):
+    """A client that cannot be made stands for the model: whoever comes that far fails otherwise."""
+    monkeypatch.setattr("agentic_iqa_local.services.Services.client", lambda *_: pytest.fail("a model was loaded"))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"identity": {"reads": "other"}}')
+    for arguments, message in (
+        ([tmp_path / "none.csv"], "none.csv: expected a data set"),
+        ([manifest, "--out", tmp_path / "file"], "expected a folder that can be written"),
+        ([manifest, "--out", tmp_path / "file" / "run"], "expected a folder that can be written"),
+        ([manifest, "--out", "/proc/run"], "expected a folder that can be written"),  # nobody may write there
+        ([manifest, "--out", tmp_path / "run"], "rows are of a run with another"),
+        ([manifest, "--tools", "NIQEE"], "did you mean NIQE"),
+        ([manifest, "--tools", "VSI"], "--tools VSI: expected images with references"),
+        ([manifest, "--model", "nonsense"], "expected a folder with a model"),
+        ([manifest, "--query", " "], "--query: expected a question"),
+        ([manifest, "--mos-range", 5, 1], "--mos-range 5 1: expected two numbers, the lower end of the scale first"),
+        ([manifest, "--mos-range", 1, 4], "correct line 2 of scores.csv"),
+        ([manifest, "--split", "val"], "expected images of the split val"),
+    ):
+        out = [] if "--out" in arguments else ["--out", tmp_path / "new"]
+        assert cli.main(["run", *map(str, [*arguments, *out, "--cpu"])]) == 2
+        told = capsys.readouterr()
+        assert message in told.err
+        assert told.err.startswith("error: ")
+        assert (len(told.err.splitlines()), told.out) == (1, "")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--limit", "0"], ["--limit", "-3"], ["--jobs", "0"], ["--mos-range", "1"], ["--nonsense"]]
+)
+def test_wrong_usage_is_one_line_that_names_the_help(manifest, tmp_path, capsys, arguments):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["run", str(manifest), "--out", str(tmp_path / "new"), *arguments])
+    told = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert told.startswith("error: ")
+    assert re.search(r"; see python scripts/study\.py (run )?--help\n$", told)
+    assert len(told.splitlines()) == 1
+
+
+def test_failures_are_counted_at_the_end(manifest, tmp_path, capsys, monkeypatch):
+    def infer(image, *_, **__):
+        return {"error": "cannot be decoded"} if image.endswith(("2.png", "4.png")) else {}
+
+    monkeypatch.setattr("agentic_iqa_local.studies.run.infer", infer)
+    assert cli.main(["run", str(manifest), "--out", str(tmp_path / "run"), "--cpu"]) == 0
+    assert capsys.readouterr().out.startswith(
+        f"6 rows in {tmp_path / 'run'}, 2 of them failures (the first: cannot be decoded); next: "
+    )
+
+
+@pytest.mark.parametrize("command", ["run", "synthetic", "fit", "report", "compare", "table"])
+def test_each_commands_help_ends_with_an_example_of_it(capsys, command):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([command, "--help"])
+    assert stopped.value.code == 0
+    assert f"\n  python scripts/study.py {command} " in capsys.readouterr().out.partition("examples:")[2]
+
+
+def in_a_terminal(arguments, cwd, signal_after_rows=None):
+    """(exit status, stdout, what stood on an 80-column terminal's lines) of study.py with a terminal as its stderr."""
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, ROOT / "scripts" / "study.py", *map(str, arguments)]
+    process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=terminal)
+    os.close(terminal)
+    shown, watched = b"", signal_after_rows
+    while True:
+        with contextlib.suppress(OSError):  # the terminal's last end has closed
+            if select.select([screen], [], [], 0.1)[0]:
+                if not (read := os.read(screen, 65536)):
+                    break
+                shown += read
+                continue
+        if watched and watched.exists() and watched.read_bytes().count(b"\n") >= 1:
+            process.send_signal(signal.SIGTERM)
+            watched = None
+        if process.poll() is not None:
+            break
+    os.close(screen)
+    return (
+        process.wait(),
+        process.stdout.read().decode(),
+        re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", shown.decode())),
+    )
+
+
+def test_sigterm_keeps_the_rows_and_the_same_command_goes_on_from_another_folder(manifest, tmp_path):
+    """With whole paths in a manifest that is named without a folder, as in `study.py run my40.csv --out run40`."""
+    folder, run = tmp_path / "my study", tmp_path / "run 40"
+    folder.mkdir()
+    (folder / "my40.csv").write_text("image,mos\n" + "".join(f"{manifest.parent / f'{i}.png'},{i}\n" for i in range(6)))
+    arguments = ["run", "my40.csv", "--out", run, "--cpu", "--contexts", "image_alone"]
+    status, out, lines = in_a_terminal(arguments, folder, signal_after_rows=run / "rows.jsonl")
+    kept = (run / "rows.jsonl").read_bytes()
+    assert (status, out) == (130, "")
+    assert "interrupted: the rows so far are kept; the same command goes on" in lines
+    assert 1 <= kept.count(b"\n") < 6
+    status, out, lines = in_a_terminal(["run", "my study/my40.csv", *arguments[2:]], tmp_path)
+    assert (status, out) == (0, f"6 rows in {run}; next: python scripts/study.py report '{run}' --out DIR\n")
+    assert (run / "rows.jsonl").read_bytes().startswith(kept)
+    assert sorted(row["key"] for row in read_run(run)[1]) == [str(manifest.parent / f"{i}.png") for i in range(6)]
+    bars = [line for line in lines if "image" in line and "%" in line]
+    assert any("6/6" in line for line in bars)
+    assert max(map(len, bars)) <= 80
+
+
+def test_questions_in_a_csv_file_are_asked_and_counted(tmp_path, photo):
+    photo.crop((0, 0, 224, 224)).save(tmp_path / "a.png")
+    (tmp_path / "my questions.csv").write_text(
+        'image,question,choices,answer\na.png,Is it sharp?,Yes|No,No\na.png,"Which is it, mostly?",noisy|blurred|fine,C\n'
+    )
+    done = study("run", "my questions.csv", "--out", "run", "--cpu", cwd=tmp_path)
+    assert (done.returncode, done.stdout.partition(" in ")[0]) == (0, "2 rows"), done.stderr
+    rows = {row["question"]: row for row in read_run(tmp_path / "run")[1]}
+    assert {name: (row["choices"], row["answer"]) for name, row in rows.items()} == {
+        "Is it sharp?": (["Yes", "No"], 1),
+        "Which is it, mostly?": (["noisy", "blurred", "fine"], 2),
+    }
+    reported = study("report", "run", "--out", "report", cwd=tmp_path)
+    assert reported.returncode == 0, reported.stderr
+    with (tmp_path / "report" / "accuracy.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    right = sum(row["answered"] == "ABC"[row["answer"]] for row in rows.values())
+    assert (line["n"], float(line["accuracy"]), float(line["chance"])) == (
+        "2",
+        right / 2,
+        pytest.approx((1 / 2 + 1 / 3) / 2, abs=1e-6),
+    )
+
+
 def test_an_image_that_cannot_be_read_is_a_failure_row(tmp_path, services):
     (tmp_path / "bad.png").write_bytes(b"no picture")
     row = infer(str(tmp_path / "bad.png"), None, "Rate it.", services)
@@ -228,28 +457,90 @@ def test_the_rps_fit_finds_the_temperature_that_letters_were_sharpened_by():
     assert fit.after <= fit.before
 
 
-def test_the_srcc_fit_does_not_end_below_the_defaults():
-    rows = sharpened(make_rows(), 4)
-    mos = np.array([row["mos"] for row in rows])
-    fit = fit_letters(rows, "srcc", targets=mos, letters=Letters(), dataset="d", model="m")
-    assert fit.after <= fit.before  # its negative is minimised
-    assert fit.after < -0.5
+def srcc_fit(rows, targets):
+    return fit_letters(rows, "srcc", targets=targets, letters=Letters(), dataset="d", model="m")
+
+
+def test_the_srcc_fit_finds_the_parameters_that_the_scores_were_made_with():
+    """Scores that are the fused q at temperature 2.5 and η 0.4: SRCC is 1 there, and less where the two sides weigh otherwise."""
+    rows = sharpened(make_rows(300), 1)
+    targets = fuse(probabilities(rows, "all_evidence", temperature=2.5), tool_means(rows, "runs"), 0.4)
+    fit = srcc_fit(rows, targets)
+    assert (fit.temperature, fit.eta) == pytest.approx((2.5, 0.4), rel=0.05)
+    expected = stats.spearmanr(fuse(probabilities(rows, "all_evidence"), tool_means(rows, "runs"), 1.0), targets).statistic
+    assert fit.before == pytest.approx(expected)
+    assert fit.before < fit.after == pytest.approx(1, abs=1e-6)
+    assert f"SRCC on {len(rows)} images of d: {fit.before:.4f} → 1.0000 (higher is better)" in fit.account
+
+
+def test_a_fit_that_runs_to_a_bound_is_refused_with_its_name():
+    """Scores that fall where the letters rise: the less they weigh the better, without an end. Levels drawn without a look at the
+    image: nothing scores better than what is nearest to equal probabilities, temperature and tools' weight at their ends."""
+    rows = sharpened(make_rows(300), 1)
+    with pytest.raises(
+        FitError, match="SRCC was still getting better where the temperature reached 10 and η reached 10; use more"
+    ):
+        srcc_fit(rows, tool_means(rows, "runs") - probabilities(rows, "all_evidence") @ LEVELS)
+    levels = np.random.default_rng(0).integers(1, 6, len(rows)).astype(float)
+    with pytest.raises(FitError, match=r"probability score .* temperature reached 10 and η reached 0\.1"):
+        fit_letters(rows, "rps", targets=levels, letters=Letters(), dataset="d", model="m")
+
+
+@pytest.mark.parametrize(("slope", "refused"), [(0.0004, False), (0.01, True)])
+def test_a_bound_that_gains_nothing_gives_way_to_the_configuration(monkeypatch, slope, refused):
+    """A score that rises by `slope` for each factor of ten in temperature: to 10 it gains 0.0004, less than the third digit, or 0.01;
+    at 5, the last temperature that counts as inside, 0.007 of that: 0.003 are left, more than the third digit."""
+    monkeypatch.setattr(
+        "agentic_iqa_local.studies.fitting.probabilities", lambda rows, _, temperature=1.0: np.full((30, 5), temperature)
+    )
+    monkeypatch.setattr("agentic_iqa_local.studies.fitting.tool_means", lambda rows, _: np.ones(30))
+    monkeypatch.setattr("agentic_iqa_local.studies.fitting.fuse", lambda p, *_: p[:, 0])
+    monkeypatch.setattr("agentic_iqa_local.studies.fitting.srcc", lambda scores, _: 0.5 + slope * np.log10(scores[0]))
+    rows = [{"key": str(i)} for i in range(30)]
+    if refused:
+        with pytest.raises(FitError, match="the temperature reached 10;"):
+            srcc_fit(rows, np.ones(30))
+    else:
+        assert (srcc_fit(rows, np.ones(30)).temperature, srcc_fit(rows, np.ones(30)).eta) == (1.0, 1.0)
+
+
+def test_scores_that_are_all_alike_cannot_be_fitted():
+    rows = sharpened(make_rows(100), 1)
+    with pytest.raises(FitError, match="all alike"):
+        srcc_fit(rows, np.full(len(rows), 3.0))
+
+
+def test_a_fit_of_the_first_format_is_read_with_its_sign_and_one_of_a_later_format_refused(tmp_path):
+    """The first format held what was minimised: −SRCC."""
+    fit = Fit(2.0, 0.5, "srcc", 0.71, 0.73, "koniq10k", "M", ("a.jpg",))
+    fit.write(tmp_path / "fit.json")
+    written = json.loads((tmp_path / "fit.json").read_text())
+    assert (written.pop("format"), written["before"], written["after"]) == (2, 0.71, 0.73)
+    (tmp_path / "old.json").write_text(json.dumps(written | {"before": -0.71, "after": -0.73}))
+    assert read_fit(tmp_path / "old.json") == fit
+    (tmp_path / "later.json").write_text(json.dumps(written | {"format": 3}))
+    with pytest.raises(FitError, match="format 3, which a later version writes"):
+        read_fit(tmp_path / "later.json")
 
 
 def test_a_fit_names_its_rows_and_is_read_again(tmp_path):
-    run, rows = make_run(), make_rows(240)
+    run, rows = make_run("koniq10k"), make_rows(240)
+    rows = [row | {"mos": np.clip(row["mos"] / 2, 1, 5)} for row in rows]
     run["identity"] |= {"model": "M"}
     (tmp_path / "run.json").write_text(json.dumps(run))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    fit = fit_run(tmp_path, "srcc", split=None, share=0.5)
+    fit = fit_run(tmp_path, "rps", split=None, share=0.5)
     groups = {row["group"] for row in rows}
     used = {row["group"] for row in rows if row["key"] in fit.keys}
     assert len(used) == len(groups) // 2  # whole scenes
     assert all(fit.used(row) == (row["group"] in used) for row in rows)  # failed rows of these scenes too
     fit.write(tmp_path / "fit.json")
     assert read_fit(tmp_path / "fit.json") == fit
-    with pytest.raises(FitError, match="not use"):
-        fit_run(tmp_path, "srcc", split=None, share=1.0)
+    for share, message in ((0.999, "not use"), (1.0, "between 0 and 1"), (-0.5, "between 0 and 1")):
+        with pytest.raises(FitError, match=message):
+            fit_run(tmp_path, "srcc", split=None, share=share)
+    with pytest.raises(FitError, match="found none; the splits are unknown: use --share"):
+        fit_run(tmp_path, "srcc", split="val", share=0.3)
     (tmp_path / "bad.json").write_text(json.dumps({"temperature": 1}))
     with pytest.raises(FitError, match="expected a fit"):
         read_fit(tmp_path / "bad.json")

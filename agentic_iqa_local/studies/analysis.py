@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 from scipy.stats import rankdata
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
-from agentic_iqa_local.studies.datasets import DATASETS, DatasetInfo
+from agentic_iqa_local.studies.datasets import DATASETS, DatasetInfo, listed
 from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean, training_of_model
 from agentic_iqa_local.studies.readings import LEVELS, Letters, Reading, product_score, readings, seconds, tool_means
 from agentic_iqa_local.studies.statistics import (
@@ -41,12 +42,13 @@ from agentic_iqa_local.studies.statistics import (
     risk_coverage,
     rmse,
     srcc,
+    verdict,
     vqeg_logistic,
 )
 
 BASELINE = "classification"
 FIRST_COMPARISON = ("logits", "classification")  # named before any run was looked at
-MARGIN = 0.02  # of SRCC that the fusion may lose to one of its parts
+MARGIN = 0.02  # of SRCC: what may be lost without mattering
 KRCC_DRAWS = 200
 SIGNIFICANCE = 0.05
 WORST = 10
@@ -134,6 +136,17 @@ def dataset_info(run: dict[str, Any]) -> DatasetInfo:
     return replace(DATASETS[told["key"]][0], **{name: value for name, value in told.items() if name in known})
 
 
+def fusion_settings(run: dict[str, Any]) -> FusionSettings:
+    """The fusion that the run was made with. Raises StudyError."""
+    try:
+        return FusionSettings.model_validate(run["fusion"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise StudyError(
+            f"run.json: expected the fusion of this version, got {first['loc'][0]}: {first['msg']}; run it anew"
+        ) from error
+
+
 def analyse(
     run: dict[str, Any],
     rows: Sequence[Row],
@@ -152,21 +165,19 @@ def analyse(
     Raises StudyError where there are no scored rows, no known direction of the scores, or no such baseline or comparator.
     """
     if not rows or any("mos" not in row for row in rows):
-        raise StudyError(
-            f"{name}: expected rows with a human score, got {'questions' if rows else 'none'}; report on a scored run"
-        )
+        raise StudyError(f"{name}: expected rows with a human score, got {'questions' if rows else 'none'}; use a scored run")
     if info.higher_is_better is None:
         raise StudyError(f"{name}: expected run.json to say whether higher scores are better (dataset.higher_is_better)")
-    settings = FusionSettings.model_validate(run["fusion"])
+    settings = fusion_settings(run)
     letters = Letters.of(settings)
     modes = readings(rows, letters, fitted, run["tools"]["full_reference" if info.kind == "FR" else "no_reference"])
     if baseline not in modes:
-        raise StudyError(f"{name}: expected a baseline of {', '.join(modes) or 'no mode: every row failed'}; got {baseline!r}")
+        raise StudyError(f"{name}: expected a baseline of {listed(modes) or 'no mode: every row failed'}; got {baseline!r}")
     if comparator not in (None, *modes):
-        raise StudyError(f"{name}: expected a comparator of {', '.join(modes)}; got {comparator!r}")
+        raise StudyError(f"{name}: expected a comparator of {listed(modes)}; got {comparator!r}")
     own = PRODUCT_MODES[settings.mode]
     rng = np.random.default_rng(seed)
-    sampled = Draws.make(len(rows), rng, _labels(rows, "group", "row {}"), _labels(rows, "distortion", "none"), draws)
+    sampled = Draws.make(len(rows), rng, labels_of(rows, "group", "row {}"), labels_of(rows, "distortion", "none"), draws)
     mos = np.array([row["mos"] for row in rows], float)
     quality = mos if info.higher_is_better else -mos
     product = own if own in modes else next(iter(modes))
@@ -190,7 +201,7 @@ def analyse(
     return study
 
 
-def _labels(rows: Sequence[Row], name: str, absent: str) -> list[str] | None:
+def labels_of(rows: Sequence[Row], name: str, absent: str) -> list[str] | None:
     """The rows' labels, `absent` where a row has none; None when no row has one."""
     if all(row.get(name) is None for row in rows):
         return None
@@ -223,7 +234,7 @@ def _exposures(run: dict[str, Any], info: DatasetInfo, modes: dict[str, Reading]
 # Tables
 
 
-def _spread(name: str, figure: Figure) -> dict[str, float]:
+def spread(name: str, figure: Figure) -> dict[str, float]:
     return {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
 
 
@@ -240,13 +251,13 @@ def _modes(study: Study) -> Table:
         mapped[answered] = fit.mapped
         rank = interval(study.sampled(srcc, name))
         row = {"mode": name, "seen": study.mark(name), **_counts(rank), "coverage": rank.n / len(answered)}
-        row |= _spread("srcc", rank) | _spread("plcc", interval(study.sampled(plcc, name)))
-        row |= _spread("krcc", interval(study.sampled(krcc, name, first=KRCC_DRAWS)))
+        row |= spread("srcc", rank) | spread("plcc", interval(study.sampled(plcc, name)))
+        row |= spread("krcc", interval(study.sampled(krcc, name, first=KRCC_DRAWS)))
         for key, statistic in (("plcc_mapped", plcc), ("rmse_mapped", rmse)):
             figure = Figure(np.nan, np.nan, np.nan, rank.n, rank.failed, rank.interval_over)
             if fit.converged:
                 figure = interval(study.draws.of(statistic, mapped, study.quality, answered=answered))
-            row |= _spread(key, figure)
+            row |= spread(key, figure)
         table.append(row | {"interval_over": rank.interval_over})
     return table
 
@@ -260,9 +271,9 @@ def _differences(study: Study) -> Table:
         both = study.modes[first].answered & study.modes[second].answered
         rank, linear = (_difference(study, statistic, first, second, both) for statistic in (srcc, plcc))
         table.append(
-            {"first": first, "second": second, **_counts(rank), **_spread("srcc_difference", rank), "p": rank.p}
+            {"first": first, "second": second, **_counts(rank), **spread("srcc_difference", rank), "p": rank.p}
             | _meng(study, first, second, both)
-            | _spread("plcc_difference", linear)
+            | spread("plcc_difference", linear)
         )
     for key in ("p", "meng_p"):
         adjusted = holm([1.0 if math.isnan(row[key]) else row[key] for row in table])
@@ -288,10 +299,9 @@ def _parts(study: Study) -> Table:
     for name, why in named:
         both = study.modes[study.product].answered & study.modes[name].answered
         found = _difference(study, srcc, study.product, name, both)
-        verdict = "loses" if found.high < -MARGIN else "gains" if found.low > 0 else f"not shown to lose more than {MARGIN}"
         table.append(
-            {"first": study.product, "second": name, "why": why, **_counts(found), **_spread("srcc_difference", found)}
-            | {"p": found.p, "verdict": verdict}
+            {"first": study.product, "second": name, "why": why, **_counts(found), **spread("srcc_difference", found)}
+            | {"p": found.p, "verdict": verdict(found, MARGIN)}
         )
     return table
 
@@ -320,12 +330,12 @@ def _within(study: Study, name: str) -> Table:
         for value, rank in sampled.items():
             linear = study.sampled(plcc, mode, among=parts[value], first=0)
             figure = interval(rank)
-            row = {"mode": mode, name: value, **_counts(figure), **_spread("srcc", figure), "plcc": linear.value}
+            row = {"mode": mode, name: value, **_counts(figure), **spread("srcc", figure), "plcc": linear.value}
             row |= {"mean_score": _mean(study.modes[mode].scores[rank.kept]), "mean_mos": _mean(study.mos[rank.kept])}
             table.append(row)
         if name == "subset" and len(sampled) > 1:
             together = interval(_mean_of(list(sampled.values())))
-            table.append({"mode": mode, name: "within subsets", **_counts(together), **_spread("srcc", together)})
+            table.append({"mode": mode, name: "within subsets", **_counts(together), **spread("srcc", together)})
     return table
 
 
@@ -377,7 +387,7 @@ def _calibration(study: Study, rng: np.random.Generator) -> Table:
                 "ece": letters_calibration_error(p, level),
                 "accuracy": _mean(correct),
                 "mean_confidence": _mean(confidence),
-                **_spread("rps", _mean_interval(study, losses[names])),
+                **spread("rps", _mean_interval(study, losses[names])),
                 "rps_uniform": ranked_probability_score(np.full_like(p, 0.2), level),
                 "levels_from": target,
                 "off_the_scale": int(outside[judged].sum()),
@@ -386,7 +396,7 @@ def _calibration(study: Study, rng: np.random.Generator) -> Table:
     baseline = next((loss for names, loss in losses.items() if study.baseline in names.split("; ")), None)
     if baseline is not None:
         for row in table:
-            row |= _spread("rps_difference", _mean_interval(study, losses[row["letters"]] - baseline))
+            row |= spread("rps_difference", _mean_interval(study, losses[row["letters"]] - baseline))
     return table
 
 

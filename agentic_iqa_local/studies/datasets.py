@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -20,8 +20,10 @@ import numpy as np
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.levels import LEVEL_WORDS
+from agentic_iqa_local.state import check_choices
 
 Scale = Literal["absolute categories", "paired comparison", "difference", "elo"]
+OWN = ("manifest", "questions")  # keys of what a user writes, where the others are as their authors ship them
 
 
 class DatasetError(UserError, ValueError):
@@ -53,9 +55,14 @@ class DatasetInfo:
     def to_levels(self, mos: float) -> float:
         """`mos` on the 1..5 scale, linearly and with 5 best. Raises DatasetError unless the scale is of absolute categories."""
         if self.scale != "absolute categories" or self.low is None or self.high is None:
+            if self.key == "manifest":
+                raise DatasetError(
+                    f"{self.title}: expected to be told the ends of its scale; repeat the run's command with --mos-range LOW HIGH, "
+                    "such as --mos-range 1 5: stored rows are kept."
+                )
             raise DatasetError(
                 f"{self.key}: expected an absolute category scale with both ends known, got {self.scale or 'an unknown scale'}; "
-                "fit a monotone map on a split instead."
+                "use what needs ranks only, such as fit --objective srcc."
             )
         worst, best = (self.low, self.high) if self.higher_is_better else (self.high, self.low)
         lowest, highest = min(LEVEL_WORDS), max(LEVEL_WORDS)
@@ -116,7 +123,7 @@ class _Reader:
     def __init__(self, info: DatasetInfo, path: Path):
         self.info = info
         self.path = path
-        self.root = path if path.is_dir() else path.parent
+        self.root = (path if path.is_dir() else path.parent).resolve()  # the same wherever the command is run from
         self.edition: str | None = None
         self.items: list[Item] = []
         self.questions: list[Question] = []
@@ -145,7 +152,7 @@ class _Reader:
             if path := self.find(name):
                 return path
         there = sorted(p.name for p in self.root.iterdir())
-        found = ", ".join(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "") or "an empty folder"
+        found = listed(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "") or "an empty folder"
         raise self.error(" or ".join(names), found, "name the folder into which the authors' archives were unpacked")
 
     def present(self, *names: str) -> tuple[str, ...]:
@@ -157,16 +164,24 @@ class _Reader:
         """The folder itself and its direct subfolders, for sets whose authors give no place for the images."""
         return (".", *sorted(p.name for p in self.root.iterdir() if p.is_dir()))
 
-    def table(self, path: Path, *columns: str, sheet: str | None = None) -> list[dict[str, Any]]:
-        """Rows of a CSV file or a workbook by lower-case column name. The header is the first row that has all `columns`;
-        rows that are blank in all of them are skipped."""
+    def lines(self, path: Path, *columns: str, sheet: str | None = None) -> list[tuple[int, dict[str, Any]]]:
+        """Line numbers and rows of a CSV file or a workbook by lower-case column name. The header is the first row that has all
+        `columns`; rows that are blank in all of them are skipped."""
         grid = iter(_csv(path) if path.suffix.lower() == ".csv" else _workbook(path, sheet))
-        for row in grid:
-            header = [str(cell or "").strip().lower() for cell in row]
-            if set(columns) <= set(header):
-                rows = (dict(zip(header, row, strict=False)) for row in grid)
-                return [row for row in rows if _any(row, *columns) is not None]
-        raise self.error(f"columns {', '.join(columns)} in {path.name}", "no such header", "restore the authors' file")
+        for _, cells in grid:
+            if set(columns) <= set(header := _header(cells)):
+                rows = ((line, dict(zip(header, cells, strict=False))) for line, cells in grid)
+                return [(line, row) for line, row in rows if _any(row, *columns) is not None]
+        own = self.info.key in OWN
+        raise self.error(
+            f"columns {', '.join(columns)} in {path.name}",
+            "no such header",
+            "name the columns so in its first line" if own else "restore the authors' file",
+        )
+
+    def table(self, path: Path, *columns: str, sheet: str | None = None) -> list[dict[str, Any]]:
+        """The rows of `lines`."""
+        return [row for _, row in self.lines(path, *columns, sheet=sheet)]
 
     def workbook(self, stem: str, *columns: str, sheet: str | None = None) -> list[dict[str, Any]]:
         """Rows of `stem`.csv, an export with the same columns, or else of `stem`.xlsx."""
@@ -218,11 +233,14 @@ class _Reader:
         if paths := self.locate(image, reference, within):
             self.items.append(Item(paths[0], score, paths[1], **facts))
 
-    def ask(self, row: dict[str, Any], within: Iterable[str], split: str | None = None) -> None:
-        """Adds a question, or notes why not. Choices are a list, or a mapping from letters; the answer is an index, a letter
-        or the text of a choice."""
+    def ask(self, row: dict[str, Any], within: Iterable[str], split: str | None = None, where: str = "the file") -> None:
+        """Adds a question, or notes why not. Choices are a list, a mapping from letters, or a text that separates them by |; the
+        answer is an index, a letter or the text of a choice. `where` tells the user which row it is."""
         image, question = _any(row, "image", "image_path", "img_path"), row.get("question")
-        choices = _any(row, "choices", "options", "candidates")
+        choices, answer = _any(row, "choices", "options", "candidates"), _any(row, "answer", "correct_ans", "correct_answer")
+        if isinstance(choices, str):  # of a CSV file, where blanks around a text mean nothing
+            choices = [choice.strip() for choice in choices.split("|")]
+            answer = answer.strip() if isinstance(answer, str) else answer
         reference = _any(row, "reference", "reference_path")
         if not (
             (image and isinstance(image, str))
@@ -230,19 +248,37 @@ class _Reader:
             and (choices and isinstance(choices, list | dict))
             and isinstance(reference, str | None)
         ):
-            raise self.error("image, question and choices in every row", ", ".join(row) or "an empty row", "complete the file")
-        answer = _any(row, "answer", "correct_ans", "correct_answer")
+            known = listed(name for name, value in row.items() if value not in (None, ""))
+            raise self.error("image, question and choices in every row", known or "an empty row", f"complete {where}")
         letters = list(choices) if isinstance(choices, dict) else [chr(ord("A") + i) for i in range(len(choices))]
         texts = [str(choice) for choice in (choices.values() if isinstance(choices, dict) else choices)]
         if answer is None:
             self.left_out["no answer is published"] += 1
             return
         index = next((names.index(answer) for names in (texts, letters, range(len(texts))) if answer in names), None)
+        if self.info.key in OWN:
+            try:
+                check_choices(texts)
+            except ValueError as error:
+                expected, _, found = str(error).partition(": expected ")[2].partition(", got ")
+                raise self.error(f"{expected}, separated by | in a CSV file", found, f"correct {where}") from error
+            if index is None:
+                raise self.error("as answer one of the choices or its letter", repr(answer), f"correct {where}")
         if index is None:
             self.left_out["the answer is none of the choices"] += 1
         elif paths := self.locate(image, reference, within):
             facts = _any(row, "task", "task_type"), _any(row, "question_type", "type"), split or row.get("split")
             self.questions.append(Question(paths[0], question, tuple(texts), index, paths[1], *facts))
+
+
+def quoted(name: str) -> str:
+    """The name as it stands in a sentence: in quotes where it holds a comma or a blank."""
+    return f'"{name}"' if re.search(r"[\s,]", name) else name
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names, quoted, with commas between them."""
+    return ", ".join(map(quoted, names))
 
 
 def _any(row: dict[str, Any], *names: str) -> Any:
@@ -263,15 +299,21 @@ def _lines(path: Path) -> list[str]:
     return [line.strip() for line in path.read_text(encoding="utf-8-sig", errors="replace").split("\n") if line.strip()]
 
 
-def _csv(path: Path) -> list[list[str]]:
+def _header(cells: Iterable[Any]) -> list[str]:
+    return [str(cell or "").strip().lower() for cell in cells]
+
+
+def _csv(path: Path) -> list[tuple[int, Sequence[Any]]]:
+    """(line, cells) of each row; of a row over several lines, the last."""
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         try:
-            return list(csv.reader(file))
+            reader = csv.reader(file, skipinitialspace=True)
+            return [(reader.line_num, row) for row in reader]
         except csv.Error as error:
             raise DatasetError(f"{path}: expected CSV, found {error}; correct the file.") from error
 
 
-def _workbook(path: Path, sheet: str | None) -> list[tuple]:
+def _workbook(path: Path, sheet: str | None) -> list[tuple[int, Sequence[Any]]]:
     """Cells of `sheet`, by default the first. openpyxl is wanted by CSIQ, BID and SPAQ only: the extra xlsx."""
     try:
         from openpyxl import load_workbook
@@ -283,29 +325,36 @@ def _workbook(path: Path, sheet: str | None) -> list[tuple]:
     book = load_workbook(path, read_only=True, data_only=True)
     try:
         if sheet and sheet not in book.sheetnames:
-            raise DatasetError(
-                f"{path}: expected a sheet {sheet}, found {', '.join(book.sheetnames)}; restore the authors' file."
-            )
-        return list((book[sheet] if sheet else book.worksheets[0]).iter_rows(values_only=True))
+            raise DatasetError(f"{path}: expected a sheet {sheet}, found {listed(book.sheetnames)}; restore the authors' file.")
+        return list(enumerate((book[sheet] if sheet else book.worksheets[0]).iter_rows(values_only=True), 1))
     finally:
         book.close()
 
 
-def _json(path: Path) -> list[dict[str, Any]]:
-    """The objects of a .jsonl file, one a line, or of a .json file that is a list of them."""
+def _json(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """(line, object) of a .jsonl file, or (place, object) of a .json file that is a list of them."""
+    line = 0
     try:
-        rows = (
-            [json.loads(line) for line in _lines(path)]
-            if path.suffix.lower() == ".jsonl"
-            else json.loads(path.read_text(encoding="utf-8-sig"))
-        )
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{path}: expected JSON, found {error}; correct the file.") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DatasetError(f"{path}: expected a list of objects, found {type(rows).__name__}; correct the file.")
+        if path.suffix.lower() == ".jsonl":
+            rows = []
+            for line, text in enumerate(path.read_text(encoding="utf-8-sig", errors="replace").split("\n"), 1):
+                rows += [(line, json.loads(text))] if text.strip() else []
+        else:
+            rows = list(enumerate(json.loads(path.read_text(encoding="utf-8-sig")), 1))
+    except (ValueError, TypeError, RecursionError) as error:
+        found = f"{error} in line {line}" if line else error
+        raise DatasetError(f"{path}: expected JSON, found {found}; correct the file.") from error
+    for line, row in rows:
+        if not isinstance(row, dict):
+            raise DatasetError(f"{path}: expected a list of objects, found {type(row).__name__} in row {line}; correct the file.")
     return rows
 
 
+def _place(path: Path, line: int) -> str:
+    return f"{'object' if path.suffix.lower() == '.json' else 'line'} {line} of {path.name}"
+
+
+QUESTION_COLUMNS = "image", "question", "choices", "answer"
 TID_TYPES = (
     "additive_gaussian_noise", "noise_in_color_components", "spatially_correlated_noise", "masked_noise",
     "high_frequency_noise", "impulse_noise", "quantization_noise", "gaussian_blur", "image_denoising", "jpeg", "jpeg2000",
@@ -486,27 +535,40 @@ def _pipal(reader: _Reader) -> None:
                 reader.add(elo, name, f"{part}_Ref/{scene}.bmp", within, group=scene, distortion=kind, split=split)
 
 
-def _manifest(reader: _Reader, part_of: str | None = None, **told: Any) -> None:
+def _manifest(reader: _Reader, part_of: str | None = None, mos_range: Sequence[float] | None = None, **told: Any) -> None:
     """manifest.csv or manifest.jsonl, or a file of any name: `image` and `mos`, if known `reference`, `group`, `distortion`,
     `level`, `split`, `subset`; every other column goes to `extra`. Paths are relative to the file's folder or absolute, and may
     lead anywhere: a manifest is trusted like a command line. Without a `group`, images of one reference form one.
 
-    `part_of` is the key of the data set that the manifest lists a part of and gives what is known of that set. `told` are
-    fields of DatasetInfo that are known otherwise. With neither, higher is better and the range is unknown.
+    `part_of` is the key of the data set that the manifest lists a part of and gives what is known of that set. `mos_range` are
+    the lowest and the highest score of a scale of absolute categories whose higher scores are better. `told` are fields of
+    DatasetInfo that are known otherwise. With none of them, higher is better and the range is unknown.
     """
-    if part_of and part_of not in DATASETS:
-        raise reader.error(f"part_of to be one of {', '.join(DATASETS)}", repr(part_of), "correct it or leave it out")
+    scored = [key for key, (info, _) in DATASETS.items() if info.kind != "MCQ" and key != "manifest"]
+    if part_of and part_of not in scored:
+        raise reader.error(
+            f"the manifest to be part of one of {listed(scored)}", repr(part_of), "correct the name or leave it out"
+        )
+    if mos_range and part_of:
+        raise reader.error("--mos-range or --part-of", "both", f"leave --mos-range out: the scale is that of {part_of}")
+    if mos_range:
+        told |= dict(zip(("low", "high"), _range(mos_range), strict=True), scale="absolute categories")
     path = reader.path if reader.path.is_file() else reader.need("manifest.csv", "manifest.jsonl")
-    rows = reader.table(path, "image", "mos") if path.suffix.lower() == ".csv" else _json(path)
-    for row in rows:
+    for line, row in reader.lines(path, "image", "mos") if path.suffix.lower() == ".csv" else _json(path):
+        remedy = f"correct {_place(path, line)}"
         known = {name: _any(row, name) for name in ("image", "mos", "reference", "group", "distortion", "split", "subset")}
         extra = {name: value for name, value in row.items() if name and name not in known and name != "level"}
         level = _any(row, "level")
         if known["image"] is None or (level is not None and math.isnan(_number(level))):
-            raise reader.error("an image and, if any, a number as level in every row", repr(row), "correct the manifest")
+            raise reader.error("an image and, if any, a number as level in every row", repr(row), remedy)
         paths = known["image"], known["reference"] or ""
         if not all(isinstance(name, str) for name in paths) or any(isinstance(value, list | dict) for value in known.values()):
-            raise reader.error("paths as image and reference, and no lists, in every row", repr(row), "correct the manifest")
+            raise reader.error("paths as image and reference, and no lists, in every row", repr(row), remedy)
+        if not math.isfinite(score := _number(known["mos"])):
+            raise reader.error(f"a number as the score of {paths[0]}", repr(known["mos"]), remedy)
+        if mos_range and not mos_range[0] <= score <= mos_range[1]:
+            ends = "{:g} to {:g}".format(*mos_range)
+            raise reader.error(f"a score from {ends} (--mos-range) for {paths[0]}", f"{score:g}", f"{remedy}, or the range")
         known["group"] = known["group"] or known["reference"]
         reader.add(**known, level=None if level is None else _number(level), extra=extra)
     base = DATASETS[part_of][0] if part_of else replace(reader.info, higher_is_better=True)
@@ -518,6 +580,17 @@ def _manifest(reader: _Reader, part_of: str | None = None, **told: Any) -> None:
     reader.info = replace(base, **derived | told)
 
 
+def _range(ends: Sequence[float]) -> tuple[float, float]:
+    """The ends of a scale, the lower one first. Raises DatasetError."""
+    low, high = ends
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise DatasetError(
+            f"--mos-range {low:g} {high:g}: expected two numbers, the lower end of the scale first, such as --mos-range 1 5; where "
+            "lower scores are better, turn them around in the manifest."
+        )
+    return low, high
+
+
 def _qbench(reader: _Reader) -> None:
     """llvisionqa_dev.json and llvisionqa_test.json, and the images of images_llvisionqa.tar. The test answers are withheld.
     What the numbers of `type` and `concern` stand for is taken from the order of the authors' tables."""
@@ -526,19 +599,32 @@ def _qbench(reader: _Reader) -> None:
     types, concerns = dict(enumerate(QBENCH_TYPES)), dict(enumerate(QBENCH_CONCERNS))
     for split in ("dev", "test"):
         path = reader.find(f"llvisionqa_{split}.json")
-        for row in _json(path) if path else []:
+        for _, row in _json(path) if path else []:
             named = {"question_type": types.get(row.get("type")), "task": concerns.get(row.get("concern"))}
             reader.ask(row | named, within, split)
 
 
 def _questions(reader: _Reader) -> None:
-    """Every .jsonl and .json file of the folder, or one file: `image`, `question`, `choices`, `answer`, and if known
-    `reference`, `task`, `question_type`, `split`. AgenticIQA-Eval is read so: how its authors lay it out could not be
-    checked. Its tasks are planner, executor_distortion, executor_tool and summarizer."""
+    """Every .jsonl and .json file of the folder and every .csv file with these columns, or one file: `image`, `question`,
+    `choices` (in CSV with | between them), `answer`, and if known `reference`, `task`, `question_type`, `split`.
+    AgenticIQA-Eval is read so: how its authors lay it out could not be checked. Its tasks are planner, executor_distortion,
+    executor_tool and summarizer."""
     found = [reader.path] if reader.path.is_file() else sorted(reader.root.iterdir())
-    for path in (p for p in found if p.suffix in (".jsonl", ".json")):
-        for row in _json(path):
-            reader.ask(row, reader.anywhere())
+    within = reader.anywhere()
+    for path in (p for p in found if p.suffix.lower() in (".jsonl", ".json", ".csv")):
+        if path.suffix.lower() != ".csv":
+            rows = _json(path)
+        elif reader.path.is_file() or _asks(path):
+            rows = reader.lines(path, *QUESTION_COLUMNS)
+        else:
+            continue
+        for line, row in rows:
+            reader.ask(row, within, where=_place(path, line))
+
+
+def _asks(path: Path) -> bool:
+    """Whether a CSV file has the columns of questions and no human scores."""
+    return any(set(QUESTION_COLUMNS) <= set(header := _header(cells)) and "mos" not in header for _, cells in _csv(path)[:20])
 
 
 UT_AUSTIN = "free for any purpose with the copyright notice and a citation"
@@ -596,7 +682,7 @@ _MARKS: dict[str, tuple[tuple[str, str], ...]] = {
     "pipal": (("Train_Label", ""), ("Train_Ref", "")),
     "manifest": (("manifest.csv|manifest.jsonl", ""),),
     "qbench": (("llvisionqa_dev.json|llvisionqa_test.json", ""),),
-    "questions": (("questions.jsonl|questions.json", ""),),
+    "questions": (("questions.csv|questions.jsonl|questions.json", ""),),
 }
 # fmt: on
 
@@ -607,7 +693,8 @@ def detect(folder: str | Path) -> str | None:
     if path.is_file():
         if path.suffix.lower() not in (".csv", ".jsonl", ".json"):
             return None
-        return "questions" if path.suffix.lower() != ".csv" and any('"question"' in line for line in _lines(path)) else "manifest"
+        asks = _asks(path) if path.suffix.lower() == ".csv" else any('"question"' in line for line in _lines(path))
+        return "questions" if asks else "manifest"
     reader = _Reader(DATASETS["manifest"][0], path)
 
     def has(names: str, content: str) -> bool:
@@ -626,24 +713,35 @@ def dataset_key(name: str) -> str | None:
 def load_dataset(folder: str | Path, key: str | None = None, **options: Any) -> Dataset:
     """The data set in `folder`, or in a single file; `key` tells which one where the layout does not.
 
-    Options: `edition` for KonIQ-10k ("1024x768", "512x384"); for a manifest `part_of`, and fields of DatasetInfo such as
-    `higher_is_better`, `low`, `high` and `scale`. Raises DatasetError when the folder is not laid out as expected, a score is
-    not a number or no image is there.
+    Options: `edition` for KonIQ-10k ("1024x768", "512x384"); for a manifest `part_of`, `mos_range`, and fields of DatasetInfo
+    such as `higher_is_better`, `low`, `high` and `scale`. Raises DatasetError when the folder is not laid out as expected, a
+    score is not a number or not within `mos_range`, or no image is there.
     """
     path = Path(folder)
     if not path.exists():
         raise DatasetError(f"{path}: expected a data set's folder, found nothing; check the path.")
-    known = ", ".join(DATASETS)
+    known = listed(DATASETS)
     if (key := key or detect(path)) is None:
-        raise DatasetError(f"{path}: expected the layout of one of {known}, found none of them; name the set or its own folder.")
+        if path.is_file():
+            raise DatasetError(f"{path}: expected a manifest named .csv, .jsonl or .json; rename or convert it.")
+        files = listed(sorted(p.name for p in path.iterdir() if p.suffix.lower() in (".csv", ".jsonl"))[:3])
+        remedy = f"for a manifest give the file itself (here are {files})" if files else "name the set or its own folder"
+        raise DatasetError(f"{path}: expected the layout of one of {known}, found none of them; {remedy}.")
     if key not in DATASETS:
         raise DatasetError(f"{path}: expected one of {known} as the set's name, found {key!r}; correct it.")
     info, loader = DATASETS[key]
+    for option in ("part_of", "mos_range"):
+        if options.get(option) and key != "manifest":
+            name = "--" + option.replace("_", "-")
+            raise DatasetError(f"{path}: expected a manifest for {name}, found {info.title}; leave {name} out.")
     reader = _Reader(info, path)
     loader(reader, **options)
     if not (reader.items or reader.questions):
         first = f" (the first is {next(iter(reader.missing))})" if reader.missing else ""
         found = f"{len(reader.missing)} that are absent{first} and {reader.left_out.total()} left out"
+        found += "".join(f" ({reason})" for reason in +reader.left_out)
+        if key in OWN:
+            raise reader.error("images", found, f"paths are relative to {reader.root}: correct them")
         raise reader.error("images", found, "unpack the authors' image archives beside the score file")
     parts = tuple(reader.items), tuple(reader.questions), tuple(reader.missing), dict(+reader.left_out)
     return Dataset(reader.info, reader.root, *parts, reader.edition)

@@ -5,20 +5,25 @@ rps       minimises the ranked probability score of the fused distribution w ∝
 srcc      maximises SRCC of q with the human scores: for any scale
 spread    needs no human scores: chooses the temperature at which E[level] from p_c alone spreads as far as the tools' mean
           does over the same images, so that neither side of the product is the sharper by its units; η stays
+
+A fit that runs to a bound is refused, since a larger range would give another. But SRCC is a step function and often flat towards
+a bound, where only the ratio of both sides' sharpness matters. So where the best lies less than a factor of `INSIDE` from a bound
+and points further inside lose no more than `NOTHING` against it, that one of them is taken that is closest to the configuration.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from scipy.optimize import brentq, minimize
 
-from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.studies.analysis import dataset_info
+from agentic_iqa_local.studies.analysis import dataset_info, fusion_settings
+from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.readings import LEVELS, Letters, Row, fuse, fused_distribution, probabilities, tool_means
 from agentic_iqa_local.studies.statistics import ranked_probability_score, srcc
 from agentic_iqa_local.studies.store import read_run
@@ -26,7 +31,15 @@ from agentic_iqa_local.studies.store import read_run
 Objective = Literal["rps", "srcc", "spread"]
 READ = "all_evidence"  # the product's own
 LOWEST, HIGHEST = 0.1, 10.0  # of temperature and η
+INSIDE = 2.0
+NOTHING = 0.001  # of SRCC or of the ranked probability score: what three digits show
 FEWEST = 20
+SCALES: dict[Objective, tuple[str, str]] = {
+    "rps": ("ranked probability score", "lower is better"),
+    "srcc": ("SRCC", "higher is better"),
+    "spread": ("difference in spread between letters and tools, in levels", "lower is better"),
+}
+FORMAT = 2  # of the file; the first had SRCC with its sign turned around
 
 
 class FitError(UserError, ValueError):
@@ -36,7 +49,12 @@ class FitError(UserError, ValueError):
 @dataclass(frozen=True)
 class Fit:
     """A fitted temperature and η with where they come from. A report must leave out the rows of `keys` and of the scenes
-    `groups` of the same data set (`dataset` is its key)."""
+    `groups` of the same data set (`dataset` is its key).
+
+    `before` and `after` are the objective with the configuration's parameters and with these, as a reader knows it: SRCC in
+    -1..1 (higher is better), the ranked probability score in 0..1 (lower is better), or by how many levels the spread of the
+    letters' E[level] differs from the spread of the tools' mean (lower is better).
+    """
 
     temperature: float
     eta: float
@@ -56,16 +74,30 @@ class Fit:
     def letters(self) -> Letters:
         return Letters(self.temperature, self.eta, source=f"{self.objective} on {len(self.keys)} images of {self.dataset}")
 
+    @property
+    def account(self) -> str:
+        """What was gained, in one sentence."""
+        name, direction = SCALES[self.objective]
+        gain = f"{self.before:.4f} → {self.after:.4f} ({direction})"
+        if self.before == self.after:
+            gain = f"{self.after:.4f} ({direction}) before and after: nothing to gain"
+        return f"{name} on {len(self.keys)} images of {self.dataset}: {gain}, with temperature {self.temperature:.3f} and η {self.eta:.3f}"
+
     def write(self, file: Path) -> None:
-        file.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        file.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_fit(file: Path) -> Fit:
-    """Raises FitError for a file that is none."""
+    """Raises FitError for a file that is none, or of a later format."""
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        written = found.pop("format", 1)
+        if written not in (1, FORMAT):
+            raise ValueError(f"format {written}, which a later version writes")
+        if written == 1 and found["objective"] == "srcc":
+            found |= {name: -found[name] for name in ("before", "after")}
         fit = Fit(**found | {"keys": tuple(found["keys"]), "groups": tuple(found["groups"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise FitError(f"{file}: expected a fit that study.py wrote, got: {error}") from error
     if not (LOWEST <= fit.temperature <= HIGHEST and LOWEST <= fit.eta <= HIGHEST):
         raise FitError(f"{file}: expected temperature and eta from {LOWEST} to {HIGHEST}, got {fit.temperature} and {fit.eta}")
@@ -74,12 +106,21 @@ def read_fit(file: Path) -> Fit:
 
 def fit_run(folder: Path, objective: Objective, *, split: str | None, share: float) -> Fit:
     """A fit on the rows of an official `split`, or on a `share` of the scenes (of the images, where there are none) drawn with
-    seed 0. Raises FitError, StoreError, DatasetError."""
+    seed 0. Raises FitError, StoreError, StudyError, DatasetError."""
     run, rows = read_run(folder)
     info = dataset_info(run)
+    if info.kind == "MCQ":
+        raise FitError(f"{folder}: expected a run on images with human scores, got one on questions; fit on a scored run")
     if split is not None:
         used = [row for row in rows if row["split"] == split]
+        if rows and not used:
+            known = sorted({row["split"] for row in rows if row["split"]})
+            raise FitError(
+                f"{folder}: expected rows of the split {split}, found none; the splits are {listed(known) or 'unknown: use --share'}"
+            )
     else:
+        if not 0 < share < 1:
+            raise FitError(f"--share {share:g}: expected a share of the scenes between 0 and 1, such as 0.3")
         units = sorted({row["group"] or row["key"] for row in rows})
         drawn = set(np.random.default_rng(0).permutation(units)[: round(share * len(units))])
         used = [row for row in rows if (row["group"] or row["key"]) in drawn]
@@ -88,10 +129,15 @@ def fit_run(folder: Path, objective: Objective, *, split: str | None, share: flo
             f"{folder}: expected rows that the fit does not use, it would use all {len(rows)}; choose a split or a share"
         )
     mos = np.array([row["mos"] for row in used], float)
-    targets = {"rps": lambda: np.array([info.to_levels(m) for m in mos]), "srcc": lambda: mos if info.higher_is_better else -mos}
+    targets = {
+        "rps": lambda: np.clip(
+            [info.to_levels(m) for m in mos], LEVELS[0], LEVELS[-1]
+        ),  # some sets go a little beyond their ends
+        "srcc": lambda: mos if info.higher_is_better else -mos,
+    }
     fit = fit_letters(
         used, objective, targets=targets[objective]() if objective in targets else None,
-        letters=Letters.of(FusionSettings.model_validate(run["fusion"])), dataset=info.key, model=run["identity"]["model"],
+        letters=Letters.of(fusion_settings(run)), dataset=info.key, model=run["identity"]["model"],
     )  # fmt: skip
     groups = sorted({row["group"] for row in used if row["group"] is not None})
     return replace(fit, keys=tuple(row["key"] for row in used), groups=tuple(groups))
@@ -101,58 +147,92 @@ def fit_letters(
     rows: Sequence[Row], objective: Objective, *, targets: np.ndarray | None, letters: Letters, dataset: str, model: str
 ) -> Fit:
     """`targets` (rows,): human levels in 1..5 for rps, human scores with higher better for srcc, None for spread. Rows that
-    failed or that no tool scored are left out. Raises FitError for fewer than twenty rows, or without an optimum inside the bounds.
+    failed or that no tool scored are left out. Raises FitError for fewer than twenty rows, scores that are all alike, or a fit
+    that runs to a bound.
     """
     q_bar = tool_means(rows, letters.vote)
     usable = np.isfinite(q_bar) & np.isfinite(probabilities(rows, READ)[:, 0])
     if usable.sum() < FEWEST:
-        raise FitError(f"fit: expected at least {FEWEST} images with letters and tool scores, got {usable.sum()}")
+        raise FitError(
+            f"fit: expected at least {FEWEST} images with letters and tool scores, got {usable.sum()}; use more images"
+        )
     rows, q_bar = [row for row, use in zip(rows, usable, strict=True) if use], q_bar[usable]
     target = None if targets is None else targets[usable]
 
+    @lru_cache(maxsize=32)
     def p(temperature: float) -> np.ndarray:
         return probabilities(rows, READ, temperature=temperature)
 
-    def worth(temperature: float, eta: float) -> float:
-        """Smaller is better."""
+    def value(temperature: float, eta: float) -> float:
         if objective == "rps":
             return ranked_probability_score(fused_distribution(p(temperature), q_bar, eta), target)
         if objective == "srcc":
-            return -srcc(fuse(p(temperature), q_bar, eta), target)
+            return srcc(fuse(p(temperature), q_bar, eta), target)
         return abs((p(temperature) @ LEVELS).std() - q_bar.std())
 
+    before = value(letters.temperature, letters.eta)
+    if np.isnan(before):
+        raise FitError("fit: expected scores that differ, got human scores or fused scores that are all alike; use other images")
     if objective == "spread":
         temperature, eta = _spread(p, q_bar.std()), letters.eta
     else:
-        temperature, eta = _minimum(worth, letters)
-    return Fit(
-        temperature, eta, objective, worth(letters.temperature, letters.eta), worth(temperature, eta), dataset, model,
-        tuple(row["key"] for row in rows),
-    )  # fmt: skip
+        sign = -1.0 if objective == "srcc" else 1.0
+        temperature, eta = _minimum(lambda t, e: float(np.nan_to_num(sign * value(t, e), nan=np.inf)), letters, objective)
+    after = value(temperature, eta)
+    return Fit(temperature, eta, objective, before, after, dataset, model, tuple(row["key"] for row in rows))
 
 
-def _spread(p, wanted: float) -> float:
+def _spread(p: Callable[[float], np.ndarray], wanted: float) -> float:
     def gap(log_temperature: float) -> float:
-        return (p(np.exp(log_temperature)) @ LEVELS).std() - wanted
+        return (p(float(np.exp(log_temperature))) @ LEVELS).std() - wanted
 
     ends = np.log(LOWEST), np.log(HIGHEST)
     if gap(ends[0]) * gap(ends[1]) > 0:
         raise FitError(
             f"fit: expected a temperature from {LOWEST} to {HIGHEST} at which E[level] spreads by {wanted:.2f} levels as the tools do, "
-            "there is none"
+            "there is none; use more varied images or another --objective"
         )
     return float(np.exp(brentq(gap, *ends)))
 
 
-def _minimum(worth, letters: Letters) -> tuple[float, float]:
-    """The best of a coarse grid, refined: neither objective is convex, and SRCC is a step function."""
-    grid = np.geomspace(LOWEST, HIGHEST, 9)
-    starts = [(letters.temperature, letters.eta), *((t, e) for t in grid for e in grid)]
-    best = min(starts, key=lambda pair: worth(*pair))
+def _minimum(loss: Callable[[float, float], float], letters: Letters, objective: Objective) -> tuple[float, float]:
+    """(temperature, η) of the least loss: the best of a coarse grid, refined, for neither objective is convex. Raises FitError
+    where that is at a bound, unless the rule at the top of this module finds a point inside."""
+    grid = np.geomspace(LOWEST, HIGHEST, 17)
+    start = tuple(np.clip([letters.temperature, letters.eta], LOWEST, HIGHEST).tolist())
+    losses = {pair: loss(*pair) for pair in [start, *((t, e) for t in grid for e in grid)]}
+
+    def change(pair: tuple[float, float]) -> float:
+        return float(np.abs(np.log(pair) - np.log(start)).sum())
+
+    best = min(losses, key=lambda pair: (losses[pair], change(pair)))
     found = minimize(
-        lambda x: worth(*np.exp(x)), np.log(best), method="Nelder-Mead", bounds=[(np.log(LOWEST), np.log(HIGHEST))] * 2,
+        lambda x: loss(*np.exp(x)), np.log(best), method="Nelder-Mead", bounds=[(np.log(LOWEST), np.log(HIGHEST))] * 2,
         options={"xatol": 1e-3, "fatol": 1e-6},
     )  # fmt: skip
-    chosen = np.exp(found.x) if found.fun <= worth(*best) else best
-    temperature, eta = np.clip(chosen, LOWEST, HIGHEST)  # exp(log(10)) is a little above 10
-    return float(temperature), float(eta)
+    if found.fun < losses[best]:
+        best = tuple(np.exp(found.x))
+        losses[best] = found.fun
+    if not _well_inside(best):
+        as_good = [pair for pair, lost in losses.items() if _well_inside(pair) and lost <= losses[best] + NOTHING]
+        best = min(as_good, key=change, default=best)
+    if not (bounds := _at_bounds(best)):
+        return float(best[0]), float(best[1])
+    raise FitError(
+        f"fit: expected an optimum inside {LOWEST} to {HIGHEST}, but {SCALES[objective][0]} was still getting better where "
+        f"{' and '.join(bounds)}; use more images, or another --objective"
+    )
+
+
+def _well_inside(pair: tuple[float, float]) -> bool:
+    return min(pair) >= LOWEST * INSIDE and max(pair) <= HIGHEST / INSIDE
+
+
+def _at_bounds(pair: tuple[float, float]) -> list[str]:
+    """Which of (temperature, η) lie within a percent of which bound."""
+    return [
+        f"{name} reached {bound:g}"
+        for name, value in zip(("the temperature", "η"), pair, strict=True)
+        for bound in (LOWEST, HIGHEST)
+        if abs(np.log(value / bound)) < 0.01
+    ]

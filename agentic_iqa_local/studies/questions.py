@@ -7,6 +7,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from agentic_iqa_local.prompts import choice_letters
+from agentic_iqa_local.studies.analysis import StudyError
 
 Row = dict[str, Any]
 
@@ -19,9 +20,9 @@ ACCURACY_TABLE = (
 
 
 def accuracy(rows: Sequence[Row]) -> list[Row]:
-    """One line for all rows, one for each task and one for each question type. Raises ValueError without rows."""
+    """One line for all rows, one for each task and one for each question type. Raises StudyError without rows."""
     if not rows:
-        raise ValueError("expected rows of a study of questions, got none")
+        raise StudyError("expected rows of a study of questions, got none; let the run go on first")
     table = [_line("all", "", rows)]
     for part in ("task", "question_type"):
         for value in sorted({row[part] for row in rows if row.get(part) is not None}):

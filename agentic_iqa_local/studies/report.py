@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 
 from agentic_iqa_local.images import ImageError, load_image
-from agentic_iqa_local.studies.analysis import Study, Table
+from agentic_iqa_local.studies.analysis import MARGIN, Study, Table
 from agentic_iqa_local.studies.plots import Drawing
 
 THUMBNAIL = 320  # pixels of the longest side
@@ -37,8 +37,9 @@ TABLES = {
     ),
     "parts": (
         "The fused score against its parts",
-        "SRCC of the fused score minus that of one part of it. “Loses” means that the whole interval lies below −0.02. A part that is "
-        "the best in hindsight was chosen on these very rows and is flattered by that.",
+        f"SRCC of the fused score minus that of one part of it. “Gains” and “loses” mean that the whole interval lies on that side of "
+        f"0, “loses no more than {MARGIN}” that it lies above −{MARGIN}; otherwise these images do not decide. A part that is the best "
+        "in hindsight was chosen on these very rows and is flattered by that.",
     ),
     "by_distortion": ("Within each distortion type", "Intervals are given for the product's mode and the baseline."),
     "by_level": (

