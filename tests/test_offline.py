@@ -191,7 +191,8 @@ def installed(tmp_path_factory) -> Path:
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("agentic_iqa_local", "configs", "models/embedded"):
         shutil.copytree(ROOT / name, source / name, ignore=ignore)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "tests/data/sumac.png"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, source / name)
     line = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*line, "--wheel-dir", folder, source], check=True, capture_output=True)
@@ -244,6 +245,30 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
     assert done.returncode == 0, done.stderr[-2000:]
     assert str(installed) in done.stderr
     assert json.loads(done.stdout)["error"] is None
+    assert asked(events) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--help"], "agentic-iqa photo.jpg --explain"),
+        (
+            ["--config", "qwen2_5_vl_7b"],
+            "model Qwen2.5-VL-7B-Instruct: there is none; fetch it on a connected machine (in a checkout of the",
+        ),
+        (["--list-tools"], "in a checkout of the project: python scripts/fetch_models.py --tools"),
+        (["--cpu", "--pipeline", "letters", "--explain"], "yours: agentic-iqa photo.jpg"),
+        (["nothing.jpg"], "nothing.jpg: expected an image file"),
+    ],
+)
+def test_the_installed_command_names_what_an_installation_has(installed, offline, tmp_path, arguments, said):
+    """Commands of its own, the sample photograph inside it, and no place in it to copy models to."""
+    code = "import sys; from agentic_iqa_local.commands.assess import main; sys.argv[0] = 'agentic-iqa'; sys.exit(main())"
+    done, events = offline("-c", code, *arguments, PYTHONPATH=str(installed), CUDA_VISIBLE_DEVICES="", COLUMNS="200")
+    text = " ".join((done.stdout + done.stderr).split())
+    assert said in text
+    assert "scripts/assess.py" not in text
+    assert f"{installed}/agentic_iqa_local/models" not in text
     assert asked(events) == []
 
 

@@ -29,6 +29,7 @@ from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_f
 from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError, ToolSpec, find_tool
 from agentic_iqa_local.iqa_tools.weights import Weights
 from agentic_iqa_local.model_store import ROOT, environment, file_hash, models_root
+from agentic_iqa_local.paths import command
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -276,8 +277,8 @@ class ToolRunner:
         if spec.no_map:
             return spec.no_map
         if spec.name in self._rejected:
-            return f"no usable map: {self._rejected[spec.name]}; fit one with scripts/fit_tools.py"
-        return "no map: fit one with scripts/fit_tools.py"
+            return f"no usable map: {self._rejected[spec.name]}; fit one with {command('fit_tools')}"
+        return f"no map: fit one with {command('fit_tools')}"
 
     def _missing(self, spec: ToolSpec) -> str | None:
         """Which module or file a tool lacks; None if it lacks nothing."""

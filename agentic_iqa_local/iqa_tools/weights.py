@@ -24,6 +24,7 @@ from agentic_iqa_local.model_store import (
     verified,
     weights_dir,
 )
+from agentic_iqa_local.paths import command
 
 SNAPSHOT = "hf:"  # begins a weight that is a snapshot of a repository
 CODE = "a pickle or TorchScript can run code when it is loaded"
@@ -64,8 +65,8 @@ class Weights:
             if any((huggingface_cache() / _repository(weight)).is_dir() for weight in unnamed if weight.startswith(SNAPSHOT)):
                 options += f" --huggingface {huggingface_cache()}"
             return (
-                f"missing weights {', '.join(unnamed)} (not in the manifest of {self.root}; "
-                f"scripts/fetch_models.py --tools {spec.name}{options} makes a bundle of them)"
+                f"missing weights {', '.join(unnamed)} (no bundle in the models folder has them; "
+                f"{command('fetch_models')} --tools {spec.name}{options} makes a bundle of them)"
             )
         for file in self._needed(spec):
             place = self.root / file.path
