@@ -117,7 +117,7 @@ def test_a_second_run_adds_nothing_and_another_plan_is_refused(stored, manifest,
     before = (stored / "rows.jsonl").read_bytes()
     assert list(run_study(load_dataset(manifest), services, Plan(tools=TOOLS), stored)) == [6]
     assert (stored / "rows.jsonl").read_bytes() == before
-    with pytest.raises(StoreError, match="another reads"):
+    with pytest.raises(StoreError, match="other settings: reads"):
         list(run_study(load_dataset(manifest), services, Plan(tools=("NIQE",)), stored))
 
 
@@ -245,7 +245,7 @@ def test_what_can_be_checked_is_checked_before_a_model_is_loaded(manifest, tmp_p
         ([manifest, "--out", tmp_path / "file"], "expected a folder that can be written"),
         ([manifest, "--out", tmp_path / "file" / "run"], "expected a folder that can be written"),
         ([manifest, "--out", "/proc/run"], "expected a folder that can be written"),  # nobody may write there
-        ([manifest, "--out", tmp_path / "run"], "rows are of a run with another"),
+        ([manifest, "--out", tmp_path / "run"], "rows are of a run with other settings"),
         ([manifest, "--tools", "NIQEE"], "did you mean NIQE"),
         ([manifest, "--tools", "VSI"], "--tools VSI: expected images with references"),
         ([manifest, "--model", "nonsense"], "expected a folder with a model"),
