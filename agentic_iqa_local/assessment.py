@@ -211,6 +211,7 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
                 normalized_score=reading.normalized,
                 execution_time=reading.seconds,
                 cached=reading.cached,
+                crops=len(reading.crops),
             )
         )
     fusion = read_and_fuse(prompt, [log.normalized_score for log in logs], images)
