@@ -302,6 +302,7 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
                 normalized_score=reading.normalized,
                 execution_time=reading.seconds,
                 cached=reading.cached,
+                crops=len(reading.crops),
             )
         )
     scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}

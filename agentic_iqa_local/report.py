@@ -239,16 +239,24 @@ def _reason(image: str, error: str) -> str:
 
 
 def tool_table(tools: Sequence[ToolInfo]) -> str:
-    """Every tool with its availability, the range its map can reach, and where the map comes from."""
+    """Every tool with its availability, what it costs, the range its map can reach, and where the map comes from."""
     lines = []
     for tool in tools:
         reach = f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no map"
-        state = "available" if tool.available else f"unavailable: {tool.reason}"
+        why = "" if tool.available else f" Unavailable: {tool.reason}."
         lines += [
-            f"{tool.name:<14}{tool.reference:<4}{reach:<12}{state}",
-            *_wrapped(f"{tool.description}. Map: {tool.source or 'none'}"),
+            f"{tool.name:<14}{tool.reference:<4}{reach:<12}{'available' if tool.available else 'unavailable'}",
+            *_wrapped(f"{tool.description}.{why} Cost: {cost(tool)}. Map: {tool.source or 'none'}"),
         ]
     return "\n".join(lines)
+
+
+def cost(tool: ToolInfo) -> str:
+    """What a tool takes, in words."""
+    if tool.seconds is None:
+        return "not measured"
+    limit = f"; beyond {tool.most_megapixels:g} megapixels it measures crops" if tool.most_megapixels else ""
+    return f"about {tool.seconds:g} s a megapixel on one CPU core{limit}"
 
 
 def _safe(lines: Sequence[str]) -> str:

@@ -192,7 +192,13 @@ class OpenImages:
             if box:
                 image, reference = image.crop(box), reference and reference.crop(box)
             with self.services.models_waiting() if tool in ALONE else nullcontext():
-                self._readings[key] = self.services.tools.score(tool, image, reference)
+                self._readings[key] = reading = self.services.tools.score(tool, image, reference)
+            if reading.crops:
+                left, top, right, bottom = reading.crops[0]
+                self.warn(
+                    f"{reading.tool} would take long on all {image.width}×{image.height} pixels; it measured "
+                    f"{len(reading.crops)} native-resolution crops of {right - left}×{bottom - top}"
+                )
         return self._readings[key]
 
     @property

@@ -170,6 +170,7 @@ class ToolExecutionLog(BaseModel):
     fallback: bool = Field(False, description="True when this tool stands in for one that was asked for and is unavailable.")
     cached: bool = Field(False, description="True when the raw score came from the cache on disk.")
     region: Literal["global", "crop"] = Field("global", description="Whether the tool saw the whole image or the object's box.")
+    crops: int = Field(0, ge=0, description="Native-resolution crops measured in place of all pixels; 0: all pixels.")
     error: str | None = None
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 

@@ -6,6 +6,7 @@
     python scripts/bench.py run --gpu 0 --build 7B --arms naive shared --out benchmarks/gpu_7b.json
     python scripts/bench.py quantization --gpu 0 --model models/Qwen2.5-VL-7B-Instruct --out benchmarks/gpu_quantization.json
     python scripts/bench.py tools --gpu 0 --side 1024 2048 4096 --out benchmarks/gpu_tools.json
+    python scripts/bench.py tools --threads 1 --side 512 1024 3464 --out benchmarks/cpu_tools.json
     python scripts/bench.py table --write README.md
 
 Arms: naive (transformers, every role computes the images again, template text is decoded), shared (transformers with its
@@ -18,6 +19,7 @@ and bars from the committed files, and lists what has not been run.
 """
 
 import argparse
+import ctypes
 import json
 import logging
 import multiprocessing
@@ -80,6 +82,7 @@ def parse() -> argparse.Namespace:
     quantization.add_argument("--images", type=int, default=8, help="pictures (default: %(default)s)")
     tools = commands.add_parser("tools", help="memory and seconds of each tool that is available here")
     tools.add_argument("--side", type=int, nargs="+", default=[1024, 2048], help="pixels a side (default: 1024 2048)")
+    tools.add_argument("--threads", type=int, metavar="N", help="CPU cores that a tool may use (default: all)")
     for command in (run, cold, quantization, tools):
         command.add_argument("--gpu", metavar="N", help="GPU (default: CPU)")
         command.add_argument("--out", type=Path, help="result file (JSON)")
@@ -403,27 +406,30 @@ def quantization(args: argparse.Namespace) -> dict:
 
 
 def tools(args: argparse.Namespace) -> dict:
-    """What each available tool needs beside its weights: the rise of the process's (on a GPU: the card's) peak memory."""
+    """What each available tool takes: seconds, and the rise of the process's (on a GPU: the card's) peak memory."""
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.iqa_tools import ToolRunner
 
     device = choose_device(args.gpu, args.gpu is None)
-    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
-        os.environ.pop(name, None)  # with them memory that one picture freed would hide what the next takes
     rows: dict[str, dict[int, dict]] = {}
     # A process of its own for each: nothing that another tool left behind is counted, or hides what this one takes.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
         for info in ToolRunner(device=device).available(full_reference=True):
             for side in args.side:
                 progress(f"{info.name}, {side}×{side}")
-                rows.setdefault(info.name, {})[side] = processes.submit(measure_tool, info.name, side, device).result()
-    return {"tools": rows, "environment": environment(args), "date": time.strftime("%Y-%m-%d")}
+                measured = processes.submit(measure_tool, info.name, side, device, args.threads)
+                rows.setdefault(info.name, {})[side] = measured.result()
+    return {"tools": rows, "threads": args.threads, "environment": environment(args), "date": time.strftime("%Y-%m-%d")}
 
 
-def measure_tool(name: str, side: int, device: str) -> dict:
+def measure_tool(name: str, side: int, device: str, threads: int | None) -> dict:
+    import torch
+
     from agentic_iqa_local.images import load_image
     from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 
+    if threads:
+        torch.set_num_threads(threads)
     runner = ToolRunner(device=device)
     with tempfile.TemporaryDirectory() as scratch:
         test, reference = (load_image(str(path)).pixels for path in pictures(1, side, Path(scratch), str(side))[0])
@@ -434,7 +440,7 @@ def measure_tool(name: str, side: int, device: str) -> dict:
         reading = runner.score(name, test, reference)
     except ToolError as error:
         return {"error": str(error)}
-    return {"gib": (_memory(device) - before) / 2**30, "seconds": reading.seconds}
+    return {"gib": (_memory(device) - before) / 2**30, "seconds": reading.seconds, "crops": len(reading.crops)}
 
 
 def _memory(device: str, reset: bool = False) -> int:
@@ -446,6 +452,7 @@ def _memory(device: str, reset: bool = False) -> int:
             torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.max_memory_allocated(device)
     if reset:
+        ctypes.CDLL(None).malloc_trim(0)  # glibc: memory that one picture freed would hide what the next takes
         Path("/proc/self/clear_refs").write_text("5")  # Linux: the high-water mark becomes what is in use
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])

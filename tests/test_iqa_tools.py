@@ -4,6 +4,7 @@ or from the derivations in the comments."""
 import hashlib
 import importlib.util
 import io
+import json
 import math
 import os
 import pickle
@@ -13,17 +14,26 @@ import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image, ImageFilter
 from scipy.special import expit
+from scripted import ScriptedClient, ScriptedTools, scripted_services
+from torch.overrides import TorchFunctionMode
 
-from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolRunner, find_tool
+from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolReading, ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, fit_logistic, load_maps
+from agentic_iqa_local.iqa_tools.kernels import MOST_BYTES, CPUKernels
+from agentic_iqa_local.iqa_tools.runner import DATA, crops_of
 from agentic_iqa_local.model_store import Piece, describe, write_bundle
+from agentic_iqa_local.nodes.executor import run_tool
+from agentic_iqa_local.report import cost, tool_table
+from agentic_iqa_local.services import OpenImages
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "configs" / "tool_maps.yaml"
@@ -381,6 +391,183 @@ def test_the_smallest_side_is_the_smallest(runner):
     for name in ("MS-SSIM", "CW-SSIM", "VIF"):
         side = TOOLS[name].min_side
         assert math.isfinite(runner.measure(name, *(p.crop((0, 0, side, side)) for p in pair(4))))
+
+
+# --- cost
+
+
+class Convolutions(TorchFunctionMode):
+    """Bytes of neighbourhoods (output pixels × weights of one filter) that each float64 convolution copies; what runs inside is
+    seen as it reaches torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.copied = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.conv2d and args[0].dtype == torch.float64:
+            self.copied.append(result[0, 0].numel() * args[1][0].numel() * 8)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "kernel", "options"),
+    [
+        (1, 1, 11, {}),
+        (3, 3, 7, {"groups": 3}),
+        (2, 4, 5, {"stride": 2, "padding": 1}),
+        (2, 2, (3, 9), {"stride": (3, 1), "padding": (0, 4), "groups": 2}),
+        (1, 1, 5, {"padding": "same"}),
+        (1, 2, 5, {"bias": torch.tensor([1.0, 2.0], dtype=torch.float64)}),
+    ],
+)
+def test_a_convolution_by_rows_is_the_same(channels, filters, kernel, options):
+    rng = torch.Generator().manual_seed(0)
+    tall, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    x = torch.rand(2, channels, 400, 301, dtype=torch.float64, generator=rng)
+    weight = torch.rand(filters, channels // options.get("groups", 1), tall, wide, dtype=torch.float64, generator=rng)
+    whole = torch.nn.functional.conv2d(x, weight, **options)
+    with CPUKernels():
+        for layout in (torch.contiguous_format, torch.channels_last):  # pictures arrive with channels last
+            ours = torch.nn.functional.conv2d(x.to(memory_format=layout), weight, **options)
+            torch.testing.assert_close(ours, whole, rtol=1e-14, atol=0)  # sums of at most 121 positive products
+
+
+def test_the_fourth_power_is_squared_twice():
+    x = torch.tensor([-3.0, 0.5, 2.0], dtype=torch.float64)
+    with CPUKernels():
+        assert torch.pow(x, 4.0).tolist() == [81, 0.0625, 16]
+        assert torch.pow(x, 3.0).tolist() == [-27, 0.125, 8]
+
+
+@pytest.mark.parametrize("tool", ["NIQE", "SSIM"])
+def test_no_tool_copies_the_neighbourhoods_of_a_whole_picture_at_once(runner, tool):
+    # At once they would be 1000 · 900 pixels · 49 (NIQE) or 121 (SSIM) weights · 8 bytes = 350 MB and 870 MB.
+    large, original = (picture.resize((1000, 900)) for picture in pair(2))
+    with Convolutions() as convolutions:
+        runner.measure(tool, large, original)
+    assert 0 < max(convolutions.copied) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("tool", sorted(WEIGHT_FREE_FR | {"NIQE", "PIQE"}))
+def test_raw_scores_are_those_of_pyiqa_itself(runner, photo, tool):
+    import pyiqa
+
+    spec, picture = TOOLS[tool], pair(4)[0].crop((100, 80, 292, 272))
+    options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
+    tensors = [torch.from_numpy(np.array(p)).permute(2, 0, 1)[None].contiguous().float() / 255 for p in (picture, photo)]
+    with torch.inference_mode():
+        theirs = float(pyiqa.create_metric(spec.metric, device="cpu", **options)(*tensors[: 2 if spec.reference == "FR" else 1]))
+    assert runner.measure(tool, picture, photo) == pytest.approx(theirs, rel=1e-6)
+
+
+def test_a_picture_too_large_for_a_tool_is_measured_on_five_native_crops_of_it_and_of_its_reference(tmp_path, monkeypatch):
+    seen = []
+    stand_in(monkeypatch, lambda *a, **k: lambda *pictures: seen.append(pictures) or torch.tensor(100.0))
+    runner = ToolRunner(models=tmp_path, cache=tmp_path / "scores.sqlite")
+    rng = np.random.default_rng(0)
+    image, reference = (Image.fromarray(rng.integers(0, 256, (800, 1000, 3), dtype=np.uint8)) for _ in range(2))
+    assert TOOLS["MAD"].most_megapixels == 0.5
+    reading = runner.score("MAD", image, reference)
+    # Sides are multiples of 96 with at most 0.5 / 5 megapixels. 288×288 is nearest to the picture's 1.25:1 (480×192: 2.5:1).
+    # Centres at (500, 400), (250, 200), (750, 600), (750, 200), (250, 600); corners at the multiple of 8 below.
+    corners = [(352, 256), (104, 56), (600, 456), (600, 56), (104, 456)]
+    assert reading.crops == tuple((x, y, x + 288, y + 288) for x, y in corners)
+    (measured,) = seen
+    for picture, tensor in zip((image, reference), measured, strict=True):
+        side_by_side = np.concatenate([np.asarray(picture)[y : y + 288, x : x + 288] for x, y in corners], axis=1)
+        assert np.array_equal((tensor[0].permute(1, 2, 0) * 255).round().numpy(), side_by_side)
+    assert runner.score("MAD", image, reference) == replace(reading, cached=True, seconds=0.0)
+    # Kept apart from a score of all its pixels, and that is what a picture of half a megapixel gets.
+    monkeypatch.setattr("agentic_iqa_local.iqa_tools.runner.crops_of", lambda *_: ())
+    assert not runner.score("MAD", image, reference).cached
+    monkeypatch.undo()
+    assert crops_of(TOOLS["MAD"], 800, 625) == ()
+
+
+def test_a_perfect_mad_of_pictures_that_differ_is_refused(runner, photo):
+    tall, original = photo.filter(ImageFilter.GaussianBlur(2)).crop((0, 0, 64, 192)), photo.crop((0, 0, 64, 192))
+    with pytest.raises(ToolError, match="MAD found no difference between two images of 64×192 that differ"):
+        runner.measure("MAD", tall, original)
+    assert runner.measure("MAD", original, original) == 0
+
+
+def test_a_picture_without_texture_is_refused_in_words(tmp_path):
+    with pytest.raises(ToolError, match="NIQE finds too little texture in an image of 200×300; use another tool"):
+        ToolRunner(models=tmp_path).score("NIQE", Image.new("RGB", (200, 300), "grey"))
+
+
+@pytest.mark.parametrize(
+    ("tool", "width", "height"),
+    [
+        ("VSI", 20_000, 5_000),  # no limit: its authors scale a picture by its size
+        ("MAD", 95, 1_000_000),  # narrower than a crop
+        ("MS-SSIM", 170_000, 170),  # crops of multiples of 96 would be 96 high, and it needs 161
+    ],
+)
+def test_what_cannot_be_cropped_is_measured_whole(tool, width, height):
+    assert crops_of(TOOLS[tool], width, height) == ()
+
+
+def test_crops_estimate_the_score_of_the_whole_picture(runner):
+    # A tiled photograph: each place has the same statistics, so a sample of places has the whole's score.
+    tile, original = pair(0)
+    many = [Image.fromarray(np.tile(np.asarray(picture), (3, 3, 1))) for picture in (tile, original)]
+    for tool in ("NIQE", "SSIM", "VIF"):
+        spec = replace(TOOLS[tool], most_megapixels=0.9)
+        sample, _ = runner._measure(spec, *many, crops_of(spec, *many[0].size))
+        assert runner.maps[tool](sample) == pytest.approx(runner.maps[tool](runner.measure(tool, *many)), abs=0.2), tool
+
+
+def test_an_assessment_says_when_a_tool_measured_crops(tmp_path):
+    reading = ToolReading("NIQE", 4.0, 3.5, 1.0, crops=((8, 8, 104, 200), (0, 0, 96, 192)))
+    tools = ScriptedTools({"NIQE": 3.5})
+    tools.score = lambda *_: reading
+    Image.new("RGB", (300, 200)).save(path := tmp_path / "large.png")
+    images = OpenImages(scripted_services(ScriptedClient([]), tools), str(path))
+    (log,) = run_tool("Global", "Noise", "NIQE", None, images)
+    assert log.crops == 2
+    assert images.warnings == [
+        f"{path}: NIQE would take long on all 300×200 pixels; it measured 2 native-resolution crops of 96×192"
+    ]
+
+
+def test_the_listed_costs_are_those_measured():
+    found = json.loads((ROOT / "benchmarks" / "cpu_tools.json").read_text(encoding="utf-8"))
+    assert found["threads"] == 1
+    assert set(found["tools"]) == {name for name, spec in TOOLS.items() if spec.seconds is not None}
+    for name, sides in found["tools"].items():
+        largest = max(int(side) for side, row in sides.items() if row["crops"] == 0)
+        seconds = sides[str(largest)]["seconds"] / (largest**2 / 1e6)
+        assert TOOLS[name].seconds == float(f"{seconds:.1g}"), name
+        for side, row in sides.items():  # measured with today's limits
+            assert row["crops"] == len(crops_of(TOOLS[name], int(side), int(side)))
+
+
+def test_the_list_of_tools_says_what_each_costs(runner):
+    niqe, lpips = find_info(runner, "NIQE"), find_info(runner, "LPIPS")
+    assert cost(niqe) == f"about {TOOLS['NIQE'].seconds:g} s a megapixel on one CPU core; beyond 16 megapixels it measures crops"
+    assert cost(lpips) == "not measured"
+    text = tool_table([niqe, lpips])
+    assert cost(niqe) in " ".join(text.split())
+    assert "Unavailable: missing weights pyiqa/LPIPS" in " ".join(text.split())
+    assert max(len(line) for line in text.splitlines() if not line.startswith(" ")) <= 80
+
+
+def test_a_fresh_process_that_scores_prints_nothing(tmp_path):
+    """Not even for a picture without texture, of which NIQE makes 0 / 0 and torch a warning."""
+    script = (
+        "from PIL import Image\n"
+        "from agentic_iqa_local.iqa_tools import ToolError, ToolRunner\n"
+        f"image, reference = (Image.open(f'{PAIRS}/{{folder}}/I06.bmp').convert('RGB') for folder in ('dist_dir', 'ref_dir'))\n"
+        f"runner = ToolRunner(models={str(tmp_path)!r})\n"
+        "runner.score('NIQE', image); runner.score('VSI', image, reference)\n"
+        "try: runner.score('NIQE', Image.new('RGB', (300, 300), 'grey'))\n"
+        "except ToolError: pass"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 # --- refusals

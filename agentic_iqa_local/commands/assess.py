@@ -152,7 +152,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     output.add_argument(
         "--list-tools",
         action="store_true",
-        help="list every IQA tool, whether it is available here, what it costs and what its map can reach, then exit",
+        help="list every IQA tool: whether it is available here, what it costs and what its map can reach, then exit",
     )
     output.add_argument("-v", "--verbose", action="count", default=0, help="log what happens (-vv: prompts and model output too)")
     args = parser.parse_intermixed_args(argv)  # pictures may stand before and behind options

@@ -16,14 +16,17 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
+from agentic_iqa_local.images import native_views
 from agentic_iqa_local.iqa_tools.cache import ScoreCache, score_key
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError, ToolSpec, find_tool
@@ -31,18 +34,17 @@ from agentic_iqa_local.iqa_tools.weights import Weights
 from agentic_iqa_local.model_store import ROOT, environment, file_hash, models_root
 from agentic_iqa_local.paths import command
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 DATA = Path(__file__).parent / "data"
 SHIPPED_MAPS = ROOT / "configs" / "tool_maps.yaml"
 PATCH_SEED = 0
+BLOCK = 96  # of NIQE, six of PIQE's: the sides of crops are multiples, so no block lies in two
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, as for Image.crop
 
 
 @dataclass(frozen=True)
 class ToolInfo:
     """What a user or a prompt may know of a tool. `reason` says why it is unavailable, None if it is not; `reachable`
-    and `source` describe its map, None without one."""
+    and `source` describe its map, None without one; `seconds` and `most_megapixels` are those of its ToolSpec."""
 
     name: str
     reference: str
@@ -53,18 +55,21 @@ class ToolInfo:
     lower_better: bool
     reachable: tuple[float, float] | None
     source: str | None
+    seconds: float | None = None
+    most_megapixels: float | None = None
 
 
 @dataclass(frozen=True)
 class ToolReading:
     """One measurement: the metric's own number, its quality in 1..5, and the seconds it took (construction left out; 0 when
-    the number was `cached` on disk)."""
+    the number was `cached` on disk). `crops` are the parts that it was measured on, empty where on all pixels."""
 
     tool: str
     raw: float
     normalized: float
     seconds: float
     cached: bool = False
+    crops: tuple[Box, ...] = ()
 
 
 def _import_pyiqa(root: Path) -> Any:
@@ -72,6 +77,8 @@ def _import_pyiqa(root: Path) -> Any:
     os.environ.update(environment(root))
     if "huggingface_hub" in sys.modules:  # too late for the environment: the flag was read at its import
         sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
+    # NIQE's, of a picture with less than two blocks that have texture: what comes of it is refused with a reason.
+    warnings.filterwarnings("ignore", message=r"cov\(\): degrees of freedom is <= 0")
     with contextlib.redirect_stdout(sys.stderr), _llama_kept():
         import pyiqa
         from pyiqa import archs
@@ -222,13 +229,14 @@ class ToolRunner:
         spec = find_tool(name)
         if (reason := self._unavailable(spec)) is not None:
             raise ToolError(f"{spec.name} is unavailable: {reason}.")
-        key = self._key(spec, image, reference) if self._cache else ""
+        crops = crops_of(spec, *image.size)
+        key = self._key(spec, image, reference, crops) if self._cache else ""
         if self._cache and (raw := self._cache.get(key)) is not None:
-            return ToolReading(spec.name, raw, self.maps[spec.name](raw), 0.0, cached=True)
-        raw, seconds = self._measure(spec, image, reference)
+            return ToolReading(spec.name, raw, self.maps[spec.name](raw), 0.0, cached=True, crops=crops)
+        raw, seconds = self._measure(spec, image, reference, crops)
         if self._cache:
             self._cache.put(key, raw)
-        return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds)
+        return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds, crops=crops)
 
     def prepare(self) -> None:
         """Imports pyiqa, which for a moment changes what models run on: call it before tools and models run side by side."""
@@ -236,7 +244,7 @@ class ToolRunner:
             _import_pyiqa(self.weights.root)
 
     def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
-        """The metric's own number, for which no map is needed.
+        """The metric's own number, for which no map is needed; of crops where the picture is too large for the tool.
 
         Raises ToolError for a tool that is unknown, lacks a file or has one that is not the manifest's, a missing reference,
         images of different size or not RGB, an image smaller than the tool accepts, a result that is not finite, or a metric
@@ -245,15 +253,16 @@ class ToolRunner:
         spec = find_tool(name)
         if (reason := self._missing(spec)) is not None:
             raise ToolError(f"{spec.name} is unavailable: {reason}.")
-        return self._measure(spec, image, reference)[0]
+        return self._measure(spec, image, reference, crops_of(spec, *image.size))[0]
 
-    def _key(self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None) -> str:
+    def _key(self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None, crops: tuple[Box, ...]) -> str:
         versions = [f"{package} {importlib.metadata.version(package)}" for package in ("pyiqa", "torch", "torchvision", "timm")]
         files = [f"{path} {sha256}" for path, sha256 in sorted(self.weights.check(spec).items())]
         if spec.bundled:
             files.append(f"{spec.bundled} {file_hash(DATA / spec.bundled)}")
         pictures = [x for x in (image, reference if spec.reference == "FR" else None) if x is not None]
-        return score_key(spec.name, *versions, *files, self.device.partition(":")[0], pictures=pictures)
+        measured = [f"crop {box}" for box in crops]
+        return score_key(spec.name, *versions, *files, *measured, self.device.partition(":")[0], pictures=pictures)
 
     def _describe(self, spec: ToolSpec) -> ToolInfo:
         reason, logistic = self._unavailable(spec), self.maps.get(spec.name)
@@ -267,6 +276,8 @@ class ToolRunner:
             lower_better=spec.lower_better,
             reachable=logistic.reachable if logistic else None,
             source=logistic.source if logistic else None,
+            seconds=spec.seconds,
+            most_megapixels=spec.most_megapixels,
         )
 
     def _unavailable(self, spec: ToolSpec) -> str | None:
@@ -287,13 +298,22 @@ class ToolRunner:
             return f"missing Python module {', '.join(absent)}" + (" (setuptools<81)" if "pkg_resources" in absent else "")
         return self.weights.missing(spec)
 
-    def _measure(self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None) -> tuple[float, float]:
+    def _measure(
+        self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None, crops: tuple[Box, ...]
+    ) -> tuple[float, float]:
         _check_images(spec, image, reference)
+        pictures = (image, reference) if spec.reference == "FR" else (image,)
         with self._lock:
             metric = self._metric(spec)
             start = time.perf_counter()
-            raw = self._run(spec, metric, image, reference if spec.reference == "FR" else None)
+            raw = self._run(spec, metric, *(_mounted(picture, crops) if crops else picture for picture in pictures))
             seconds = time.perf_counter() - start
+        if spec.name == "MAD" and raw == 0 and image.tobytes() != reference.tobytes():
+            # pyiqa transposes its contrast sensitivity, so what is twice as high as wide loses its mean luminance.
+            raise ToolError(
+                f"MAD found no difference between two images of {image.width}×{image.height} that differ: its code fails on "
+                "images much higher than wide; use another tool."
+            )
         if not math.isfinite(raw):
             size = f"{image.width}×{image.height}"
             raise ToolError(f"{spec.name} returned {raw} for an image of {size}; expected a finite score, use another tool.")
@@ -312,17 +332,21 @@ class ToolRunner:
             self.constructions[spec.name] += 1
         return self._metrics[spec.name]
 
-    def _run(self, spec: ToolSpec, metric: Any, image: Image.Image, reference: Image.Image | None) -> float:
+    def _run(self, spec: ToolSpec, metric: Any, *pictures: Image.Image) -> float:
         import torch
 
+        from agentic_iqa_local.iqa_tools.kernels import CPUKernels
+
         # MANIQA, TReS and others draw random crops from NumPy's global state: same image, same crops, same score.
-        state = np.random.get_state()
+        state, (width, height) = np.random.get_state(), pictures[0].size
         np.random.seed(PATCH_SEED)
         try:
-            with torch.inference_mode(), _llama_kept(spec):
-                return float(metric(*(self._tensor(x) for x in (image, reference) if x is not None)))
+            with torch.inference_mode(), CPUKernels(), _llama_kept(spec):
+                return float(metric(*(self._tensor(picture) for picture in pictures)))
+        except torch.linalg.LinAlgError as error:  # features of flat blocks are 0 / 0
+            raise ToolError(f"{spec.name} finds too little texture in an image of {width}×{height}; use another tool.") from error
         except Exception as error:
-            raise ToolError(f"{spec.name} failed on an image of {image.width}×{image.height}: {error}") from error
+            raise ToolError(f"{spec.name} failed on an image of {width}×{height}: {error}") from error
         finally:
             np.random.set_state(state)
 
@@ -332,6 +356,31 @@ class ToolRunner:
 
         pixels = torch.from_numpy(np.array(image)).to(self.device)
         return pixels.permute(2, 0, 1)[None].to(torch.float32) / 255
+
+
+def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
+    """The parts of a picture of this size that the tool measures, at native resolution, in place of all of it; empty where it
+    measures it whole.
+
+    Five of one size at most, at the centre and at the quarters as for a model, with `most_megapixels` in all. They do not depend
+    on the model, so the score is the picture's own. This estimates what pools measurements of small neighbourhoods, which is
+    what tools with a limit do; FSIM, VSI and GMSD first scale a picture by its size, so a crop would be measured at another
+    scale.
+    """
+    if spec.most_megapixels is None or width * height <= spec.most_megapixels * 1e6 or min(width, height) < BLOCK:
+        return ()
+    views = native_views(width, height, factor=BLOCK, min_pixels=1, max_pixels=int(spec.most_megapixels * 1e6 / 5))
+    left, top, right, bottom = views[0].box
+    return tuple(view.box for view in views) if min(right - left, bottom - top) >= spec.min_side else ()
+
+
+def _mounted(picture: Image.Image, boxes: tuple[Box, ...]) -> Image.Image:
+    """The crops side by side: a metric pools over all of them, as it would over the whole picture."""
+    width, height = boxes[0][2] - boxes[0][0], boxes[0][3] - boxes[0][1]
+    montage = Image.new(picture.mode, (width * len(boxes), height))
+    for column, box in enumerate(boxes):
+        montage.paste(picture.crop(box), (column * width, 0))
+    return montage
 
 
 def _check_images(spec: ToolSpec, image: Image.Image, reference: Image.Image | None) -> None:

@@ -29,6 +29,9 @@ class ToolSpec:
     (empty: weight-free); `bundled` a parameter file that ships in this package's data folder; `modules` Python modules
     that its pyiqa code imports beyond pyiqa's own requirements; `min_side` the smallest image side in pixels that it
     accepts; `no_map` why a 1..5 map would mean nothing for it (empty: a map makes sense).
+
+    `seconds` is what a megapixel takes on one CPU core, None where it was not measured. `most_megapixels` is the largest
+    picture that is measured whole (None: any); of a larger one crops are.
     """
 
     name: str
@@ -43,6 +46,8 @@ class ToolSpec:
     bundled: str = ""
     modules: tuple[str, ...] = ()
     no_map: str = ""
+    seconds: float | None = None
+    most_megapixels: float | None = None
 
 
 BLUR, COLOR, CODEC, NOISE = "Blurs", "Color distortions", "Compression", "Noise"
@@ -71,10 +76,10 @@ _ROWS = (
     # --- full reference, no weights
     ToolSpec("PSNR", "psnr", "FR", False, (5, 60), (NOISE,), "peak signal-to-noise ratio over RGB, in dB", SMALL),
     ToolSpec("PSNRY", "psnry", "FR", False, (5, 60), (NOISE, LIGHT), "peak signal-to-noise ratio of luma, in dB", SMALL),
-    ToolSpec("SSIM", "ssim", "FR", False, (0, 1), (BLUR, NOISE, CODEC), "structural similarity of luma", SMALL),
-    ToolSpec("SSIMC", "ssimc", "FR", False, (0, 1), (BLUR, NOISE, COLOR), "structural similarity over RGB channels", SMALL),
-    ToolSpec("MS-SSIM", "ms_ssim", "FR", False, (0, 1), (BLUR, CODEC, CONTRAST), "structural similarity over five scales", 161),
-    ToolSpec("CW-SSIM", "cw_ssim", "FR", False, (0, 1), (SPATIAL, BLUR), "wavelet similarity, tolerant of small shifts", 64),
+    ToolSpec("SSIM", "ssim", "FR", False, (0, 1), (BLUR, NOISE, CODEC), "structural similarity of luma", SMALL, most_megapixels=16),
+    ToolSpec("SSIMC", "ssimc", "FR", False, (0, 1), (BLUR, NOISE, COLOR), "structural similarity over RGB channels", SMALL, most_megapixels=4),
+    ToolSpec("MS-SSIM", "ms_ssim", "FR", False, (0, 1), (BLUR, CODEC, CONTRAST), "structural similarity over five scales", 161, most_megapixels=16),
+    ToolSpec("CW-SSIM", "cw_ssim", "FR", False, (0, 1), (SPATIAL, BLUR), "wavelet similarity, tolerant of small shifts", 64, most_megapixels=2),
     ToolSpec(
         "FSIM", "fsim", "FR", False, (0, 1), (BLUR, CODEC, NOISE, COLOR),
         "phase congruency, gradient and chroma similarity; a strong all-round choice", SMALL,
@@ -83,16 +88,16 @@ _ROWS = (
         "VSI", "vsi", "FR", False, (0, 1), (COLOR, NOISE, CODEC, BLUR, SPATIAL),
         "saliency, gradient and chroma similarity; the strongest weight-free choice", SMALL,
     ),
-    ToolSpec("VIF", "vif", "FR", False, (0, 1), (BLUR, NOISE, CONTRAST), "visual information that survives the distortion", 33),
+    ToolSpec("VIF", "vif", "FR", False, (0, 1), (BLUR, NOISE, CONTRAST), "visual information that survives the distortion", 33, most_megapixels=2),
     ToolSpec("GMSD", "gmsd", "FR", True, (0, 0.5), (BLUR, SHARP, CODEC), "spread of gradient similarity; edges", SMALL),
-    ToolSpec("MAD", "mad", "FR", True, (0, 400), (NOISE, CODEC, BLUR), "most apparent distortion; slow", SMALL),
+    ToolSpec("MAD", "mad", "FR", True, (0, 400), (NOISE, CODEC, BLUR), "most apparent distortion; slow", SMALL, most_megapixels=0.5),
     ToolSpec("NLPD", "nlpd", "FR", True, (0, 2), (CONTRAST, LIGHT, BLUR), "distance of normalised Laplacian pyramids", SMALL),
     # --- no reference, no weights
     ToolSpec("PIQE", "piqe", "NR", True, (0, 100), (CODEC, NOISE, BLUR), "share and depth of distorted blocks", SMALL),
     ToolSpec(
         "NIQE", "niqe", "NR", True, (0, 50), (NOISE, BLUR, SHARP), "distance from the statistics of natural images",
         # It runs from 96 on, but is a covariance over 96-pixel blocks: four of them are the least that has one.
-        192, bundled="niqe_modelparameters.mat",
+        192, bundled="niqe_modelparameters.mat", most_megapixels=16,
     ),
     ToolSpec(
         "Entropy", "entropy", "NR", False, (0, 8), (), "entropy of the grey levels, in bits", SMALL,

@@ -203,5 +203,6 @@ def _attempt(name: str, distortion: str, tool: str, box: Box | None, images: Ope
             "normalized_score": reading.normalized,
             "execution_time": reading.seconds,
             "cached": reading.cached,
+            "crops": len(reading.crops),
         }
     )

@@ -171,4 +171,5 @@ def _tool(tool: str, images: OpenImages) -> dict[str, Any]:
         reading = images.score(tool)
     except ToolError as error:
         return {"error": str(error)}
-    return {"raw": reading.raw, "normalized": reading.normalized, "seconds": reading.seconds}
+    found = {"raw": reading.raw, "normalized": reading.normalized, "seconds": reading.seconds}
+    return found | ({"crops": len(reading.crops)} if reading.crops else {})
