@@ -137,14 +137,18 @@ def region_in(query: str, name: str) -> str | None:
         found = "".join(_words(name)) in "".join(_words(query)) and not all(map(_is_no_region, _words(name)))
         return name if found else None
     words = [word for word in _words(name) if word not in _DETERMINERS]
-    asked = [_singular(word) for word in _words(query) if word not in _DETERMINERS]
     for length in range(len(words), 0, -1):
         for start in range(len(words) - length + 1):
             run = words[start : start + length]
-            wanted = [_singular(word) for word in run]
-            if any(asked[i : i + length] == wanted for i in range(len(asked))) and not all(map(_is_no_region, run)):
+            if not all(map(_is_no_region, run)) and holds(query, " ".join(run)):
                 return name if length == len(words) else " ".join(run)
     return None
+
+
+def holds(text: str, phrase: str) -> bool:
+    """Whether the text holds the phrase's words in a row; capitals, plurals and articles apart."""
+    found, wanted = ([_singular(word) for word in _words(given) if word not in _DETERMINERS] for given in (text, phrase))
+    return bool(wanted) and any(found[i : i + len(wanted)] == wanted for i in range(len(found)))
 
 
 def _is_no_region(word: str) -> bool:

@@ -4,8 +4,10 @@ The check is made of words: a distortion counts as named where a clause names it
 """
 
 import re
+from collections.abc import Sequence
 
 from agentic_iqa_local.levels import DISTORTION_TYPES, LEVEL_WORDS
+from agentic_iqa_local.query import holds
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 
 # What says that a distortion is there. Words that name a virtue or the subject as well ("sharp", "bright") are not among them.
@@ -34,6 +36,7 @@ _CLAUSE = re.compile(r"[.;:!?,\n]|\b(?:but|however|although|though|while|whereas
 _NEGATION = re.compile(
     r"\b(no|not|nor|without|none|free (of|from)|absence|lacks? of|hardly|barely|never|neither)\b|n['’]t\b", re.IGNORECASE
 )
+_EVERYDAY = re.compile(r"yes|no|none|other|maybe|.", re.IGNORECASE)
 _NOTHING = re.compile(
     r"\bno (?!other|further|more|additional)(\w+ ){0,2}?(distortions?|degradations?|artifacts?|defects?|damage)\b|\b(picture|image|photo) is clean\b|\blooks? natural\b|\bflawless\b|\bpristine\b",
     re.IGNORECASE,
@@ -74,12 +77,20 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
         negated = bool(_NEGATION.search(clause))
         for kind in named:
             if negated and found.get(kind, set()) - {"slight"}:
-                lines.append(f"denies {kind}, which the evidence has")
+                lines.append(f"denies {kind}, which the evidence holds")
             elif not negated and kind not in found:
-                lines.append(f"names {kind}, which the evidence has not")
+                lines.append(f"names {kind}, which the evidence does not hold")
             elif not negated and len(named) == len(strengths) == 1 and not strengths & found[kind]:
                 lines.append(f"calls {kind} {strengths.pop()}, the evidence has {', '.join(sorted(found[kind]))}")
     return list(dict.fromkeys(lines))
+
+
+def speaks_for_another(text: str, choices: Sequence[str], chosen: str) -> list[str]:
+    """A line where `text` names other answers than the `chosen` one and not that. Yes, no and none are words of every text."""
+    named = [choice for choice in choices if not _EVERYDAY.fullmatch(choice.strip()) and holds(text, choice)]
+    if named and chosen not in named:
+        return [f"speaks for {', '.join(named)}, the answer is {chosen}"]
+    return []
 
 
 def from_evidence(evidence: ExecutorOutput | None, level: str | None) -> str:
@@ -95,4 +106,4 @@ def from_evidence(evidence: ExecutorOutput | None, level: str | None) -> str:
         sentences.append("No visible distortion was found.")
     if level is not None:
         sentences.append(f"The quality is {level.lower()}.")
-    return " ".join(sentences) or "The evidence holds nothing more."
+    return " ".join(sentences)

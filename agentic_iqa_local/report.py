@@ -1,6 +1,7 @@
 """An assessment as text for a terminal. Pure: results in, lines out."""
 
 import heapq
+import re
 import shutil
 import textwrap
 import unicodedata
@@ -10,7 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from agentic_iqa_local.assessment import Assessment
-from agentic_iqa_local.iqa_tools import ToolInfo
+from agentic_iqa_local.iqa_tools import TOOLS, ToolInfo
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.query import named_tools, unknown_metrics
 from agentic_iqa_local.state import DistortionAnalysis, PlannerOutput
@@ -28,7 +29,7 @@ MODES = {
 
 
 def headline(row: Assessment) -> str:
-    """One line: the image and its answer, or why there is none; and what ran instead of a tool that the query names."""
+    """One line: the image and its answer, or why there is none; the raw scores of tools that the query names, or what ran instead."""
     if row.error:
         return f"FAILED: {_reason(row.image, row.error)}"
     answer = row.final_answer
@@ -37,12 +38,19 @@ def headline(row: Assessment) -> str:
     elif row.choices and row.p_c:
         answer = f"{answer}. {row.choices[ord(answer) - 65]} (p {row.p_c[answer]:.2f})"
     notice = " [small embedded model]" if (row.model or {}).get("notice") else ""
-    return f"{row.image}: {answer}{notice}{''.join(f'; {line}' for line in stand_ins(row))}"
+    asked = {run.tool_name: run for run in row.tools if run.tool_name in _named(row) and not run.error}
+    scores = [f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)" for name, run in asked.items()]
+    return "; ".join([f"{row.image}: {answer}{notice}", *scores, *stand_ins(row)])
+
+
+def _named(row: Assessment) -> list[str]:
+    """The metrics that the query names."""
+    return [*named_tools(row.query, row.reference is not None), *unknown_metrics(row.query)]
 
 
 def stand_ins(row: Assessment) -> list[str]:
     """One line for each tool that the query names and that could not run: why, and what ran instead."""
-    named = [*named_tools(row.query, row.reference is not None), *unknown_metrics(row.query)]
+    named = _named(row)
     lines: dict[str, str] = {}
     for i, run in enumerate(row.tools):
         if run.error and run.tool_name in named:
@@ -54,8 +62,11 @@ def stand_ins(row: Assessment) -> list[str]:
             instead = next(
                 (f"{other.tool_name} ran instead" for other in later if other.error is None), "no other tool could run"
             )
-            reason = run.error.removeprefix(f"{run.tool_name} ").split(";")[0].rstrip(".")
-            lines.setdefault(run.tool_name, f"{run.tool_name} could not run (it {reason}), {instead}")
+            reason = run.error.removeprefix(f"{run.tool_name} ").removeprefix("is unavailable: ")
+            reason = (
+                "it is not in the table of tools" if run.tool_name not in TOOLS else re.split(r" \(|;", reason)[0].rstrip(".")
+            )
+            lines.setdefault(run.tool_name, f"{run.tool_name} could not run ({reason}), {instead}")
     return list(lines.values())
 
 
@@ -90,7 +101,9 @@ def account(row: Assessment) -> str:
         lines += ["", "Why", *_wrapped(row.quality_reasoning)]
     if row.reasoning_corrections:
         wrong = "; ".join(row.reasoning_corrections)
-        lines += _wrapped(f"(Put together from the evidence, because the model's own words contradicted it: it {wrong}.)")
+        lines += _wrapped(
+            f"(Put together from the evidence and the answer, because the model's own words contradicted them: it {wrong}.)"
+        )
     if row.warnings:
         lines += ["", "Warnings", *(line for warning in row.warnings for line in _wrapped(warning))]
     if row.tokens and row.seen and row.model:

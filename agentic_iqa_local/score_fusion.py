@@ -66,7 +66,7 @@ class ScoreFusion:
         """α_c of (2); uniform, with a warning, when there are no tool scores."""
         mean = self.mean_score(tool_scores)
         if mean is None:
-            logger.warning("No tool scores: the perceptual weights are uniform and q is the VLM's expectation")
+            logger.warning("No tool scores: q rests on the model's letters alone")
             return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
         return self._as_dict(_softmax(np.array([-self.eta * (mean - c) ** 2 for c in self.quality_levels])))
 

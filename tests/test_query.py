@@ -137,6 +137,7 @@ def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
     assert row.error is None
     assert {run.tool_name for run in row.tools} == {"NIQE", "PIQE"}
     assert row.q_bar == pytest.approx(3.0)  # (4 + 2) / 2
+    assert headline(row).endswith("; NIQE 4 (4.00 of 5); PIQE 2 (2.00 of 5)")  # what was asked for is told
 
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
@@ -149,7 +150,9 @@ def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(picture, service
     name = query.strip(".?").split()[-1]
     assert row.error is None
     first = headline(row)
-    assert f"{name} could not run (it " in first or f"{name} could not run (" in first
+    reasons = {"BRISQUE": "missing weights", "VMAF": "it is not in the table of tools", "PSNR": "compares with a reference image"}
+    assert f"; {name} could not run ({reasons[name]}" in first
+    assert first.count("(") == first.count(")")
     assert first.endswith(f"{row.tools[-1].tool_name} ran instead")
     assert row.tools[-1].normalized_score == row.q_bar
     assert sum(line.startswith(f"{name} could not score") for line in row.warnings) == 1

@@ -9,11 +9,11 @@ from conftest import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from scripted import ScriptedClient, ScriptedTools, prompts, scripted_answers, scripted_services
+from scripted import ScriptedClient, ScriptedTools, plan_reply, prompts, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LEVEL_WORDS
-from agentic_iqa_local.reasoning import findings, from_evidence, misstatements
+from agentic_iqa_local.reasoning import findings, from_evidence, misstatements, speaks_for_another
 from agentic_iqa_local.report import account
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 from agentic_iqa_local.training.distortions import draw_sample
@@ -113,15 +113,40 @@ def test_a_contradiction_is_asked_for_again_once_and_a_sound_second_answer_stand
 def test_a_contradiction_said_twice_gives_way_to_the_evidence_and_the_account_says_so(picture):
     row, asked_for = asked(picture, "Severe noise.", "Severe noise again.", "never asked")
     assert row.quality_reasoning.startswith("Moderate blurs: Edges appear soft. The quality is fair.")
-    assert row.reasoning_corrections == ["names Noise, which the evidence has not"]
+    assert row.reasoning_corrections == ["names Noise, which the evidence does not hold"]
     assert len(asked_for) == 2
-    assert "the model's own words contradicted it" in " ".join(account(row).split())
+    assert "the model's own words contradicted them" in " ".join(account(row).split())
 
 
 def test_reasoning_that_fits_is_asked_for_once(picture):
     row, asked_for = asked(picture, "Moderate blur.")
     assert row.quality_reasoning.startswith("Moderate blur.")
     assert len(asked_for) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen", "wrong"),
+    [
+        ("Blurs: Edges smear in one direction.", "None", True),
+        ("Blurs: Edges smear in one direction.", "Blur", False),
+        ("There is more noise than blur.", "Noise", False),  # it names both
+        ("No distortion is visible.", "None", False),
+    ],
+)
+def test_reasoning_that_speaks_for_another_answer_is_found(text, chosen, wrong):
+    assert bool(speaks_for_another(text, ["Blur", "Noise", "Compression", "None"], chosen)) is wrong
+
+
+def test_reasoning_for_another_answer_gives_way_to_the_chosen_one(picture):
+    """The letters prefer C (no, none is everyday): the written reason speaks for A."""
+    said = '{"final_answer": "C", "quality_reasoning": "Too dark: detail sinks into the shadows."}'
+    letters = {"A": -3.0, "B": -3.0, "C": -0.2}
+    client = ScriptedClient(scripted_answers(PlannerReply=plan_reply(query_type="Other"), SummaryReply=said), letters)
+    services = scripted_services(client, ScriptedTools({"NIQE": 3.0}))
+    row = assess(picture, query="How is the exposure?", choices=["too dark", "too bright", "well exposed"], services=services)
+    assert row.final_answer == "C"
+    assert row.quality_reasoning.startswith("The answer that the model finds most probable is well exposed (0.")
+    assert row.reasoning_corrections == ["speaks for too dark, the answer is well exposed"]
 
 
 def test_what_was_looked_for_in_vain_is_no_finding(picture):

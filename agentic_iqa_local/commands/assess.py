@@ -219,7 +219,8 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
     if args.engine != "server" and not args.list_tools:
         check_models(settings, args.pipeline)
     if args.explain and not args.verbose:
-        logging.getLogger("agentic_iqa_local.services").setLevel(logging.ERROR)  # the account holds a picture's warnings
+        for name in ("services", "score_fusion"):  # the account holds a picture's warnings
+            logging.getLogger(f"agentic_iqa_local.{name}").setLevel(logging.ERROR)
     from agentic_iqa_local.devices import choose_device
 
     device = choose_device(args.gpu, args.cpu)

@@ -18,7 +18,7 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import letter_reply, summary_reply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, choice_letters, is_scoring, summarizer_prompt
-from agentic_iqa_local.reasoning import from_evidence, misstatements
+from agentic_iqa_local.reasoning import from_evidence, misstatements, speaks_for_another
 from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities
 from agentic_iqa_local.services import OpenImages, opened
 from agentic_iqa_local.state import (
@@ -109,14 +109,24 @@ def summarize(
     level = LEVEL_WORDS[LETTER_TO_LEVEL[fused_letter(fusion)]] if scoring else None
     schema = summary_reply(letters)
     reply = ask(images.session(ROLE), prompt, schema, role, answer_prefix=prefix)
-    reasoning, wrong = reply.quality_reasoning, misstatements(reply.quality_reasoning, evidence, level)
+    chosen = choices[letters.index(fusion.vlm_letter)] if choices else None
+
+    def mistakes(text: str) -> list[str]:
+        return misstatements(text, evidence, level) + (speaks_for_another(text, choices, chosen) if choices else [])
+
+    reasoning, wrong = reply.quality_reasoning, mistakes(reply.quality_reasoning)
     if wrong:
-        facts = from_evidence(evidence, level)
+        answer = (
+            [f"The answer that the model finds most probable is {chosen} ({fusion.p_c[fusion.vlm_letter]:.2f})."]
+            if choices
+            else []
+        )
+        facts = " ".join(filter(None, [*answer, from_evidence(evidence, level)]))
         logger.info("The reasoning %r %s; asking once more", reasoning, "; ".join(wrong))
         with suppress(InvalidAnswer):
             reply = ask(images.session(ROLE), prompt.holding_to(facts), schema, role, answer_prefix=prefix)
             reasoning = reply.quality_reasoning
-        if misstatements(reasoning, evidence, level):
+        if mistakes(reasoning):
             reasoning = facts
         else:
             wrong = []
