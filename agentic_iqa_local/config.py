@@ -142,7 +142,8 @@ class ToolSettings(Section):
     full_reference: Annotated[list[str], Field(min_length=1)] = ["VSI", "FSIM"]
     no_reference: Annotated[list[str], Field(min_length=1)] = ["NIQE", "PIQE"]
     not_offered: list[str] = Field(
-        ["MAD"], description="Not offered to the model (MAD takes a hundred times VSI's time); a query can still name them."
+        ["MAD", "CW-SSIM"],
+        description="Not offered to the model, for they take long (--list-tools); a query can still name them.",
     )
     maps: str | None = Field(None, description="Tool maps file; default: configs/tool_maps.yaml.")
     cache: str | None = Field(None, description="SQLite file that keeps raw scores by content, tool and versions; default: none.")

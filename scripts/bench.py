@@ -6,7 +6,7 @@
     python scripts/bench.py run --gpu 0 --build 7B --arms naive shared --out benchmarks/gpu_7b.json
     python scripts/bench.py quantization --gpu 0 --model models/Qwen2.5-VL-7B-Instruct --out benchmarks/gpu_quantization.json
     python scripts/bench.py tools --gpu 0 --side 1024 2048 4096 --out benchmarks/gpu_tools.json
-    python scripts/bench.py tools --threads 1 --side 512 1024 3464 --out benchmarks/cpu_tools.json
+    python scripts/bench.py tools --threads 1 --side 512 1024 2048 3464 --out benchmarks/cpu_tools.json
     python scripts/bench.py table --write README.md
 
 Arms: naive (transformers, every role computes the images again, template text is decoded), shared (transformers with its
@@ -406,7 +406,8 @@ def quantization(args: argparse.Namespace) -> dict:
 
 
 def tools(args: argparse.Namespace) -> dict:
-    """What each available tool takes: seconds, and the rise of the process's (on a GPU: the card's) peak memory."""
+    """What each available tool takes: seconds (on a CPU: of its cores together, which other work on the machine does not
+    stretch), and the rise of the process's (on a GPU: the card's) peak memory."""
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.iqa_tools import ToolRunner
 
@@ -415,32 +416,37 @@ def tools(args: argparse.Namespace) -> dict:
     # A process of its own for each: nothing that another tool left behind is counted, or hides what this one takes.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
         for info in ToolRunner(device=device).available(full_reference=True):
-            for side in args.side:
-                progress(f"{info.name}, {side}×{side}")
-                measured = processes.submit(measure_tool, info.name, side, device, args.threads)
-                rows.setdefault(info.name, {})[side] = measured.result()
+            progress(info.name)
+            rows[info.name] = processes.submit(measure_tool, info.name, sorted(args.side), device, args.threads).result()
     return {"tools": rows, "threads": args.threads, "environment": environment(args), "date": time.strftime("%Y-%m-%d")}
 
 
-def measure_tool(name: str, side: int, device: str, threads: int | None) -> dict:
+def measure_tool(name: str, sides: list[int], device: str, threads: int | None) -> dict[int, dict]:
+    import numpy as np
     import torch
+    from PIL import Image
 
-    from agentic_iqa_local.images import load_image
     from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 
     if threads:
         torch.set_num_threads(threads)
-    runner = ToolRunner(device=device)
+    runner, rows = ToolRunner(device=device), {}
     with tempfile.TemporaryDirectory() as scratch:
-        test, reference = (load_image(str(path)).pixels for path in pictures(1, side, Path(scratch), str(side))[0])
-    small = (0, 0, 256, 256)
-    runner.score(name, test.crop(small), reference.crop(small))  # builds it
-    before = _memory(device, reset=True)
-    try:
-        reading = runner.score(name, test, reference)
-    except ToolError as error:
-        return {"error": str(error)}
-    return {"gib": (_memory(device) - before) / 2**30, "seconds": reading.seconds, "crops": len(reading.crops)}
+        tiles = [Image.open(path).convert("RGB") for path in pictures(1, 384, Path(scratch), "tools")[0]]
+    runner.score(name, *tiles)  # builds it
+    for side in sides:
+        times = -(-side // 384)
+        # Repeated rather than enlarged, which would leave nothing at the scale of pixels: VIF is then 0 / 0.
+        test, reference = (Image.fromarray(np.tile(np.asarray(tile), (times, times, 1))[:side, :side]) for tile in tiles)
+        before, began = _memory(device, reset=True), time.process_time()
+        try:
+            reading = runner.score(name, test, reference)
+        except ToolError as error:
+            rows[side] = {"error": str(error)}
+            continue
+        seconds = time.process_time() - began if device == "cpu" else reading.seconds
+        rows[side] = {"gib": (_memory(device) - before) / 2**30, "seconds": seconds, "crops": len(reading.crops)}
+    return rows
 
 
 def _memory(device: str, reset: bool = False) -> int:

@@ -145,6 +145,13 @@ def test_the_version_is_told(tmp_path):
     assert done.returncode == 0
 
 
+def test_a_reader_that_goes_away_ends_a_list_without_a_word():
+    line = f"{sys.executable} {SCRIPT} --list-tools | head -n 1"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, env=environment())
+    assert done.stdout.startswith("PSNR ")
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_polite_kill_ends_like_ctrl_c(folder, tmp_path, number):
     """What is in hand is finished and written, the exit status is that of an interruption, and --resume takes the rest."""

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolReading, ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, fit_logistic, load_maps
-from agentic_iqa_local.iqa_tools.kernels import MOST_BYTES, CPUKernels
+from agentic_iqa_local.iqa_tools.kernels import CPUKernels
 from agentic_iqa_local.iqa_tools.runner import DATA, crops_of
 from agentic_iqa_local.model_store import Piece, describe, write_bundle
 from agentic_iqa_local.nodes.executor import run_tool
@@ -396,18 +396,17 @@ def test_the_smallest_side_is_the_smallest(runner):
 # --- cost
 
 
-class Convolutions(TorchFunctionMode):
-    """Bytes of neighbourhoods (output pixels × weights of one filter) that each float64 convolution copies; what runs inside is
-    seen as it reaches torch."""
+class Float64(TorchFunctionMode):
+    """Pixels of the results of float64 convolutions and sums, as they reach torch."""
 
     def __init__(self):
         super().__init__()
-        self.copied = []
+        self.convolved, self.added = [], []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if func is torch.conv2d and args[0].dtype == torch.float64:
-            self.copied.append(result[0, 0].numel() * args[1][0].numel() * 8)
+        if func in (torch.conv2d, torch.Tensor.add_) and args[0].dtype == torch.float64:
+            (self.convolved if func is torch.conv2d else self.added).append(result.numel())
         return result
 
 
@@ -431,7 +430,7 @@ def test_a_convolution_by_rows_is_the_same(channels, filters, kernel, options):
     with CPUKernels():
         for layout in (torch.contiguous_format, torch.channels_last):  # pictures arrive with channels last
             ours = torch.nn.functional.conv2d(x.to(memory_format=layout), weight, **options)
-            torch.testing.assert_close(ours, whole, rtol=1e-14, atol=0)  # sums of at most 121 positive products
+            torch.testing.assert_close(ours, whole, rtol=1e-13, atol=0)  # at most 121 positive products, in another order
 
 
 def test_the_fourth_power_is_squared_twice():
@@ -442,12 +441,15 @@ def test_the_fourth_power_is_squared_twice():
 
 
 @pytest.mark.parametrize("tool", ["NIQE", "SSIM"])
-def test_no_tool_copies_the_neighbourhoods_of_a_whole_picture_at_once(runner, tool):
-    # At once they would be 1000 · 900 pixels · 49 (NIQE) or 121 (SSIM) weights · 8 bytes = 350 MB and 870 MB.
+def test_windows_slide_over_few_rows_at_a_time(runner, tool):
+    # A convolution of torch's own would copy 1000 · 900 pixels · 49 (NIQE) or 121 (SSIM) neighbours · 8 bytes = 350 or 870 MB,
+    # and from 32768 elements on torch waits for all its threads at every sum.
     large, original = (picture.resize((1000, 900)) for picture in pair(2))
-    with Convolutions() as convolutions:
+    with Float64() as work:
         runner.measure(tool, large, original)
-    assert 0 < max(convolutions.copied) <= MOST_BYTES
+    assert work.convolved == []
+    assert len(work.added) > 900_000 // 32768
+    assert max(work.added) < 32768
 
 
 @pytest.mark.parametrize("tool", sorted(WEIGHT_FREE_FR | {"NIQE", "PIQE"}))
@@ -502,6 +504,7 @@ def test_a_picture_without_texture_is_refused_in_words(tmp_path):
     ("tool", "width", "height"),
     [
         ("VSI", 20_000, 5_000),  # no limit: its authors scale a picture by its size
+        ("CW-SSIM", 20_000, 5_000),  # nor here: weights fall off from the centre
         ("MAD", 95, 1_000_000),  # narrower than a crop
         ("MS-SSIM", 170_000, 170),  # crops of multiples of 96 would be 96 high, and it needs 161
     ],
@@ -514,7 +517,7 @@ def test_crops_estimate_the_score_of_the_whole_picture(runner):
     # A tiled photograph: each place has the same statistics, so a sample of places has the whole's score.
     tile, original = pair(0)
     many = [Image.fromarray(np.tile(np.asarray(picture), (3, 3, 1))) for picture in (tile, original)]
-    for tool in ("NIQE", "SSIM", "VIF"):
+    for tool in ("NIQE", "SSIM"):
         spec = replace(TOOLS[tool], most_megapixels=0.9)
         sample, _ = runner._measure(spec, *many, crops_of(spec, *many[0].size))
         assert runner.maps[tool](sample) == pytest.approx(runner.maps[tool](runner.measure(tool, *many)), abs=0.2), tool

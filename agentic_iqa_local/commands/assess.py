@@ -201,6 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with Console() as console:
             return assess_all(args, console)
+        return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -87,9 +87,13 @@ class Console(AbstractContextManager):
         """Takes the bar away."""
         self._open.close()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self.end()
+        gone = kind is not None and issubclass(kind, BrokenPipeError)  # the reader of our stdout, as with `| head`
+        if gone:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.results.fileno())
         self.results.flush()
+        return gone
 
 
 def start_logging(verbosity: int) -> None:

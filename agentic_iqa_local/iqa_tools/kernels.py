@@ -2,7 +2,7 @@
 in the last bits.
 
 - conv2d copies each pixel's neighbourhood out before it multiplies (im2col): SSIM's window of 11×11 pixels makes 11.6 GB of a
-  picture of 12 megapixels. A few rows at a time stay in the cache, and take a tenth of the time or less.
+  picture of 12 megapixels. Shifted pictures, times their weights, are added up instead, a few rows at a time.
 - pow with exponent 4 was half of MAD's time; squaring twice is several times faster.
 """
 
@@ -13,7 +13,9 @@ import torch
 from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
-MOST_BYTES = 2**20  # of copied neighbourhoods at a time: about what a core's cache holds
+# Of output at a time. They stay in the cache, and torch shares out among threads only what has 32768 elements: where other work
+# has the cores, thousands of small operations that wait for all their threads take ten times as long.
+MOST_PIXELS = 2**15 - 1
 
 
 class CPUKernels(TorchFunctionMode):
@@ -39,20 +41,25 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> torch.Tensor:
-    """torch.conv2d, by groups of channels and by rows of its output."""
+    """torch.conv2d, by few rows of each channel of its output."""
     if bias is not None or isinstance(padding, str) or _pair(dilation) != (1, 1) or x.ndim != 4:
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
     (down, across), (above, beside) = _pair(stride), _pair(padding)
-    x = pad(x, (beside, beside, above, above))
-    tall, wide = weight.shape[2:]
+    x = pad(x, (beside, beside, above, above)).contiguous()
+    filters, depth, tall, wide = weight.shape
     height, width = (x.shape[2] - tall) // down + 1, (x.shape[3] - wide) // across + 1
-    result = x.new_empty(x.shape[0], weight.shape[0], height, width)
-    rows = max(1, MOST_BYTES // (weight[0].numel() * width * x.element_size()))
-    for inputs, kernels, outputs in zip(x.chunk(groups, 1), weight.chunk(groups), result.chunk(groups, 1), strict=True):
-        for top in range(0, height, rows):
-            bottom = min(height, top + rows)
-            source = inputs[:, :, top * down : (bottom - 1) * down + tall].contiguous()
-            outputs[:, :, top:bottom] = torch.conv2d(source, kernels, None, stride)
+    result = x.new_zeros(x.shape[0], filters, height, width)
+    rows = max(1, MOST_PIXELS // width)
+    for n, channel in enumerate(weight.tolist()):
+        first = n // (filters // groups) * depth
+        for picture, output in zip(x[:, first : first + depth], result[:, n], strict=True):
+            for top in range(0, height, rows):
+                sums = output[top : top + rows]
+                for source, taps in zip(picture, channel, strict=True):
+                    for i, line in enumerate(taps):
+                        for j, tap in enumerate(line):
+                            begin, end = i + top * down, i + (top + len(sums) - 1) * down + 1
+                            sums.add_(source[begin:end:down, j : j + (width - 1) * across + 1 : across], alpha=tap)
     return result
 
 

@@ -364,8 +364,12 @@ def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
 
     Five of one size at most, at the centre and at the quarters as for a model, with `most_megapixels` in all. They do not depend
     on the model, so the score is the picture's own. This estimates what pools measurements of small neighbourhoods, which is
-    what tools with a limit do; FSIM, VSI and GMSD first scale a picture by its size, so a crop would be measured at another
-    scale.
+    what tools with a limit do. The others are measured whole: FSIM, VSI and GMSD first scale a picture by its size, PIQE by its
+    brightest pixel, and CW-SSIM weighs places by their distance from the centre.
+
+    A third of the pixels against all, in levels, on 14 to 21 mosaics of photographs with noise, blur, JPEG and without: NIQE
+    0.02 apart on average and 0.07 at most, SRCC 0.99 (of 3072×3072); the others 0.03 to 0.09 and 0.27, SRCC 0.98 (of 1024×1024 or
+    512×512, so on far smaller crops than those that they get).
     """
     if spec.most_megapixels is None or width * height <= spec.most_megapixels * 1e6 or min(width, height) < BLOCK:
         return ()

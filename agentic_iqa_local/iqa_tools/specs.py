@@ -74,30 +74,63 @@ CNN_SIDE = 64
 # fmt: off
 _ROWS = (
     # --- full reference, no weights
-    ToolSpec("PSNR", "psnr", "FR", False, (5, 60), (NOISE,), "peak signal-to-noise ratio over RGB, in dB", SMALL),
-    ToolSpec("PSNRY", "psnry", "FR", False, (5, 60), (NOISE, LIGHT), "peak signal-to-noise ratio of luma, in dB", SMALL),
-    ToolSpec("SSIM", "ssim", "FR", False, (0, 1), (BLUR, NOISE, CODEC), "structural similarity of luma", SMALL, most_megapixels=16),
-    ToolSpec("SSIMC", "ssimc", "FR", False, (0, 1), (BLUR, NOISE, COLOR), "structural similarity over RGB channels", SMALL, most_megapixels=4),
-    ToolSpec("MS-SSIM", "ms_ssim", "FR", False, (0, 1), (BLUR, CODEC, CONTRAST), "structural similarity over five scales", 161, most_megapixels=16),
-    ToolSpec("CW-SSIM", "cw_ssim", "FR", False, (0, 1), (SPATIAL, BLUR), "wavelet similarity, tolerant of small shifts", 64, most_megapixels=2),
+    ToolSpec(
+        "PSNR", "psnr", "FR", False, (5, 60), (NOISE,), "peak signal-to-noise ratio over RGB, in dB", SMALL,
+        seconds=0.06,
+    ),
+    ToolSpec(
+        "PSNRY", "psnry", "FR", False, (5, 60), (NOISE, LIGHT), "peak signal-to-noise ratio of luma, in dB", SMALL,
+        seconds=0.08,
+    ),
+    ToolSpec(
+        "SSIM", "ssim", "FR", False, (0, 1), (BLUR, NOISE, CODEC), "structural similarity of luma", SMALL,
+        seconds=0.3, most_megapixels=16,
+    ),
+    ToolSpec(
+        "SSIMC", "ssimc", "FR", False, (0, 1), (BLUR, NOISE, COLOR), "structural similarity over RGB channels", SMALL,
+        seconds=0.9, most_megapixels=5,
+    ),
+    ToolSpec(
+        "MS-SSIM", "ms_ssim", "FR", False, (0, 1), (BLUR, CODEC, CONTRAST), "structural similarity over five scales", 161,
+        seconds=0.4, most_megapixels=16,
+    ),
+    ToolSpec(
+        "CW-SSIM", "cw_ssim", "FR", False, (0, 1), (SPATIAL, BLUR), "wavelet similarity, tolerant of small shifts", 64,
+        seconds=3,
+    ),
     ToolSpec(
         "FSIM", "fsim", "FR", False, (0, 1), (BLUR, CODEC, NOISE, COLOR),
-        "phase congruency, gradient and chroma similarity; a strong all-round choice", SMALL,
+        "phase congruency, gradient and chroma similarity; a strong all-round choice", SMALL, seconds=0.1,
     ),
     ToolSpec(
         "VSI", "vsi", "FR", False, (0, 1), (COLOR, NOISE, CODEC, BLUR, SPATIAL),
-        "saliency, gradient and chroma similarity; the strongest weight-free choice", SMALL,
+        "saliency, gradient and chroma similarity; the strongest weight-free choice", SMALL, seconds=0.2,
     ),
-    ToolSpec("VIF", "vif", "FR", False, (0, 1), (BLUR, NOISE, CONTRAST), "visual information that survives the distortion", 33, most_megapixels=2),
-    ToolSpec("GMSD", "gmsd", "FR", True, (0, 0.5), (BLUR, SHARP, CODEC), "spread of gradient similarity; edges", SMALL),
-    ToolSpec("MAD", "mad", "FR", True, (0, 400), (NOISE, CODEC, BLUR), "most apparent distortion; slow", SMALL, most_megapixels=0.5),
-    ToolSpec("NLPD", "nlpd", "FR", True, (0, 2), (CONTRAST, LIGHT, BLUR), "distance of normalised Laplacian pyramids", SMALL),
+    ToolSpec(
+        "VIF", "vif", "FR", False, (0, 1), (BLUR, NOISE, CONTRAST), "visual information that survives the distortion", 33,
+        seconds=2, most_megapixels=2,
+    ),
+    ToolSpec(
+        "GMSD", "gmsd", "FR", True, (0, 0.5), (BLUR, SHARP, CODEC), "spread of gradient similarity; edges", SMALL,
+        seconds=0.1,
+    ),
+    ToolSpec(
+        "MAD", "mad", "FR", True, (0, 400), (NOISE, CODEC, BLUR), "most apparent distortion; slow", SMALL,
+        seconds=20, most_megapixels=0.5,
+    ),
+    ToolSpec(
+        "NLPD", "nlpd", "FR", True, (0, 2), (CONTRAST, LIGHT, BLUR), "distance of normalised Laplacian pyramids", SMALL,
+        seconds=0.3,
+    ),
     # --- no reference, no weights
-    ToolSpec("PIQE", "piqe", "NR", True, (0, 100), (CODEC, NOISE, BLUR), "share and depth of distorted blocks", SMALL),
+    ToolSpec(
+        "PIQE", "piqe", "NR", True, (0, 100), (CODEC, NOISE, BLUR), "share and depth of distorted blocks", SMALL,
+        seconds=0.2,
+    ),
     ToolSpec(
         "NIQE", "niqe", "NR", True, (0, 50), (NOISE, BLUR, SHARP), "distance from the statistics of natural images",
         # It runs from 96 on, but is a covariance over 96-pixel blocks: four of them are the least that has one.
-        192, bundled="niqe_modelparameters.mat", most_megapixels=16,
+        192, bundled="niqe_modelparameters.mat", seconds=0.3, most_megapixels=16,
     ),
     ToolSpec(
         "Entropy", "entropy", "NR", False, (0, 8), (), "entropy of the grey levels, in bits", SMALL,
