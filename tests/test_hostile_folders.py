@@ -18,10 +18,11 @@ from conftest import EMBEDDED
 from families import build
 from safetensors.torch import load_file, save_file
 
-from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.files import FileError, open_regular, parse_json, read_bytes, read_json
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.studies.run import ROLES, _model_folder
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import read_weights
 from agentic_iqa_local.vlm_client.rendering import Renderer
@@ -287,6 +288,7 @@ ATTACKS = {
     "a tensor of a negative side": written(WEIGHTS, header({"a": TENSOR | {"shape": [-1, -2]}}, data=bytes(8))),
     "a tensor of half a side": written(WEIGHTS, header({"a": TENSOR | {"shape": [2.0]}}, data=bytes(8))),
     "a tensor of a thousand sides": written(WEIGHTS, header({"a": TENSOR | {"shape": [1] * 999 + [2]}}, data=bytes(8))),
+    "a tensor whose name is a book": written(WEIGHTS, header({"a.1" * 100_000: TENSOR}, data=bytes(8))),
     "bytes that no tensor has": written(WEIGHTS, header({"a": TENSOR}, data=bytes(4096))),
     "a second weight file that is a pickle": evil_pickle("more.safetensors"),
     "a second weight file that leads out": linked("more.safetensors", "{outside}/elsewhere.safetensors"),
@@ -368,7 +370,9 @@ ON_LLAVA = {
     "a tower as wide as a house": changed("config.json", "vision_config", "hidden_size", 10**8),
     "a picture of a million places": changed("config.json", "vision_config", "image_size", 10**8),
     "a tower of another family": changed("config.json", "vision_config", "model_type", "evil"),
-    "a text model that reads a pickle": both(evil_pickle("evil.bin"), changed("config.json", "text_config", "transformers_weights", "evil.bin")),
+    "a text model that reads a pickle": both(
+        evil_pickle("evil.bin"), changed("config.json", "text_config", "transformers_weights", "evil.bin")
+    ),
 }
 
 
@@ -413,7 +417,9 @@ def published(original: Path, folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(text | config | {"torch_dtype": "float32", "transformers_version": "4.41.2"}))
     processor = json.loads((original / "processor_config.json").read_text())
     (folder / "preprocessor_config.json").write_text(
-        json.dumps(processor["image_processor"] | {"processor_class": "Qwen2_5_VLProcessor", "min_pixels": 4096, "max_pixels": 65536})
+        json.dumps(
+            processor["image_processor"] | {"processor_class": "Qwen2_5_VLProcessor", "min_pixels": 4096, "max_pixels": 65536}
+        )
     )
     tokenizer = json.loads((original / "tokenizer.json").read_text())["model"]
     (folder / "vocab.json").write_text(json.dumps(tokenizer["vocab"]))
@@ -473,7 +479,9 @@ def test_pickles_beside_whole_weights_are_left_alone(qwen, outside, tmp_path):
     folder = copied(qwen, tmp_path / "model")
     for name in ("pytorch_model.bin", "consolidated.00.pth", "training_args.bin"):
         evil_pickle(name)(folder, outside)
-    written("pytorch_model.bin.index.json", json.dumps({"metadata": {}, "weight_map": {"a": "pytorch_model.bin"}}))(folder, outside)
+    written("pytorch_model.bin.index.json", json.dumps({"metadata": {}, "weight_map": {"a": "pytorch_model.bin"}}))(
+        folder, outside
+    )
     TransformersClient("tiny", ModelSettings(path=str(folder)), "cpu")
     assert not (tmp_path / "touched").exists()
 
@@ -495,13 +503,20 @@ def test_a_processor_without_weights_is_examined_too(originals, outside, tmp_pat
     folder = copied(originals / "embedded", tmp_path / "model")
     (folder / WEIGHTS).unlink()
     assert Renderer("tiny", ModelSettings(path=str(folder)), weights=False).weights is None
-    for attack in (a_pipe("config.json"), changed("config.json", "vision_config", "depth", 10**6), changed("config.json", "auto_map", {"a": "b"})):
-        shutil.copy(EMBEDDED / "config.json", tmp_path / "config.json")
-        attack(folder, outside)
-        with pytest.raises(VLMError, match="^model folder "):
-            Renderer("tiny", ModelSettings(path=str(folder)), weights=False)
+    for name in ("a pipe as config.json", "1000000 as the tower's depth", "code for the model"):
         (folder / "config.json").unlink()
         shutil.copy(EMBEDDED / "config.json", folder)
+        ATTACKS[name](folder, outside)
+        with pytest.raises(VLMError, match=r"^model folder "):
+            Renderer("tiny", ModelSettings(path=str(folder)), weights=False)
+
+
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS, "other.txt"])
+def test_a_study_does_not_wait_for_the_folder_that_it_is_to_describe(name, originals, outside, tmp_path):
+    folder = copied(originals / "embedded", tmp_path / "model")
+    a_pipe(name)(folder, outside)
+    with pytest.raises(VLMError, match="expected a regular file, got a pipe"):
+        _model_folder(load_settings().with_model(str(folder)), ROLES[0])
 
 
 TEMPLATES = {
@@ -520,7 +535,7 @@ def test_a_chat_template_that_fails_is_one_sentence(name, qwen, tmp_path):
     folder = copied(qwen, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(TEMPLATES[name])
     renderer = Renderer("tiny", ModelSettings(path=str(folder)))
-    with pytest.raises(VLMError, match="^chat template of tiny") as caught:
+    with pytest.raises(VLMError, match=r"^chat template of tiny") as caught:
         renderer.render(SCORING, 1)
     assert "\n" not in str(caught.value)
 
@@ -538,7 +553,7 @@ def test_a_chat_template_that_fails_is_one_sentence(name, qwen, tmp_path):
         (b"1e5", "expected a JSON object, got a number"),
         (b'"x"', "expected a JSON object, got a text"),
         (b"\xff", "expected JSON, got something else"),
-        (b'\xef\xbb\xbf{}', "expected JSON, got something else"),
+        (b"\xef\xbb\xbf{}", "expected JSON, got something else"),
         (deep(65).encode(), "expected JSON nested at most 64 deep"),
         (deep(100_000).encode(), "expected JSON nested at most 64 deep"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "expected JSON, got something else"),

@@ -5,6 +5,7 @@ to load besides, and no size in config.json makes a library build what the weigh
 """
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -35,9 +36,11 @@ SETTINGS = (
     "chat_template.json",
     "hf_quant_config.json",
 )
+TEXTS = (".json", ".txt", ".jinja", ".model", ".tiktoken")
 LARGEST_TEXT = 128 * 2**20  # tokenizer.json of vocabularies of 260 thousand tokens: 35 MB
 LARGEST_INDEX = 16 * 2**20  # the index of 90 thousand tensors: 9 MB
 LARGEST_HEADER = 16 * 2**20
+LONGEST_NAME = 500  # of a tensor
 LONGEST_LIST = 4096  # in config.json: layers, grids and modules are listed there, one by one
 # They make transformers or vLLM load code, weights or files that nobody has looked at; vLLM once ran what a nested auto_map names
 # though it was told to trust none (CVE-2025-66448).
@@ -99,7 +102,7 @@ class Weights:
         """How many layers the longest row has: tensors of one are named by their place in it (`model.layers.27.…`)."""
         rows = defaultdict(set)
         for name in self.shapes:
-            for place in re.finditer(r"\.([0-9]+)\.", name):
+            for place in itertools.islice(re.finditer(r"\.([0-9]+)\.", name), 4):  # a layer, and an expert in it
                 rows[name[: place.start()]].add(place[1])
         return max(map(len, rows.values()), default=0)
 
@@ -128,9 +131,8 @@ def examine(folder: Path, weights: bool = True) -> Weights | None:
     for name in names:
         if name in SETTINGS:
             _check_sources(folder, name, _read(folder, name))
-        elif name.endswith((".json", ".txt", ".jinja", ".model", ".tiktoken")) and not name.endswith(".index.json"):
-            if (size := (folder / name).stat().st_size) > LARGEST_TEXT:
-                raise VLMError(f"model folder {folder}: {name!r}: expected at most {LARGEST_TEXT} bytes, got {size}; {AGAIN}")
+        elif name.endswith(TEXTS) and (size := (folder / name).stat().st_size) > LARGEST_TEXT:
+            raise VLMError(f"model folder {folder}: {name!r}: expected at most {LARGEST_TEXT} bytes, got {size}; {AGAIN}")
     _check_sizes(folder, _read(folder, "config.json"))
     return read_weights(folder) if weights else None
 
@@ -138,31 +140,25 @@ def examine(folder: Path, weights: bool = True) -> Weights | None:
 def _files(folder: Path) -> list[str]:
     """The names of the files in `folder` and of its chat templates. Raises VLMError for what is neither file nor folder, and for
     links that lead out."""
-    names: list[str] = []
-    inside = folder.resolve()
-    for entry in [*os.scandir(folder), *_templates(folder)]:
-        name = os.path.relpath(entry.path, folder)
+    names = []
+    try:
+        inside, templates = folder.resolve(), folder / "additional_chat_templates"
+        places = [*folder.iterdir(), *(templates.iterdir() if templates.is_dir() else ())]
+    except OSError as error:
+        raise VLMError(f"model folder {folder}: expected a folder that can be read, got {error.strerror}; {AGAIN}") from error
+    for place in places:
+        name = str(place.relative_to(folder))
         try:
-            if not Path(entry.path).resolve(strict=True).is_relative_to(inside):
-                raise VLMError(
-                    f"model folder {folder}: {name!r}: expected a file of the folder, got a link that leads out of it; copy the folder "
-                    "with its links followed (cp -rL)"
-                )
-            if entry.is_dir():
-                continue
-            os.close(open_regular(entry.path))
-        except (OSError, RuntimeError, FileError) as error:
-            if isinstance(error, VLMError):
-                raise
-            problem = str(error) if isinstance(error, FileError) else "expected a file, got a link that leads nowhere"
-            raise VLMError(f"model folder {folder}: {name!r}: {problem}; {AGAIN}") from error
-        names.append(name)
+            if not place.resolve(strict=True).is_relative_to(inside):
+                raise FileError("expected a file of the folder, got a link that leads out of it (cp -rL copies what it leads to)")
+            if not place.is_dir():
+                os.close(open_regular(place))
+                names.append(name)
+        except FileError as error:
+            raise VLMError(f"model folder {folder}: {name!r}: {error}; {AGAIN}") from error
+        except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
+            raise VLMError(f"model folder {folder}: {name!r}: expected a file, got a link that leads nowhere; {AGAIN}") from error
     return sorted(names)
-
-
-def _templates(folder: Path) -> list[os.DirEntry]:
-    place = folder / "additional_chat_templates"
-    return list(os.scandir(place)) if place.is_dir() else []
 
 
 def _read(folder: Path, name: str, largest: int | None = None) -> dict[str, Any]:
@@ -213,7 +209,9 @@ def _check_sizes(folder: Path, config: dict[str, Any]) -> None:
                 refuse(f"a text as {key}", value)
             if key == "quantization_config" and value is not None and not isinstance(value, dict):
                 refuse(f"an object as {key}", value)
-            if key == "architectures" and not (value is None or isinstance(value, list) and all(isinstance(x, str) for x in value)):
+            if key == "architectures" and not (
+                value is None or (isinstance(value, list) and all(isinstance(x, str) for x in value))
+            ):
                 refuse(f"a list of texts as {key}", value)
             for number in value if isinstance(value, list) else [value]:
                 if key in SIZES and number is not None and (type(number) is not int or not 1 <= number <= LARGEST_SIZE):
@@ -235,7 +233,9 @@ def check_against_weights(folder: Path, config: Mapping[str, Any], weights: Weig
     """
 
     def refuse(key: str, value: int, what: str) -> None:
-        raise VLMError(f"model folder {folder}: expected config.json to describe its weights, got {value} as {key}, {what}; {AGAIN}")
+        raise VLMError(
+            f"model folder {folder}: expected config.json to describe its weights, got {value} as {key}, {what}; {AGAIN}"
+        )
 
     widest = max(weights.widths, default=0)
     for part, _ in walk(config):
@@ -313,7 +313,9 @@ def _header(folder: Path, file: Path) -> dict[str, tuple[int, ...]]:
                 raise FileError(f"expected a safetensors header inside of its {size} bytes, got none")
             return dict(_tensors(parse_json(opened.read(length)), size - 8 - length))
     except (FileError, OSError) as error:
-        raise VLMError(f"model folder {folder}: {file.name!r} is no whole safetensors file: {error}; copy the folder again") from error
+        raise VLMError(
+            f"model folder {folder}: {file.name!r} is no whole safetensors file: {error}; copy the folder again"
+        ) from error
 
 
 def _tensors(header: dict[str, Any], room: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -326,8 +328,12 @@ def _tensors(header: dict[str, Any], room: int) -> Iterator[tuple[str, tuple[int
         kind, shape, place = about.get("dtype"), about.get("shape"), about.get("data_offsets")
         if not (isinstance(kind, str) and kind in BITS and _are_counts(shape) and _are_counts(place) and len(place) == 2):
             raise FileError(f"expected dtype, shape and place of the tensor {name[:200]!r}, got others")
+        if len(name) > LONGEST_NAME:
+            raise FileError(f"expected names of tensors of at most {LONGEST_NAME} characters, got {len(name)}")
         if not place[0] <= place[1] <= room or math.prod(shape) * BITS[kind] != (place[1] - place[0]) * 8:
-            raise FileError(f"expected the tensor {name[:200]!r} of {shape[:8]} in the file's {room} bytes, got {place} as its place")
+            raise FileError(
+                f"expected the tensor {name[:200]!r} of {shape[:8]} in the file's {room} bytes, got {place} as its place"
+            )
         filled += place[1] - place[0]
         yield name, tuple(shape)
     if filled != room:
