@@ -395,11 +395,6 @@ def _renderer(setup: Setup, backend: str) -> "Renderer":
     return Renderer(name, setup.settings.model(backend), weights=engine != "server")
 
 
-def parameters(folder: Path) -> dict[str, int]:
-    """Tensor → number of its parameters, from the headers of the safetensors files that transformers would load."""
-    return {name: math.prod(shape) for name, shape in read_weights(folder).shapes.items()}
-
-
 @check("folder", "copy the folder again")
 def model_folder(setup: Setup, backend: str) -> Finding:
     """Is the folder a vision-language model that this transformers reads, with all its weight files whole?"""

@@ -30,9 +30,9 @@ def open_regular(path: str | Path) -> int:
     try:
         _require_regular(os.stat(path))
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except FileError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        if isinstance(error, FileError):
-            raise
         raise FileError(f"expected a file that can be read, got {getattr(error, 'strerror', None) or error}") from error
     try:
         _require_regular(os.fstat(descriptor))  # another may have taken the name since
