@@ -41,6 +41,7 @@ from agentic_iqa_local.model_store import MANIFEST, BundleError, models_root, re
 from agentic_iqa_local.paths import ROOT, command
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.vlm_client.model_folder import read_weights
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -394,29 +395,6 @@ def _renderer(setup: Setup, backend: str) -> "Renderer":
     return Renderer(name, setup.settings.model(backend), weights=engine != "server")
 
 
-def parameters(folder: Path) -> dict[str, int]:
-    """Tensor → number of its parameters, from the headers of the safetensors files that transformers would load."""
-    return {name: math.prod(shape) for name, shape in _shapes(folder).items()}
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    single = folder / "model.safetensors"
-    if single.is_file():
-        return [single]
-    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-    return [folder / shard for shard in sorted(set(index["weight_map"].values()))]
-
-
-def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    from safetensors import safe_open
-
-    shapes = {}
-    for file in _weight_files(folder):
-        with safe_open(file, "np") as tensors:
-            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 - no mapping
-    return shapes
-
-
 @check("folder", "copy the folder again")
 def model_folder(setup: Setup, backend: str) -> Finding:
     """Is the folder a vision-language model that this transformers reads, with all its weight files whole?"""
@@ -424,8 +402,8 @@ def model_folder(setup: Setup, backend: str) -> Finding:
     found = f"{renderer.folder}: {renderer.config.model_type}"
     if backend.partition(".")[0] == "server":
         return "pass", f"{found}, its processor (the weights are the server's)", ""
-    count = sum(parameters(renderer.folder).values())
-    return "pass", f"{found}, {count / 1e6:.1f} million parameters in {len(_weight_files(renderer.folder))} file(s)", ""
+    weights = renderer.weights
+    return "pass", f"{found}, {weights.numbers / 1e6:.1f} million parameters in {len(weights.files)} file(s)", ""
 
 
 def weight_bytes(folder: Path, quantization: str, width: int) -> int:
@@ -434,14 +412,15 @@ def weight_bytes(folder: Path, quantization: str, width: int) -> int:
     Quantised are the matrices of the language layers and of what joins the tower to them; tower, embeddings and head keep the
     dtype. A folder that is quantised already is counted as it lies on disk.
     """
+    weights = read_weights(folder)
     if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
-        return sum(file.stat().st_size for file in _weight_files(folder))
+        return sum(file.stat().st_size for file in weights.files)
     small = QUANTISED.get(quantization, width)
     return round(
         sum(
             math.prod(shape)
             * (small if len(shape) == 2 and name.endswith(".weight") and not KEPT & {*name.split(".")} else width)
-            for name, shape in _shapes(folder).items()
+            for name, shape in weights.shapes.items()
         )
     )
 

@@ -22,6 +22,7 @@ from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.model_store import Piece, describe, unpack, write_bundle
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.vlm_client.model_folder import read_weights
 
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 BACKEND = "transformers.embedded"
@@ -387,7 +388,7 @@ def test_a_score_cache_is_not_made_by_looking_for_it(tmp_path):
 
 
 def test_parameters_are_those_of_the_loaded_model(client):
-    assert sum(doctor.parameters(EMBEDDED).values()) == client.model.num_parameters()
+    assert read_weights(EMBEDDED).numbers == client.model.num_parameters()
 
 
 def kv_bytes(session) -> tuple[int, int]:

@@ -296,7 +296,7 @@ class TestBadFolders:
         assert "\n" not in str(caught.value)
 
     def test_missing(self, tmp_path):
-        self.refused(tmp_path / "nothing", "found none")
+        self.refused(tmp_path / "nothing", "there is none")
 
     def test_without_config(self, tmp_path):
         self.refused(tmp_path, "config.json")
@@ -334,13 +334,13 @@ class TestBadFolders:
     def test_damaged_index(self, tmp_path):
         shutil.copytree(EMBEDDED, tmp_path / "m")
         (tmp_path / "m" / "model.safetensors.index.json").write_text('{"weight_map"')
-        self.refused(tmp_path / "m", "cannot be read")
+        self.refused(tmp_path / "m", "index.json cannot be used: expected JSON")
 
     def test_truncated_weights(self, tmp_path):
         shutil.copytree(EMBEDDED, tmp_path / "m")
         weights = tmp_path / "m" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:10_000])
-        self.refused(tmp_path / "m", "cannot load it")
+        self.refused(tmp_path / "m", "no whole safetensors file")
 
     def test_remote_code_is_not_run(self, tmp_path):
         import json
@@ -350,4 +350,4 @@ class TestBadFolders:
         config |= {"model_type": "stranger", "auto_map": {"AutoConfig": "evil.Config"}}
         (tmp_path / "m" / "config.json").write_text(json.dumps(config))
         (tmp_path / "m" / "evil.py").write_text("raise SystemExit('remote code ran')")
-        self.refused(tmp_path / "m", "cannot be used")
+        self.refused(tmp_path / "m", "auto_map, which names code to run")

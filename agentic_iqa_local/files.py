@@ -1,0 +1,101 @@
+"""The one reader of small files that come from elsewhere: manifests, notes, a model's configuration. Standard library alone.
+
+A name can stand for a pipe that nobody writes to, a device without an end, or a file larger than memory; JSON can be nested
+until its parser fails. None of these may hang a program or end it in a traceback.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentic_iqa_local.errors import UserError
+
+LARGEST = 4 * 2**20
+DEEPEST = 64
+
+
+class FileError(UserError, ValueError):
+    """A file that is not what was expected. The message is the rest of a sentence that begins with the file's name: "expected
+    a regular file, got a pipe". Whoever reads the file says which it is and what to do."""
+
+
+def open_regular(path: str | Path) -> int:
+    """A descriptor of the regular file at `path`, open for reading; it is the caller's to close. Links are followed.
+
+    Raises FileError for anything else, without waiting for it. A device is not even opened: for some that is an order.
+    """
+    try:
+        _require_regular(os.stat(path))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except FileError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        raise FileError(f"expected a file that can be read, got {getattr(error, 'strerror', None) or error}") from error
+    try:
+        _require_regular(os.fstat(descriptor))  # another may have taken the name since
+    except FileError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_regular(state: os.stat_result) -> None:
+    if not stat.S_ISREG(state.st_mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        raise FileError(f"expected a regular file, got {kinds.get(stat.S_IFMT(state.st_mode), 'a device')}")
+
+
+def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
+    """The content of a regular file of at most `largest` bytes. Raises FileError.
+
+    What a file's size says is not believed: in /proc it is 0 for files that never end.
+    """
+    with open(open_regular(path), "rb") as file:
+        try:
+            content = file.read(largest + 1)
+        except OSError as error:
+            raise FileError(f"expected a file that can be read, got {error.strerror}") from error
+    if content is None:
+        raise FileError("expected a regular file, got one that would have to be waited for")
+    if len(content) > largest:
+        raise FileError(f"expected at most {largest} bytes, got more")
+    return content
+
+
+def read_json(path: str | Path, largest: int = LARGEST, deepest: int = DEEPEST) -> dict[str, Any]:
+    """The JSON object in a file of at most `largest` bytes, nested at most `deepest` deep. Raises FileError."""
+    return parse_json(read_bytes(path, largest), deepest)
+
+
+def parse_json(content: bytes, deepest: int = DEEPEST) -> dict[str, Any]:
+    """The JSON object that is `content` in UTF-8, nested at most `deepest` deep. Raises FileError."""
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise FileError(f"expected JSON nested at most {deepest} deep, got it deeper") from None
+    except ValueError as error:
+        raise FileError(f"expected JSON, got something else ({error})") from error
+    if not isinstance(value, dict):
+        raise FileError(f"expected a JSON object, got {_kind(value)}")
+    for _, depth in walk(value):
+        if depth > deepest:
+            raise FileError(f"expected JSON nested at most {deepest} deep, got it deeper")
+    return value
+
+
+def walk(value: Any) -> Iterator[tuple[dict | list, int]]:
+    """Each object and list in parsed JSON with its depth (1: `value` itself), without recursion."""
+    waiting = [(value, 1)]
+    while waiting:
+        part, depth = waiting.pop()
+        yield part, depth
+        waiting += [(x, depth + 1) for x in (part.values() if isinstance(part, dict) else part) if isinstance(x, (dict, list))]
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    return {list: "a list", str: "a text", bool: "true or false"}.get(type(value), "a number")
