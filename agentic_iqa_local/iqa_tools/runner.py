@@ -58,13 +58,17 @@ class ToolInfo:
 @dataclass(frozen=True)
 class ToolReading:
     """One measurement: the metric's own number, its quality in 1..5, and the seconds it took (construction left out; 0 when
-    the number was `cached` on disk)."""
+    the number was `cached` on disk). Raises ToolError for numbers that are not finite."""
 
     tool: str
     raw: float
     normalized: float
     seconds: float
     cached: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.raw) and math.isfinite(self.normalized)):
+            raise ToolError(f"{self.tool}: expected a finite score, got {self.raw} ({self.normalized} of 5); use another tool.")
 
 
 def _import_pyiqa(root: Path) -> Any:
