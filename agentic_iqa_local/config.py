@@ -125,8 +125,8 @@ class ModelSettings(Section):
     server: str = Field(
         "http://127.0.0.1:8000",
         repr=False,
-        description="Backend server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs in; both are kept "
-        "out of whatever is written.",
+        description="Backend server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs in, instead of "
+        "with $AGENTIC_IQA_SERVER_KEY; neither is ever written or shown.",
     )
     served_name: str | None = Field(None, description="Backend server: the model's name there; default: the only one.")
     server_timeout: float = Field(
@@ -317,9 +317,8 @@ def load_settings(name: str | Path | None = None) -> Settings:
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except Exception as error:  # PyYAML raises nearly any type: RecursionError, KeyError, AttributeError ...
-        said = re.sub(
-            "://[^/\\s]*@", "://", " ".join(str(error).split())
-        )  # it quotes the line, and an address may hold a password
+        # it quotes the line, in which an address may hold a password
+        said = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
         raise ConfigError(f"{path}: not valid YAML ({said})") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, got {type(data).__name__}")

@@ -22,7 +22,8 @@ from agentic_iqa_local.commands.assess import main
 from agentic_iqa_local.config import ConfigError, ModelSettings, Settings, load_settings
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
-from agentic_iqa_local.iqa_tools.runner import ToolReading
+from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
+from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS, ToolReading
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.replies import summary_reply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
@@ -648,6 +649,8 @@ def test_a_raw_score_that_is_not_finite_is_no_reading(raw):
         ToolReading("NIQE", raw, 3.0, 0.0)
     with pytest.raises(ToolError, match="NIQE: expected a finite score"):
         ToolReading("NIQE", 3.0, raw, 0.0)
+    with pytest.raises(CalibrationError, match="NIQE: expected a finite raw score"):
+        read_map_file(SHIPPED_MAPS)[0]["NIQE"](raw)
 
 
 def test_settings_are_those_of_before_but_for_what_is_hidden():

@@ -162,8 +162,8 @@ class _Deadline:
         with self._lock:
             self.passed = True
             if self._socket is not None:
-                with suppress(OSError):
-                    self._socket.shutdown(SHUT_RDWR)
+                with suppress(OSError):  # the plain socket's: that of TLS takes the encryption from a thread that reads
+                    super(type(self._socket), self._socket).shutdown(SHUT_RDWR)
 
 
 class ServerClient:
@@ -183,8 +183,10 @@ class ServerClient:
             (self.url, login), key = split_server(settings.server), server_key()
         except ConfigError as error:
             raise VLMError(str(error)) from None
-        basic = base64.b64encode(":".join(login).encode()).decode() if login else ""
-        self._secrets = [secret for secret in (key, basic, *(login or ())[::-1]) if secret]
+        self._secrets = [key] if key else []
+        if login:
+            user, password = login
+            self._secrets += [base64.b64encode(f"{user}:{password}".encode()).decode(), password or user]
         self._http = httpx.Client(
             trust_env=False,
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
@@ -246,13 +248,14 @@ class ServerClient:
                         said += part
                         if len(said) > MAX_ANSWER:
                             break
+            except httpx.TimeoutException:
+                deadline.passed = True
             except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-                if not deadline.passed and not isinstance(error, httpx.TimeoutException):
+                if not deadline.passed:
                     raise ModelLost(
                         f"server {self.url}: expected a vLLM server, got none ({self.shown(str(error))}); start one with "
                         f"vllm serve {self.renderer.folder} or set server"
                     ) from None
-                deadline.passed = True
         if deadline.passed:  # a body without a length only seems to end where its connection was ended
             raise VLMError(
                 f"server {self.url}: expected the whole answer of {path} in {seconds:g} s, got none"
