@@ -5,12 +5,14 @@ A configuration file is complete in itself: what it leaves out has the default g
 
 import difflib
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal, get_args
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import yaml
 from PIL import ImageColor
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.iqa_tools.specs import ToolError, find_tool
@@ -33,8 +35,31 @@ def model_folder(name: str) -> Path:
 
 
 def server_key() -> str | None:
-    """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key."""
-    return os.environ.get("AGENTIC_IQA_SERVER_KEY")
+    """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key. Raises ConfigError, which does not quote it."""
+    key = os.environ.get("AGENTIC_IQA_SERVER_KEY")
+    if key and not re.fullmatch("[!-~]+", key):
+        raise ConfigError(
+            "$AGENTIC_IQA_SERVER_KEY: expected printable ASCII characters without blanks or line ends, got others too; set it anew"
+        )
+    return key or None
+
+
+def split_server(address: str) -> tuple[str, tuple[str, str] | None]:
+    """A server's address without user and password, and those two. Raises ConfigError, which does not quote it."""
+    try:
+        if not address.isprintable() or " " in address or "\\" in address:
+            raise ValueError("blanks or control characters in an address")
+        url = urlsplit(address)
+        if url.scheme not in ("http", "https") or not url.hostname or url.port == 0 or "?" in address or "#" in address:
+            raise ValueError("not a server's address")
+    except ValueError:
+        raise ConfigError(
+            "server: expected http://HOST:PORT or https://HOST:PORT, got something else, which is not shown since it may hold a "
+            "password; percent-encode signs in a user's name or password"
+        ) from None
+    user, _, place = url.netloc.rpartition("@")
+    login = (unquote(url.username or ""), unquote(url.password or "")) if user else None
+    return urlunsplit((url.scheme, place, url.path, "", "")).rstrip("/"), login
 
 
 def check_colour(colour: str) -> None:
@@ -50,7 +75,8 @@ def check_colour(colour: str) -> None:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # pydantic's own errors would show a password in an address
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class RoleSettings(Section):
@@ -96,11 +122,28 @@ class ModelSettings(Section):
     left_for_tools_gib: float = Field(
         4.0, ge=0, description="vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest."
     )
-    server: str = Field("http://127.0.0.1:8000", description="Backend server: where vLLM's OpenAI-compatible server listens.")
+    server: str = Field(
+        "http://127.0.0.1:8000",
+        repr=False,
+        description="Backend server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs in, instead of "
+        "with $AGENTIC_IQA_SERVER_KEY; neither is ever written or shown.",
+    )
     served_name: str | None = Field(None, description="Backend server: the model's name there; default: the only one.")
-    server_timeout: float = Field(600, gt=0, description="Backend server: seconds to wait for one answer.")
+    server_timeout: float = Field(
+        600, gt=0, le=86400, description="Backend server: seconds from a request to the end of its answer."
+    )
     min_pixels: int | None = Field(None, ge=1, description="Default: the processor's own.")
     max_pixels: int | None = Field(None, ge=1, description="Largest picture seen in one piece; default: the processor's own.")
+
+    @field_validator("server")
+    @classmethod
+    def _is_an_address(cls, address: str) -> str:
+        split_server(address)
+        return address
+
+    @field_serializer("server")
+    def _without_login(self, address: str) -> str:
+        return split_server(address)[0]
 
 
 class ImageSettings(Section):
@@ -275,7 +318,9 @@ def load_settings(name: str | Path | None = None) -> Settings:
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except Exception as error:  # PyYAML raises nearly any type: RecursionError, KeyError, AttributeError ...
-        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
+        # it quotes the line, in which an address may hold a password
+        said = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
+        raise ConfigError(f"{path}: not valid YAML ({said})") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, got {type(data).__name__}")
     try:

@@ -1,6 +1,7 @@
 """Raw scores kept on disk, by what they were measured on: one SQLite file, safe to share between processes."""
 
 import hashlib
+import math
 import sqlite3
 import threading
 from pathlib import Path
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
+TABLE = "CREATE TABLE scores (key TEXT PRIMARY KEY, raw REAL NOT NULL)"
+
+
 class ScoreCache:
     """Raw scores by key. Raises ToolError for a file that is no such cache or cannot be written."""
 
@@ -20,23 +24,30 @@ class ScoreCache:
         try:
             self._database = sqlite3.connect(self.path, check_same_thread=False, timeout=60)
             with self._database:
-                self._database.execute("CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, raw REAL NOT NULL)")
+                self._database.execute(TABLE.replace("TABLE", "TABLE IF NOT EXISTS"))
+            # a view or a trigger of the same name would run what somebody else wrote
+            schema = self._database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
         except sqlite3.Error as error:
             raise ToolError(f"tools.cache {self.path}: expected an SQLite file that can be written, got: {error}") from error
+        if schema != [(TABLE,)]:
+            raise ToolError(
+                f"tools.cache {self.path}: expected a file with nothing but a table of scores, got another database; choose another file"
+            )
 
     def get(self, key: str) -> float | None:
-        """The score, None where there is none. Raises ToolError when the file cannot be read."""
-        found = self._run("SELECT raw FROM scores WHERE key = ?", (key,)).fetchone()
-        return found and found[0]
+        """The score, None where there is none or something else than a finite number. Raises ToolError when the file cannot be
+        read."""
+        found = self._run("SELECT raw FROM scores WHERE key = ? AND typeof(raw) = 'real'", (key,))
+        return found[0] if found and math.isfinite(found[0]) else None
 
     def put(self, key: str, raw: float) -> None:
         """Raises ToolError when the file cannot be written."""
         self._run("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, raw))
 
-    def _run(self, statement: str, values: tuple) -> sqlite3.Cursor:
+    def _run(self, statement: str, values: tuple) -> tuple | None:
         try:
             with self._lock, self._database:
-                return self._database.execute(statement, values)
+                return self._database.execute(statement, values).fetchone()
         except sqlite3.Error as error:
             raise ToolError(f"tools.cache {self.path}: cannot be used ({error}); make room, or choose another file") from error
 

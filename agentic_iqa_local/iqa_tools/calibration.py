@@ -69,7 +69,10 @@ class LogisticMap(BaseModel):
 
     def __call__(self, raw: float) -> float:
         """Quality in [1, 5]. A raw score outside the domain counts as the domain's nearer end, where the map was checked;
-        the result is clipped to the scale, so different raw scores may tie at 1 or 5."""
+        the result is clipped to the scale, so different raw scores may tie at 1 or 5. Raises CalibrationError for one that is
+        not finite."""
+        if not math.isfinite(raw):
+            raise CalibrationError(f"{self.tool}: expected a finite raw score, got {raw}; measure it again.")
         low, high = self.domain
         return min(HIGHEST, max(LOWEST, self.unclipped(min(high, max(low, raw)))))
 

@@ -62,7 +62,8 @@ class ToolInfo:
 @dataclass(frozen=True)
 class ToolReading:
     """One measurement: the metric's own number, its quality in 1..5, and the seconds it took (construction left out; 0 when
-    the number was `cached` on disk). `crops` are the parts that it was measured on, empty where on all pixels."""
+    the number was `cached` on disk). `crops` are the parts that it was measured on, empty where on all pixels. Raises ToolError for
+    numbers that are not finite."""
 
     tool: str
     raw: float
@@ -70,6 +71,10 @@ class ToolReading:
     seconds: float
     cached: bool = False
     crops: tuple[Box, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.raw) and math.isfinite(self.normalized)):
+            raise ToolError(f"{self.tool}: expected a finite score, got {self.raw} ({self.normalized} of 5); use another tool.")
 
 
 def _import_pyiqa(root: Path) -> Any:

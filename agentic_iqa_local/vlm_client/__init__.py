@@ -6,8 +6,9 @@ constrained to a pydantic schema, and the letter read. It knows nothing of quali
 
 import difflib
 import importlib
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -59,13 +60,57 @@ class TokenUsage:
         return TokenUsage(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
+LOGPROB_ROUNDING = 1e-3
+"""How far a log-probability may lie above 0, and the letters' probabilities above 1 together: a softmax in float32 over 10⁵
+tokens is off by less than a tenth of it."""
+
+NO_PROBABILITY = -9999.0
+"""What vLLM's server writes for −inf. Letters are read without a mask, and finite logits give every token a log-probability
+far above this: −inf, and what stands for it, says that a model overflowed."""
+
+
 @dataclass(frozen=True)
 class LetterRead:
-    """Raw log-probabilities (natural log, over the full vocabulary) of the answer letters at one position."""
+    """Raw log-probabilities (natural log, over the full vocabulary) of the answer letters at one position.
+
+    Raises VLMError unless they are such: numbers from NO_PROBABILITY (left out) to 0 whose probabilities sum to at most 1,
+    both within LOGPROB_ROUNDING.
+    """
 
     logprobs: dict[str, float]
     off_letter_mass: float
     token_ids: dict[str, int]
+
+    def __post_init__(self) -> None:
+        _total_probability(self.logprobs)
+
+    @classmethod
+    def of(cls, engine: str, found: Mapping[int, float], token_ids: dict[str, int]) -> Self:
+        """The letters' part of `found`, which gives log-probabilities by token id. `engine` begins the message of a VLMError."""
+        try:
+            picked = {letter: found[token] for letter, token in token_ids.items()}
+            return cls(picked, max(0.0, 1.0 - _total_probability(picked)), token_ids)
+        except KeyError as error:
+            raise VLMError(f"{engine}: expected a log-probability of each letter's token, got none of token {error}") from None
+        except VLMError as error:
+            raise VLMError(f"{engine}: {error}") from None
+
+
+def _total_probability(logprobs: Mapping[str, float]) -> float:
+    """What the letters' probabilities sum to. Raises VLMError, see LetterRead."""
+    for letter, value in logprobs.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
+            raise VLMError(
+                f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}; set dtype: float32, or "
+                "use another model"
+            )
+    if (total := math.fsum(map(math.exp, logprobs.values()))) > 1 + LOGPROB_ROUNDING:
+        raise VLMError(
+            f"expected probabilities of the letters {', '.join(logprobs)} that sum to at most 1, got {total:.4g}; use another model "
+            "or engine"
+        )
+    return total
 
 
 @dataclass(frozen=True)

@@ -221,9 +221,7 @@ class TransformersSession:
         ids, answer, text = self._render(prompt, answer_prefix)
         token_ids = resolve_letters(self.client.renderer.encode, text, letters)
         logprobs = self._advance(ids + answer, new_call=True).double().log_softmax(-1)
-        picked = {letter: logprobs[token].item() for letter, token in token_ids.items()}
-        on_letters = float(np.exp(np.logaddexp.reduce(list(picked.values()))))
-        return LetterRead(picked, max(0.0, 1.0 - on_letters), token_ids)
+        return LetterRead.of(self.client.name, {token: logprobs[token].item() for token in token_ids.values()}, token_ids)
 
     def _render(self, prompt: Prompt, answer_prefix: str = "") -> tuple[list[int], list[int], str]:
         """(token ids of the prompt with the images expanded, ids of the answer so far, the text of both)."""

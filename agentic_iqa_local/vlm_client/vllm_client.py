@@ -24,7 +24,6 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; vLLM otherwise takes nearly all memory
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the tools' threads must not be tied to the same cores
 
-import numpy as np
 import torch
 from PIL import Image
 from pydantic import BaseModel
@@ -323,13 +322,7 @@ class VllmSession:
         output = self._ask(ids, begun, params)
         self.usage.forward_passes += 1
         at = output.outputs[0].logprobs[0]
-        picked = {letter: float(at[token].logprob) for letter, token in token_ids.items()}
-        if not np.isfinite(list(picked.values())).all():
-            raise VLMError(
-                f"{self.client.name} gave log-probabilities that are not finite in {self.client.dtype}; set dtype: float32"
-            )
-        on_letters = float(np.exp(np.logaddexp.reduce(list(picked.values()))))
-        return LetterRead(picked, max(0.0, 1.0 - on_letters), token_ids)
+        return LetterRead.of(self.client.name, {token: at[token].logprob for token in token_ids.values()}, token_ids)
 
     def _render(self, prompt: Prompt, answer_prefix: str) -> tuple[list[int], list[int]]:
         """(ids of the prompt with one place for each image, ids of the answer so far)."""
