@@ -28,7 +28,7 @@ from agentic_iqa_local.services import PICTURE, OpenImages, Services, load_servi
 from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog, check_choices, check_query
 from agentic_iqa_local.vlm_client import VLMError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: answers that a query lists are choices, and part of a row's key
 Pipeline = Literal["agent", "letters"]
 
 

@@ -39,11 +39,13 @@ def check_picture(picture: Picture) -> None:
             raise ValueError(
                 f"image: expected a path, got a text of {len(picture)} characters; decode base64 with base64.b64decode and give the bytes"
             )
+        local_path(picture)  # an address is refused
     elif isinstance(picture, Image.Image):
         if picture.mode not in _AS_PNG + _AS_TIFF:
-            raise ValueError(
-                f"image: expected a Pillow image of 8 or 16 bits, got mode {picture.mode}; convert it with .convert('RGB')"
-            )
+            remedy = "convert it with .convert('RGB')"
+            if picture.mode in ("I", "F"):  # no fixed white: a conversion would clip
+                remedy = "scale its values to 0 to 255 and give them as an array of uint8"
+            raise ValueError(f"image: expected a Pillow image of 8 or 16 bits, got mode {picture.mode}; {remedy}")
     elif isinstance(picture, np.ndarray):
         _check_array(picture)
     elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview)):
@@ -56,6 +58,8 @@ def check_picture(picture: Picture) -> None:
 
 def _check_array(array: np.ndarray) -> None:
     shape = "×".join(map(str, array.shape))
+    if array.size == 0:
+        raise ValueError(f"image: expected an array with pixels, got one of {shape}")
     if array.ndim == 4:
         raise ValueError(f"image: expected one picture, got an array {shape}; give IQA a list of pictures: list(array)")
     if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (3, 4):

@@ -25,31 +25,47 @@ _FULL_NAMES = {
     "gradientmagnitudesimilaritydeviation": "GMSD",
     "learnedperceptualimagepatchsimilarity": "LPIPS",
     "naturalimagequalityevaluator": "NIQE",
+    "blindreferencelessimagespatialqualityevaluator": "BRISQUE",
+    "deepimagestructureandtexturesimilarity": "DISTS",
+    "gradientmagnitudesimilarity": "GMSD",
+    "visualsaliencyindex": "VSI",
+    "clipiqaplus": "CLIPIQA+",
     "onealign": "QAlign",
 }
 _BY_REFERENCE = {"topiq": ("TOPIQ_NR", "TOPIQ_FR"), "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR")}
 _NAMES = {tool_key(name): spec.name for spec in TOOLS.values() for name in (spec.metric, spec.name)} | _FULL_NAMES
 # Names that are words too: they count as spelled in the table, or before a word such as "score".
-_WORDS_TOO = ("MAD", "PI", "UNIQUE", "TReS", "A-FINE")
+_WORDS_TOO = ("MAD", "PI", "UNIQUE", "TReS", "A-FINE", "VIF", "NIMA", "IFC", "FID")
 _MEASURE = re.compile(r"[\s\-]*(score|metric|index|value|measure|tool)s?\b", re.IGNORECASE)
 # Well-known metrics that are not in the table: a query that names one must be told so.
 _OTHER_METRICS = (
     "VMAF", "HDR-VDP", "IW-SSIM", "UQI", "IFC", "BLIINDS", "DIIVINE", "CORNIA", "BIQI", "PSNR-HVS", "SSIMULACRA", "SSIMULACRA2",
-    "Butteraugli", "FID", "DeQA", "Compare2Score", "ST-LPIPS", "MSSWD", "RankIQA", "MetaIQA", "CONTRIQUE", "Re-IQA", "SROCC",
+    "Butteraugli", "FID", "DeQA", "Compare2Score", "ST-LPIPS", "MSSWD", "RankIQA", "MetaIQA", "CONTRIQUE", "Re-IQA", "HaarPSI", "DOVER",
 )  # fmt: skip
 _OTHERS = {tool_key(name): name for name in _OTHER_METRICS}
 _MOST_PARTS = 6  # of a tool's name
 _LATIN_WORD = re.compile(r"(?<![^\W\d_])[A-Za-z0-9]+\+?(?![a-zA-ZÀ-ɏ])|[A-Za-z0-9]+\+?(?=[^\x00-ɏ])")
 _JOINS = re.compile(r"[ \-_.]{0,1}")
 # A negation that nothing but such fillers parts from the name: "don't want to use NIQE", but not "no reference, so use NIQE".
+_FILLERS = (
+    r"((want|use|uses|using|run|running|apply|need|trust|rely|dare|either|on|the|any|a|for|to|with|by|me|you|mit|de|del|usar|utilise[rz]?"
+    r"|используй\w*)\s+)*"
+)
 _NEGATED = re.compile(
     r"(?<!why )\b(do not|don['’]?t|not|never|no|without|except|avoid\w*|skip|ignore|instead of|rather than|other than"
-    r"|nicht|kein\w*|ohne|sans|pas|sin|sem|senza|без|не)\s+"
-    r"((want|use|using|run|running|apply|need|trust|rely|on|the|any|a|to|with|by|me|you|mit|de|del|usar|utilise[rz]?)\s+)*$"
-    r"|(不要?用?|别用?)\s*$",
+    r"|(anything|everything|all|any\w*) but|nicht|kein\w*|ohne|sans|pas|sin|sem|senza|без|не)\s+"
+    + _FILLERS
+    + r"$|(不要?用?|别用?)\s*$",
     re.IGNORECASE,
 )
-_COMMAND = re.compile(r"\b(use|run|compute|calculate|with|via)\s+$", re.IGNORECASE)
+_NEGATED_BEHIND = re.compile(
+    r"^(\s+(and|or|und|oder)\s+[\w-]+)?\s+((should|must|shall|may|can)(n['’]t|not| not)\b|(bitte\s+)?nicht\b)|^を使わない",
+    re.IGNORECASE,
+)
+_CARRIED = re.compile(r"\s*(or|and|nor|und|oder|/)\s*", re.IGNORECASE)  # "neither X nor Y"
+_COMMAND = re.compile(r"(\b(use|run|compute|calculate|with|via)|\bwhat(['’]?s| is)( the)?)\s+$", re.IGNORECASE)
+_END_OF_COMMAND = re.compile(r"\s*($|[.?!,;:]|(to|on|for|and|as|please)\b)", re.IGNORECASE)
+_FILE_NAME = re.compile(r"[\w-]*\.(png|jpe?g|webp|bmp|tiff?|heic|gif|csv|txt|jsonl?)\b", re.IGNORECASE)
 
 
 def _word_set(text: str) -> frozenset[str]:
@@ -62,8 +78,8 @@ _DETERMINERS = _word_set(
 )
 _WHOLE_PICTURE = _word_set(
     "image images picture pictures photo photos photograph photographs photography pic pics snapshot shot frame scene global "
-    "everything all bild bilder foto fotos aufnahme cliché imagen imágenes fotografía imagem immagine fotografia afbeelding "
-    "beeld изображение изображения фото фотография снимок 图 图片 图像 照片 相片 画像 写真 画面 이미지 사진"
+    "screenshot selfie file scan jpg jpeg png canvas thing content everything all bild bilder foto fotos aufnahme cliché imagen imágenes fotografía imagem immagine fotografia afbeelding "
+    "beeld изображение изображения фото фотография снимок 图 图片 图像 照片 相片 画像 写真 画面 이미지 사진 张图 这张图 本图 这张照片 这张图片 الصورة"
 )
 _NO_REGION = _word_set(
     "quality score scores rating rate level levels value result grade number reference original pristine distortion distortions "
@@ -91,8 +107,14 @@ def unknown_metrics(query: str) -> list[str]:
 
 def _asked_for(query: str, has_reference: bool) -> list[str]:
     text = unicodedata.normalize("NFKC", query)
-    found = _metrics(text, has_reference)
-    return list(dict.fromkeys(name for name, start, _ in found if not _NEGATED.search(text[:start])))
+    wanted, before, negated = {}, 0, False
+    for name, start, end in _metrics(text, has_reference):
+        carried = negated and _CARRIED.fullmatch(text[before:start])
+        negated = bool(carried or _NEGATED.search(text[:start]) or _NEGATED_BEHIND.match(text[end:]))
+        if not negated:
+            wanted[name] = None
+        before = end
+    return list(wanted)
 
 
 def _metrics(text: str, has_reference: bool) -> list[tuple[str, int, int]]:
@@ -119,10 +141,14 @@ def _metric(text: str, start: int, end: int, has_reference: bool) -> str | None:
     if key in _BY_REFERENCE:
         return _BY_REFERENCE[key][has_reference]
     name = _NAMES.get(key) or _OTHERS.get(key)
+    if name is None or _FILE_NAME.match(text, end):
+        return None
     if name in _WORDS_TOO:
-        shouted = not any(c.islower() for c in text) and text.strip(" .!?") != name
-        as_spelled = spelled == name and (not shouted or _COMMAND.search(text[:start]))
-        if not as_spelled and not _MEASURE.match(text, end):
+        shouted = not any(c.islower() for c in text)
+        alone = text.strip(" .!?").casefold() in (spelled.casefold(), f"{spelled} please".casefold())
+        asked = _COMMAND.search(text[:start]) and _END_OF_COMMAND.match(text, end)
+        measure = _MEASURE.match(text, end) and " " not in spelled
+        if not (alone or asked or measure or (spelled == name and not shouted)) or text[:start].casefold().endswith("raspberry "):
             return None
     return name
 
@@ -140,7 +166,7 @@ def region_in(query: str, name: str) -> str | None:
     for length in range(len(words), 0, -1):
         for start in range(len(words) - length + 1):
             run = words[start : start + length]
-            if not all(map(_is_no_region, run)) and holds(query, " ".join(run)):
+            if not (_is_no_region(run[0]) or _is_no_region(run[-1])) and holds(query, " ".join(run)):
                 return name if length == len(words) else " ".join(run)
     return None
 
@@ -167,20 +193,35 @@ def _singular(word: str) -> str:
     return word.removesuffix("s") if len(word) > 3 and not word.endswith("ss") else word
 
 
-_FIRST_MARK = re.compile(r"(?:^|[?:.!,;\n])\s*[(\[]?([Aa])[.):]\)?\s+(?=\S)")
 _MOST_ANSWERS, _LONGEST_ANSWER = 10, 100  # answers, characters
-_YES_NO = r"(?P<yes>yes|ja|oui|s[íi]|sim|да|evet)\s*(?:or|/|oder|ou|o|или|veya|,)\s*(?P<no>no|nein|non|não|нет|nee|hayır)"
-_YES_NO_AT_END = re.compile(rf"(?:^|[\s,;(?!.:–—-]){_YES_NO}[\s?.!)]*$", re.IGNORECASE)
-_YES_NO_AT_START = re.compile(rf"^\s*{_YES_NO}\s*[:,–—-]", re.IGNORECASE)
+_BOUNDARY = r"(?:^|(?<!\b[A-Z])[.]|[?:!,;\n。、])\s*"  # an initial ("J. A. Smith") ends no clause
+_FIRST_MARK = re.compile(_BOUNDARY + r"(?:[(\[]([Aa])[)\]]|([Aa])[.):、])\s*(?=[^\s.])|[?:\n]\s*(1)[.)]\s+(?=\S)")
+_INSTRUCTION = re.compile(
+    r"\b(rate|score|explain|look|give|tell|describe|say|list|assess|judge|compare|check|write|count|consider|evaluate|find|how)\b",
+    re.IGNORECASE,
+)
+_QUESTION = re.compile(r"(is|are|was|does|do|did|how|what|which|why|can|could|where|who)\b", re.IGNORECASE)
+_CHOOSE = re.compile(r"\b(which|choose|pick|answer|select|option|one|letter)\b", re.IGNORECASE)
+_PAIRS = r"yes|ja|oui|s[íi]|sim|да|evet|true|y", r"no|nein|non|não|нет|nee|hayır|false|n"
+_EITHER = rf"(?:(?P<a>{_PAIRS[0]})\s*(?:or|/|oder|ou|o|или|veya|,)\s*(?P<b>{_PAIRS[1]})|(?P<c>{_PAIRS[1]})\s*(?:or|/|oder)\s*(?P<d>{_PAIRS[0]}))"
+_YES_NO = re.compile(
+    rf"(?:^\s*(?:(?:answer|reply|say)\s+(?:with|by|in)?\s*)?{_EITHER}\s*[:,?–—-])"
+    r"|(?:(?<!whether)(?<!saying)(?<!say)(?<!says)(?<!if)[\s,;(?!.:–—-]|^)"
+    + _EITHER.replace("<a>", "<e>").replace("<b>", "<f>").replace("<c>", "<g>").replace("<d>", "<h>")
+    + r"[\s?.!),]*(?:(?:please|briefly|and)?\s*(?:explain|why|say why)\b.*)?$",
+    re.IGNORECASE,
+)
+_YES_NO_CHINESE = re.compile(r"(是)(?:或|还是|/)(否|不是)[\s?？。]*$")
 
 
 def choices_in(query: str) -> list[str] | None:
-    """The answers that the query offers: a lettered list ("A. too dark B. too bright") or "yes or no"; None where it offers
-    none. A list of questions is none."""
-    if lettered := _lettered(query):
+    """The answers that the query offers: a lettered list ("A. too dark B. too bright"; after a question numbers do too) or "yes or
+    no"; None where it offers none. A list of questions or instructions is none."""
+    text = unicodedata.normalize("NFKC", query)
+    if lettered := _lettered(text):
         return lettered
-    if found := _YES_NO_AT_END.search(query) or _YES_NO_AT_START.search(query):
-        return [found["yes"], found["no"]]
+    if found := _YES_NO.search(text) or _YES_NO_CHINESE.search(text):
+        return [answer for answer in found.groups() if answer]
     return None
 
 
@@ -188,27 +229,33 @@ def _lettered(query: str) -> list[str] | None:
     first = _FIRST_MARK.search(query)
     if first is None:
         return None
-    letter, marks = first[1], [(first.start(1), first.end())]
+    letter = next(filter(None, first.groups()))
+    marks = [(first.start(), first.end())]
     while len(marks) < _MOST_ANSWERS:
         letter = chr(ord(letter) + 1)
-        mark = re.compile(rf"(?:(?<=\s)|(?<=[(\[])|(?<=[,;])){letter}[.):]\)?\s+(?=\S)").search(query, marks[-1][1])
+        mark = re.compile(rf"(?<=[\s,;])(?:[(\[]{letter}[)\]]|{letter}[.):、])\s*(?=[^\s.])").search(query, marks[-1][1])
         if mark is None:
             break
         marks.append((mark.start(), mark.end()))
     ends = [start for start, _ in marks[1:]] + [len(query)]
-    answers = [_answer(query[begin:end]) for (_, begin), end in zip(marks, ends, strict=True)]
-    return answers if _can_be_chosen(answers) else None
+    texts = [query[begin:end] for (_, begin), end in zip(marks, ends, strict=True)]
+    answers = [_answer(text) for text in texts]
+    rest = texts[-1].strip()[len(answers[-1]) :].strip(" .,;?!")
+    instructs = _INSTRUCTION.search(rest) and not _CHOOSE.search(rest)
+    return answers if not instructs and _can_be_chosen(answers) else None
 
 
 def _answer(text: str) -> str:
-    text = re.split(r"[.?!]\s|\n", text.strip(), maxsplit=1)[0]
+    text = re.split(r"[.?!]\s+(?=[A-Z¿¡])|[。？]|\n", text.strip(), maxsplit=1)[0]
     return re.sub(r"[\s,;.?!(\[]*(\b(or|and|oder|ou)\b)?[\s(\[]*$", "", text, flags=re.IGNORECASE)
 
 
 def _can_be_chosen(answers: Sequence[str]) -> bool:
-    question = re.compile(r"(is|are|was|does|do|did|how|what|which|why|can|could|where|who)\b", re.IGNORECASE)
     return (
         2 <= len(answers) <= _MOST_ANSWERS
         and len({answer.casefold() for answer in answers}) == len(answers)
-        and all(answer and len(answer) <= _LONGEST_ANSWER and not question.match(answer) for answer in answers)
+        and all(answer and len(answer) <= _LONGEST_ANSWER and not _QUESTION.match(answer) for answer in answers)
+        and not any(
+            _INSTRUCTION.match(answer) or re.search(r"\b(and|then) (give|rate|explain|tell|say)\b", answer) for answer in answers
+        )
     )

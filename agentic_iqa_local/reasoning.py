@@ -12,40 +12,66 @@ from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 
 # What says that a distortion is there. Words that name a virtue or the subject as well ("sharp", "bright") are not among them.
 _DAMAGE = {
-    "Blurs": r"\bblur\w*|\b(out of|lacks?|lost|missed) focus|\b(de|un)focus\w*|\b(is|are|looks?|appears?) (too )?soft\b",
-    "Color distortions": r"\bcolou?r (distortion|cast|shift|bleed|fring)\w*|\btint(ed)?\b|\b(de|over|under)-?saturat\w*|\bchromatic "
-    r"aberration|\bdiscolou?r\w*|\bhue shift",
-    "Compression": r"\bcompress\w*|\bjpe?g\b|\bblocking\b|\bblocky\b|\bblockiness\b|\bringing\b|\bbanding\b|\bcoding artifacts?",
-    "Noise": r"\bnois(e|y)\b|\bgrain(y|iness)?\b|\bspeckl\w*",
-    "Brightness change": r"\bbrightness (change|shift|distortion)\w*|\btoo (bright|dark)\b|\b(over|under)-?\s?expos\w*",
-    "Sharpness": r"\b(over-?\s?sharpen\w*|halos?\b)|\bsharpness (distortion|artifact)\w*",
-    "Contrast": r"\bcontrast (change|loss|distortion)\w*|\b(low|poor|lack of|reduced|harsh|excessive) contrast\b",
+    "Blurs": r"blur\w*|(out of|lacks?|lost|missed) focus|(de|un)focus\w*|unsharp|(edges?|details?|textures?|image|picture|photo) "
+    r"(is|are|looks?|appears?) (too )?soft",
+    "Color distortions": r"colou?r (distortion|cast|shift|bleed|fring)\w*|tint(ed)?|(de|over|under)-?saturat\w*|chromatic aberration"
+    r"|discolou?r\w*|hue shift",
+    "Compression": r"compression|blocking|blocky|blockiness|ringing|banding|pixelat\w*|coding artifacts?|jpe?g (artifacts?|blocks?)"
+    r"|mosquito (noise|artifacts?|artefacts?)",
+    "Noise": r"nois(e|y)|grain(y|iness)?|speckl\w*|blotch\w*",
+    "Brightness change": r"brightness (change|shift|distortion)\w*|too (bright|dark)|(over|under)-?\s?expos\w*|blown highlights",
+    "Sharpness": r"over-?\s?sharpen\w*|halos?|sharpness (distortion|artifact)\w*",
+    "Contrast": r"contrast (change|loss|distortion)\w*|(low|poor|lack of|reduced|harsh|excessive) contrast",
 }
-_SEVERITIES = {
-    "slight": r"slight(ly)?|mild(ly)?|minor|faint(ly)?",
-    "moderate": r"moderate(ly)?",
-    "severe": r"severe(ly)?|strong(ly)?|heavy|heavily",
-    "extreme": r"extreme(ly)?",
-}
-_ANY_SEVERITY = "|".join(_SEVERITIES.values())
-_NAMED = {
-    kind: re.compile(rf"{damage}|\b({_ANY_SEVERITY})\s+{kind.rstrip('s')}", re.IGNORECASE) for kind, damage in _DAMAGE.items()
-}
-_SEVERITY = {name: re.compile(rf"\b({words})\b", re.IGNORECASE) for name, words in _SEVERITIES.items()}
-_CLAUSE = re.compile(r"[.;:!?,\n]|\b(?:but|however|although|though|while|whereas|yet|except)\b", re.IGNORECASE)
-_NEGATION = re.compile(
-    r"\b(no|not|nor|without|none|free (of|from)|absence|lacks? of|hardly|barely|never|neither)\b|n['’]t\b", re.IGNORECASE
+# Uses of those words that are no damage.
+_HARMLESS = re.compile(
+    r"(\w+ly )?blurred background|background blur|bokeh|(wood|sand|leather|fabric|stone)\w* grain|grain of (the )?\w+"
+    r"|tinted (window|glass|lens|visor)\w*|halos? of light|noise reduction|uncompressed|-free",
+    re.IGNORECASE,
 )
-_EVERYDAY = re.compile(r"yes|no|none|other|maybe|.", re.IGNORECASE)
+_SEVERITY_WORDS = {
+    r"slight(ly)?|minor|faint(ly)?": {"slight"},
+    r"mild(ly)?": {"slight", "moderate"},
+    r"moderate(ly)?|medium": {"moderate"},
+    r"severe(ly)?": {"severe"},
+    r"strong(ly)?|heavy|heavily": {"severe", "extreme"},
+    r"extreme(ly)?": {"extreme"},
+}
+_ANY_SEVERITY = "|".join(_SEVERITY_WORDS)
+_NAMED = {
+    kind: re.compile(rf"\b({damage})\b|(?<=\b)(({_ANY_SEVERITY})\s+{kind.rstrip('s')}s?)\b", re.IGNORECASE)
+    for kind, damage in _DAMAGE.items()
+}
+_ALIKE = {"Blurs": {"Sharpness"}, "Sharpness": {"Blurs"}}  # words of one describe the other
+_CLAUSE = re.compile(r"[.;:!?\n]|\b(?:but|however|although|though|while|whereas|yet)\b", re.IGNORECASE)
+_NEGATION = re.compile(
+    r"\b(no|not|nor|without|none|nothing|free (of|from)|absen(t|ce)|lacks? of|hardly|barely|never|neither|minimal|negligible|low|zero"
+    r"|little|would|could)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+_DENIED_BEFORE = re.compile(r"(?<!isn't )(?<!not )\b(no|zero|without|free of|free from|absence of|negligible|minimal) ((visible|noticeable|any|apparent) )?$", re.IGNORECASE)  # fmt: skip
+_DENIED_BEHIND = re.compile(
+    r"^(-free|\w* (is|are) (not visible|not present|absent|negligible|minimal|invisible))\b", re.IGNORECASE
+)
+_CONDITION = re.compile(r"\b(would|could|apart from|besides|except|other than|if)\b", re.IGNORECASE)
 _NOTHING = re.compile(
-    r"\bno (?!other|further|more|additional)(\w+ ){0,2}?(distortions?|degradations?|artifacts?|defects?|damage)\b|\b(picture|image|photo) is clean\b|\blooks? natural\b|\bflawless\b|\bpristine\b",
+    r"\bno (visible |noticeable |apparent |obvious )?(distortions?|degradations?|artifacts?|defects?|damage)\b|\bclean\b|\blooks? natural\b"
+    r"|\bflawless\b|\bpristine\b|\bperfect (picture|image|photo)",
     re.IGNORECASE,
 )
 _LEVELS = "|".join(LEVEL_WORDS.values())
-_QUALITY = re.compile(
-    rf"\bquality (?:is|as|seems|appears|looks)(?: \w+){{0,2}}? (?P<after>{_LEVELS})\b|\b(?P<before>{_LEVELS})(?: \w+){{0,2}}? quality\b",
+_LEVEL = re.compile(
+    rf"\bquality (?:is|was|seems|appears|looks)(?: (?!not\b|very\b|too\b)\w+){{0,2}}? (?P<after>{_LEVELS})\b"
+    rf"|(?<!not of )(?<!to )\b(?P<before>{_LEVELS})(?: (?:overall|image|picture|visual|perceptual|technical))* quality\b(?! tool)"
+    rf"|\b(?:overall |final )?(?:rating|level|grade|verdict)(?: is)?[: ]+(?P<told>{_LEVELS})\b"
+    rf"|\brate (?:it|this|the (?:image|picture|photo)) (?:as )?(?P<rated>{_LEVELS})\b",
     re.IGNORECASE,
 )
+_HIGH, _LOW = (
+    re.compile(r"\bhigh(est)? quality\b", re.IGNORECASE),
+    re.compile(r"\b(low quality|quality (is|was) (terrible|awful|low))\b", re.IGNORECASE),
+)
+_EVERYDAY = re.compile(r"yes|no|none|other|maybe|.", re.IGNORECASE)
 
 
 def findings(evidence: ExecutorOutput | None) -> dict[str, list[DistortionAnalysis]]:
@@ -57,32 +83,64 @@ def findings(evidence: ExecutorOutput | None) -> dict[str, list[DistortionAnalys
 def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None) -> list[str]:
     """What in `text` the evidence or the fused `level` ("Good"; None where no level was decided) contradicts, a line each.
 
-    Without an analysis nothing is known of distortions, so that only the level is compared.
+    Without an analysis nothing is known of distortions, so that only the level is compared. Where a sentence can be read either
+    way it is let pass: sound reasoning that is taken for wrong costs more than wrong reasoning that is overlooked.
     """
-    lines = []
-    if level is not None:
-        said = {(found["after"] or found["before"]).capitalize() for found in _QUALITY.finditer(text)}
-        lines += [f"says that the quality is {word.lower()}, the level is {level.lower()}" for word in sorted(said - {level})]
+    lines = _wrong_levels(text, level) if level is not None else []
     if evidence is None or evidence.distortion_analysis is None:
         return lines
     found: dict[str, set[str]] = {}
     for items in findings(evidence).values():
         for item in items:
             found.setdefault(item.type, set()).add(item.severity)
+    text = _HARMLESS.sub(lambda match: match[0] if match[0] == "-free" else "it", text)
+    held = False
     for clause in _CLAUSE.split(text):
-        named = [kind for kind in DISTORTION_TYPES if _NAMED[kind].search(clause)]
-        if found and not named and _NOTHING.search(clause):
-            lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(found))}")
-        strengths = {name for name, pattern in _SEVERITY.items() if pattern.search(clause)}
-        negated = bool(_NEGATION.search(clause))
-        for kind in named:
-            if negated and found.get(kind, set()) - {"slight"}:
-                lines.append(f"denies {kind}, which the evidence holds")
-            elif not negated and kind not in found:
-                lines.append(f"names {kind}, which the evidence does not hold")
-            elif not negated and len(named) == len(strengths) == 1 and not strengths & found[kind]:
-                lines.append(f"calls {kind} {strengths.pop()}, the evidence has {', '.join(sorted(found[kind]))}")
+        for kind in DISTORTION_TYPES:
+            for mention in _NAMED[kind].finditer(clause):
+                before, behind = clause[: mention.start()], clause[mention.end() :]
+                severities = found.get(kind, set())
+                denied = _DENIED_BEFORE.search(before) or _DENIED_BEHIND.search(behind)
+                held |= bool(severities) and not denied
+                if denied and severities - {"slight"} and not _CONDITION.search(clause):
+                    lines.append(f"denies {kind}, which the evidence holds")
+                elif (
+                    not severities
+                    and not found.keys() & _ALIKE.get(kind, set())
+                    and not _NEGATION.search(clause)
+                    and not behind.startswith("-free")
+                ):
+                    lines.append(f"names {kind}, which the evidence does not hold")
+                elif severities and (said := _severity(before, mention[0], behind)) and not _SEVERITY_WORDS[said[0]] & severities:
+                    lines.append(f"calls {kind} {said[1].lower()}, the evidence has {', '.join(sorted(severities))}")
+    if not held and any(severities - {"slight"} for severities in found.values()) and _NOTHING.search(text):
+        lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(found))}")
     return list(dict.fromkeys(lines))
+
+
+def _wrong_levels(text: str, level: str) -> list[str]:
+    if re.search(r"\btools?\b", text, re.IGNORECASE):  # it may tell what the tools say
+        return []
+    said = {next(filter(None, match.groups())).capitalize() for match in _LEVEL.finditer(text)}
+    lines = [f"says that the quality is {word.lower()}, the level is {level.lower()}" for word in sorted(said - {level})]
+    for pattern, levels, word in ((_HIGH, ("Poor", "Bad"), "high"), (_LOW, ("Excellent", "Good"), "low")):
+        if level in levels and pattern.search(text):
+            lines.append(f"says that the quality is {word}, the level is {level.lower()}")
+    return lines
+
+
+def _severity(before: str, mention: str, behind: str) -> tuple[str, str] | None:
+    """(its pattern, the word) of the severity that stands right at a mention."""
+    for words in _SEVERITY_WORDS:
+        match = (
+            re.search(rf"\b({words}) (\w+ )?$", before, re.IGNORECASE)
+            or re.match(rf"({words})\b", mention, re.IGNORECASE)
+            or re.match(rf"\w* (is|are) ({words})\b", behind, re.IGNORECASE)
+        )
+        if match and not re.search(r"\b(to|or|and|almost|not)\b[^,]*$|\bto\b", before[-12:] + behind[:24], re.IGNORECASE):
+            word = next(group for group in match.groups() if group and re.fullmatch(words, group, re.IGNORECASE))
+            return words, word
+    return None
 
 
 def speaks_for_another(text: str, choices: Sequence[str], chosen: str) -> list[str]:

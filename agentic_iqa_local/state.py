@@ -279,7 +279,9 @@ class AgenticIQAState(TypedDict):
 
 
 def check_query(query: str) -> None:
-    """Raises ValueError for a query that is empty, longer than 4000 characters, or holds bytes that are no text."""
+    """Raises ValueError for a query that is no text, is empty, longer than 4000 characters, or holds bytes that are no text."""
+    if not isinstance(query, str):
+        raise ValueError(f"query: expected a text, got {type(query).__name__}")
     if not query.strip():
         raise ValueError("query: expected a question or an instruction, got an empty text; leave it out for a plain rating")
     _check_text("query", query)
@@ -298,8 +300,8 @@ def check_choices(choices: Sequence[str] | None) -> None:
     """Raises ValueError unless there are 2 to 10 answers that differ and are not blank, or none at all."""
     if choices is None:
         return
-    if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
-        raise ValueError(f"choices: expected a list of texts such as ['Yes', 'No'], got {choices!r:.80}")
+    if not isinstance(choices, (list, tuple)) or not all(isinstance(choice, str) for choice in choices):
+        raise ValueError(f"choices: expected a list of texts such as ['Yes', 'No'], got {repr(choices)[:80]}")
     if not 2 <= len(choices) <= 10:
         raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
     if len({choice.strip() for choice in choices} - {""}) < len(choices):

@@ -344,3 +344,29 @@ def test_type_checkers_are_told_that_the_package_is_typed():
     assert (ROOT / "agentic_iqa_local" / "py.typed").is_file()
     shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     assert "py.typed" in shipped["agentic_iqa_local"]
+
+
+@pytest.mark.parametrize(
+    ("picture", "said"),
+    [
+        (np.zeros((0, 0, 3), np.uint8), "expected an array with pixels"),
+        ("https://example.org/photo.png", "download it first"),
+        (Image.new("I", (64, 64)), "scale its values"),  # .convert("RGB") would clip 16-bit values to white
+    ],
+)
+def test_one_picture_that_is_none_is_told_before_any_is_assessed(photo_path, services, monkeypatch, picture, said):
+    monkeypatch.setattr("agentic_iqa_local.assessment.assess", lambda *_, **__: pytest.fail("a picture was assessed"))
+    with IQA(cpu=True) as iqa, pytest.raises(ValueError, match=said):
+        iqa([photo_path, picture])
+
+
+@pytest.mark.parametrize("choices", ["Yes", {"Yes", "No"}, {"a": 1, "b": 2}, (c for c in "ab"), 5])
+def test_choices_are_a_list_of_texts(photo_path, choices):
+    with IQA(cpu=True) as iqa, pytest.raises(ValueError, match="choices: expected a list of texts"):
+        iqa(photo_path, choices=choices)
+
+
+@pytest.mark.parametrize("query", [b"hi", 5])
+def test_a_query_is_a_text(photo_path, query):
+    with IQA(cpu=True) as iqa, pytest.raises(ValueError, match="query: expected a text"):
+        iqa(photo_path, query=query)

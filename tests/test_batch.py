@@ -655,12 +655,12 @@ class HangingTools:
         self.batch, self.hang, self.real, self.end = batch, hang, ToolRunner._run, threading.Event()
         monkeypatch.setattr(ToolRunner, "_run", lambda *args: self.run(*args))
 
-    def run(self, runner, spec, metric, image, reference):
+    def run(self, runner, spec, metric, *pictures):
         for attempt in list(self.batch._running):
             if attempt.item in self.hang and attempt.busy and not attempt.waiting:
                 attempt.deadline = 0
                 self.end.wait()
-        return self.real(runner, spec, metric, image, reference)
+        return self.real(runner, spec, metric, *pictures)
 
 
 def test_a_tool_that_hangs_fails_its_image_and_the_others_go_on(crops, services, monkeypatch, caplog):

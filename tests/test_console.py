@@ -182,6 +182,7 @@ MISTAKES = [
     (["https://example.org/photo.jpg"], "download it first"),
     (["photo.jpg", "Is it sharp?"], "--query 'Is it sharp?'"),
     (["photo.jpg", "--query", "Is", "it", "sharp"], "put a query of several words in quotes"),
+    (["Is", "it", "sharp"], "--query 'Is it sharp'"),
     (["photo.jpg", "--choices", "Yes"], "--choices: expected 2 to 10 answers"),
     (["photo.jpg", "--gpu", "0"], "use --cpu"),
     (["photo.jpg", "--config", "qwen2_5_vl"], "did you mean qwen2_5_vl_7b"),

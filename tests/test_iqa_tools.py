@@ -531,9 +531,7 @@ def test_an_assessment_says_when_a_tool_measured_crops(tmp_path):
     images = OpenImages(scripted_services(ScriptedClient([]), tools), str(path))
     (log,) = run_tool("Global", "Noise", "NIQE", None, images)
     assert log.crops == 2
-    assert images.warnings == [
-        f"{path}: NIQE would take long on all 300×200 pixels; it measured 2 native-resolution crops of 96×192"
-    ]
+    assert images.warnings == ["NIQE would take long on all 300×200 pixels; it measured 2 native-resolution crops of 96×192"]
 
 
 def test_the_listed_costs_are_those_measured():
@@ -600,7 +598,7 @@ def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
     known = {info.name: info for info in some.info()}
     assert (known["LPIPS"].available, known["LPIPS"].reason) == (True, None)
     assert known["UNIQUE"].reason.startswith("no usable map: the Table 5 row is not monotone")
-    assert known["CNNIQA"].reason == "no map: fit one with scripts/fit_tools.py"
+    assert known["CNNIQA"].reason == "no map: fit one with python scripts/fit_tools.py"
     assert "hf:timm/resnet50.a1_in1k" in known["TOPIQ_FR"].reason
     files = {f"hub/{weights[-1]}": b"", f"{TIMM}/snapshots/0/model.safetensors": b""}
     assert find_info(ToolRunner(models=store(tmp_path / "whole", files)), "TOPIQ_FR").available

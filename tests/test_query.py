@@ -81,6 +81,32 @@ def test_names_of_tools_are_words(query, tools):
     assert named_tools(query, True) == tools
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "Do not use either NIQE or PIQE", "don't use NIQE or PIQE", "Anything but NIQE", "Use anything except for NIQE",
+        "NIQE and PIQE should not be used", "NIQE nicht verwenden", "не используй NIQE", "NIQEを使わないで",
+        "Use all tools except NIQE and PIQE", "Le rouge est-il trop vif ?", "Photo by Nima, is it sharp?",
+        "Is the ifc building sharp?", "My raspberry PI camera took this", "Is it a fine measure of quality?", "The file is niqe.png",
+        "Have a look at SSIM_result.png", "use unique colours",
+    ],
+)  # fmt: skip
+def test_ordinary_words_and_negated_names_are_no_tools(query):
+    assert named_tools(query, True) + unknown_metrics(query) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "tools"),
+    [
+        ("use mad", ["MAD"]), ("Use Mad to compare", ["MAD"]), ("vif please", ["VIF"]), ("what is the mad?", ["MAD"]),
+        ("use a-fine", ["A-FINE"]), ("not NIQE but PIQE", ["PIQE"]), ("Use MUSIQ instead of NIQE and PIQE", ["MUSIQ"]),
+        ("blind referenceless image spatial quality evaluator", ["BRISQUE"]), ("clip iqa plus", ["CLIPIQA+"]),
+    ],
+)  # fmt: skip
+def test_names_that_are_words_too_are_tools_where_they_are_asked_for(query, tools):
+    assert named_tools(query, True) == tools
+
+
 @pytest.mark.parametrize("name", list(TOOLS))
 @pytest.mark.parametrize("how", ["Use {}.", "{} score please", "what is the {} value?"])
 def test_every_tool_of_the_table_is_recognised_as_spelled(name, how):
@@ -98,6 +124,8 @@ def test_every_tool_of_the_table_is_recognised_as_spelled(name, how):
         ("How is the glass?", "glas", None),
         ("Rate this image of a cat.", "this image", None),
         ("The background noise", "background", "background"),
+        ("Rate this photo of my dog.", "photo of my dog", "dog"),
+        ("Rate my screenshot.", "screenshot", None),
     ],
 )
 def test_regions_are_words_of_the_query(query, name, region):
@@ -115,6 +143,21 @@ def test_regions_are_words_of_the_query(query, name, region):
         ("Yes or no: is it sharp?", ["Yes", "no"]),
         ("A. same B. same", None),
         ("A. only one", None),
+        ("Do two things: a) rate it b) explain why", None),  # instructions
+        ("Please consider: A. the sharpness of edges B. the noise in the shadows and give an overall rating.", None),
+        ("Rate it. A. blur, B. noise. How strong are both?", None),
+        ("Photo by J. A. Smith. B. Miller edited. Rate it.", None),  # an initial
+        ("I don't know whether yes or no", None),
+        ("Is the person saying yes or no?", None),
+        ("Which?  A. f/2.8 B. f/4 C. it is e.g. f/8", ["f/2.8", "f/4", "it is e.g. f/8"]),
+        ("Is it blurry? 1. yes 2. no", ["yes", "no"]),
+        ("曝光如何？A. 太暗 B. 太亮 C. 正好", ["太暗", "太亮", "正好"]),
+        ("有噪点吗？是或否", ["是", "否"]),
+        ("How? A.too dark\nB.too bright", ["too dark", "too bright"]),
+        ("Is it ok? [A] dark [B] bright", ["dark", "bright"]),
+        ("Sharp? Y/N", ["Y", "N"]),
+        ("Answer with yes or no: is it noisy?", ["yes", "no"]),
+        ("Is it noisy, yes or no? Explain briefly why.", ["yes", "no"]),
     ],
 )
 def test_answers_that_a_query_lists(query, choices):
@@ -156,6 +199,13 @@ def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(picture, service
     assert first.endswith(f"{row.tools[-1].tool_name} ran instead")
     assert row.tools[-1].normalized_score == row.q_bar
     assert sum(line.startswith(f"{name} could not score") for line in row.warnings) == 1
+
+
+def test_a_tool_that_an_identical_reference_leaves_without_one_is_told_so(picture, services):
+    row = assess(
+        picture, picture, query="Use VIF", services=scripted_services(ScriptedClient(scripted_answers()), services.tools)
+    )
+    assert "; VIF could not run (the reference has the same pixels as the picture), " in headline(row)
 
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])

@@ -62,6 +62,16 @@ def test_what_fits_is_left_alone(text, known, level):
     assert misstatements(text, known, level) == []
 
 
+COLLECTED = [json.loads(line) for line in (DATA / "reasoning.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("row", COLLECTED, ids=lambda row: row["text"])
+def test_sentences_that_a_reviewer_collected(row):
+    """Sound and wrong ones, as a capable model might write them, collected by someone who had not written the check."""
+    known = evidence(*row["evidence"].items())
+    assert bool(misstatements(row["text"], known, row["level"])) is not row["sound"]
+
+
 SENTENCES = st.sampled_from(
     ["Edges appear soft.", "Grain covers flat areas.", "No distortion is visible.", "Block edges and ringing show.", "It shows.",
      "The quality is bad.", "Severe blur.", "Halos line the edges."]

@@ -248,7 +248,7 @@ def test_what_can_be_checked_is_checked_before_a_model_is_loaded(manifest, tmp_p
         ([manifest, "--out", tmp_path / "run"], "rows are of a run with other settings"),
         ([manifest, "--tools", "NIQEE"], "did you mean NIQE"),
         ([manifest, "--tools", "VSI"], "--tools VSI: expected images with references"),
-        ([manifest, "--model", "nonsense"], "expected a folder with a model"),
+        ([manifest, "--model", "nonsense"], "nonsense: there is none; fetch it"),
         ([manifest, "--query", " "], "--query: expected a question"),
         ([manifest, "--mos-range", 5, 1], "--mos-range 5 1: expected two numbers, the lower end of the scale first"),
         ([manifest, "--mos-range", 1, 4], "correct line 2 of scores.csv"),

@@ -275,9 +275,9 @@ def about_missing(args: argparse.Namespace, missing: list[Path]) -> str:
     from agentic_iqa_local.images import ImageError, check_file
 
     first = missing[0]
-    if args.query and len(args.query.split()) == 1 and all(not path.suffix for path in missing):
-        query = shlex.quote(f"{args.query} {first} ...")
-        return f"'{first}' is no file; put a query of several words in quotes: --query {query}"
+    words = [*([args.query] if args.query and len(args.query.split()) == 1 else []), *map(str, missing)]
+    if len(words) > 1 and not any(path.suffix.rstrip("?!.") for path in missing):
+        return f"'{first}' is no file; put a query of several words in quotes: --query {shlex.quote(' '.join(words))}"
     more = f" (and {len(missing) - 1} more are not there: {', '.join(map(str, missing[1:NAMED_FILES]))})" if missing[1:] else ""
     try:
         check_file(first)

@@ -4,7 +4,9 @@ import argparse
 import difflib
 import logging
 import os
+import shutil
 import sys
+import textwrap
 import time
 from contextlib import AbstractContextManager, ExitStack
 from typing import NoReturn, TextIO
@@ -41,7 +43,11 @@ class Console(AbstractContextManager):
             print(text, file=file or self.results, flush=True)
 
     def say(self, text: str) -> None:
-        """Prints to stderr, with the progress bar out of the way."""
+        """Prints to stderr, with the progress bar out of the way; on a terminal in lines that fit."""
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns
+            wrap = textwrap.TextWrapper(width, subsequent_indent="  ", break_on_hyphens=False)
+            text = "\n".join(line if len(line) <= width else wrap.fill(line) for line in text.split("\n"))
         self.show(text, sys.stderr)
 
     def _without_bar(self) -> AbstractContextManager:
