@@ -361,7 +361,7 @@ def test_one_picture_that_is_none_is_told_before_any_is_assessed(photo_path, ser
 
 
 @pytest.mark.parametrize("choices", ["Yes", {"Yes", "No"}, {"a": 1, "b": 2}, (c for c in "ab"), 5])
-def test_choices_are_a_list_of_texts(photo_path, choices):
+def test_sets_and_generators_are_no_choices(photo_path, choices):
     with IQA(cpu=True) as iqa, pytest.raises(ValueError, match="choices: expected a list of texts"):
         iqa(photo_path, choices=choices)
 
