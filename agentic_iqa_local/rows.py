@@ -6,7 +6,7 @@ A line is written whole and synced before `append` returns. What a kill left of 
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -161,20 +161,23 @@ def write_whole(path: Path, text: str, *, sync: bool = False, encoding: str = "u
         raise WriteError(f"{path}: could not be written ({error.strerror}); make room there or choose another --out") from error
 
 
-def check_run(path: Path, identity: dict[str, Any]) -> None:
-    """Raises OtherRun unless the run that the file describes depends on the same, and names what differs with its old and new
-    value; RowsError for a file that describes none."""
+def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] = ()) -> bool:
+    """Whether something was set of what `may_be_set` later. Raises OtherRun unless the run that the file describes depends on the
+    same apart from that, and names what differs with its old and new value; RowsError for a file that describes none."""
     try:
         known = dict(_flat(json.loads(path.read_text(encoding="utf-8"))["identity"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RowsError(f"{path}: expected the description of the run, got: {error}; choose another --out") from error
     now = dict(_flat(json.loads(json.dumps(identity))))
-    if changed := sorted(key for key in known.keys() | now.keys() if known.get(key) != now.get(key)):
+    differ = {key for key in known.keys() | now.keys() if known.get(key) != now.get(key)}
+    newly_set = {key for key in differ if key in may_be_set and known.get(key) is None}
+    if changed := sorted(differ - newly_set):
         lines = [f"{key} was {_short(known.get(key))}, is now {_short(now.get(key))}" for key in changed[:NAMED_CHANGES]]
         more = f"; and {len(changed) - NAMED_CHANGES} more" if len(changed) > NAMED_CHANGES else ""
         raise OtherRun(
             f"{path}: the rows are of a run with other settings: {'; '.join(lines)}{more}; go on with the same or choose another --out"
         )
+    return bool(newly_set)
 
 
 def _flat(settings: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -184,6 +184,27 @@ def with_results(path, identity, rows, **options):
     return results
 
 
+def test_a_background_may_be_set_for_the_pictures_that_failed_without_one_and_not_changed_again(tmp_path, crops, services):
+    path, settings = tmp_path / "rows.jsonl", load_settings()
+    rows = list(Batch(services, pipeline="letters").rows(crops[:1]))
+    with_results(path, ask(), rows)
+    assert with_results(path, ask(settings.with_background("white")), [], resume=True).done == {crops[0].key}
+    with pytest.raises(RowsError, match='images.background was "white", is now "black"'):
+        Results(path, ask(settings.with_background("black")), resume=True)
+
+
+def test_mending_a_configuration_whose_rows_all_failed_goes_on_in_the_same_file(tmp_path, services):
+    """Every row is a failure that is assessed again, so no row stays that the old settings made."""
+    path, bad = tmp_path / "rows.jsonl", Item(tmp_path / "bad.png")
+    bad.image.touch()
+    with_results(path, ask(), Batch(services, pipeline="letters").rows([bad]))
+    mended = ask(query="Is it sharp?")
+    with pytest.raises(RowsError, match="query was .*, is now"):
+        Results(path, mended, resume=True)
+    assert with_results(path, mended, [], resume=True, retry={bad.key}).done == set()
+    assert lines(path) == []
+
+
 def test_another_model_folder_is_another_run(flat_model):
     assert ask()["model"]["embedded"] != ask(load_settings().with_model(flat_model))["model"]["flat"]
 
