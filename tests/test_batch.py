@@ -189,7 +189,7 @@ def test_a_background_may_be_set_for_the_pictures_that_failed_without_one_and_no
     rows = list(Batch(services, pipeline="letters").rows(crops[:1]))
     with_results(path, ask(), rows)
     assert with_results(path, ask(settings.with_background("white")), [], resume=True).done == {crops[0].key}
-    with pytest.raises(RowsError, match='images.background was "white", is now "black"'):
+    with pytest.raises(RowsError, match=r'images.background was "white", is now "black"'):
         Results(path, ask(settings.with_background("black")), resume=True)
 
 
@@ -199,7 +199,7 @@ def test_mending_a_configuration_whose_rows_all_failed_goes_on_in_the_same_file(
     bad.image.touch()
     with_results(path, ask(), Batch(services, pipeline="letters").rows([bad]))
     mended = ask(query="Is it sharp?")
-    with pytest.raises(RowsError, match="query was .*, is now"):
+    with pytest.raises(RowsError, match=r"query was .*, is now"):
         Results(path, mended, resume=True)
     assert with_results(path, mended, [], resume=True, retry={bad.key}).done == set()
     assert lines(path) == []
