@@ -39,7 +39,7 @@ _SEVERITY_WORDS = {
 }
 _ANY_SEVERITY = "|".join(_SEVERITY_WORDS)
 _NAMED = {
-    kind: re.compile(rf"\b({damage})\b|(?<=\b)(({_ANY_SEVERITY})\s+{kind.rstrip('s')}s?)\b", re.IGNORECASE)
+    kind: re.compile(rf"\b({damage})\b|(?<=\b)(({_ANY_SEVERITY})\s+{kind.removesuffix('s')}s?)\b", re.IGNORECASE)
     for kind, damage in _DAMAGE.items()
 }
 _ALIKE = {"Blurs": {"Sharpness"}, "Sharpness": {"Blurs"}}  # words of one describe the other

@@ -1,6 +1,7 @@
 """Shared fixtures. The network is blocked for every test; the embedded model and the tools are loaded once."""
 
 import importlib.util
+import logging
 import os
 import shutil
 import socket
@@ -51,6 +52,20 @@ def _no_network():
     patch.setattr(socket, "getaddrinfo", refuse_lookup)
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before():
+    """A command that runs in this process sets the levels and handlers of its logs; the next test starts without them."""
+    loggers = [
+        logging.getLogger(),
+        *(logging.getLogger(f"agentic_iqa_local{name}") for name in ("", ".services", ".score_fusion")),
+    ]
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -146,7 +147,7 @@ def test_the_version_is_told(tmp_path):
 
 
 def test_a_reader_that_goes_away_ends_a_list_without_a_word():
-    line = f"{sys.executable} {SCRIPT} --list-tools | head -n 1"
+    line = f"{shlex.join([sys.executable, SCRIPT])} --list-tools | head -n 1"
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, env=environment())
     assert done.stdout.startswith("PSNR ")
     assert done.stderr == ""

@@ -33,6 +33,7 @@ CLEAN = evidence(("Compression", "none"))
     [
         ("Moderate compression: Texture is smeared. The quality is fair.", CLEAN, "Fair", "names Compression"),
         ("The image is blurry.", NOISE, None, "names Blurs"),
+        *((f"Moderate {kind.lower()}: It shows.", CLEAN, None, f"names {kind}") for kind in DISTORTION_TYPES),
         ("There is JPEG blocking, and noise.", NOISE, None, "names Compression"),
         ("Severe noise covers the sky.", NOISE, None, "calls Noise severe"),
         ("There is no noise.", NOISE, None, "denies Noise"),

@@ -345,14 +345,19 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
     from agentic_iqa_local.services import Services
     from agentic_iqa_local.vlm_client import ModelLost
 
-    batch = Batch(
-        Services(settings, device),
-        jobs=args.jobs,
-        timeout=args.timeout,
-        pipeline=args.pipeline,
-        max_replan_iterations=args.max_replan_iterations,
-        load=any(loadable(item, settings) for item in left),
-    )
+    try:
+        batch = Batch(
+            Services(settings, device),
+            jobs=args.jobs,
+            timeout=args.timeout,
+            pipeline=args.pipeline,
+            max_replan_iterations=args.max_replan_iterations,
+            load=any(loadable(item, settings) for item in left),
+        )
+    except BaseException:  # a model that cannot be loaded: nothing is in hand
+        if file:
+            file.close()
+        raise
     go_on = f"go on with: {command_to_go_on()}" if file else "with --out FILE a run can be gone on with"
 
     def interrupted(*_: object) -> None:
