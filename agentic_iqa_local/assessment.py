@@ -22,8 +22,8 @@ from agentic_iqa_local.nodes.executor import run_tool
 from agentic_iqa_local.nodes.planner import taken_choices
 from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse, read_choices
 from agentic_iqa_local.pictures import Picture, as_file
-from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
-from agentic_iqa_local.query import named_tools, unknown_metrics
+from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, chosen_answer, summarizer_prompt
+from agentic_iqa_local.query import named_metrics
 from agentic_iqa_local.services import PICTURE, OpenImages, Services, load_services, open_images
 from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog, check_choices, check_query
 from agentic_iqa_local.vlm_client import VLMError
@@ -133,7 +133,7 @@ class Assessment(BaseModel):
         if self.level:
             return f"{self.letter} {self.level}, q {self.q:.2f}"
         if self.letter and self.choices:
-            return f"{self.letter}. {self.choices[list(self.p_c).index(self.letter)]}, p {self.p_c[self.letter]:.2f}"
+            return f"{self.letter}. {chosen_answer(self.choices, self.letter)}, p {self.p_c[self.letter]:.2f}"
         return self.final_answer or "no answer"
 
     def __repr__(self) -> str:
@@ -289,7 +289,7 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     settings = images.services.settings.tools
     configured = settings.full_reference if images.reference else settings.no_reference
     logs = []
-    for tool in [*named_tools(state["query"], images.reference is not None), *unknown_metrics(state["query"])]:
+    for tool in named_metrics(state["query"], images.reference is not None):
         logs += run_tool("Global", OVERALL, tool, None, images)
     for tool in () if logs else configured:
         reading = images.score(tool)

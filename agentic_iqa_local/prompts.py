@@ -150,6 +150,11 @@ def choice_letters(choices: Sequence[str]) -> list[str]:
     return [chr(ord("A") + i) for i in range(len(choices))]
 
 
+def chosen_answer(choices: Sequence[str], letter: str) -> str:
+    """The user's own answer that a letter stands for."""
+    return choices[choice_letters(choices).index(letter)]
+
+
 def _query(query: str, choices: Sequence[str] | None) -> list[str]:
     # A JSON string: quotes, braces and line breaks in a query stay inside it, so that it cannot pose as instructions' end.
     lines = [f"Query: {json.dumps(query, ensure_ascii=False)}"]

@@ -105,6 +105,11 @@ def unknown_metrics(query: str) -> list[str]:
     return [name for name in _asked_for(query, False) if name not in TOOLS]
 
 
+def named_metrics(query: str, has_reference: bool) -> list[str]:
+    """The tools that the query names, and behind them the metrics that are no tools."""
+    return [*named_tools(query, has_reference), *unknown_metrics(query)]
+
+
 def _asked_for(query: str, has_reference: bool) -> list[str]:
     text = unicodedata.normalize("NFKC", query)
     wanted, before, negated = {}, 0, False

@@ -26,7 +26,7 @@ _DAMAGE = {
 # Uses of those words that are no damage.
 _HARMLESS = re.compile(
     r"(\w+ly )?blurred background|background blur|bokeh|(wood|sand|leather|fabric|stone)\w* grain|grain of (the )?\w+"
-    r"|tinted (window|glass|lens|visor)\w*|halos? of light|noise reduction|uncompressed|-free",
+    r"|tinted (window|glass|lens|visor)\w*|halos? of light|noise reduction|uncompressed",
     re.IGNORECASE,
 )
 _SEVERITY_WORDS = {
@@ -93,7 +93,7 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
     for items in findings(evidence).values():
         for item in items:
             found.setdefault(item.type, set()).add(item.severity)
-    text = _HARMLESS.sub(lambda match: match[0] if match[0] == "-free" else "it", text)
+    text = _HARMLESS.sub("it", text)
     held = False
     for clause in _CLAUSE.split(text):
         for kind in DISTORTION_TYPES:

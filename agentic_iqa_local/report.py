@@ -13,7 +13,8 @@ from typing import Any
 from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.iqa_tools import TOOLS, ToolInfo
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
-from agentic_iqa_local.query import named_tools, unknown_metrics
+from agentic_iqa_local.prompts import chosen_answer
+from agentic_iqa_local.query import named_metrics
 from agentic_iqa_local.state import DistortionAnalysis, PlannerOutput
 
 BAR_WIDTH = 30
@@ -36,7 +37,7 @@ def headline(row: Assessment) -> str:
     if row.q is not None:
         answer = f"{answer} {LEVEL_WORDS[LETTER_TO_LEVEL[answer]]}, q {row.q:.2f} of 5"
     elif row.choices and row.p_c:
-        answer = f"{answer}. {row.choices[ord(answer) - 65]} (p {row.p_c[answer]:.2f})"
+        answer = f"{answer}. {chosen_answer(row.choices, answer)} (p {row.p_c[answer]:.2f})"
     notice = " [small embedded model]" if (row.model or {}).get("notice") else ""
     asked = {run.tool_name: run for run in row.tools if run.tool_name in _named(row) and not run.error}
     scores = [f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)" for name, run in asked.items()]
@@ -45,7 +46,7 @@ def headline(row: Assessment) -> str:
 
 def _named(row: Assessment) -> list[str]:
     """The metrics that the query names."""
-    return [*named_tools(row.query, row.reference is not None), *unknown_metrics(row.query)]
+    return named_metrics(row.query, row.reference is not None)
 
 
 def stand_ins(row: Assessment) -> list[str]:
@@ -214,7 +215,7 @@ class Tally:
             self.answers[row["final_answer"]] += 1
             self._scored.append((row["q"], row["image"]))
         elif row["choices"]:
-            self.answers[row["choices"][ord(row["final_answer"]) - ord("A")]] += 1
+            self.answers[chosen_answer(row["choices"], row["final_answer"])] += 1
         else:
             self.answers["answered in words"] += 1
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.prompts import chosen_answer
 
 Row = dict[str, Any]
 
@@ -69,4 +70,4 @@ def _answer(row: Row) -> str | None:
     """The letter, or the chosen answer's own words."""
     if row["error"]:
         return None
-    return row["choices"][ord(row["final_answer"]) - ord("A")] if row["choices"] else row["final_answer"]
+    return chosen_answer(row["choices"], row["final_answer"]) if row["choices"] else row["final_answer"]

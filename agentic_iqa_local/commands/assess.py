@@ -383,9 +383,9 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
             if file:
                 file.append(row)
             else:
-                tally.add(row.to_dict())
+                tally.add(told := row.to_dict())
                 if args.csv:
-                    kept.append(row.to_dict())
+                    kept.append(told)
             written += 1
             console.count(row.error is not None)
             show(args, row, console)

@@ -15,7 +15,7 @@ from agentic_iqa_local.evidence import required_objects
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.prompts import planner_prompt
-from agentic_iqa_local.query import choices_in, named_tools, region_in, unknown_metrics
+from agentic_iqa_local.query import choices_in, named_metrics, region_in
 from agentic_iqa_local.services import opened
 from agentic_iqa_local.state import AgenticIQAState, PlanControlFlags, PlannerInput, PlannerOutput
 from agentic_iqa_local.vlm_client import VLMError
@@ -57,7 +57,7 @@ def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replannin
     named = [region for name in plan.objects if name != "Global" and (region := region_in(query, name))]
     scope = list(dict.fromkeys(named)) or "Global"
     # The first tool named; the Executor runs the others too. What the model recommends is no tool that the query names.
-    tool = next(iter([*named_tools(query, has_reference), *unknown_metrics(query)]), None)
+    tool = next(iter(named_metrics(query, has_reference)), None)
     query_type = "IQA" if tool else plan.query_type
     changes: dict[str, Any] = {"query_type": query_type, "query_scope": scope, "required_tool": tool}
     if query_type == "Other" or not plan.distortions:

@@ -17,7 +17,7 @@ from agentic_iqa_local.evidence import contradictions, should_replan, tool_score
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import letter_reply, summary_reply
-from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, choice_letters, is_scoring, summarizer_prompt
+from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, choice_letters, chosen_answer, is_scoring, summarizer_prompt
 from agentic_iqa_local.reasoning import from_evidence, misstatements, speaks_for_another
 from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities
 from agentic_iqa_local.services import OpenImages, opened
@@ -109,7 +109,7 @@ def summarize(
     level = LEVEL_WORDS[LETTER_TO_LEVEL[fused_letter(fusion)]] if scoring else None
     schema = summary_reply(letters)
     reply = ask(images.session(ROLE), prompt, schema, role, answer_prefix=prefix)
-    chosen = choices[letters.index(fusion.vlm_letter)] if choices else None
+    chosen = chosen_answer(choices, fusion.vlm_letter) if choices else None
 
     def mistakes(text: str) -> list[str]:
         return misstatements(text, evidence, level) + (speaks_for_another(text, choices, chosen) if choices else [])
