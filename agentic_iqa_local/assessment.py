@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.graph import initial_state, run_graph
-from agentic_iqa_local.images import ImageError, one_line
-from agentic_iqa_local.inputs import printable
+from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.nodes.executor import run_tool
@@ -26,6 +25,7 @@ from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, chosen_answ
 from agentic_iqa_local.query import named_metrics
 from agentic_iqa_local.services import PICTURE, OpenImages, Services, load_services, open_images
 from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog, check_choices, check_query
+from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
 
 SCHEMA_VERSION = 2  # 2: answers that a query lists are choices, and part of a row's key
@@ -176,7 +176,7 @@ def assess(
     with as_file(image) as picture, nullcontext() if reference is None else as_file(reference) as original:
         services = services or load_services()
         row = _assess(picture.path, original and original.path, query, choices, pipeline, max_replan_iterations, services)
-    row.image, row.reference = printable(picture.name), original and printable(original.name)
+    row.image, row.reference = path_text(picture.name), original and path_text(original.name)
     for file in filter(None, (picture, original)):
         row.error, row.warnings = file.hide(row.error), [file.hide(line) for line in row.warnings]
     return row
@@ -210,14 +210,14 @@ def _assessed(state: AgenticIQAState, services: Services, pipeline: Pipeline) ->
     try:
         state, images = open_images(services, state)
     except ImageError as error:
-        return {"error": printable(str(error)), "sha256": file_sha256(state["image_path"])}
+        return {"error": str(error), "sha256": file_sha256(state["image_path"])}
     try:
         services.client(ROLE)
         _ = services.tools  # a bad maps file is an error of the set-up, not of an image
         try:
             changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
         except (ImageError, ToolError, VLMError) as error:
-            changes = {"error": printable(str(error))}
+            changes = {"error": str(error)}
         return changes | _record(images)
     finally:
         images.close()
@@ -233,7 +233,7 @@ def unassessed(
 ) -> Assessment:
     """What is known of an assessment before it begins."""
     return Assessment(
-        image=printable(image), reference=reference and printable(reference), query=query,
+        image=path_text(image), reference=reference and path_text(reference), query=query,
         choices=choices and list(choices), mode=settings.fusion.mode, fusion=settings.fusion, pipeline=pipeline,
     )  # fmt: skip
 

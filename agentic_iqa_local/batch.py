@@ -25,7 +25,7 @@ from agentic_iqa_local.assessment import SCHEMA_VERSION, Assessment, Pipeline, a
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import memory_ran_out
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.inputs import Item, printable, row_key
+from agentic_iqa_local.inputs import Item, row_key
 from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.model_store import models_root, store_manifest
@@ -33,6 +33,7 @@ from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.rows import OtherRun, RowFile, RowsError, check_run, write_run, write_whole
 from agentic_iqa_local.services import ALONE, Services
+from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, PixelLimits, VLMClient, VLMSession
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def identity(
         "max_replan_iterations": limit,
         "query": query or DEFAULT_QUERY,
         "choices": choices,
-        "reference": reference and printable(reference.absolute()),
+        "reference": reference and path_text(reference.absolute()),
         "working folder": os.getcwd() if relative else None,
     }
 
@@ -389,7 +390,7 @@ class Batch:
             elif row.error is None or not self.stopping:
                 yield self._final(attempt, row)
             if len(self._hung) >= MOST_HUNG or any(tool in ALONE for hung in self._hung for tool in hung.busy):
-                hung = ", ".join(f"{printable(a.item.image)} {a.where}" for a in self._hung)
+                hung = ", ".join(f"{one_line(str(a.item.image))} {a.where}" for a in self._hung)
                 raise BatchError(f"assessments do not return ({hung}); find out what hangs there, or raise --timeout")
 
     def _begin(self, items: Iterator[Item], again: deque[_Attempt]) -> None:
@@ -494,4 +495,4 @@ class Batch:
 
     def _failure(self, item: Item, error: str, sha256: str | None) -> Assessment:
         row = unassessed(item.image, item.reference, item.query, item.choices, self.pipeline, self.services.settings)
-        return row.model_copy(update={"error": printable(error), "sha256": sha256})
+        return row.model_copy(update={"error": one_line(error), "sha256": sha256})

@@ -11,7 +11,6 @@ import os
 import re
 import struct
 import threading
-import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.state import IMAGE_SUFFIXES
+from agentic_iqa_local.text import one_line
 
 # Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no photograph.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "JPEG2000", "GIF", "PPM", "AVIF")
@@ -63,9 +63,6 @@ _MAX_ASPECT = 100  # Qwen's processors refuse sides beyond 200:1, and rounding m
 
 class ImageError(UserError, ValueError):
     """One sentence: the path, what was expected, what came, what to do."""
-
-    def __init__(self, message: str):
-        super().__init__(one_line(message))
 
 
 @dataclass(frozen=True)
@@ -252,12 +249,6 @@ def _open(path: str, data: bytes) -> Image.Image:
             f"{path}: expected an image that can be read here, but this is a HEIC photograph; install pillow-heif or convert it to PNG."
         ) from None
     return HeifImageFile(BytesIO(data))
-
-
-def one_line(text: str) -> str:
-    """`text` with what could break its line or steer a terminal escaped: file names, profiles and Pillow bring anything."""
-    unsafe = {c: c.encode("unicode_escape").decode() for c in set(text) if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")}
-    return text.translate(str.maketrans(unsafe))
 
 
 def _damaged(path: str, error: Exception) -> ImageError:

@@ -3,7 +3,6 @@
 import csv
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.images import one_line
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.query import choices_in
 from agentic_iqa_local.state import check_choices, check_query, with_each_key_once
+from agentic_iqa_local.text import one_line, path_text
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +43,8 @@ class Item:
         """What tells rows apart; `row_key` finds it in a row."""
         return row_key(
             {
-                "image": printable(self.image),
-                "reference": self.reference and printable(self.reference),
+                "image": path_text(self.image),
+                "reference": self.reference and path_text(self.reference),
                 "query": self.query,
                 "choices": self.choices,
             }
@@ -164,8 +163,3 @@ def _reason(error: ValueError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     name = str(first["loc"][0])
     return message if message.startswith(f"{name}: ") else f"{name}: {message}"
-
-
-def printable(path: str | Path) -> str:
-    """A path as text that JSON can hold; bytes of a file name that are not UTF-8 appear as \\xNN."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")

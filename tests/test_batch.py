@@ -125,7 +125,7 @@ def test_a_csv_and_json_lines_say_the_same(folder, tmp_path):
         ("m.txt", "a.png\n", "named .csv or .jsonl"),
         ("m.jsonl", "[" * 100_000, "line 1: expected a JSON object"),
         ("m.jsonl", '{"image": "a.png", "image": "b.png"}\n', "line 1: expected a JSON object: expected each key once"),
-        ("m.jsonl", '{"image": "a\\u001b[2J.png"}\n', r"line 1: image: there is no file .*/a\\x1b\[2J\.png"),
+        ("m.jsonl", '{"image": "a\\u001b[2J.png"}\n', r"line 1: image: there is no file .*/a\\u001b\[2J\.png"),
         ("m.csv", "image,image\na.png,a.png\n", "line 1: expected each column once, got image twice"),
         ("m.csv", f"image\na.png\n{'x' * 300}.png\n", "line 3: image: File name too long"),
     ],

@@ -422,12 +422,12 @@ def test_a_name_that_no_file_can_have(name):
 def test_control_characters_of_a_name_are_escaped(saved):
     with pytest.raises(ImageError) as caught:
         load_image(saved("a\n\x1b[2J\u202e.png", b"no image"))
-    assert "/a\\n\\x1b[2J\\u202e.png: expected a" in str(caught.value)
+    assert "/a\\n\\u001b[2J\\u202e.png: expected a" in str(caught.value)
 
 
 def test_control_characters_of_a_profile_are_escaped(saved):
     path = saved("a.jpg", Image.new("CMYK", (40, 40)), icc_profile=cmyk_profile(b"Evil\x1b[2Jinks"))
-    assert "(Evil\\x1b[2Jinks)" in load_image(path).warnings[0]
+    assert "(Evil\\u001b[2Jinks)" in load_image(path).warnings[0]
 
 
 def test_threads_do_not_change_each_others_strictness(saved, monkeypatch):

@@ -31,7 +31,7 @@ from typing import Any
 
 from agentic_iqa_local import __version__
 from agentic_iqa_local.commands import chosen_settings
-from agentic_iqa_local.commands.console import Console, Parser, start_logging
+from agentic_iqa_local.commands.console import Console, Parser, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.paths import ROOT, command
 
@@ -194,6 +194,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

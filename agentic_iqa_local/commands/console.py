@@ -8,10 +8,47 @@ import shutil
 import sys
 import textwrap
 import time
-from contextlib import AbstractContextManager, ExitStack
-from typing import NoReturn, TextIO
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NoReturn, TextIO
+
+from agentic_iqa_local.text import one_line, printable
 
 SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
+
+
+class SafeStream:
+    """A text stream that nothing steers a terminal through, whoever writes to it: own messages, logs, or a library's."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.terminal = stream  # for what may steer it: a progress bar
+
+    def write(self, text: str) -> int:
+        self.terminal.write(printable(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.terminal, name)
+
+    def __eq__(self, other: object) -> bool:  # tqdm asks whether a line goes where its bar is
+        return self.terminal == getattr(other, "terminal", other)
+
+    def __hash__(self) -> int:
+        return hash(self.terminal)
+
+
+@contextmanager
+def safe_streams() -> Iterator[None]:
+    """stdout and stderr as `SafeStream`. Every command runs in it, from before its arguments are read."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (stream if isinstance(stream, SafeStream) else SafeStream(stream) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,7 +68,7 @@ class Console(AbstractContextManager):
 
     def __init__(self, results: TextIO | None = None) -> None:
         if results is None:
-            results = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+            results = SafeStream(os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1))
             os.dup2(2, 1)
         self.results = results
         self._bar = None
@@ -64,7 +101,7 @@ class Console(AbstractContextManager):
         self._began = self._said = time.monotonic()
         self._lines = total > 1 and not sys.stderr.isatty()
         self._bar = tqdm(
-            total=total, initial=done, unit="picture", file=sys.stderr, dynamic_ncols=True, leave=False,
+            total=total, initial=done, unit="picture", file=getattr(sys.stderr, "terminal", sys.stderr), dynamic_ncols=True, leave=False,
             disable=total < 2 or not sys.stderr.isatty(),
         )  # fmt: skip
         self._open.callback(self._bar.close)
@@ -104,19 +141,28 @@ class Console(AbstractContextManager):
 
 def start_logging(verbosity: int) -> None:
     """Warnings on stderr; with verbosity 1 what happens, with 2 prompts and model output too."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(picture)s%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    logging.captureWarnings(True)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_name_picture)
+        handler.setFormatter(_Formatter("%(levelname)s %(picture)s%(message)s"))
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     logging.getLogger("agentic_iqa_local").setLevel(level)
 
 
+class _Formatter(logging.Formatter):
+    """Each message on one line. Prompts and replies keep theirs, set in."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # the library's name; a traceback comes behind it
+        text = super().formatMessage(record)
+        return text.replace("\n", "\n    ") if record.levelno <= logging.DEBUG else one_line(text)
+
+
 def _name_picture(record: logging.LogRecord) -> bool:
     """Gives every line of a log the picture that it is about."""
-    from agentic_iqa_local.images import one_line
     from agentic_iqa_local.services import PICTURE
 
     picture = PICTURE.get()
     named = not picture or picture in record.getMessage()
-    record.picture = "" if named else f"{one_line(picture)}: "
+    record.picture = "" if named else f"{picture}: "
     return True

@@ -1,0 +1,50 @@
+"""Text that comes from elsewhere, such as the name of a file, a model's words or a server's answer, made safe to print and to
+store. Standard library alone.
+
+Nothing of it may steer a terminal, begin a line of its own, or be mistaken for other text. Everything that is printed goes
+through `printable`; what stands inside a sentence goes through `one_line` before.
+"""
+
+import json
+import os
+import unicodedata
+
+# Controls, invisible formatting such as the reversal of a line, separators of lines, and what UTF-8 cannot encode
+_UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def one_line(text: str) -> str:
+    """`text` with everything escaped that could break its line or steer a terminal: "\\n", "\\u001b", and "\\xff" for a byte of a
+    file's name that is not UTF-8. JSON text stays the same JSON."""
+    return text.translate(_escapes(text))
+
+
+def printable(text: str) -> str:
+    """As `one_line`, but lines, tabs and returns stay: for text that was put together from safe lines."""
+    return text.translate(_escapes(text, keep="\n\t\r"))
+
+
+def _escapes(text: str, keep: str = "") -> dict[int, str]:
+    unsafe = (char for char in set(text) - set(keep) if unicodedata.category(char) in _UNSAFE)
+    return str.maketrans({char: _byte(char) or json.dumps(char)[1:-1] for char in unsafe})
+
+
+def _byte(char: str) -> str | None:
+    """What `os.fsdecode` makes of a byte that is not UTF-8."""
+    return f"\\x{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else None
+
+
+def path_text(path: str | os.PathLike[str]) -> str:
+    """A path as text that UTF-8 and JSON can hold, the same for no other path.
+
+    Bytes that are not UTF-8 become "\\xNN". In such a path, and in one that holds "\\x" itself, backslashes are doubled, so that
+    no two paths have the same text.
+    """
+    try:
+        name = os.fsencode(path)
+    except UnicodeEncodeError:  # no file has such a name
+        return one_line(os.fspath(path))
+    text = name.decode("utf-8", "backslashreplace")
+    if "\\x" not in text:
+        return text
+    return name.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
