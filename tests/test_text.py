@@ -71,5 +71,6 @@ def test_commands_print_nothing_that_steers_a_terminal(capsys):
 
 def test_a_safe_stream_is_the_place_that_it_writes_to():
     stream = io.StringIO()
-    assert SafeStream(stream) == stream and stream == SafeStream(stream)
+    assert SafeStream(stream) == stream
+    assert stream == SafeStream(stream)
     assert SafeStream(stream) in {stream}
