@@ -87,7 +87,11 @@ class Assessment(BaseModel):
     q_bar: float | None = Field(None, description="Mean of the tools' normalised scores, 1..5.")
     q: float | None = Field(None, description="Fused quality, 1 (bad) to 5 (excellent).")
     dq_dqbar: float | None = Field(None, description="How far q moves when q_bar moves by one.")
-    fusion: FusionSettings | None = Field(None, description="η, temperature and the rest of the settings that made q.")
+    eta: float | None = Field(None, description="The sharpness η of the tools' weights alpha.")
+    sigma: float | None = Field(
+        None, description="The error of q_bar in levels from which η = 1/(2σ²) follows; None where the settings give η itself."
+    )
+    fusion: FusionSettings | None = Field(None, description="The settings that made q; their eta may be auto.")
     tools: list[ToolExecutionLog] = []
     plan: PlannerOutput | None = None
     plan_corrections: list[str] = []
@@ -306,7 +310,7 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
             )
         )
     scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
-    fusion = read_and_fuse(prompt, list(scores.values()), images)
+    fusion = read_and_fuse(prompt, list(scores.items()), images)
     return fusion.model_dump() | {"final_answer": fused_letter(fusion), "tools": logs}
 
 

@@ -168,7 +168,10 @@ class FusionSettings(Section):
     """The letter read and its fusion."""
 
     mode: Literal["logits", "classification", "uniform"] = "logits"
-    eta: float = Field(1.0, gt=0, description="η of α_c = softmax(−η(q̄ − c)²).")
+    eta: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        1.0,
+        description="η of α_c = softmax(−η(q̄ − c)²); auto: 1/(2σ²), σ the error of the tools' mean by configs/tool_reliability.yaml.",
+    )
     temperature: float = Field(1.0, gt=0, description="Divides the letters' log-probabilities before p_c is formed.")
     classification_confidence: float = Field(0.8, gt=0.5, le=1, description="p_c of the generated letter; the rest is shared.")
     on_missing_logits: Literal["error", "classification"] = "error"

@@ -84,12 +84,12 @@ def key_distortions(evidence: ExecutorOutput, name: str, plan: PlannerOutput) ->
     return [a.type for a in (evidence.distortion_analysis or {}).get(name, []) if a.severity in KEY_SEVERITIES]
 
 
-def tool_scores(evidence: ExecutorOutput | None, vote: str = "runs") -> list[float]:
-    """The scores that q̄ is the mean of: one for each distinct (tool, region) run, or one for each listed entry."""
+def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[tuple[str, float]]:
+    """The (tool, score) that q̄ is the mean of: one for each distinct (tool, region) run, or one for each listed entry."""
     if evidence is None or not evidence.quality_scores:
         return []
     if vote == "entries":
-        return [score for scores in evidence.quality_scores.values() for _, score in scores.values()]
+        return [pair for scores in evidence.quality_scores.values() for pair in scores.values()]
     crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"}
     # The score is part of the key: two different scores cannot come from one run.
     runs = {
@@ -97,7 +97,12 @@ def tool_scores(evidence: ExecutorOutput | None, vote: str = "runs") -> list[flo
         for name, scores in evidence.quality_scores.items()
         for tool, score in scores.values()
     }
-    return sorted(score for *_, score in runs)
+    return sorted(((tool, score) for tool, _, score in runs), key=lambda pair: pair[::-1])
+
+
+def tool_scores(evidence: ExecutorOutput | None, vote: str = "runs") -> list[float]:
+    """The scores of `votes` alone, 1..5."""
+    return [score for _, score in votes(evidence, vote)]
 
 
 def _listed(names: Iterable[str]) -> str:

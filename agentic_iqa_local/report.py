@@ -185,8 +185,14 @@ def score_in_words(row: Assessment) -> str:
     alone = "no preference" if row.vlm_letter is None else f"{expected:.2f}, its likeliest letter {row.vlm_letter}"
     return (
         f"The tools' mean (q̄) is {row.q_bar:.2f}, the model's letters alone say {alone}: they {agree} ({row.q_bar:.1f} against "
-        f"{expected:.1f}); {verdict}. One level more from the tools would move q by {row.dq_dqbar:.2f}."
+        f"{expected:.1f}); {verdict}. {_trust(row)}One level more from the tools would move q by {row.dq_dqbar:.2f}."
     )
+
+
+def _trust(row: Assessment) -> str:
+    if row.sigma is None:
+        return ""
+    return f"Such tools are off by about {row.sigma:.2f} levels (σ, by what is published of them), so that η is {row.eta:.2f}. "
 
 
 def bars(row: Assessment) -> list[str]:

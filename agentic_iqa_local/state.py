@@ -208,6 +208,10 @@ class FusionResult(BaseModel):
     q_bar: float | None = Field(None, description="Mean of the tools' normalised scores, 1..5; None without tools.")
     q: float | None = Field(None, description="The fused quality score, 1..5.")
     dq_dqbar: float | None = Field(None, description="How far q moves with q_bar: 2·η·Var_w(c), w ∝ α·p.")
+    eta: float | None = Field(None, description="The η that made alpha.")
+    sigma: float | None = Field(
+        None, description="The error of q_bar in levels that η = 1/(2σ²) comes from; None where the settings give η itself."
+    )
 
 
 class SummarizerOutput(BaseModel):

@@ -9,6 +9,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, find_tool
+from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import analysis_reply, detection_reply, location_reply, selection_reply
@@ -24,10 +25,10 @@ ROLE = "executor"
 COORDINATES = {"pixels": "pixels of the image", "thousandths": "thousandths of the image's width and height"}
 
 
-def tool_line(reference: str, good_for: tuple[str, ...]) -> str:
+def tool_line(reference: str, good_for: tuple[str, ...], reliability: str = "") -> str:
     """How a tool is described to the model that chooses among tools."""
     kind = "full-reference" if reference == "FR" else "no-reference"
-    return f"{kind}; {', '.join(good_for) or 'any distortion'}"
+    return "; ".join(filter(None, (kind, ", ".join(good_for) or "any distortion", reliability)))
 
 
 def executor_node(state: AgenticIQAState, config: RunnableConfig | None = None) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
     with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
         try:
             if flags.tool_selection and plan.required_tool is None:
-                evidence.selected_tools = select_tools(query, distortions, images)
+                evidence.selected_tools = with_panel(select_tools(query, distortions, images), images)
             elif flags.tool_selection or flags.tool_execution:
                 first = plan.required_tool or default_tool(images)
                 others = [tool for tool in named_tools(query, images.reference is not None) if tool != first]
@@ -95,20 +96,21 @@ def analyse(query: str, distortions: dict[str, list[str]], images: OpenImages) -
 
 
 def listed_tools(images: OpenImages) -> list[ToolInfo]:
-    """The tools that can run on these images: the configuration's favourites first, then full-reference before no-reference.
+    """The tools that can run on these images and are not clearly worse than another of them, best first. Between equals the
+    configuration's favourites come first.
 
     Raises ToolError when there are none.
     """
     full_reference = images.reference is not None
     settings = images.services.settings.tools
     favourites = settings.full_reference if full_reference else settings.no_reference
-    tools = [t for t in images.services.tools.available(full_reference) if t.name not in settings.not_offered]
+    tools = {t.name: t for t in images.services.tools.available(full_reference) if t.name not in settings.not_offered}
+    if full_reference:  # a tool that compares beats one that has to guess what was there
+        tools = {name: t for name, t in tools.items() if t.reference == "FR"} or tools
     if not tools:
         raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
-    return sorted(
-        tools,
-        key=lambda t: (favourites.index(t.name) if t.name in favourites else len(favourites), t.reference != "FR"),
-    )
+    names = sorted(tools, key=lambda name: favourites.index(name) if name in favourites else len(favourites))
+    return [tools[name] for name in load_reliability().trusted(names)]
 
 
 def default_tool(images: OpenImages) -> str:
@@ -116,10 +118,28 @@ def default_tool(images: OpenImages) -> str:
     return listed_tools(images)[0].name
 
 
+def panel(images: OpenImages) -> list[str]:
+    """The tools that vote on every picture beside the chosen ones: those of the configuration that are listed, else the best."""
+    settings = images.services.settings.tools
+    favourites = settings.full_reference if images.reference is not None else settings.no_reference
+    listed = [tool.name for tool in listed_tools(images)]
+    return [name for name in listed if name in favourites] or listed[:1]
+
+
+def with_panel(selected: dict[str, dict[str, str]], images: OpenImages) -> dict[str, dict[str, str]]:
+    """The chosen tools, and for each object those of the panel that were not chosen for it."""
+    return {
+        name: chosen | {f"{OVERALL} ({tool})": tool for tool in panel(images) if tool not in chosen.values()}
+        for name, chosen in selected.items()
+    }
+
+
 def select_tools(query: str, distortions: dict[str, list[str]], images: OpenImages) -> dict[str, dict[str, str]]:
-    """The model's choice of a tool for each distortion, among those that can run here."""
-    tools = listed_tools(images)
-    lines = [(t.name, tool_line(t.reference, t.good_for)) for t in tools]
+    """The model's choice of a tool for each distortion, among those that are listed; one alone is no choice."""
+    tools, reliability = listed_tools(images), load_reliability()
+    if len(tools) == 1:
+        return {name: dict.fromkeys(types or [OVERALL], tools[0].name) for name, types in distortions.items()}
+    lines = [(t.name, tool_line(t.reference, t.good_for, reliability.summary(t.name))) for t in tools]
     schema = selection_reply(distortions, [t.name for t in tools])
     reply = ask(images.session(ROLE), selection_prompt(query, distortions, lines), schema, images.services.section(ROLE))
     return reply.model_dump(by_alias=True)

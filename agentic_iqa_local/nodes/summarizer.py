@@ -13,7 +13,8 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from agentic_iqa_local.config import FusionSettings
-from agentic_iqa_local.evidence import contradictions, should_replan, tool_scores
+from agentic_iqa_local.evidence import contradictions, should_replan, tool_scores, votes
+from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import letter_reply, summary_reply
@@ -94,7 +95,7 @@ def summarize(
     prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices)
     settings = images.services.settings.fusion
     role = images.services.section(ROLE)
-    scores = tool_scores(evidence, settings.vote)
+    scores = votes(evidence, settings.vote)
     fusion: FusionResult | None = None
     letters: Sequence[str] | None = None
     prefix = ""
@@ -141,7 +142,7 @@ def summarize(
     )
 
 
-def _notes(evidence: ExecutorOutput | None, scores: list[float], fusion: FusionResult | None) -> list[str]:
+def _notes(evidence: ExecutorOutput | None, scores: list[tuple[str, float]], fusion: FusionResult | None) -> list[str]:
     """What must stand in the reasoning whatever the model wrote: missing evidence, contradictions, the fused score."""
     notes = []
     if evidence is None or evidence.is_empty:
@@ -158,10 +159,14 @@ def _notes(evidence: ExecutorOutput | None, scores: list[float], fusion: FusionR
     return notes
 
 
-def fusion_of(settings: FusionSettings) -> ScoreFusion:
-    """The fusion that the configuration describes."""
+def fusion_of(settings: FusionSettings, sigma: float | None) -> ScoreFusion:
+    """The fusion that the configuration describes. α is a Gaussian likelihood of q̄ with variance σ², so that `eta: auto` is
+    1/(2σ²); without tools (None) α is uniform whatever η is."""
+    eta = settings.eta
+    if eta == "auto":
+        eta = 1 / (2 * sigma**2) if sigma else 1.0
     return ScoreFusion(
-        settings.eta, temperature=settings.temperature, classification_confidence=settings.classification_confidence
+        eta, temperature=settings.temperature, classification_confidence=settings.classification_confidence
     )
 
 
@@ -170,10 +175,14 @@ def fused_letter(fusion: FusionResult) -> str:
     return ScoreFusion().map_to_level(fusion.q)
 
 
-def read_and_fuse(prompt: Prompt, scores: Sequence[float], images: OpenImages) -> FusionResult:
-    """p_c from the model's letters, averaged over the image's views, fused with the tools' `scores` (each 1..5)."""
-    settings = images.services.settings.fusion
-    fusion = fusion_of(settings)
+def read_and_fuse(prompt: Prompt, tools: Sequence[tuple[str, float]], images: OpenImages) -> FusionResult:
+    """p_c from the model's letters, averaged over the image's views, fused with the scores (1..5) of `tools`."""
+    settings, scores = images.services.settings.fusion, [score for _, score in tools]
+    sigma = None
+    if settings.eta == "auto" and tools:
+        reachable = {name: logistic.reachable for name, logistic in images.services.tools.maps.items()}
+        sigma = load_reliability().sigma_of_mean(tools, reachable)
+    fusion = fusion_of(settings, sigma)
     mode, letter, p_letter, off_mass = read_probabilities(prompt, LETTERS, images)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in p_letter.items()}
     if not scores:
@@ -187,6 +196,8 @@ def read_and_fuse(prompt: Prompt, scores: Sequence[float], images: OpenImages) -
         q_bar=fusion.mean_score(scores),
         q=fusion.fuse_scores(scores, p_c),
         dq_dqbar=fusion.sensitivity(scores, p_c),
+        eta=fusion.eta if scores else None,
+        sigma=sigma,
     )
 
 

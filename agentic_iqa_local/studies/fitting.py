@@ -24,7 +24,7 @@ from scipy.optimize import brentq, minimize
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.studies.analysis import dataset_info, fusion_settings
 from agentic_iqa_local.studies.datasets import listed
-from agentic_iqa_local.studies.readings import LEVELS, Letters, Row, fuse, fused_distribution, probabilities, tool_means
+from agentic_iqa_local.studies.readings import LEVELS, Letters, Row, etas, fuse, fused_distribution, probabilities, tool_means
 from agentic_iqa_local.studies.statistics import ranked_probability_score, srcc
 from agentic_iqa_local.studies.store import read_run
 
@@ -163,14 +163,18 @@ def fit_letters(
     def p(temperature: float) -> np.ndarray:
         return probabilities(rows, READ, temperature=temperature)
 
-    def value(temperature: float, eta: float) -> float:
+    def value(temperature: float, eta: float | np.ndarray) -> float:
         if objective == "rps":
             return ranked_probability_score(fused_distribution(p(temperature), q_bar, eta), target)
         if objective == "srcc":
             return srcc(fuse(p(temperature), q_bar, eta), target)
         return abs((p(temperature) @ LEVELS).std() - q_bar.std())
 
-    before = value(letters.temperature, letters.eta)
+    own = etas(rows, letters.eta)
+    if not np.isfinite(own).all():
+        raise FitError("fit: expected rows that tell the η they were fused with, got some that do not; run the study anew")
+    before = value(letters.temperature, own)
+    letters = replace(letters, eta=float(np.median(own)))
     if np.isnan(before):
         raise FitError("fit: expected scores that differ, got human scores or fused scores that are all alike; use other images")
     if objective == "spread":

@@ -44,10 +44,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Letters:
-    """Parameters of p_c and α_c that a fit can replace."""
+    """Parameters of p_c and α_c that a fit can replace. `eta` is a number, or "auto" for the η that each row was fused with."""
 
     temperature: float = 1.0
-    eta: float = 1.0
+    eta: float | str = 1.0
     confidence: float = 0.8
     vote: str = "runs"
     source: str = field(default="defaults")
@@ -98,16 +98,26 @@ def tool_means(rows: Sequence[Row], vote: str) -> np.ndarray:
     return means
 
 
-def fused_distribution(p: np.ndarray, q_bar: np.ndarray, eta: float, *, normalize: bool = True) -> np.ndarray:
-    """w ∝ α·p (rows, 5) of `score_fusion`; where q̄ is nan α is uniform, as in an assessment without tools."""
-    log_alpha = np.where(np.isnan(q_bar)[:, None], 0.0, -eta * (q_bar[:, None] - LEVELS) ** 2)
+def etas(rows: Sequence[Row], eta: float | str) -> np.ndarray:
+    """η of each row (rows,); where it is "auto", what the row's own fusion says, nan where there was none."""
+    if eta != "auto":
+        return np.full(len(rows), float(eta))
+    told = (((row.get("agent") or {}).get("fusion") or {}).get("eta") for row in rows)
+    return np.array([np.nan if value is None else value for value in told])
+
+
+def fused_distribution(p: np.ndarray, q_bar: np.ndarray, eta: float | np.ndarray, *, normalize: bool = True) -> np.ndarray:
+    """w ∝ α·p (rows, 5) of `score_fusion`, with one η or one for each row; where q̄ is nan α is uniform, as in an assessment
+    without tools."""
+    sharpness = np.broadcast_to(eta, q_bar.shape)[:, None]
+    log_alpha = np.where(np.isnan(q_bar)[:, None], 0.0, -sharpness * (q_bar[:, None] - LEVELS) ** 2)
     alpha = np.exp(log_alpha - log_alpha.max(1, keepdims=True))
     weighted = alpha / alpha.sum(1, keepdims=True) * p
     with np.errstate(invalid="ignore", divide="ignore"):
         return weighted / weighted.sum(1, keepdims=True) if normalize else weighted
 
 
-def fuse(p: np.ndarray, q_bar: np.ndarray, eta: float, *, normalize: bool = True) -> np.ndarray:
+def fuse(p: np.ndarray, q_bar: np.ndarray, eta: float | np.ndarray, *, normalize: bool = True) -> np.ndarray:
     """q of `score_fusion` (4) for many rows."""
     return fused_distribution(p, q_bar, eta, normalize=normalize) @ LEVELS
 
@@ -137,7 +147,7 @@ def readings(
     modes: dict[str, Reading] = {}
 
     def fused(name: str, p: np.ndarray, *reads: str, with_: Letters = letters, normalize: bool = True) -> None:
-        scores = fuse(p, q_bar, with_.eta, normalize=normalize)
+        scores = fuse(p, q_bar, etas(rows, with_.eta), normalize=normalize)
         modes[name] = Reading(scores, p, ("agent", *reads), agent_tools, mapped=True)
 
     def expected(name: str, p: np.ndarray, *reads: str) -> None:

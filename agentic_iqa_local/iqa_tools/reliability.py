@@ -1,0 +1,132 @@
+"""How far each tool can be trusted: which tools are clearly worse than another for the case at hand, and the error of a mean.
+
+The figures are published ones (configs/tool_reliability.yaml names each source). Those on a data set that a tool's weights were
+trained on do not count.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agentic_iqa_local.iqa_tools.calibration import FLAT, HIGHEST, LOWEST
+from agentic_iqa_local.iqa_tools.specs import TOOLS
+from agentic_iqa_local.paths import ROOT
+
+SHIPPED = ROOT / "configs" / "tool_reliability.yaml"
+CLEARLY_WORSE = 0.05  # of SRCC, on average over the data sets that two tools share
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Published(_Record):
+    """Correlation with human scores on one data set; `seen`: the tool was trained on it."""
+
+    data_set: str
+    srcc: float = Field(ge=-1, le=1)
+    plcc: float | None = Field(None, ge=-1, le=1)
+    source: str
+    seen: bool = False
+
+
+class ToolRecord(_Record):
+    tool: str
+    sigma: float = Field(gt=0)
+    published: tuple[Published, ...]
+
+    def unseen(self) -> dict[str, float]:
+        """SRCC by data set, without those that the tool was trained on."""
+        return {entry.data_set: entry.srcc for entry in self.published if not entry.seen}
+
+
+class Reliability(_Record):
+    """What is known of all tools; `sigma` in levels of the 1..5 scale."""
+
+    sources: dict[str, str]
+    spread: float = Field(gt=0)
+    sigma_unknown: float = Field(gt=0)
+    error_correlation: float = Field(ge=0, le=1)
+    near_copies: tuple[tuple[str, ...], ...]
+    tools: tuple[ToolRecord, ...]
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Reliability:
+        named = [record.tool for record in self.tools]
+        unknown = {*named, *(tool for copies in self.near_copies for tool in copies)} - TOOLS.keys()
+        unsourced = {entry.source for record in self.tools for entry in record.published} - self.sources.keys()
+        if unknown or unsourced or len(set(named)) < len(named):
+            raise ValueError(
+                f"expected tools and sources that are known, each tool once, got {sorted(unknown | unsourced) or named}"
+            )
+        return self
+
+    @functools.cached_property
+    def _records(self) -> dict[str, ToolRecord]:
+        return {record.tool: record for record in self.tools}
+
+    def lead(self, tool: str, other: str) -> float | None:
+        """How much higher the SRCC of `tool` is than that of `other`, on average over the data sets that both have and neither has
+        seen; None where there are none."""
+        records = self._records
+        if tool not in records or other not in records:
+            return None
+        ours, theirs = records[tool].unseen(), records[other].unseen()
+        shared = ours.keys() & theirs.keys()
+        return sum(ours[name] - theirs[name] for name in shared) / len(shared) if shared else None
+
+    def trusted(self, tools: Sequence[str]) -> list[str]:
+        """Those of `tools` that are not clearly worse than any of them, best first. A tool of which nothing is known is trusted
+        only where nothing is known of any."""
+        known = [tool for tool in tools if tool in self._records]
+        if not known:
+            return list(tools)
+        leads = {tool: [lead for other in known if (lead := self.lead(tool, other)) is not None] for tool in known}
+        trusted = [tool for tool in known if min(leads[tool]) >= -CLEARLY_WORSE]
+        return sorted(trusted, key=lambda tool: -sum(lead > 0 for lead in leads[tool]))
+
+    def summary(self, tool: str) -> str:
+        """The tool's SRCC on the data sets that it has not seen, for whoever chooses among tools; empty where none is known."""
+        unseen = self._records[tool].unseen() if tool in self._records else {}
+        return f"SRCC {sum(unseen.values()) / len(unseen):.2f}" if unseen else ""
+
+    def sigma(self, tool: str) -> float:
+        """Standard deviation of the tool's error, in levels."""
+        return self._records[tool].sigma if tool in self._records else self.sigma_unknown
+
+    def sigma_of_mean(self, scores: Sequence[tuple[str, float]], reachable: Mapping[str, tuple[float, float]]) -> float:
+        """Standard deviation of the error of the mean of (tool, score 1..5), in levels.
+
+        Var = 1/n² Σ_ij ρ_ij σ_i σ_j, with ρ = 1 for a tool with itself and its near-copies, so that they count once. A score at
+        the end of what its map can return says only that quality is there or beyond: truth is anywhere from that end to the
+        scale's, so that the mean square of a uniform error, (distance between the ends)²/3, comes on top.
+        """
+        if not scores:
+            raise ValueError("scores: expected at least one, got none")
+        sigmas = np.array([self._sigma_at(tool, score, reachable.get(tool, (LOWEST, HIGHEST))) for tool, score in scores])
+        rho = np.array([[self._correlation(a, b) for b, _ in scores] for a, _ in scores])
+        return float(math.sqrt(sigmas @ rho @ sigmas) / len(scores))
+
+    def _sigma_at(self, tool: str, score: float, ends: tuple[float, float]) -> float:
+        beyond = 0.0
+        if score >= ends[1] - FLAT:
+            beyond = HIGHEST - ends[1]
+        elif score <= ends[0] + FLAT:
+            beyond = ends[0] - LOWEST
+        return math.sqrt(self.sigma(tool) ** 2 + beyond**2 / 3)
+
+    def _correlation(self, a: str, b: str) -> float:
+        return 1.0 if a == b or any(a in copies and b in copies for copies in self.near_copies) else self.error_correlation
+
+
+@functools.cache
+def load_reliability(path: Path = SHIPPED) -> Reliability:
+    """The records that ship. Raises ValueError for a file that is damaged."""
+    return Reliability.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
