@@ -63,7 +63,7 @@ class ScriptedTools:
 
     def __init__(self, scores: dict[str, float], names: Sequence[str] | None = None):
         self.scores, self.runs = scores, []
-        self.names = names or list(scores)
+        self.names, self.maps = names or list(scores), {}
 
     def available(self, full_reference: bool) -> list[ToolInfo]:
         return [ToolInfo(n, "NR", True, None, "scripted", ("Blurs", "Noise"), False, (1.0, 5.0), "test") for n in self.names]

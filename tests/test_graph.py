@@ -309,7 +309,7 @@ def test_the_model_is_opened_once_for_all_roles_and_rounds(picture):
 )
 def test_a_query_stays_one_json_string_in_every_prompt(picture, query):
     client = ScriptedClient(scripted_answers())
-    run_pipeline(query, picture, services=scripted_services(client, ScriptedTools({"NIQE": 2.6})))
+    run_pipeline(query, picture, services=scripted_services(client, ScriptedTools({"MUSIQ": 2.6, "CLIPIQA+": 2.6})))
     assert set(calls(client)) == {
         "PlannerReply",
         "DetectionReply",

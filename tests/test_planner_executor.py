@@ -1,5 +1,6 @@
 """The Planner's rules and the Executor's four subtasks (facts of the paper), with a scripted model and scripted tools."""
 
+import re
 import itertools
 import json
 import threading
@@ -263,13 +264,34 @@ def test_a_named_tool_wins_over_the_models_choice(picture):
 
 
 def test_only_listed_tools_can_be_selected(picture):
-    client = ScriptedClient(scripted_answers(SelectionReply={"Global": {"Blurs": "VSI"}}))
-    found = execute(client, ScriptedTools({"NIQE": 3.0, "VSI": 4.0}, names=["NIQE"]), picture)
+    """LIVE Challenge, TID2013 and others put NIQE more than 0.1 of SRCC behind both others."""
+    client = ScriptedClient(scripted_answers(SelectionReply={"Global": {"Blurs": "NIQE"}}))
+    found = execute(client, ScriptedTools({"NIQE": 3.0, "MUSIQ": 4.0, "CLIPIQA+": 3.5}), picture)
     assert len(prompts(client, "SelectionReply")) == 3
     assert (found.selected_tools, found.quality_scores) == (None, None)
     assert found.error
     tools = prompts(client, "SelectionReply")[0].case.split("Tools:\n")[1].splitlines()
-    assert [line.partition(":")[0] for line in tools] == ["- NIQE"]
+    assert [line.partition(":")[0] for line in tools] == ["- CLIPIQA+", "- MUSIQ"]
+    assert all(re.search(r"; SRCC 0\.6\d$", line) for line in tools)
+
+
+def test_one_tool_alone_is_no_choice(picture):
+    client = ScriptedClient(scripted_answers())
+    found = execute(client, ScriptedTools({"NIQE": 3.0, "PIQE": 4.0}), picture)
+    assert prompts(client, "SelectionReply") == []
+    assert found.quality_scores == {"Global": {"Blurs": ("NIQE", 3.0)}}
+
+
+def test_a_panel_votes_beside_the_chosen_tool(picture):
+    client = ScriptedClient(scripted_answers(SelectionReply={"Global": {"Blurs": "MUSIQ"}}))
+    found = execute(client, ScriptedTools({"MUSIQ": 4.0, "CLIPIQA+": 3.5, "NIQE": 1.0}), picture)
+    assert found.quality_scores == {"Global": {"Blurs": ("MUSIQ", 4.0), "Overall quality (CLIPIQA+)": ("CLIPIQA+", 3.5)}}
+
+
+def test_a_tool_that_the_query_names_runs_alone_however_good_it_is(picture):
+    client = ScriptedClient(scripted_answers())
+    found = execute(client, ScriptedTools({"MUSIQ": 4.0, "NIQE": 2.0}), picture, required_tool="NIQE")
+    assert found.quality_scores == {"Global": {"Blurs": ("NIQE", 2.0)}}
 
 
 def test_without_any_tool_the_evidence_says_so(picture):
@@ -408,9 +430,9 @@ def test_a_region_that_the_query_does_not_name_is_no_scope():
 
 def test_slow_tools_are_not_offered_but_can_be_named(picture):
     client = ScriptedClient(scripted_answers(DetectionReply={"Global": ["Blurs"]}))
-    tools = ScriptedTools({"MAD": 2.0, "NIQE": 3.0})
+    tools = ScriptedTools({"MAD": 2.0, "MUSIQ": 3.0, "CLIPIQA+": 3.0})
     execute(client, tools, picture)
-    assert "- NIQE" in prompts(client, "SelectionReply")[0].case
+    assert "- MUSIQ" in prompts(client, "SelectionReply")[0].case
     assert "MAD" not in prompts(client, "SelectionReply")[0].case
     named = execute(client, tools, picture, required_tool="MAD")
     assert named.quality_scores == {"Global": {"Blurs": ("MAD", 2.0)}}

@@ -1,0 +1,122 @@
+import math
+
+import numpy as np
+import pytest
+
+from agentic_iqa_local.config import FusionSettings, Settings
+from agentic_iqa_local.iqa_tools.reliability import CLEARLY_WORSE, Reliability, load_reliability
+from agentic_iqa_local.iqa_tools.specs import TOOLS
+from agentic_iqa_local.studies.leakage import SHARING_IMAGES, TRAINED_ON
+from tests.scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
+
+RECORDS = {record.tool: record for record in load_reliability().tools}
+
+
+def known(**srcc):
+    """Reliability of tools with these SRCC by data set; a set named "seen_..." is one that the tool was trained on."""
+    tools = [
+        {
+            "tool": tool.replace("_", "-"),
+            "sigma": 0.5,
+            "published": [
+                {"data_set": name.removeprefix("seen_"), "srcc": value, "source": "s", "seen": name.startswith("seen_")}
+                for name, value in sets.items()
+            ],
+        }
+        for tool, sets in srcc.items()
+    ]
+    return Reliability(
+        sources={"s": "made up"}, spread=1.0, sigma_unknown=1.0, error_correlation=0.5, near_copies=[["PSNR", "SSIM"]], tools=tools
+    )
+
+
+def test_figures_of_pyiqa_and_piq_are_theirs():
+    """Read off IQA-PyTorch's TID2013 table and PIQ's README."""
+    srcc = {tool: {entry.data_set: entry.srcc for entry in record.published} for tool, record in RECORDS.items()}
+    assert (srcc["FSIM"]["tid2013"], srcc["FSIM"]["kadid10k"]) == (0.8509, 0.8537)
+    assert (srcc["VSI"]["tid2013"], srcc["VSI"]["kadid10k"]) == (0.8949, 0.8780)
+    assert (srcc["SSIM"]["tid2013"], srcc["NIQE"]["tid2013"], srcc["TOPIQ_FR"]["tid2013"]) == (0.6269, 0.3121, 0.9165)
+
+
+def test_what_a_tool_was_trained_on_is_marked_as_in_the_studies():
+    for tool, record in RECORDS.items():
+        trained = TRAINED_ON[tool].datasets
+        seen = {*trained, *(other for name in trained for other in SHARING_IMAGES.get(name, ()))}
+        assert {entry.data_set for entry in record.published if entry.seen} == {
+            entry.data_set for entry in record.published
+        } & seen, tool
+
+
+def test_sigma_follows_from_the_published_correlation():
+    """spread·√(1 − mean r²), r the PLCC where there is one, over sets that people scored and the tool has not seen."""
+    for tool, record in RECORDS.items():
+        of_people = [entry for entry in record.published if not entry.seen and entry.source != "synthetic"]
+        r = [entry.srcc if entry.plcc is None else entry.plcc for entry in of_people or record.published]
+        assert record.sigma == pytest.approx(load_reliability().spread * math.sqrt(1 - np.mean(np.square(r))), abs=0.005), tool
+
+
+def test_weight_free_tools_that_are_not_clearly_worse():
+    reliability = load_reliability()
+    free = {kind: [t for t, s in TOOLS.items() if s.reference == kind and not s.weights] for kind in ("FR", "NR")}
+    assert reliability.trusted(free["FR"]) == ["VSI", "FSIM"]
+    assert reliability.trusted(free["NR"]) == ["NIQE"]
+
+
+def test_a_tool_is_left_out_where_another_leads_it_clearly_on_what_both_have_not_seen():
+    close, clear = 0.9 - CLEARLY_WORSE + 0.01, 0.9 - CLEARLY_WORSE - 0.01
+    assert known(VSI={"a": 0.9}, FSIM={"a": close}).trusted(["FSIM", "VSI"]) == ["VSI", "FSIM"]
+    assert known(VSI={"a": 0.9}, FSIM={"a": clear}).trusted(["FSIM", "VSI"]) == ["VSI"]
+    assert known(VSI={"a": 0.9}, FSIM={"a": 0.99, "b": clear}).lead("VSI", "FSIM") == pytest.approx(-0.09)
+    seen = known(VSI={"a": 0.8, "b": 0.7}, FSIM={"seen_a": 0.99, "b": 0.7})
+    assert seen.lead("FSIM", "VSI") == 0  # of set b alone
+    assert known(VSI={"a": 0.9}, FSIM={"b": 0.5}).lead("VSI", "FSIM") is None
+
+
+def test_tools_without_figures_count_only_where_there_is_no_other():
+    reliability = known(VSI={"a": 0.4})
+    assert reliability.trusted(["MAD", "VSI", "NLPD"]) == ["VSI"]
+    assert reliability.trusted(["MAD", "NLPD"]) == ["MAD", "NLPD"]
+
+
+def test_the_error_of_a_mean():
+    """Two independent errors of 0.5 would give 0.5/√2; with ρ = 0.5 it is √((0.25 + 0.25 + 2·0.5·0.25)/4) = √0.1875; near-copies
+    give 0.5, as one does."""
+    reliability = known(VSI={"a": 0.9}, FSIM={"a": 0.9}, PSNR={"a": 0.9}, SSIM={"a": 0.9})
+    assert reliability.sigma_of_mean([("VSI", 3.0)], {}) == pytest.approx(0.5)
+    assert reliability.sigma_of_mean([("VSI", 3.0), ("FSIM", 2.0)], {}) == pytest.approx(math.sqrt(0.1875))
+    assert reliability.sigma_of_mean([("PSNR", 3.0), ("SSIM", 2.0)], {}) == pytest.approx(0.5)
+    assert reliability.sigma_of_mean([("MAD", 3.0)], {}) == 1.0
+    with pytest.raises(ValueError, match="expected at least one"):
+        reliability.sigma_of_mean([], {})
+
+
+def test_the_end_of_a_map_says_little_about_what_lies_beyond():
+    """NIQE's map ends at 3.43: truth is anywhere from there to 5, mean square (5 − 3.43)²/3 of a uniform error."""
+    reliability = known(NIQE={"a": 0.5})
+    reach = {"NIQE": (1.0, 3.43)}
+    assert reliability.sigma_of_mean([("NIQE", 3.0)], reach) == pytest.approx(0.5)
+    assert reliability.sigma_of_mean([("NIQE", 3.43)], reach) == pytest.approx(math.sqrt(0.25 + 1.57**2 / 3))
+    assert reliability.sigma_of_mean([("NIQE", 1.0)], {"NIQE": (1.6, 5.0)}) == pytest.approx(math.sqrt(0.25 + 0.6**2 / 3))
+    assert reliability.sigma_of_mean([("NIQE", 5.0)], {"NIQE": (1.0, 5.0)}) == pytest.approx(0.5)  # the scale's own end
+
+
+def test_a_damaged_record_is_refused():
+    with pytest.raises(ValueError, match="known"):
+        known(NoSuchTool={"a": 0.5})
+
+
+@pytest.mark.parametrize(("eta", "told", "sigma"), [("auto", 1 / (2 * 0.86**2), 0.86), (2.0, 2.0, None)])
+def test_eta_auto_comes_from_the_tools_that_ran(tmp_path, eta, told, sigma):
+    """0.86: NIQE's sigma in configs/tool_reliability.yaml."""
+    from PIL import Image
+
+    from agentic_iqa_local.assessment import assess
+
+    Image.effect_noise((64, 64), 40).convert("RGB").save(tmp_path / "a.png")
+    settings = Settings(fusion=FusionSettings(eta=eta))
+    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0}), settings)
+    row = assess(tmp_path / "a.png", services=services)
+    assert row.eta == pytest.approx(told)
+    assert row.sigma == (None if sigma is None else pytest.approx(sigma))
+    # α ∝ exp(−η(q̄ − c)²) with q̄ = 3: the ratio of the levels 3 and 4 is exp(η)
+    assert math.log(row.alpha[3] / row.alpha[4]) == pytest.approx(told)
