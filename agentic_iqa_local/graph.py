@@ -100,7 +100,7 @@ def run_pipeline(
     query: str,
     image_path: str,
     reference_path: str | None = None,
-    max_replan_iterations: int | None = DEFAULT_MAX_REPLAN_ITERATIONS,
+    max_replan_iterations: int | None = None,
     choices: Sequence[str] | None = None,
     *,
     services: Services | None = None,
@@ -108,11 +108,13 @@ def run_pipeline(
     """Assesses one image and returns the final state; a failure is in `state["error"]`, never an exception of a node.
 
     `max_replan_iterations` n allows n − 1 replans: the Summarizer counts its request before the edge compares, so 0 and 1
-    never replan and the default 2 replans at most once.
+    never replan and 2 replans at most once. None is the configuration's limit, which is 2 unless it says otherwise.
     """
-    state = initial_state(query, image_path, reference_path, max_replan_iterations, choices)
+    services = services or load_services()
+    limit = services.settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
+    state = initial_state(query, image_path, reference_path, limit, choices)
     try:
-        state, images = open_images(services or load_services(), state)
+        state, images = open_images(services, state)
     except ImageError as error:
         return {**state, "error": str(error)}
     try:

@@ -11,6 +11,7 @@ import pytest
 from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, prompts, scripted_answers, scripted_services
 
 from agentic_iqa_local import graph
+from agentic_iqa_local.config import Settings
 from agentic_iqa_local.graph import build_graph, decide_next_node, initial_state, run_graph, run_pipeline, visualize_graph
 from agentic_iqa_local.services import OpenImages
 from agentic_iqa_local.state import SummarizerOutput
@@ -323,3 +324,11 @@ def test_a_query_stays_one_json_string_in_every_prompt(picture, query):
         assert json.loads(first.removeprefix("Query: ")) == query
         assert not any("final_answer" in line or "System:" in line for line in others)
         assert query not in prompt.instructions
+
+
+@pytest.mark.parametrize(("configured", "given", "plans"), [(1, None, 1), (3, None, 3), (3, 1, 1), (1, 3, 3)])
+def test_the_configurations_limit_holds_where_none_is_given(picture, configured, given, plans):
+    client = never_satisfied()
+    services = scripted_services(client, ScriptedTools({"NIQE": 4.5}), Settings(max_replan_iterations=configured))
+    run_pipeline(QUERY, picture, max_replan_iterations=given, services=services)
+    assert calls(client)["PlannerReply"] == plans

@@ -1,8 +1,8 @@
 """The Planner's rules and the Executor's four subtasks (facts of the paper), with a scripted model and scripted tools."""
 
-import re
 import itertools
 import json
+import re
 import threading
 
 import numpy as np

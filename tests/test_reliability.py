@@ -7,7 +7,7 @@ from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.iqa_tools.reliability import CLEARLY_WORSE, Reliability, load_reliability
 from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.studies.leakage import SHARING_IMAGES, TRAINED_ON
-from tests.scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
+from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 RECORDS = {record.tool: record for record in load_reliability().tools}
 
@@ -26,7 +26,12 @@ def known(**srcc):
         for tool, sets in srcc.items()
     ]
     return Reliability(
-        sources={"s": "made up"}, spread=1.0, sigma_unknown=1.0, error_correlation=0.5, near_copies=[["PSNR", "SSIM"]], tools=tools
+        sources={"s": "made up"},
+        spread=1.0,
+        sigma_unknown=1.0,
+        error_correlation=0.5,
+        near_copies=[["PSNR", "SSIM"]],
+        tools=tools,
     )
 
 

@@ -165,9 +165,7 @@ def fusion_of(settings: FusionSettings, sigma: float | None) -> ScoreFusion:
     eta = settings.eta
     if eta == "auto":
         eta = 1 / (2 * sigma**2) if sigma else 1.0
-    return ScoreFusion(
-        eta, temperature=settings.temperature, classification_confidence=settings.classification_confidence
-    )
+    return ScoreFusion(eta, temperature=settings.temperature, classification_confidence=settings.classification_confidence)
 
 
 def fused_letter(fusion: FusionResult) -> str:

@@ -113,7 +113,8 @@ class _Cost:
 
 def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutput | None:
     """The whole agent: plan, evidence and its own result go into `row`."""
-    state = run_graph(initial_state(query, images.image.path, images.reference and images.reference.path), images)
+    paths = images.image.path, images.reference and images.reference.path
+    state = run_graph(initial_state(query, *paths, images.services.settings.max_replan_iterations), images)
     evidence, result = state.get("executor_evidence"), state.get("summarizer_result")
     row["plan"] = state["plan"].model_dump(mode="json") if "plan" in state else None
     row["plan_corrections"] = state.get("plan_corrections", [])
