@@ -27,6 +27,7 @@ from agentic_iqa_local.devices import memory_ran_out
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.inputs import Item, row_key
 from agentic_iqa_local.iqa_tools import ToolReading
+from agentic_iqa_local.iqa_tools.reliability import SHIPPED
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.model_store import models_root, store_manifest
 from agentic_iqa_local.nodes.summarizer import ROLE
@@ -86,6 +87,7 @@ def identity(
         "schema version": SCHEMA_VERSION,
         "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
         "tool maps": hashlib.sha256(maps.read_bytes()).hexdigest() if maps.is_file() else None,
+        "tool reliability": hashlib.sha256(SHIPPED.read_bytes()).hexdigest(),
         "tool weights": hashlib.sha256(json.dumps(weights).encode()).hexdigest(),
         "versions": versions,
         "device": device.partition(":")[0],

@@ -169,8 +169,9 @@ class FusionSettings(Section):
 
     mode: Literal["logits", "classification", "uniform"] = "logits"
     eta: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
-        1.0,
-        description="η of α_c = softmax(−η(q̄ − c)²); auto: 1/(2σ²), σ the error of the tools' mean by configs/tool_reliability.yaml.",
+        "auto",
+        description="η of α_c = softmax(−η(q̄ − c)²). auto: 1/(2σ²), σ the error of the tools' mean by configs/tool_reliability.yaml. "
+        "1 is the paper's.",
     )
     temperature: float = Field(1.0, gt=0, description="Divides the letters' log-probabilities before p_c is formed.")
     classification_confidence: float = Field(0.8, gt=0.5, le=1, description="p_c of the generated letter; the rest is shared.")
@@ -296,7 +297,7 @@ def find_config(name: str | Path | None) -> Path:
     for path in (Path(name), CONFIGS / f"{name}.yaml"):
         if path.is_file():
             return path
-    others = (path.stem for path in CONFIGS.glob("*.yaml") if path.stem not in (DEFAULT_CONFIG.stem, "tool_maps"))
+    others = (path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.startswith("tool_") and path.stem != DEFAULT_CONFIG.stem)
     shipped = ["embedded", *sorted(others)]
     near = difflib.get_close_matches(str(name), shipped, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""

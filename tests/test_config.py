@@ -9,7 +9,7 @@ from conftest import EMBEDDED, ROOT
 from agentic_iqa_local.config import CONFIGS, ConfigError, Settings, find_config, load_settings, model_folder
 from agentic_iqa_local.model_store import models_root
 
-SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if p.stem != "tool_maps")
+SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if not p.stem.startswith("tool_"))
 
 
 @pytest.mark.parametrize("path", SET_UPS, ids=lambda p: p.stem)

@@ -36,7 +36,7 @@ def make_run(key: str = "tid2013", **model) -> dict:
     return {
         "command": ["scripts/study.py", "run"],
         "model": {"name": "embedded", "device": "cpu", "dtype": "float32", "notice": "the small embedded model answered"} | model,
-        "fusion": FusionSettings().model_dump(mode="json"),
+        "fusion": FusionSettings(eta=1.0).model_dump(mode="json"),
         "tools": ToolSettings().model_dump(mode="json"),
         "maps": {name: logistic.fitted_on for name, logistic in load_maps(ROOT / "configs" / "tool_maps.yaml").items()},
         "dataset": {"key": key, "root": "data", "edition": None, "images": ROWS, "missing": [], "left_out": {}},

@@ -163,7 +163,7 @@ def test_the_documented_example_gives_c_without_a_replan(picture, logprobs, vote
 def test_flat_letters_leave_the_score_to_the_tools(picture):
     # q̄ = 2.7: exp(−1.7²), exp(−.7²), exp(−.3²), exp(−1.3²), exp(−2.3²) = .055576, .612626, .913931, .184520, .005042;
     # sum 1.771695; times 1..5: 4.785911; quotient 2.7013
-    fusion = run(scripted(FLAT), state_of(picture))["summarizer_result"].fusion
+    fusion = run(scripted(FLAT), state_of(picture), eta=1.0)["summarizer_result"].fusion
     assert fusion.q == pytest.approx(2.7013, abs=1e-4)
     assert fusion.p_c == pytest.approx(dict.fromkeys("ABCDE", 0.2))
     assert fusion.off_letter_mass == pytest.approx(0.05)  # 1 − 5·.19
@@ -174,7 +174,7 @@ def test_the_fused_level_and_not_the_models_own_letter_is_the_answer(picture):
     # .001159, and 2e−6 for level 1: 7.2856/1.6283 = 4.474, so B.
     logprobs = {letter: math.log((1.5 if letter == "E" else 1) / 5.5) for letter in "ABCDE"}
     state = state_of(picture, executor_evidence=evidence(moderate_blur(severity="slight"), {"Global": {"Blurs": ["NIQE", 4.6]}}))
-    result = run(scripted(logprobs), state)["summarizer_result"]
+    result = run(scripted(logprobs), state, eta=1.0)["summarizer_result"]
     assert result.fusion.q == pytest.approx(4.474, abs=1e-3)
     assert (result.final_answer, result.fusion.vlm_letter) == ("B", "E")
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from agentic_iqa_local.config import ROOT, Settings
 from agentic_iqa_local.devices import describe_device
+from agentic_iqa_local.iqa_tools.reliability import SHIPPED
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.model_store import file_hash
 from agentic_iqa_local.nodes.summarizer import ROLE
@@ -161,6 +162,7 @@ def identity(dataset: Dataset, services: Services, plan: Plan) -> dict[str, Any]
         "model": folder_hash(_model_folder(settings, ROLE)),
         "other_models": [folder_hash(_model_folder(settings, role)) for role in ROLES if role != ROLE],
         "maps": hashlib.sha256(Path(settings.tools.maps or SHIPPED_MAPS).read_bytes()).hexdigest(),
+        "reliability": hashlib.sha256(SHIPPED.read_bytes()).hexdigest(),
         "reads": json.loads(json.dumps(asdict(plan))),
         "configuration": json.loads(settings.model_dump_json(exclude={"fusion": True, "tools": {"cache": True}})),
     }
