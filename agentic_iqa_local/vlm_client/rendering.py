@@ -22,6 +22,7 @@ from transformers.image_utils import SizeDict
 
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.prompts import Prompt, chat_messages
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 from agentic_iqa_local.vlm_client.model_folder import Weights, check_against_weights, examine
 
@@ -50,7 +51,7 @@ def check_folder(folder: Path, weights: bool = True) -> Weights | None:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, for a message of one sentence: transformers lists hundreds of names in some."""
     line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return line if len(line) <= 300 else f"{line[:300]}…"
+    return one_line(line if len(line) <= 300 else f"{line[:300]}…")
 
 
 @contextmanager
