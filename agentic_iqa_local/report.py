@@ -251,6 +251,7 @@ class Tally:
 
 
 def _reason(image: str, error: str) -> str:
+    image = one_line(image)
     return error if error.startswith(image) else f"{image}: {error}"
 
 

@@ -39,6 +39,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from agentic_iqa_local.commands.console import Parser, safe_streams  # noqa: E402 (found by the line above)
+from agentic_iqa_local.errors import UserError  # noqa: E402
+from agentic_iqa_local.text import one_line  # noqa: E402
 
 ARMS = {
     "naive": ("transformers", False),
@@ -602,16 +604,26 @@ def progress(what: str) -> None:
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    if args.command == "table":
-        text = tables(ROOT / "benchmarks")
-        if not args.write:
-            print(text)
-            return 0
-        page = args.write.read_text(encoding="utf-8")
-        before, _, rest = page.partition("<!-- performance -->\n")
-        _, _, after = rest.partition("<!-- end of performance -->")
-        args.write.write_text(f"{before}<!-- performance -->\n{text}<!-- end of performance -->{after}", encoding="utf-8")
-        return 0
+    try:
+        write_tables(args.write) if args.command == "table" else write_measurements(args)
+    except (UserError, OSError) as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def write_tables(file: Path | None) -> None:
+    text = tables(ROOT / "benchmarks")
+    if not file:
+        print(text)
+        return
+    page = file.read_text(encoding="utf-8")
+    before, _, rest = page.partition("<!-- performance -->\n")
+    _, _, after = rest.partition("<!-- end of performance -->")
+    file.write_text(f"{before}<!-- performance -->\n{text}<!-- end of performance -->{after}", encoding="utf-8")
+
+
+def write_measurements(args: argparse.Namespace) -> None:
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints goes to stderr
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
@@ -620,7 +632,6 @@ def main(argv: list[str] | None = None) -> int:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     else:
         print(json.dumps(found), file=results, flush=True)
-    return 0
 
 
 if __name__ == "__main__":

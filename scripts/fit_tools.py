@@ -15,6 +15,7 @@ from agentic_iqa_local.images import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import FitQuality, LogisticMap, evaluate, fit_logistic
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
+from agentic_iqa_local.text import one_line
 
 ANCHORS = ("FSIM", "SSIM", "VIF", "GMSD")
 HELD_OUT = 0.3
@@ -217,8 +218,8 @@ def main(argv: list[str] | None = None) -> int:
             low, high = logistic.reachable
             print(f"{tool}: held out {check}; reaches {low:.2f} to {high:.2f}")
         write_maps(args.out, fitted)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (UserError, OSError) as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         return 2
     return 0
 

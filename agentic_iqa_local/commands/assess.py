@@ -450,13 +450,13 @@ def finished(args: argparse.Namespace, console: Console, file, kept: list[dict[s
         said = f"{tally.total} rows in {args.out}"
         if tally.failed:
             said += f", {len(tally.failed)} of them failures; add --resume --retry-failed to assess those again"
-        console.say(said)
+        console.say(one_line(said))
     if args.csv:
         from agentic_iqa_local.rows import write_whole
         from agentic_iqa_local.tables import csv_text
 
         write_whole(args.csv, csv_text(rows), encoding="utf-8-sig")
-        console.say(f"{tally.total} rows as a table in {args.csv}")
+        console.say(one_line(f"{tally.total} rows as a table in {args.csv}"))
     return int(bool(tally.failed))
 
 
