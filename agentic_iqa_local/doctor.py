@@ -143,13 +143,10 @@ def check(title: str, remedy: str) -> Callable[[Callable[..., Finding | None]], 
             except Exception as error:
                 finding = ("fail", f"{type(error).__name__}: {_told(error)}", remedy)
             return finding and Check(
-                one_line(examined.title(*about)),
-                finding[0],
-                *map(one_line, finding[1:]),
-                seconds=round(time.perf_counter() - began, 3),
+                examined.title(*about), finding[0], *map(one_line, finding[1:]), seconds=round(time.perf_counter() - began, 3)
             )
 
-        examined.title = lambda *about: " ".join((title, *about))
+        examined.title = lambda *about: one_line(" ".join((title, *about)))
         return examined
 
     return decorate
@@ -682,7 +679,7 @@ def _work(setup: Setup, pipe: "Connection", log: str) -> None:
             examine_one, about = pipe.recv()
             found: Check | None = examine_one(setup, *about)
             if found and attempts:
-                where = ", ".join(sorted(set(attempts)))
+                where = one_line(", ".join(sorted(set(attempts))))
                 found = replace(
                     found,
                     status="fail" if found.status == "fail" else "warn",

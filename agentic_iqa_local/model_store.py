@@ -697,7 +697,7 @@ def manifest_hash(text: str) -> str:
 @contextmanager
 def meter() -> Iterator[Progress]:
     """Shows on a terminal's stderr how much is done, and of which file."""
-    with bar(unit="B", unit_scale=True, leave=False, disable=not sys.stderr.isatty()) as shown:
+    with bar(unit="B", unit_scale=True, leave=False) as shown:
 
         def show(path: str, size: int) -> None:
             shown.set_postfix_str(one_line(path[-100:]), refresh=False)
@@ -742,7 +742,7 @@ def main(argv: list[str] | None = None) -> int:
             unpack(bundle, root, args.expect, progress)
         print(f"Unpacked into {one_line(str(root))}.")
         if root != models_root():
-            print(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}")
+            print(one_line(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}"))
         return 0
     except (BundleError, OSError) as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)

@@ -578,7 +578,7 @@ def directions(out: Path, manifest: Manifest, sha256: str, args: argparse.Namesp
     lines += [f"  {store} verify {bundle} --expect {sha256}", f"  {store} unpack {bundle} --expect {sha256} --models models"]
     config = f" --config {shlex.quote(Path(args.config).name)}" if args.config else ""
     lines += [f"  python scripts/doctor.py{config}", f"  python scripts/assess.py{config} --image PHOTO --explain"]
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 if __name__ == "__main__":

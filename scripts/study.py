@@ -14,7 +14,6 @@ run that cannot be used, 130 interrupted.
 """
 
 import argparse
-import logging
 import shlex
 import signal
 import sys
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from agentic_iqa_local.commands.console import bar, safe_streams
+from agentic_iqa_local.commands.console import bar, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.text import one_line
 
@@ -134,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     from agentic_iqa_local.studies.run import Plan, check_plan, chosen, run_study
     from agentic_iqa_local.studies.store import check_folder, read_run
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
+    start_logging(0)
     check_folder(args.out)
     dataset = chosen(
         args.dataset, args.key, part_of=args.part_of, mos_range=args.mos_range, split=args.split, limit=args.limit

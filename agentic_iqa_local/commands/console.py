@@ -55,10 +55,11 @@ def safe_streams() -> Iterator[None]:
 
 
 def bar(**options: Any) -> "tqdm":
-    """A tqdm bar on stderr, as wide as the terminal. Its own sequences go to the terminal; text that it is given must be safe."""
+    """A tqdm bar on stderr where that is a terminal, as wide as it. Its own sequences pass: text that it is given must be safe."""
     from tqdm import tqdm
 
-    return tqdm(file=getattr(sys.stderr, "terminal", sys.stderr), dynamic_ncols=True, **options)
+    place = {"file": getattr(sys.stderr, "terminal", sys.stderr), "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
+    return tqdm(**place | options)
 
 
 class Parser(argparse.ArgumentParser):
