@@ -54,12 +54,12 @@ def safe_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def bar(**options: Any) -> "tqdm":
+def bar(iterable: Iterable[Any] | None = None, **options: Any) -> "tqdm":
     """A tqdm bar on stderr where that is a terminal, as wide as it. Its own sequences pass: text that it is given must be safe."""
     from tqdm import tqdm
 
     place = {"file": getattr(sys.stderr, "terminal", sys.stderr), "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
-    return tqdm(**place | options)
+    return tqdm(iterable, **place | options)
 
 
 class Parser(argparse.ArgumentParser):

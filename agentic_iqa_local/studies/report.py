@@ -183,7 +183,7 @@ def digest(folder: Path) -> str:
     try:
         return _digest(folder)
     except FileError as error:
-        raise StudyError(f"{folder}: expected a folder that study.py report wrote, {error}; name another") from error
+        raise StudyError(f"{folder}: {error}; name a folder that study.py report wrote") from error
     except (ValueError, LookupError, TypeError, StopIteration, csv.Error) as error:
         raise StudyError(
             f"{folder}: expected the tables of study.py report, got others ({error!r}); make the report anew"
