@@ -28,13 +28,18 @@ def safe_cell(value: Any) -> Any:
     """`value` as a cell of CSV: on one line, and with an apostrophe before text that a spreadsheet may take for a formula.
 
     That is text whose first character that can be seen, quotes aside, is one of = + - @ or a wide form of these, unless it is a
-    plain number.
+    plain number; and so is what follows a semicolon, which separates cells where a comma separates decimals.
     """
-    if not isinstance(value, str) or _NUMBER.fullmatch(value):
+    if not isinstance(value, str):
         return value
-    seen = (char for char in value if char not in _QUOTES and unicodedata.category(char)[0] not in _SKIPPED)
-    formula = unicodedata.normalize("NFKC", next(seen, "")) in ("=", "+", "-", "@")
-    return "'" * formula + one_line(value)
+    return one_line(";".join("'" * _is_formula(part) + part for part in value.split(";")))
+
+
+def _is_formula(text: str) -> bool:
+    if _NUMBER.fullmatch(text):
+        return False
+    seen = (char for char in text if char not in _QUOTES and unicodedata.category(char)[0] not in _SKIPPED)
+    return unicodedata.normalize("NFKC", next(seen, "")) in ("=", "+", "-", "@")
 
 
 def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row], lineterminator: str = "\r\n") -> None:

@@ -922,6 +922,12 @@ def test_numbers_and_other_cells_stay_as_they_are(value):
     assert safe_cell(value) == value
 
 
+@pytest.mark.parametrize("payload", ["x;=1", "x; =1;@SUM(1)", 'x;"=1', "-1;+1+1"])
+def test_a_formula_behind_a_semicolon_is_text(payload):
+    """Where a comma separates decimals, spreadsheets take a semicolon for the end of a cell, quotes or not."""
+    assert not any(map(starts_a_formula, safe_cell(payload).split(";")))
+
+
 def test_tools_of_a_row_are_columns_without_formulas(picture):
     row = row_of(picture).to_dict()
     row["tools"] = [run | {"tool_name": f"=1{TEXT}", "raw_score": 1.0, "normalized_score": 1.0} for run in row["tools"]]
