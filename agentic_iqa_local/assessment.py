@@ -129,7 +129,7 @@ class Assessment(BaseModel):
     @property
     def _answer(self) -> str:
         if self.error:
-            return f"failed: {self.error.removeprefix(f'{self.image}: ')}"
+            return f"failed: {self.error.removeprefix(f'{one_line(self.image)}: ')}"
         if self.level:
             return f"{self.letter} {self.level}, q {self.q:.2f}"
         if self.letter and self.choices:

@@ -197,7 +197,7 @@ class Results:
 
 def as_line(row: Assessment) -> str:
     """A row as one line of JSON; the tools' runs are told once, in `tools`."""
-    return row.model_dump_json(exclude={"evidence": {"tool_logs"}})
+    return one_line(row.model_dump_json(exclude={"evidence": {"tool_logs"}}))
 
 
 # How they are assessed
@@ -431,7 +431,7 @@ class Batch:
         except BaseException as error:  # whatever it is, the other images go on
             if _memory_ran_out(error):
                 attempt.ran_out.add(MODEL)
-            logger.info("%s: %s", item.image, error, exc_info=error)
+            logger.info("%s", one_line(f"{item.image}: {error}"), exc_info=error)
             row = self._failure(item, f"{type(error).__name__}: {error}", file_sha256(item.image))
         self._finished.put((attempt, row))
 
@@ -459,7 +459,7 @@ class Batch:
         self._running.remove(attempt)
         self._hung.append(attempt)
         self._tools.release(attempt, hung=True)
-        logger.warning("%s: still %s after %g s; going on without it", attempt.item.image, where, self.timeout)
+        logger.warning("%s: still %s after %g s; going on without it", one_line(str(attempt.item.image)), where, self.timeout)
         sha256 = file_sha256(attempt.item.image) if opened else None  # else reading the file may be what hangs
         return self._failure(
             attempt.item, f"timed out after {self.timeout:g} s {where}; raise --timeout if it was at work", sha256

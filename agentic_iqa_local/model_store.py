@@ -42,8 +42,10 @@ from typing import Annotated, BinaryIO, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from agentic_iqa_local.commands.console import Parser, bar, safe_streams
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.paths import PACKAGE, ROOT
+from agentic_iqa_local.text import one_line
 
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.json.sha256"
@@ -69,7 +71,7 @@ class Truncated(BundleError):
 
 
 def _printable(text: str) -> str:
-    if not text.isprintable():
+    if one_line(text) != text:
         raise ValueError("expected one line of printable characters")
     return text
 
@@ -695,23 +697,17 @@ def manifest_hash(text: str) -> str:
 @contextmanager
 def meter() -> Iterator[Progress]:
     """Shows on a terminal's stderr how much is done, and of which file."""
-    done, shown = 0, sys.stderr.isatty()
+    with bar(unit="B", unit_scale=True, leave=False) as shown:
 
-    def show(path: str, size: int) -> None:
-        nonlocal done
-        done += size
-        if shown:
-            print(f"\r\033[K{amount(done):>9}  {path[-100:]}", end="", file=sys.stderr, flush=True)
+        def show(path: str, size: int) -> None:
+            shown.set_postfix_str(one_line(path[-100:]), refresh=False)
+            shown.update(size)
 
-    try:
         yield show
-    finally:
-        if shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m agentic_iqa_local.model_store", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -728,12 +724,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
         bundle = args.bundle or models_root()
         manifest, sha256 = read_manifest(bundle, args.expect)
-        print(f"{bundle}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256 {sha256}")
+        print(f"{one_line(str(bundle))}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256 {sha256}")
         for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
             print(f"  {line}")
         if args.command == "verify":
@@ -743,12 +740,12 @@ def main(argv: list[str] | None = None) -> int:
         root = models_root(args.models)
         with meter() as progress:
             unpack(bundle, root, args.expect, progress)
-        print(f"Unpacked into {root}.")
+        print(f"Unpacked into {one_line(str(root))}.")
         if root != models_root():
-            print(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}")
+            print(one_line(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}"))
         return 0
     except (BundleError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted: files that are whole are kept; the same command goes on", file=sys.stderr)
@@ -757,7 +754,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _report(problems: list[str]) -> int:
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        print(f"error: {one_line(problem)}", file=sys.stderr)
     if not problems:
         print("Every file is as its manifest says.")
     return 1 if problems else 0

@@ -46,7 +46,9 @@ from packaging.utils import parse_wheel_filename
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from agentic_iqa_local.model_store import (  # noqa: E402 (found by the line above)
+from agentic_iqa_local.commands.console import Parser, safe_streams  # noqa: E402 (found by the line above)
+from agentic_iqa_local.errors import UserError  # noqa: E402
+from agentic_iqa_local.model_store import (  # noqa: E402
     HUB,
     HUGGINGFACE,
     WHEELS,
@@ -60,6 +62,7 @@ from agentic_iqa_local.model_store import (  # noqa: E402 (found by the line abo
     meter,
     write_bundle,
 )
+from agentic_iqa_local.text import one_line  # noqa: E402
 
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings
@@ -67,7 +70,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class FetchError(RuntimeError):
+class FetchError(UserError, RuntimeError):
     """Something that cannot be had; the message is one sentence for the user."""
 
 
@@ -157,10 +160,10 @@ def retried(what: str, action: Callable[[], T]) -> T:
             return action()
         except (OSError, http.client.HTTPException, HTTPError, XetDownloadError) as error:
             status = getattr(error, "code", None) or getattr(getattr(error, "response", None), "status_code", None)
-            reason = one_line(str(error)) or type(error).__name__
+            reason = _short(str(error)) or type(error).__name__
             if attempt == TRIES or status in (401, 403, 404):
                 raise FetchError(f"{what}: cannot be downloaded ({reason}); what is there is kept, try again later") from error
-            print(f"{what}: {reason}; trying again", file=sys.stderr)
+            print(one_line(f"{what}: {reason}; trying again"), file=sys.stderr)
             time.sleep(2**attempt)
     raise AssertionError("the last attempt returns or raises")
 
@@ -206,7 +209,7 @@ def listing(repo: Repo) -> Listing:
     licence = (card and (card.license_name or card.license)) or repo.licence
     licence = ", ".join(licence) if isinstance(licence, list) else licence
     files = {file.rfilename: file.lfs.sha256 if file.lfs else "" for file in info.siblings}
-    return Listing(repo.name, info.sha, one_line(licence), files)
+    return Listing(repo.name, info.sha, _short(licence), files)
 
 
 def from_hub(found: Listing, name: str, path: str, downloads: Path) -> Wanted:
@@ -373,11 +376,11 @@ def wheel_licence(wheel: Path) -> str:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata, _ = parse_email(archive.read(name))
     text = metadata.get("license_expression") or metadata.get("license") or ""
-    return one_line((text.strip() or "in the wheel").splitlines()[0])
+    return _short((text.strip() or "in the wheel").splitlines()[0])
 
 
-def one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text).strip()[:200]
+def _short(text: str) -> str:
+    return one_line(" ".join(text.split())[:200])
 
 
 # licences
@@ -395,7 +398,7 @@ def binding(wanted: Iterable[Wanted]) -> list[Notice]:
 
 def notice(licence: str, of: str) -> Notice:
     says, url = TERMS.get(licence.lower(), ("read it before use, it may restrict what you do", "see the model card"))
-    return Notice(licence=licence, of=one_line(of), says=says, url=url)
+    return Notice(licence=licence, of=_short(of), says=says, url=url)
 
 
 def ask(notices: list[Notice], accepted: bool) -> None:
@@ -404,7 +407,7 @@ def ask(notices: list[Notice], accepted: bool) -> None:
         return
     print("These licences restrict what you may do:", file=sys.stderr)
     for item in notices:
-        print(f"  {item}", file=sys.stderr)
+        print(one_line(f"  {item}"), file=sys.stderr)
     if accepted:
         return
     if not sys.stdin.isatty():
@@ -425,7 +428,7 @@ def repo_option(text: str) -> tuple[str, Repo]:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to collect")
     what.add_argument("--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)")
     what.add_argument(
@@ -465,6 +468,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     from agentic_iqa_local.config import ConfigError, load_settings
@@ -474,7 +478,7 @@ def main(argv: list[str] | None = None) -> int:
         collect(args, load_settings(args.config))
         return 0
     except (ConfigError, ToolError, FetchError, BundleError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, (ConfigError, ToolError)) else 1
     except KeyboardInterrupt:
         print("interrupted: what was downloaded is kept; the same command goes on", file=sys.stderr)
@@ -509,7 +513,7 @@ def collect(args: argparse.Namespace, settings: "Settings") -> None:
         contents.append(f"weights of the tools {', '.join(carried)}")
     for item in wanted:
         if item.fetch and not item.file.is_file():
-            print(f"fetching {item.path}", file=sys.stderr)
+            print(f"fetching {one_line(item.path)}", file=sys.stderr)
             item.fetch()
     if args.wheels:
         wanted += wheels(args.wheels, downloads / WHEELS)
@@ -574,7 +578,7 @@ def directions(out: Path, manifest: Manifest, sha256: str, args: argparse.Namesp
     lines += [f"  {store} verify {bundle} --expect {sha256}", f"  {store} unpack {bundle} --expect {sha256} --models models"]
     config = f" --config {shlex.quote(Path(args.config).name)}" if args.config else ""
     lines += [f"  python scripts/doctor.py{config}", f"  python scripts/assess.py{config} --image PHOTO --explain"]
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 if __name__ == "__main__":

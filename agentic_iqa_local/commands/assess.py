@@ -34,6 +34,7 @@ from agentic_iqa_local.commands import chosen_settings
 from agentic_iqa_local.commands.console import Console, Parser, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.paths import ROOT, command
+from agentic_iqa_local.text import one_line
 
 MOST_JOBS = 256
 LONGEST_COMMAND = 2000  # characters, to be repeated in a message
@@ -329,7 +330,7 @@ def command_to_go_on() -> str:
     """This command line with --resume."""
     words = [word for word in sys.orig_argv if word not in ("--resume", "--retry-failed")]
     command = shlex.join([*words, "--resume"])
-    return command if len(command) <= LONGEST_COMMAND else "the same command with --resume"
+    return command if len(command) <= LONGEST_COMMAND and one_line(command) == command else "the same command with --resume"
 
 
 def run(args: argparse.Namespace, settings, items: list, device: str, console: Console) -> int:
@@ -365,7 +366,7 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
         if batch.stopping:
             if file:
                 file.settle()
-            os.write(2, f"\nstopped; {go_on}\n".encode())
+            os.write(2, f"\nstopped; {one_line(go_on)}\n".encode())
             os._exit(130)
         batch.stop()
         os.write(2, b"\nstopping when the pictures in hand are finished; Ctrl-C again stops at once\n")
@@ -449,13 +450,13 @@ def finished(args: argparse.Namespace, console: Console, file, kept: list[dict[s
         said = f"{tally.total} rows in {args.out}"
         if tally.failed:
             said += f", {len(tally.failed)} of them failures; add --resume --retry-failed to assess those again"
-        console.say(said)
+        console.say(one_line(said))
     if args.csv:
         from agentic_iqa_local.rows import write_whole
         from agentic_iqa_local.tables import csv_text
 
         write_whole(args.csv, csv_text(rows), encoding="utf-8-sig")
-        console.say(f"{tally.total} rows as a table in {args.csv}")
+        console.say(one_line(f"{tally.total} rows as a table in {args.csv}"))
     return int(bool(tally.failed))
 
 

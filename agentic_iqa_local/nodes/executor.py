@@ -16,6 +16,7 @@ from agentic_iqa_local.prompts import analysis_prompt, detection_prompt, locatio
 from agentic_iqa_local.query import named_tools
 from agentic_iqa_local.services import Box, OpenImages, opened
 from agentic_iqa_local.state import AgenticIQAState, DistortionAnalysis, ExecutorOutput, PlannerOutput, ToolExecutionLog
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,8 @@ def executor_node(state: AgenticIQAState, config: RunnableConfig | None = None) 
         with opened(state, config) as images:
             gather(evidence, state["query"], state["plan"], images)
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
-        logger.error("Executor failed: %s", error)
-        evidence.error = str(error)
+        evidence.error = one_line(str(error))
+        logger.error("Executor failed: %s", evidence.error)
     logger.info(
         "Evidence: %d distortions analysed, %d tool runs",
         sum(len(items) for items in (evidence.distortion_analysis or {}).values()),

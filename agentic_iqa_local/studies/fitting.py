@@ -27,6 +27,7 @@ from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.readings import LEVELS, Letters, Row, fuse, fused_distribution, probabilities, tool_means
 from agentic_iqa_local.studies.statistics import ranked_probability_score, srcc
 from agentic_iqa_local.studies.store import read_run
+from agentic_iqa_local.text import one_line
 
 Objective = Literal["rps", "srcc", "spread"]
 READ = "all_evidence"  # the product's own
@@ -72,7 +73,8 @@ class Fit:
 
     @property
     def letters(self) -> Letters:
-        return Letters(self.temperature, self.eta, source=f"{self.objective} on {len(self.keys)} images of {self.dataset}")
+        source = one_line(f"{self.objective} on {len(self.keys)} images of {self.dataset}")
+        return Letters(self.temperature, self.eta, source=source)
 
     @property
     def account(self) -> str:
@@ -81,10 +83,11 @@ class Fit:
         gain = f"{self.before:.4f} → {self.after:.4f} ({direction})"
         if self.before == self.after:
             gain = f"{self.after:.4f} ({direction}) before and after: nothing to gain"
-        return f"{name} on {len(self.keys)} images of {self.dataset}: {gain}, with temperature {self.temperature:.3f} and η {self.eta:.3f}"
+        of = f"{len(self.keys)} images of {one_line(self.dataset)}"
+        return f"{name} on {of}: {gain}, with temperature {self.temperature:.3f} and η {self.eta:.3f}"
 
     def write(self, file: Path) -> None:
-        file.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        file.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
 def read_fit(file: Path) -> Fit:

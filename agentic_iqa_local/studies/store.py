@@ -81,7 +81,7 @@ class Store:
         JSON cannot hold; StoreError when the disk does not take it."""
         if row["key"] in self.done:
             raise ValueError(f"{self.folder}: {row['key']} is stored already")
-        self._rows.append(json.dumps(row, ensure_ascii=False, allow_nan=False))
+        self._rows.append(json.dumps(row, allow_nan=False))
         self.done.add(row["key"])
 
     def close(self) -> None:
