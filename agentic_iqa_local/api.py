@@ -34,7 +34,10 @@ def choose_settings(
     if engine is not None and engine not in BACKENDS:
         raise ConfigError(f"engine: expected {', '.join(BACKENDS)}, got '{engine}'{_near(engine, BACKENDS)}")
     if models:
-        os.environ["AGENTIC_IQA_MODELS"] = os.path.abspath(models)
+        try:
+            os.environ["AGENTIC_IQA_MODELS"] = os.path.abspath(models)
+        except ValueError as error:
+            raise ConfigError(f"models: expected a folder, but no folder can have this name ({error}); check the path") from error
     settings = load_settings(config)
     if engine:
         settings = settings.with_engine(engine)
