@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, read_bytes
 from agentic_iqa_local.state import IMAGE_SUFFIXES
 from agentic_iqa_local.text import one_line
 
@@ -55,7 +56,7 @@ _JPEG_BLOCK = 8
 _JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # neither stuffing nor a marker without a segment behind it
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 _MOST_SCANS = 100  # as in libtiff: cameras and editors write about ten, and each goes over the whole picture again
-_MOST_BYTES = 2**31  # of a file: more than a hundred million pixels need in any of the formats
+MOST_BYTES = 2**30  # of a file: more than a hundred million pixels need in any of the formats
 _LISTED = 10_000  # names of a folder among which a misspelt one is looked for
 _ADDRESS = re.compile(r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE)  # pathlib makes one slash of two
 _MAX_ASPECT = 100  # Qwen's processors refuse sides beyond 200:1, and rounding may stretch them
@@ -135,6 +136,15 @@ def load_image(
     return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), told)
 
 
+def decode(image: Image.Image) -> None:
+    """Decodes what Pillow has opened and not read yet, as strictly as `load_image`. Raises `ImageError`."""
+    with _DECODING, _strict_pillow():
+        try:
+            image.load()
+        except Exception as error:  # plugins raise nearly any type on damaged data
+            raise _damaged("image", error) from error
+
+
 def load_pair(
     path: str | os.PathLike[str], reference_path: str | os.PathLike[str], **options: int | str | None
 ) -> tuple[LoadedImage, LoadedImage]:
@@ -168,14 +178,19 @@ def _check_file(path: str) -> None:
         raise ImageError(f"{path}: expected an image file, but this is a folder; name a file inside it.")
     if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device may never end
         raise ImageError(f"{path}: expected an image file, but this is a pipe or a device; save the picture to a file.")
-    if (size := os.path.getsize(path)) > _MOST_BYTES:
-        raise ImageError(f"{path}: expected an image of at most {_MOST_BYTES} bytes, but it has {size}; crop or compress it.")
+    if (size := os.path.getsize(path)) > MOST_BYTES:
+        raise ImageError(f"{path}: expected an image of at most {MOST_BYTES} bytes, but it has {size}; crop or compress it.")
 
 
 def _read(path: str) -> bytes:
     with _file_errors(path):
         _check_file(path)
-        data = Path(path).read_bytes()
+        try:
+            data = read_bytes(path, MOST_BYTES)  # a file in /proc may have no end
+        except FileError as error:
+            raise ImageError(
+                f"{path}: expected a readable image file, but reading failed ({error}); check its permissions and its disk."
+            ) from error
     if not data:
         raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
     return data
