@@ -13,9 +13,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentic_iqa_local.config import FusionSettings, Settings
-from agentic_iqa_local.files import FileError, read_bytes
 from agentic_iqa_local.graph import initial_state, run_graph
-from agentic_iqa_local.images import MOST_BYTES, ImageError
+from agentic_iqa_local.images import ImageError, read_file
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.nodes.executor import run_tool
@@ -240,10 +239,11 @@ def unassessed(
 
 
 def file_sha256(path: str | Path) -> str | None:
-    """SHA-256 (hex) of an image file's bytes, None where there is no file that can be read, or one larger than any image."""
+    """SHA-256 (hex) of a file's bytes, None where there is none that could be a picture: missing, empty, no regular file, or
+    beyond 1 GiB."""
     try:
-        return hashlib.sha256(read_bytes(path, MOST_BYTES)).hexdigest()
-    except FileError:
+        return hashlib.sha256(read_file(path)).hexdigest()
+    except ImageError:
         return None
 
 

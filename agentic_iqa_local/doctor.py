@@ -337,7 +337,7 @@ CACHES = {
 def cache_folder(name: str) -> Path:
     """The folder of a row of CACHES on this machine."""
     defaults = {
-        "temporary files": "/tmp",  # nosec B108: named, as where libraries put theirs without $TMPDIR
+        "temporary files": "/tmp",  # nosec B108 # named, as where libraries put theirs without $TMPDIR
         "torch": torch_hub().parent,
         "huggingface": huggingface_cache(),
         "triton": Path(os.environ.get("TRITON_HOME", "~"), ".triton", "cache"),

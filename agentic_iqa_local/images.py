@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, read_bytes
+from agentic_iqa_local.files import FileError, open_regular
 from agentic_iqa_local.state import IMAGE_SUFFIXES
 from agentic_iqa_local.text import one_line
 
@@ -56,7 +56,7 @@ _JPEG_BLOCK = 8
 _JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # neither stuffing nor a marker without a segment behind it
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 _MOST_SCANS = 100  # as in libtiff: cameras and editors write about ten, and each goes over the whole picture again
-MOST_BYTES = 2**30  # of a file: more than a hundred million pixels need in any of the formats
+_MOST_BYTES = 2**30  # of a file: more than a hundred million pixels need in any of the formats
 _LISTED = 10_000  # names of a folder among which a misspelt one is looked for
 _ADDRESS = re.compile(r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE)  # pathlib makes one slash of two
 _MAX_ASPECT = 100  # Qwen's processors refuse sides beyond 200:1, and rounding may stretch them
@@ -94,7 +94,7 @@ def load_image(
     Threads wait for each other: Pillow's strictness and the warning filters are settings of the whole process.
     """
     path = os.fspath(path)
-    data = _read(path)
+    data = read_file(path)
     with _DECODING, _strict_pillow() as caught:
         try:
             image = _open(path, data)
@@ -178,19 +178,19 @@ def _check_file(path: str) -> None:
         raise ImageError(f"{path}: expected an image file, but this is a folder; name a file inside it.")
     if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device may never end
         raise ImageError(f"{path}: expected an image file, but this is a pipe or a device; save the picture to a file.")
-    if (size := os.path.getsize(path)) > MOST_BYTES:
-        raise ImageError(f"{path}: expected an image of at most {MOST_BYTES} bytes, but it has {size}; crop or compress it.")
+    if (size := os.path.getsize(path)) > _MOST_BYTES:
+        raise ImageError(f"{path}: expected an image of at most {_MOST_BYTES} bytes, but it has {size}; crop or compress it.")
 
 
-def _read(path: str) -> bytes:
-    with _file_errors(path):
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a picture's file, at most 1 GiB. Raises `ImageError` also for an empty one.
+
+    No more is read than the file system says that there is: what stands in /proc as an empty file may have no end.
+    """
+    with _file_errors(path := os.fspath(path)):
         _check_file(path)
-        try:
-            data = read_bytes(path, MOST_BYTES)  # a file in /proc may have no end
-        except FileError as error:
-            raise ImageError(
-                f"{path}: expected a readable image file, but reading failed ({error}); check its permissions and its disk."
-            ) from error
+        with open(open_regular(path), "rb") as file:
+            data = file.read(os.fstat(file.fileno()).st_size)
     if not data:
         raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
     return data
@@ -203,6 +203,8 @@ def _file_errors(path: str) -> Iterator[None]:
         yield
     except ImageError:
         raise
+    except FileError as error:
+        raise ImageError(f"{path}: {error}; check its permissions and its disk.") from error
     except FileNotFoundError:
         _refuse_address(path)
         raise ImageError(f"{path}: expected an image file, but there is no such file; {_near(path)}") from None

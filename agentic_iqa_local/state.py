@@ -312,7 +312,7 @@ def check_choices(choices: Sequence[str] | None) -> None:
 def check_limit(limit: int) -> None:
     """Raises ValueError for what is no number of iterations."""
     if type(limit) is not int or limit < 0:
-        raise ValueError(f"max_replan_iterations: expected a whole number, 0 or more, got {limit!r}")
+        raise ValueError(f"max_replan_iterations: expected 0 or more, got {limit!r}")
 
 
 def replan_limit(state: AgenticIQAState) -> int:

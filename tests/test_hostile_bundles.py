@@ -3,19 +3,24 @@ shows nothing outside of that folder."""
 
 import gzip
 import hashlib
+import http.server
 import io
+import itertools
 import json
 import os
 import shutil
 import tarfile
+import threading
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 from attacks import ODD_FILES, in_time, is_sentence
-from test_model_store import GOOD, archive_of, entry, make_bundle, make_files, manifest_of, member, padded
+from test_model_store import COMMIT, GOOD, archive_of, entry, fetch_models, make_bundle, make_files, manifest_of, member, padded
 
 from agentic_iqa_local.model_store import (
     BLOCK,
@@ -185,7 +190,7 @@ def test_a_hostile_manifest(kind, tmp_path):
 
 def test_a_manifest_of_many_deep_paths_is_soon_read(tmp_path):
     """Every folder above every file would be millions of paths, which took minutes and gigabytes."""
-    files = [entry(f"{i:05}/" + "a/" * 110 + "b", b"") for i in range(35_000)]
+    files = [entry(f"{i:05}/" + "a/" * 110 + "b", b"") for i in range(15_000)]
     raw = manifest_of(*files)
     assert len(raw) < LARGEST_MANIFEST
     (tmp_path / "bad.tar").write_bytes(archive_of(raw, b""))
@@ -473,3 +478,147 @@ def test_the_forged_parts_make_a_good_bundle_without_the_forgery(folder, archive
     assert verify(tmp_path / "a.tar") == []
     assert json.loads(manifest_of(entry("a")))["files"][0]["size"] == 4
     assert len(padded(b"evil")) == BLOCK
+
+
+# What the Hub and web servers answer to fetch_models.py
+
+
+def listed(
+    *names: str, sha: object = COMMIT, licence: object = "mit", sha256: object = "0" * 64, size: object = 4
+) -> SimpleNamespace:
+    files = [SimpleNamespace(rfilename=name, size=size, lfs=SimpleNamespace(sha256=sha256)) for name in names]
+    return SimpleNamespace(sha=sha, card_data=SimpleNamespace(license=licence, license_name=None), siblings=files)
+
+
+ANSWERS = {
+    "no file": listed(),
+    "no list of files": SimpleNamespace(sha=COMMIT, card_data=None, siblings=None),
+    "names that lead out": listed("../model.safetensors", "/etc/passwd.json", "a/../../model.safetensors"),
+    "hidden names": listed(".model.safetensors", ".ssh"),
+    "names with escapes": listed("\x1b[2J.safetensors", "\u202emodel.safetensors", "a\n.safetensors"),
+    "names with NUL": listed("model\0.safetensors", "model\ud800.safetensors"),
+    "a commit that leads out": listed("model.safetensors", sha="../../.."),
+    "a commit with escapes": listed("model.safetensors", sha="\x1b[2J"),
+    "no commit": listed("model.safetensors", sha=None),
+    "a hash that fits everything": listed("model.safetensors", sha256=""),
+    "no hash": listed("model.safetensors", sha256=None),
+    "a hash with escapes": listed("model.safetensors", sha256="\x1b[2J"),
+    "a negative size": listed("model.safetensors", size=-1),
+    "a size as a text": listed("model.safetensors", size="4"),
+    "a size of 2e18": listed("model.safetensors", size=2 * 10**18),
+    "a million files": listed(*(f"{i}.json" for i in range(20_000))),
+}
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Makes the Hub answer with one of ANSWERS; a download fails the test."""
+
+    def give(answer: SimpleNamespace) -> None:
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, *args, **options: answer)
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *args, **options: pytest.fail("it downloads"))
+
+    fetch_models.listing.cache_clear()
+    yield give
+    fetch_models.listing.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_hostile_answer_of_the_hub(kind, answers, tmp_path, capsys):
+    answers(ANSWERS[kind])
+    line = [
+        "--config",
+        "qwen2_5_vl_7b",
+        "--repo",
+        "Qwen2.5-VL-7B-Instruct=org/VL",
+        "--out",
+        str(tmp_path / "a.tar"),
+        "--accept-licences",
+    ]
+    assert fetch_models.main(line) == 1
+    said = capsys.readouterr().err.strip().splitlines()
+    assert all(map(is_sentence, said))
+    assert said[-1].startswith("error: org/VL@main: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_commit_than_the_pinned_one_is_refused(answers):
+    answers(listed("model.safetensors"))
+    with pytest.raises(fetch_models.FetchError, match="about this commit"):
+        fetch_models.listing(fetch_models.Repo("org/VL", "a" * 40))
+
+
+@pytest.mark.parametrize(
+    "licence", ["\x1b[2J", ["\x1b[2J", 3], 3, "x" * 10_000, "\u202e"], ids=["escapes", "list", "number", "long", "reversed"]
+)
+def test_a_hostile_licence_is_one_line(licence, answers):
+    answers(listed("model.safetensors", licence=licence))
+    found = fetch_models.listing(fetch_models.Repo("org/VL")).licence
+    assert is_sentence(found or "none")
+    assert len(found) <= 200
+
+
+class Web(http.server.BaseHTTPRequestHandler):
+    """A web server that writes `answer` and, where it is `endless`, goes on until nobody reads."""
+
+    answer, endless = b"", b""
+
+    def do_GET(self):
+        with suppress(OSError):
+            self.wfile.write(self.answer)
+            for part in itertools.repeat(self.endless) if self.endless else ():
+                self.wfile.write(part)
+
+    def log_message(self, *args):
+        pass
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNK = b"10000\r\n" + bytes(1 << 16) + b"\r\n"
+WEB = {
+    "an endless body": (HEAD + b"\r\n", bytes(1 << 16)),
+    "an endless body in chunks": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", CHUNK),
+    "a length of text": (HEAD + b"Content-Length: x\r\n\r\nevil", b""),
+    "a length below 0": (HEAD + b"Content-Length: -1\r\n\r\nevil", b""),
+    "a length of 5000 digits": (HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\nevil", b""),
+    "a length that never comes": (HEAD + b"Content-Length: 1000000000\r\n\r\nevil", b""),
+    "endless headers": (HEAD, b"a: b\r\n"),
+    "no status": (b"\x1b[2J\r\n\r\n", b""),
+    "a status of escapes": (b"HTTP/1.1 500 \x1b[2J\r\n\r\n", b""),
+    "a chunk of nonsense": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n\x1b[2J\r\n", b""),
+    "to a file": (b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n", b""),
+    "to ftp": (b"HTTP/1.1 302 Found\r\nLocation: ftp://127.0.0.1/a\r\n\r\n", b""),
+    "to data": (b"HTTP/1.1 302 Found\r\nLocation: data:text/plain,evil\r\n\r\n", b""),
+    "to itself": (b"HTTP/1.1 302 Found\r\nLocation: /weights.pth\r\n\r\n", b""),
+    "to an address of escapes": (b"HTTP/1.1 302 Found\r\nLocation: x://\x1b[2J\r\n\r\n", b""),
+    "a part that nobody asked for": (b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 5-8/9\r\nContent-Length: 9\r\n\r\nevil", b""),
+}
+
+
+@pytest.mark.parametrize("kind", WEB)
+def test_a_hostile_web_server(kind, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(fetch_models.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(fetch_models, "LARGEST_WEIGHT", 1 << 20)
+    monkeypatch.setattr(Web, "answer", WEB[kind][0])
+    monkeypatch.setattr(Web, "endless", WEB[kind][1])
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        file, url = tmp_path / "weights.pth", f"http://127.0.0.1:{server.server_port}/weights.pth"
+        with pytest.raises(fetch_models.FetchError) as caught:
+            fetch_models.retried(url, lambda: fetch_models.download(url, file))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert all(map(is_sentence, [str(caught.value), *capsys.readouterr().err.splitlines()]))
+    assert not file.exists()
+    assert sum(place.stat().st_size for place in tmp_path.iterdir()) < 2 << 20
+
+
+@pytest.mark.parametrize("content", [b"", b"evil", zipped(b"")], ids=["empty", "no zip", "no metadata"])
+def test_a_hostile_wheel(content, tmp_path):
+    (tmp_path / "a-1-py3-none-any.whl").write_bytes(content)
+    with pytest.raises(fetch_models.FetchError) as caught:
+        fetch_models.wheel_licence(tmp_path / "a-1-py3-none-any.whl")
+    assert is_sentence(str(caught.value))
