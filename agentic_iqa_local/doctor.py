@@ -146,13 +146,17 @@ def check(title: str, remedy: str) -> Callable[[Callable[..., Finding | None]], 
                 found, _, advice = str(error).rstrip(".").rpartition("; ")
                 finding = ("fail", found, advice) if found else ("fail", str(error), remedy)
             except Exception as error:
-                finding = ("fail", f"{type(error).__name__}: {' '.join(str(error).split())[:300] or 'no message'}", remedy)
+                finding = ("fail", f"{type(error).__name__}: {_one_line(error)}", remedy)
             return finding and Check(examined.title(*about), *finding, seconds=round(time.perf_counter() - began, 3))
 
         examined.title = lambda *about: " ".join((title, *about))
         return examined
 
     return decorate
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or "no message"
 
 
 def gib(size: float) -> str:

@@ -47,7 +47,7 @@ from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, open_regular, read_bytes
 from agentic_iqa_local.paths import PACKAGE, ROOT
 from agentic_iqa_local.state import with_each_key_once
-from agentic_iqa_local.text import one_line, path_text
+from agentic_iqa_local.text import one_line
 
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.json.sha256"
@@ -779,7 +779,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         bundle = args.bundle or models_root()
         manifest, sha256 = read_manifest(bundle, args.expect)
-        print(f"{path_text(bundle)}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256 {sha256}")
+        print(f"{bundle}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256 {sha256}")
         for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
             print(f"  {line}")
         if args.command == "verify":
@@ -789,7 +789,7 @@ def main(argv: list[str] | None = None) -> int:
         root = models_root(args.models)
         with meter() as progress:
             unpack(bundle, root, args.expect, progress)
-        print(f"Unpacked into {path_text(root)}.")
+        print(f"Unpacked into {root}.")
         if root != models_root():
             print(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}")
         return 0

@@ -63,7 +63,6 @@ from agentic_iqa_local.model_store import (  # noqa: E402
     meter,
     write_bundle,
 )
-from agentic_iqa_local.text import one_line as escaped  # noqa: E402
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -171,7 +170,7 @@ def retried(what: str, action: Callable[[], T]) -> T:
             reason = one_line(str(error)) or type(error).__name__
             if attempt == TRIES or status in (401, 403, 404):
                 raise FetchError(f"{what}: cannot be downloaded ({reason}); what is there is kept, try again later") from error
-            print(escaped(f"{what}: {reason}; trying again"), file=sys.stderr)
+            print(f"{what}: {reason}; trying again", file=sys.stderr)
             time.sleep(2**attempt)
     raise AssertionError("the last attempt returns or raises")
 
@@ -202,11 +201,11 @@ def download(url: str, file: Path) -> None:
     os.replace(partial, file)
 
 
-class _SameKind(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect to another kind of address: none from https to http, and none to a file."""
+class _NoLessSafe(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect from https to http, and none to a file."""
 
     def redirect_request(self, request, file, code, message, headers, url):
-        if urlsplit(url).scheme != urlsplit(request.full_url).scheme:
+        if urlsplit(url).scheme not in ("https", request.type):
             raise FetchError(
                 f"{request.full_url}: expected to be sent on by {request.type}, got {url[:200]}; nothing was taken from there"
             )
@@ -217,7 +216,7 @@ class _SameKind(urllib.request.HTTPRedirectHandler):
 WEB = urllib.request.OpenerDirector()
 for handler in (
     urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler, urllib.request.HTTPDefaultErrorHandler,
-    urllib.request.HTTPErrorProcessor, urllib.request.UnknownHandler, _SameKind,
+    urllib.request.HTTPErrorProcessor, urllib.request.UnknownHandler, _NoLessSafe,
 ):  # fmt: skip
     WEB.add_handler(handler())
 
@@ -548,7 +547,7 @@ def main(argv: list[str] | None = None) -> int:
         collect(args, load_settings(args.config))
         return 0
     except (ConfigError, ToolError, FetchError, BundleError, OSError) as error:
-        print(escaped(f"error: {error}"), file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, (ConfigError, ToolError)) else 1
     except KeyboardInterrupt:
         print("interrupted: what was downloaded is kept; the same command goes on", file=sys.stderr)
