@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.graph import initial_state, run_graph
-from agentic_iqa_local.images import ImageError
+from agentic_iqa_local.images import ImageError, read_file
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.nodes.executor import run_tool
@@ -239,13 +239,11 @@ def unassessed(
 
 
 def file_sha256(path: str | Path) -> str | None:
-    """SHA-256 (hex) of a file's bytes, None where there is no file that can be read."""
+    """SHA-256 (hex) of a file's bytes, None where there is none that could be a picture: missing, empty, no regular file, or
+    beyond 1 GiB."""
     try:
-        if not os.path.isfile(path):
-            return None
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+        return hashlib.sha256(read_file(path)).hexdigest()
+    except ImageError:
         return None
 
 

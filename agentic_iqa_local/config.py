@@ -31,7 +31,7 @@ class ConfigError(UserError, ValueError):
 def model_folder(name: str) -> Path:
     """Where a model lies by name: below `model_store.models_root()`, or where only this project's own models/ has it, there."""
     folder, shipped = models_root() / name, ROOT / "models" / name
-    return shipped if shipped.is_dir() and not folder.is_dir() else folder
+    return shipped if os.path.isdir(shipped) and not os.path.isdir(folder) else folder
 
 
 def server_key() -> str | None:

@@ -72,13 +72,18 @@ LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was examined. `remedy` is empty where it passed; `seconds` is how long it took."""
+    """One thing that was examined, each text on one line. `remedy` is empty where it passed; `seconds` is how long it took."""
 
     name: str
     status: Status
     found: str
     remedy: str = ""
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """They name folders, and quote what libraries and processes say."""
+        for field in ("name", "found", "remedy"):
+            object.__setattr__(self, field, one_line(getattr(self, field)))
 
 
 @dataclass(frozen=True)
@@ -296,9 +301,9 @@ def models_folder(setup: Setup) -> Finding:
     """Is every file of the models folder what its manifest says? `quick` compares sizes instead of reading every byte."""
     root = models_root()
     unpack = "python -m agentic_iqa_local.model_store unpack BUNDLE"
-    if not root.is_dir():
+    if not os.path.isdir(root):
         return "fail", f"{root}: no such folder", f"say where it is with --models or $AGENTIC_IQA_MODELS, or {unpack}"
-    if not (root / MANIFEST).is_file():
+    if not os.path.lexists(root / MANIFEST):
         found = f"{root}: no manifest"
         if root == ROOT / "models":
             return "pass", f"{found}; the embedded model is part of the checkout", ""
@@ -338,7 +343,7 @@ CACHES = {
 def cache_folder(name: str) -> Path:
     """The folder of a row of CACHES on this machine."""
     defaults = {
-        "temporary files": "/tmp",
+        "temporary files": "/tmp",  # nosec B108 # named, as where libraries put theirs without $TMPDIR
         "torch": torch_hub().parent,
         "huggingface": huggingface_cache(),
         "triton": Path(os.environ.get("TRITON_HOME", "~"), ".triton", "cache"),
@@ -350,7 +355,7 @@ def cache_folder(name: str) -> Path:
 
 def writable(folder: Path) -> str | None:
     """Why nothing can be written to `folder`, which need not exist yet; None where it can."""
-    place = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    place = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     try:
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0")

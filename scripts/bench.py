@@ -108,7 +108,7 @@ def build(shape: str, folder: Path) -> Path:
     from agentic_iqa_local.training.embedded import build_processor
 
     (hidden, mlp, layers, heads, key_value), (tower, tower_mlp, depth, tower_heads) = SHAPES[shape]
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "embedded", local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "embedded", local_files_only=True)  # nosec B615 # a local folder
     token = tokenizer.convert_tokens_to_ids
     width = hidden // heads // 2
     config = Qwen2_5_VLConfig(

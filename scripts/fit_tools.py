@@ -142,7 +142,7 @@ def run_maps(args: argparse.Namespace) -> tuple[list[str], list, list, list, str
 
 
 def run_dataset(args: argparse.Namespace) -> tuple[list[str], list, list, list, str, str]:
-    dataset = load_dataset(args.folder, args.key)
+    dataset = load_dataset(args.folder, args.key)  # nosec B615 # of this project, reads local files
     runner = ToolRunner(device=args.device)
     groups, raws, qualities = [], [], []
     for group, reference, image, quality in scored_samples(dataset, args.split, args.mos_range and tuple(args.mos_range)):

@@ -57,7 +57,7 @@ def chosen(
 ) -> Dataset:
     """The data set's images of `split`, at most `limit`. Raises DatasetError."""
     options = {"part_of": part_of, "mos_range": mos_range}
-    dataset = load_dataset(folder, key, **{name: value for name, value in options.items() if value is not None})
+    dataset = load_dataset(folder, key, **{name: value for name, value in options.items() if value is not None})  # nosec B615 # of this project, reads local files
     items: Sequence[Item | Question] = [x for x in dataset.items or dataset.questions if split is None or x.split == split]
     if not items:
         known = sorted({x.split for x in dataset.items or dataset.questions if x.split})

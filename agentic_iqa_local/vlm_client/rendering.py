@@ -39,7 +39,7 @@ def check_folder(folder: Path, weights: bool = True) -> Weights | None:
     describes; what their headers say. transformers is given nothing that was not examined before."""
     held = examine(folder, weights)
     with loading(folder):
-        loaded = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        loaded = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)  # nosec B615 # a local folder
     if type(loaded) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise VLMError(
             f"model folder {folder}: expected a vision-language model, got {loaded.model_type}, which reads text only; "
@@ -137,8 +137,8 @@ class Renderer:
         self._lock = threading.RLock()  # tokenizers refuse to be used from two threads at once
         self.weights = check_folder(self.folder, weights)
         with loading(self.folder):
-            self.config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
-            self.processor = AutoProcessor.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
+            self.config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)  # nosec B615 # a local folder
+            self.processor = AutoProcessor.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)  # nosec B615 # a local folder
             self._check_processor()
             self.tokenizer = self.processor.tokenizer
             self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
