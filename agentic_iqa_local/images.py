@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, open_regular
 from agentic_iqa_local.state import IMAGE_SUFFIXES
 from agentic_iqa_local.text import one_line
 
@@ -93,7 +94,7 @@ def load_image(
     Threads wait for each other: Pillow's strictness and the warning filters are settings of the whole process.
     """
     path = os.fspath(path)
-    data = _read(path)
+    data = read_file(path)
     with _DECODING, _strict_pillow() as caught:
         try:
             image = _open(path, data)
@@ -172,10 +173,15 @@ def _check_file(path: str) -> None:
         raise ImageError(f"{path}: expected an image of at most {_MOST_BYTES} bytes, but it has {size}; crop or compress it.")
 
 
-def _read(path: str) -> bytes:
-    with _file_errors(path):
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a picture's file, at most 2 GiB. Raises `ImageError` also for an empty one.
+
+    No more is read than the file system says that there is: what stands in /proc as an empty file may have no end.
+    """
+    with _file_errors(path := os.fspath(path)):
         _check_file(path)
-        data = Path(path).read_bytes()
+        with open(open_regular(path), "rb") as file:
+            data = file.read(os.fstat(file.fileno()).st_size)
     if not data:
         raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
     return data
@@ -188,6 +194,8 @@ def _file_errors(path: str) -> Iterator[None]:
         yield
     except ImageError:
         raise
+    except FileError as error:
+        raise ImageError(f"{path}: {error}; check its permissions and its disk.") from error
     except FileNotFoundError:
         _refuse_address(path)
         raise ImageError(f"{path}: expected an image file, but there is no such file; {_near(path)}") from None

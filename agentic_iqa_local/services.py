@@ -22,6 +22,7 @@ from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
 from agentic_iqa_local.model_store import BundleError, check_model, environment, models_root
 from agentic_iqa_local.pairs import doubts
 from agentic_iqa_local.state import AgenticIQAState
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ClientPool, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 
 logger = logging.getLogger(__name__)
@@ -123,13 +124,15 @@ class OpenImages:
         self._readings: dict[tuple[str, Box | None], ToolReading] = {}
 
     def warn(self, line: str) -> None:
-        """Adds a warning once, to the log and to the result."""
+        """Adds a warning once, to the log and to the result, as text that fits on a line of both."""
+        line = one_line(line)
         if line not in self.warnings:
             logger.warning("%s", line)
         self.note(line)
 
     def note(self, line: str) -> None:
         """Adds a warning once to the result alone, where it has been logged already."""
+        line = one_line(line)
         if line not in self.warnings:
             self.warnings.append(line)
 

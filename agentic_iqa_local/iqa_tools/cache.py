@@ -2,11 +2,13 @@
 
 import hashlib
 import math
+import os
 import sqlite3
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentic_iqa_local.files import FileError, place_for
 from agentic_iqa_local.iqa_tools.specs import ToolError
 
 if TYPE_CHECKING:
@@ -21,6 +23,10 @@ class ScoreCache:
 
     def __init__(self, path: str | Path):
         self.path, self._lock = Path(path), threading.Lock()
+        try:
+            place_for(Path(os.path.realpath(self.path)))  # opening a pipe would wait for its writer
+        except FileError as error:
+            raise ToolError(f"tools.cache {self.path}: {error}; choose another file") from error
         try:
             self._database = sqlite3.connect(self.path, check_same_thread=False, timeout=60)
             with self._database:
@@ -41,7 +47,9 @@ class ScoreCache:
         return found[0] if found and math.isfinite(found[0]) else None
 
     def put(self, key: str, raw: float) -> None:
-        """Raises ToolError when the file cannot be written."""
+        """Raises ToolError for a score that is not finite, and when the file cannot be written."""
+        if not math.isfinite(raw):
+            raise ToolError(f"tools.cache {self.path}: expected a finite score, got {raw}; measure it again")
         self._run("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, raw))
 
     def _run(self, statement: str, values: tuple) -> tuple | None:
