@@ -211,7 +211,7 @@ class Results:
         """Notes that no process died of what is in hand; where the model was `lost`, it is suspected all the same."""
         if lost:
             self.suspects |= {key: self.suspects.get(key, 0) for key in self._in_hand}
-        with suppress(RowsError):  # on a full disk the note of before stays: too much is suspected
+        with suppress(RowsError, OSError):  # on a full disk the note of before stays: too much is suspected
             if self.suspects:
                 self._note(set())
             else:

@@ -32,7 +32,7 @@ class ConfigError(UserError, ValueError):
 def model_folder(name: str) -> Path:
     """Where a model lies by name: below `model_store.models_root()`, or where only this project's own models/ has it, there."""
     folder, shipped = models_root() / name, ROOT / "models" / name
-    return shipped if shipped.is_dir() and not folder.is_dir() else folder
+    return shipped if os.path.isdir(shipped) and not os.path.isdir(folder) else folder
 
 
 def server_key() -> str | None:
@@ -271,7 +271,7 @@ class Settings(Section):
         name below the models folder has its own options in the configuration, or the defaults.
         """
         folder = Path(model)
-        if folder.is_dir() or "/" in model:
+        if os.path.isdir(folder) or "/" in model:
             name = folder.resolve().name
             own = self.models.get(self.summarizer.backend.partition(".")[2], ModelSettings())
             options = own.model_copy(update={"path": str(folder.resolve())})

@@ -187,13 +187,20 @@ def _row(line: bytes, schema: type[BaseModel]) -> dict[str, Any]:
     row = parse_json(line)
     for part, _ in walk(row):
         for value in part.values() if isinstance(part, dict) else part:
-            if isinstance(value, float) and not math.isfinite(value):
-                raise FileError(f"expected finite numbers, got {value}")
+            if not _finite(value):
+                raise FileError("expected numbers that are finite, got another")
     try:
         schema.model_validate_json(line, strict=True)
     except ValidationError as error:
         raise FileError(f"expected a row of this program, got {first_mistake(error)}") from error
     return row
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return not isinstance(value, (int, float)) or math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def _locked(path: Path, descriptor: int) -> BinaryIO:

@@ -34,6 +34,7 @@ from agentic_iqa_local.commands import chosen_settings
 from agentic_iqa_local.commands.console import Console, Parser, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.paths import ROOT, command
+from agentic_iqa_local.text import one_line
 
 MOST_JOBS = 256
 LONGEST_COMMAND = 2000  # characters, to be repeated in a message
@@ -309,7 +310,7 @@ def check_models(settings, pipeline: str) -> None:
 
     for role in ("planner", "executor", "summarizer") if pipeline == "agent" else ("summarizer",):
         folder = Path(settings.model(settings.role(role).backend).path)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise UsageError(about_missing_model(folder))
 
 
@@ -345,7 +346,8 @@ def command_to_go_on() -> str:
     """This command line with --resume."""
     words = [word for word in sys.orig_argv if word not in ("--resume", "--retry-failed")]
     command = shlex.join([*words, "--resume"])
-    return command if len(command) <= LONGEST_COMMAND else "the same command with --resume"
+    typed = len(command) <= LONGEST_COMMAND and command == one_line(command)
+    return command if typed else "the same command with --resume"
 
 
 def run(args: argparse.Namespace, settings, items: list, device: str, console: Console) -> int:
@@ -465,13 +467,13 @@ def finished(args: argparse.Namespace, console: Console, file, kept: list[dict[s
         said = f"{tally.total} rows in {args.out}"
         if tally.failed:
             said += f", {len(tally.failed)} of them failures; add --resume --retry-failed to assess those again"
-        console.say(said)
+        console.say(one_line(said))
     if args.csv:
         from agentic_iqa_local.rows import write_whole
         from agentic_iqa_local.tables import csv_text
 
         write_whole(args.csv, csv_text(rows), encoding="utf-8-sig")
-        console.say(f"{tally.total} rows as a table in {args.csv}")
+        console.say(one_line(f"{tally.total} rows as a table in {args.csv}"))
     return int(bool(tally.failed))
 
 

@@ -2,19 +2,19 @@
 
 import hashlib
 import math
-import os
 import sqlite3
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentic_iqa_local.files import FileError, place_for
+from agentic_iqa_local.files import FileError, open_regular
 from agentic_iqa_local.iqa_tools.specs import ToolError
 
 if TYPE_CHECKING:
     from PIL import Image
 
 
+BEGINNING = b"SQLite format 3\0"
 TABLE = "CREATE TABLE scores (key TEXT PRIMARY KEY, raw REAL NOT NULL)"
 
 
@@ -24,7 +24,7 @@ class ScoreCache:
     def __init__(self, path: str | Path):
         self.path, self._lock = Path(path), threading.Lock()
         try:
-            place_for(Path(os.path.realpath(self.path)))  # opening a pipe would wait for its writer
+            _require_database(self.path)
         except FileError as error:
             raise ToolError(f"tools.cache {self.path}: {error}; choose another file") from error
         try:
@@ -58,6 +58,15 @@ class ScoreCache:
                 return self._database.execute(statement, values).fetchone()
         except sqlite3.Error as error:
             raise ToolError(f"tools.cache {self.path}: cannot be used ({error}); make room, or choose another file") from error
+
+
+def _require_database(path: Path) -> None:
+    """Raises FileError for what SQLite would wait for, such as a pipe. A file that is not there yet is made."""
+    if not path.exists():
+        return
+    with open(open_regular(path), "rb") as file:
+        if file.read(len(BEGINNING)) not in (b"", BEGINNING):
+            raise FileError("expected an SQLite file, got something else")
 
 
 def score_key(*what: str, pictures: "list[Image.Image]") -> str:

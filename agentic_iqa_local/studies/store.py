@@ -145,6 +145,7 @@ class _StudyRun(BaseModel):
     dataset: Data | None = None
     model: Model | None = None
     tools: Tools | None = None
+    fusion: dict[str, Any] = {}
     maps: dict[str, str] = {}
     identity: dict[str, Any]
     git: str | None = None
@@ -168,12 +169,13 @@ def check_folder(out: Path) -> None:
         raise StoreError(f"{out}: expected a folder that can be written, got {error.strerror}; choose another --out") from error
 
 
-def check_file(out: Path) -> None:
-    """Raises StoreError unless the file `out` can be written, in a folder that is there. Changes nothing."""
+def check_file(out: Path) -> Path:
+    """The file that is written as `out`: where that is a link, the one that it leads to. Changes nothing. Raises StoreError unless
+    it can be written, in a folder that is there."""
     try:
         if out.is_dir():
             raise StoreError(f"{out}: expected a file, found a folder; add the file's name to --out")
-        place_for(out)
+        place = place_for(out)
         if not out.parent.is_dir():
             raise StoreError(
                 f"{out}: expected a file in a folder that is there, found no {out.parent}; make it or choose another --out"
@@ -182,6 +184,7 @@ def check_file(out: Path) -> None:
             out.open("ab").close()
         else:
             check_folder(out.parent)
+        return place
     except FileError as error:
         raise StoreError(f"{out}: {error}; choose another --out") from error
     except OSError as error:
