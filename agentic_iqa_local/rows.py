@@ -192,7 +192,7 @@ def _row(line: bytes, schema: type[BaseModel]) -> dict[str, Any]:
     try:
         schema.model_validate_json(line, strict=True)
     except ValidationError as error:
-        raise FileError(f"expected a row of this program, got {first_mistake(error)}") from error
+        raise FileError(f"expected rows as this program writes them, got {first_mistake(error)}") from error
     return row
 
 
