@@ -109,9 +109,11 @@ class _StoredRow(Assessment):
     def _is_whole(self) -> Self:
         if missing := sorted(type(self).model_fields.keys() - self.model_fields_set):
             raise ValueError(f"no {', '.join(missing)}")
-        letters = (
-            LETTER_TO_LEVEL if self.q is not None else choice_letters(self.choices) if self.choices and not self.error else None
-        )
+        letters = None
+        if self.q is not None:
+            letters = list(LETTER_TO_LEVEL)
+        elif self.choices and not self.error:
+            letters = choice_letters(self.choices)
         if letters is not None and self.final_answer not in letters:
             raise ValueError(f"final_answer: expected one of {', '.join(letters)}")
         return self
