@@ -249,8 +249,8 @@ def unassessed(
 
 
 def file_sha256(path: str | Path) -> str | None:
-    """SHA-256 (hex) of a file's bytes, None where there is none that could be a picture: missing, empty, no regular file, or
-    beyond 2 GiB."""
+    """SHA-256 (hex) of a file's bytes, None where there is none that could be a picture: missing, no regular file, or beyond
+    2 GiB."""
     try:
         return hashlib.sha256(read_file(path)).hexdigest()
     except ImageError:

@@ -140,6 +140,7 @@ class RowFile:
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Takes all rows out that are not `wanted`: a new file takes the old one's place, or nothing changes. Raises WriteError."""
         partial = self.path.with_name(self.path.name + ".partial")
+        file = None
         try:
             file = _locked(partial, create(partial))
             for line, row in self._lines():
@@ -149,10 +150,14 @@ class RowFile:
             self.check_place()
             partial.replace(self.path)
             _sync_folder(self.path)
-        except OSError as error:
+        except (OSError, RowsError) as error:
+            if file:
+                file.close()
             with suppress(OSError):
                 partial.unlink()
-            raise self._unwritten(error) from error
+            if isinstance(error, OSError):
+                raise self._unwritten(error) from error
+            raise
         # The old file stays locked: a process that opened it before it was replaced is refused too.
         self._replaced, self._file = self._file, file
         self._hold()
