@@ -179,6 +179,7 @@ def assess(
     row.image, row.reference = path_text(picture.name), original and path_text(original.name)
     for file in filter(None, (picture, original)):
         row.error, row.warnings = file.hide(row.error), [file.hide(line) for line in row.warnings]
+    row.error, row.warnings = row.error and one_line(row.error), [one_line(line) for line in row.warnings]
     return row
 
 
@@ -223,6 +224,15 @@ def _assessed(state: AgenticIQAState, services: Services, pipeline: Pipeline) ->
         images.close()
 
 
+def _texts(value: Any) -> Any:
+    """What describes a model, with texts that JSON can hold: a folder's name may be none."""
+    if isinstance(value, dict):
+        return {name: _texts(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_texts(part) for part in value]
+    return one_line(value) if isinstance(value, str) else value
+
+
 def unassessed(
     image: str | Path,
     reference: str | Path | None,
@@ -239,8 +249,8 @@ def unassessed(
 
 
 def file_sha256(path: str | Path) -> str | None:
-    """SHA-256 (hex) of a file's bytes, None where there is none that could be a picture: missing, empty, no regular file, or
-    beyond 1 GiB."""
+    """SHA-256 (hex) of a file's bytes, None where there is none that could be a picture: missing, no regular file, or beyond
+    1 GiB."""
     try:
         return hashlib.sha256(read_file(path)).hexdigest()
     except ImageError:
@@ -330,6 +340,6 @@ def _record(images: OpenImages) -> dict[str, Any]:
         if views
         else None,
         "sha256": images.image.sha256,
-        "model": client.describe(),
+        "model": _texts(client.describe()),
         "warnings": images.warnings,
     }

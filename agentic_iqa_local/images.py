@@ -95,6 +95,8 @@ def load_image(
     """
     path = os.fspath(path)
     data = read_file(path)
+    if not data:
+        raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
     with _DECODING, _strict_pillow() as caught:
         try:
             image = _open(path, data)
@@ -183,17 +185,14 @@ def _check_file(path: str) -> None:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a picture's file, at most 1 GiB. Raises `ImageError` also for an empty one.
+    """The bytes of a picture's file, at most 1 GiB. Raises `ImageError`.
 
     No more is read than the file system says that there is: what stands in /proc as an empty file may have no end.
     """
     with _file_errors(path := os.fspath(path)):
         _check_file(path)
         with open(open_regular(path), "rb") as file:
-            data = file.read(os.fstat(file.fileno()).st_size)
-    if not data:
-        raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
-    return data
+            return file.read(os.fstat(file.fileno()).st_size)
 
 
 @contextmanager

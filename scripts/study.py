@@ -261,9 +261,9 @@ def fit(args: argparse.Namespace) -> int:
     from agentic_iqa_local.studies.fitting import fit_run
     from agentic_iqa_local.studies.store import check_file
 
-    check_file(args.out)
+    place = check_file(args.out)
     found = fit_run(args.run, args.objective, split=args.split, share=args.share)
-    found.write(args.out)
+    found.write(place)
     print(one_line(f"{found.account}; written to {args.out}"))
     return 0
 
