@@ -1,6 +1,7 @@
 """`IQA`: one set-up, loaded once, that Python code asks about many pictures."""
 
 import difflib
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,17 +35,31 @@ def choose_settings(
     if engine is not None and engine not in BACKENDS:
         raise ConfigError(f"engine: expected {', '.join(BACKENDS)}, got '{engine}'{_near(engine, BACKENDS)}")
     if models:
-        os.environ["AGENTIC_IQA_MODELS"] = os.path.abspath(models)
-    settings = load_settings(config)
+        os.environ["AGENTIC_IQA_MODELS"] = os.path.abspath(_path("models", models))
+    settings = load_settings(config and _path("config", config))
     if engine:
         settings = settings.with_engine(engine)
     if model:
-        settings = settings.with_model(os.fspath(model))
+        settings = settings.with_model(_path("model", model))
     if fit:
-        settings = _with_fit(settings, Path(fit))
+        settings = _with_fit(settings, Path(_path("fit", fit)))
     if mode:
         settings = settings.with_mode(mode)
     return settings.with_background(background) if background else settings
+
+
+def _path(option: str, value: str | os.PathLike[str]) -> str:
+    """`value` as text. Raises ConfigError where no file or folder can have this name; whether there is one is for others to say."""
+    path = os.fspath(value)
+    if not isinstance(path, str):
+        raise ConfigError(f"{option}: expected a path as text, got {type(path).__name__}; decode it with os.fsdecode")
+    try:
+        os.stat(path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{option}: expected a path that can exist, got {path[:200]!r} ({reason}); check it") from error
+    return path
 
 
 def _with_fit(settings: Settings, file: Path) -> Settings:

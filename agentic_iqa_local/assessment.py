@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.graph import initial_state, run_graph
-from agentic_iqa_local.images import ImageError
+from agentic_iqa_local.images import ImageError, read_file
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.nodes.executor import run_tool
@@ -133,7 +133,7 @@ class Assessment(BaseModel):
     @property
     def _answer(self) -> str:
         if self.error:
-            return f"failed: {self.error.removeprefix(f'{self.image}: ')}"
+            return f"failed: {self.error.removeprefix(f'{one_line(self.image)}: ')}"
         if self.level:
             return f"{self.letter} {self.level}, q {self.q:.2f}"
         if self.letter and self.choices:
@@ -183,6 +183,7 @@ def assess(
     row.image, row.reference = path_text(picture.name), original and path_text(original.name)
     for file in filter(None, (picture, original)):
         row.error, row.warnings = file.hide(row.error), [file.hide(line) for line in row.warnings]
+    row.error, row.warnings = row.error and one_line(row.error), [one_line(line) for line in row.warnings]
     return row
 
 
@@ -227,6 +228,15 @@ def _assessed(state: AgenticIQAState, services: Services, pipeline: Pipeline) ->
         images.close()
 
 
+def _texts(value: Any) -> Any:
+    """What describes a model, with texts that JSON can hold: a folder's name may be none."""
+    if isinstance(value, dict):
+        return {name: _texts(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_texts(part) for part in value]
+    return one_line(value) if isinstance(value, str) else value
+
+
 def unassessed(
     image: str | Path,
     reference: str | Path | None,
@@ -243,13 +253,11 @@ def unassessed(
 
 
 def file_sha256(path: str | Path) -> str | None:
-    """SHA-256 (hex) of a file's bytes, None where there is no file that can be read."""
+    """SHA-256 (hex) of a file's bytes, None where there is none that could be a picture: missing, no regular file, or beyond
+    1 GiB."""
     try:
-        if not os.path.isfile(path):
-            return None
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+        return hashlib.sha256(read_file(path)).hexdigest()
+    except ImageError:
         return None
 
 
@@ -336,6 +344,6 @@ def _record(images: OpenImages) -> dict[str, Any]:
         if views
         else None,
         "sha256": images.image.sha256,
-        "model": client.describe(),
+        "model": _texts(client.describe()),
         "warnings": images.warnings,
     }

@@ -19,20 +19,25 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
 
 from agentic_iqa_local.assessment import SCHEMA_VERSION, Assessment, Pipeline, assess, file_sha256, unassessed
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import memory_ran_out
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, place_for, read_json
 from agentic_iqa_local.inputs import Item, row_key
 from agentic_iqa_local.iqa_tools import ToolReading
-from agentic_iqa_local.iqa_tools.reliability import SHIPPED
+from agentic_iqa_local.iqa_tools.calibration import map_file_hash
+from agentic_iqa_local.iqa_tools.reliability import SHIPPED as RELIABILITY
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
+from agentic_iqa_local.levels import LETTER_TO_LEVEL
 from agentic_iqa_local.model_store import models_root, store_manifest
 from agentic_iqa_local.nodes.summarizer import ROLE
-from agentic_iqa_local.prompts import DEFAULT_QUERY
-from agentic_iqa_local.rows import OtherRun, RowFile, RowsError, check_run, write_run, write_whole
+from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters
+from agentic_iqa_local.rows import LARGEST_NOTE, OtherRun, RowFile, RowsError, check_run, write_run, write_whole
 from agentic_iqa_local.services import ALONE, Services
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, PixelLimits, VLMClient, VLMSession
@@ -70,13 +75,12 @@ def identity(
     relative: bool,
 ) -> dict[str, Any]:
     """What the rows of a run depend on, by the names that a user is told. `relative`: some paths are, so that the working folder
-    counts. Raises BundleError for a models folder whose manifest is damaged."""
+    counts. Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that cannot be read."""
     from agentic_iqa_local.studies.run import folder_hash
 
     configuration = settings.model_dump(mode="json", exclude={"tools": {"cache"}, "models": {"__all__": {"path"}}})
     limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
     folders = {Path(settings.model(settings.role(role).backend).path) for role in ROLES[pipeline]}
-    maps = Path(settings.tools.maps or SHIPPED_MAPS)
     stored = store_manifest(models_root())
     weights = sorted((file.path, file.sha256) for file in stored.files if file.path.startswith("tools/")) if stored else []
     versions = {}
@@ -86,8 +90,8 @@ def identity(
     return configuration | {
         "schema version": SCHEMA_VERSION,
         "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
-        "tool maps": hashlib.sha256(maps.read_bytes()).hexdigest() if maps.is_file() else None,
-        "tool reliability": hashlib.sha256(SHIPPED.read_bytes()).hexdigest(),
+        "tool maps": map_file_hash(settings.tools.maps or SHIPPED_MAPS),
+        "tool reliability": hashlib.sha256(RELIABILITY.read_bytes()).hexdigest(),
         "tool weights": hashlib.sha256(json.dumps(weights).encode()).hexdigest(),
         "versions": versions,
         "device": device.partition(":")[0],
@@ -100,24 +104,53 @@ def identity(
     }
 
 
+class _StoredRow(Assessment):
+    """A row as it was written: with all fields, and an answer that is one of those that were asked for."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if missing := sorted(type(self).model_fields.keys() - self.model_fields_set):
+            raise ValueError(f"no {', '.join(missing)}")
+        letters = None
+        if self.q is not None:
+            letters = list(LETTER_TO_LEVEL)
+        elif self.choices and not self.error:
+            letters = choice_letters(self.choices)
+        if letters is not None and self.final_answer not in letters:
+            raise ValueError(f"final_answer: expected one of {', '.join(letters)}")
+        return self
+
+
+class _Note(BaseModel):
+    """What is written while a run goes on: keys of the items in hand, and of those suspected with how often a process died."""
+
+    in_hand: list[str]
+    suspects: dict[str, NonNegativeInt]
+
+
 class Results:
     """A file of rows (`path`), one for each item, and beside it PATH.run.json, which says what the rows depend on, and while a
     run goes on PATH.in_hand.json, the items in hand.
 
     A file with rows is taken only to `resume` it, with the same `identity`; `retry` has the keys of items whose failed rows are
     taken out, to be assessed again. `done` has the keys of its rows, `failed` is how many of them are failures. `suspects` are
-    the items that were in hand when a process died, each with how often one died of it alone. Raises RowsError.
+    the items that were in hand when a process died, each with how often one died of it alone. Where `path` is a link, the file
+    that it leads to now is meant, and all of this lies beside that. Raises RowsError.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any], *, resume: bool = False, retry: Collection[str] = ()):
-        self._rows = RowFile(path)
+        try:
+            path = place_for(path)
+        except FileError as error:
+            raise RowsError(f"{path}: {error}; choose another --out") from error
+        self._rows = RowFile(path, _StoredRow)
         self.done: set[str] = set()
         self.failed = 0
         self.suspects: dict[str, int] = {}
         self._hands, self._in_hand = path.with_name(f"{path.name}.in_hand.json"), set()
         try:
             description = path.with_name(f"{path.name}.run.json")
-            described = {"command": sys.argv, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            described = {"command": [one_line(word) for word in sys.argv], "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             if self._rows.empty:
                 if resume and description.is_file():
                     with suppress(RowsError):  # a run of another kind that died before its first row
@@ -142,15 +175,12 @@ class Results:
                 self.done.add(row_key(row))
                 self.failed += row["error"] is not None
             self.suspects = {key: deaths for key, deaths in self.suspects.items() if key not in self.done}
-        except KeyError as error:
-            self.close()
-            raise RowsError(f"{path}: expected rows of assess.py, one has no {error}; choose another --out") from error
         except RowsError:
             self.close()
             raise
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows in the file."""
+        """The rows in the file. Raises Replaced when another file has its name by now."""
         return iter(self._rows)
 
     def begun(self, items: Iterable[Item]) -> Iterator[Item]:
@@ -160,7 +190,8 @@ class Results:
             yield item
 
     def append(self, row: Assessment) -> None:
-        """Writes a row and waits until the disk has it. Raises WriteError."""
+        """Writes a row and waits until the disk has it. Raises WriteError, and Replaced when another file has its name
+        by now."""
         self._rows.append(as_line(row))
         key = row_key(row.model_dump(include={"image", "reference", "query", "choices"}))
         self.done.add(key)
@@ -175,17 +206,16 @@ class Results:
     def _left_in_hand(self) -> dict[str, int]:
         """The suspects, when an earlier process wrote its last; it died of an item where that was alone in its hand."""
         try:
-            found = json.loads(self._hands.read_text(encoding="utf-8"))
-            in_hand, suspects = list(found["in_hand"]), dict(found["suspects"])
-        except (OSError, ValueError, KeyError, TypeError):
+            note = _Note.model_validate(read_json(self._hands, LARGEST_NOTE), strict=True)
+        except (FileError, ValidationError):  # none, or damaged: nobody is suspected
             return {}
-        return {key: suspects.get(key, 0) + (in_hand == [key]) for key in (*suspects, *in_hand)}
+        return {key: note.suspects.get(key, 0) + (note.in_hand == [key]) for key in (*note.suspects, *note.in_hand)}
 
     def settle(self, *, lost: bool = False) -> None:
         """Notes that no process died of what is in hand; where the model was `lost`, it is suspected all the same."""
         if lost:
             self.suspects |= {key: self.suspects.get(key, 0) for key in self._in_hand}
-        with suppress(RowsError):  # on a full disk the note of before stays: too much is suspected
+        with suppress(RowsError, OSError):  # on a full disk the note of before stays: too much is suspected
             if self.suspects:
                 self._note(set())
             else:
@@ -199,7 +229,7 @@ class Results:
 
 def as_line(row: Assessment) -> str:
     """A row as one line of JSON; the tools' runs are told once, in `tools`."""
-    return row.model_dump_json(exclude={"evidence": {"tool_logs"}})
+    return one_line(row.model_dump_json(exclude={"evidence": {"tool_logs"}}))
 
 
 # How they are assessed
@@ -433,7 +463,7 @@ class Batch:
         except BaseException as error:  # whatever it is, the other images go on
             if _memory_ran_out(error):
                 attempt.ran_out.add(MODEL)
-            logger.info("%s: %s", item.image, error, exc_info=error)
+            logger.info("%s", one_line(f"{item.image}: {error}"), exc_info=error)
             row = self._failure(item, f"{type(error).__name__}: {error}", file_sha256(item.image))
         self._finished.put((attempt, row))
 
@@ -461,7 +491,7 @@ class Batch:
         self._running.remove(attempt)
         self._hung.append(attempt)
         self._tools.release(attempt, hung=True)
-        logger.warning("%s: still %s after %g s; going on without it", attempt.item.image, where, self.timeout)
+        logger.warning("%s: still %s after %g s; going on without it", one_line(str(attempt.item.image)), where, self.timeout)
         sha256 = file_sha256(attempt.item.image) if opened else None  # else reading the file may be what hangs
         return self._failure(
             attempt.item, f"timed out after {self.timeout:g} s {where}; raise --timeout if it was at work", sha256

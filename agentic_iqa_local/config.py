@@ -1,4 +1,4 @@
-"""configs/*.yaml → pydantic. The only reader of YAML configuration.
+"""configs/*.yaml → pydantic.
 
 A configuration file is complete in itself: what it leaves out has the default given here. Unknown keys are errors.
 """
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-import yaml
 from PIL import ImageColor
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError
 from agentic_iqa_local.iqa_tools.specs import ToolError, find_tool
 from agentic_iqa_local.model_store import ROOT, models_root
+from agentic_iqa_local.plain_yaml import read_yaml
 from agentic_iqa_local.prompts import PromptLayout
 from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS
 
@@ -31,7 +32,7 @@ class ConfigError(UserError, ValueError):
 def model_folder(name: str) -> Path:
     """Where a model lies by name: below `model_store.models_root()`, or where only this project's own models/ has it, there."""
     folder, shipped = models_root() / name, ROOT / "models" / name
-    return shipped if shipped.is_dir() and not folder.is_dir() else folder
+    return shipped if os.path.isdir(shipped) and not os.path.isdir(folder) else folder
 
 
 def server_key() -> str | None:
@@ -274,7 +275,7 @@ class Settings(Section):
         name below the models folder has its own options in the configuration, or the defaults.
         """
         folder = Path(model)
-        if folder.is_dir() or "/" in model:
+        if os.path.isdir(folder) or "/" in model:
             name = folder.resolve().name
             own = self.models.get(self.summarizer.backend.partition(".")[2], ModelSettings())
             options = own.model_copy(update={"path": str(folder.resolve())})
@@ -295,36 +296,24 @@ def find_config(name: str | Path | None) -> Path:
     if name is None or str(name) == "embedded":
         return DEFAULT_CONFIG
     for path in (Path(name), CONFIGS / f"{name}.yaml"):
-        if path.is_file():
+        if os.path.isfile(path):  # unlike Path.is_file it says no to a name that is too long
             return path
-    others = (path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.startswith("tool_") and path.stem != DEFAULT_CONFIG.stem)
+    others = (
+        path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.startswith("tool_") and path.stem != DEFAULT_CONFIG.stem
+    )
     shipped = ["embedded", *sorted(others)]
     near = difflib.get_close_matches(str(name), shipped, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError(f"config '{name}': no such file or set-up; shipped are {', '.join(shipped)}{hint}")
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain values only. Keys given twice are errors, and so are merge keys (<<), which can grow without bound."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        names = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for tag, name in names:
-            if tag == "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(None, None, f"expected no merge keys, got {name}", node.start_mark)
-            if names.count((tag, name)) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"expected each key once, got {name} twice", node.start_mark)
-
-
 def load_settings(name: str | Path | None = None) -> Settings:
     """Reads a configuration. Raises ConfigError that names the file, the key and what was expected."""
     path = find_config(name)
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except Exception as error:  # PyYAML raises nearly any type: RecursionError, KeyError, AttributeError ...
-        # it quotes the line, in which an address may hold a password
-        said = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
-        raise ConfigError(f"{path}: not valid YAML ({said})") from None
+        data = read_yaml(path)
+    except FileError as error:
+        raise ConfigError(f"{path}: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, got {type(data).__name__}")
     try:
@@ -334,4 +323,4 @@ def load_settings(name: str | Path | None = None) -> Settings:
         key = ".".join(str(part) for part in first["loc"]) or "file"
         what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
         # pydantic's error shows its input, which aliases can make endless
-        raise ConfigError(f"{path}: {key}: {what}") from None
+        raise ConfigError(f"{path}: {key:.200}: {what}") from None

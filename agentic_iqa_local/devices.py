@@ -31,7 +31,7 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
     if cpu or (gpu is None and not torch.cuda.is_available()):
         return "cpu"
     name = "0" if gpu is None else str(gpu).strip()
-    if re.fullmatch(r"\d+", name):
+    if re.fullmatch(r"[0-9]{1,9}", name):
         if int(name) >= torch.cuda.device_count():
             raise _not_found(name, "the index of a visible GPU")
         return f"cuda:{int(name)}"

@@ -40,6 +40,7 @@ from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.model_store import MANIFEST, BundleError, models_root, read_manifest, unlisted, verify
 from agentic_iqa_local.paths import ROOT, command
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import read_weights
 
@@ -71,13 +72,18 @@ LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was examined. `remedy` is empty where it passed; `seconds` is how long it took."""
+    """One thing that was examined, each text on one line. `remedy` is empty where it passed; `seconds` is how long it took."""
 
     name: str
     status: Status
     found: str
     remedy: str = ""
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """They name folders, and quote what libraries and processes say."""
+        for field in ("name", "found", "remedy"):
+            object.__setattr__(self, field, one_line(getattr(self, field)))
 
 
 @dataclass(frozen=True)
@@ -140,17 +146,19 @@ def check(title: str, remedy: str) -> Callable[[Callable[..., Finding | None]], 
                 found, _, advice = str(error).rstrip(".").rpartition("; ")
                 finding = ("fail", found, advice) if found else ("fail", str(error), remedy)
             except Exception as error:
-                finding = ("fail", f"{type(error).__name__}: {_one_line(error)}", remedy)
-            return finding and Check(examined.title(*about), *finding, seconds=round(time.perf_counter() - began, 3))
+                finding = ("fail", f"{type(error).__name__}: {_told(error)}", remedy)
+            return finding and Check(
+                examined.title(*about), finding[0], *map(one_line, finding[1:]), seconds=round(time.perf_counter() - began, 3)
+            )
 
-        examined.title = lambda *about: " ".join((title, *about))
+        examined.title = lambda *about: one_line(" ".join((title, *about)))
         return examined
 
     return decorate
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or "no message"
+def _told(error: BaseException) -> str:
+    return one_line(" ".join(str(error).split())[:300]) or "no message"
 
 
 def gib(size: float) -> str:
@@ -293,9 +301,9 @@ def models_folder(setup: Setup) -> Finding:
     """Is every file of the models folder what its manifest says? `quick` compares sizes instead of reading every byte."""
     root = models_root()
     unpack = "python -m agentic_iqa_local.model_store unpack BUNDLE"
-    if not root.is_dir():
+    if not os.path.isdir(root):
         return "fail", f"{root}: no such folder", f"say where it is with --models or $AGENTIC_IQA_MODELS, or {unpack}"
-    if not (root / MANIFEST).is_file():
+    if not os.path.lexists(root / MANIFEST):
         found = f"{root}: no manifest"
         if root == ROOT / "models":
             return "pass", f"{found}; the embedded model is part of the checkout", ""
@@ -335,7 +343,7 @@ CACHES = {
 def cache_folder(name: str) -> Path:
     """The folder of a row of CACHES on this machine."""
     defaults = {
-        "temporary files": "/tmp",
+        "temporary files": "/tmp",  # nosec B108 # named, as where libraries put theirs without $TMPDIR
         "torch": torch_hub().parent,
         "huggingface": huggingface_cache(),
         "triton": Path(os.environ.get("TRITON_HOME", "~"), ".triton", "cache"),
@@ -347,7 +355,7 @@ def cache_folder(name: str) -> Path:
 
 def writable(folder: Path) -> str | None:
     """Why nothing can be written to `folder`, which need not exist yet; None where it can."""
-    place = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    place = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     try:
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0")
@@ -676,7 +684,7 @@ def _work(setup: Setup, pipe: "Connection", log: str) -> None:
             examine_one, about = pipe.recv()
             found: Check | None = examine_one(setup, *about)
             if found and attempts:
-                where = ", ".join(sorted(set(attempts)))
+                where = one_line(", ".join(sorted(set(attempts))))
                 found = replace(
                     found,
                     status="fail" if found.status == "fail" else "warn",
@@ -746,7 +754,7 @@ class Apart:
     def _cause(self) -> tuple[str, str]:
         """Why the process died, and what to do."""
         said = Path(self._log).read_text(errors="replace").split("\n")
-        last = next((f"; the last it said: {line.strip()[:200]}" for line in reversed(said) if line.strip()), "")
+        last = next((f"; the last it said: {one_line(line.strip()[:200])}" for line in reversed(said) if line.strip()), "")
         code = self._code or 0
         if code >= 0:
             return f"the process ended with status {code}{last}", "see what it said, and repair the environment"

@@ -1,4 +1,5 @@
-"""The one reader of small files that come from elsewhere: manifests, notes, a model's configuration. Standard library alone.
+"""The one reader of small files that come from elsewhere: manifests, notes, a model's configuration; and how a new file is made
+where a stranger may have left something. Standard library alone.
 
 A name can stand for a pipe that nobody writes to, a device without an end, or a file larger than memory; JSON can be nested
 until its parser fails. None of these may hang a program or end it in a traceback.
@@ -8,13 +9,18 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentic_iqa_local.errors import UserError
 
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 LARGEST = 4 * 2**20
 DEEPEST = 64
+LONGEST_MISTAKE = 300  # characters of a message that quotes keys
 
 
 class FileError(UserError, ValueError):
@@ -46,6 +52,36 @@ def _require_regular(state: os.stat_result) -> None:
     if not stat.S_ISREG(state.st_mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         raise FileError(f"expected a regular file, got {kinds.get(stat.S_IFMT(state.st_mode), 'a device')}")
+
+
+def place_for(path: Path) -> Path:
+    """The file that is written under the name `path`, which need not be there yet: a link is followed once, to the end.
+
+    Raises FileError for a link that leads to no file, and for anything but a regular file, which is not opened.
+    """
+    is_link = False
+    try:
+        is_link = path.is_symlink()
+        place = Path(os.path.realpath(path, strict=True)) if is_link else path
+        _require_regular(os.stat(place))
+    except FileError:
+        raise
+    except FileNotFoundError:
+        if is_link:
+            raise FileError("expected a file, got a link that leads nowhere") from None
+    except (OSError, ValueError) as error:
+        raise FileError(f"expected a file that can be written, got {getattr(error, 'strerror', None) or error}") from error
+    return place
+
+
+def create(path: Path) -> int:
+    """A descriptor of a new file at `path`, open for appending; it is the caller's to close. Raises OSError.
+
+    What is there under the name, such as a link or what a kill left, is removed and never written through.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
@@ -84,6 +120,14 @@ def parse_json(content: bytes, deepest: int = DEEPEST) -> dict[str, Any]:
         if depth > deepest:
             raise FileError(f"expected JSON nested at most {deepest} deep, got it deeper")
     return value
+
+
+def first_mistake(error: "ValidationError") -> str:
+    """The first thing that a schema says against a value, without the value: "fusion.eta: Input should be a valid number"."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    message = first["msg"].removeprefix("Value error, ")
+    return (f"{place}: {message}" if place else message)[:LONGEST_MISTAKE]
 
 
 def walk(value: Any) -> Iterator[tuple[dict | list, int]]:

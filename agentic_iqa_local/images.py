@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, open_regular
 from agentic_iqa_local.state import IMAGE_SUFFIXES
 from agentic_iqa_local.text import one_line
 
@@ -55,7 +56,7 @@ _JPEG_BLOCK = 8
 _JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # neither stuffing nor a marker without a segment behind it
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 _MOST_SCANS = 100  # as in libtiff: cameras and editors write about ten, and each goes over the whole picture again
-_MOST_BYTES = 2**31  # of a file: more than a hundred million pixels need in any of the formats
+_MOST_BYTES = 2**30  # of a file: more than a hundred million pixels need in any of the formats
 _LISTED = 10_000  # names of a folder among which a misspelt one is looked for
 _ADDRESS = re.compile(r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE)  # pathlib makes one slash of two
 _MAX_ASPECT = 100  # Qwen's processors refuse sides beyond 200:1, and rounding may stretch them
@@ -93,7 +94,9 @@ def load_image(
     Threads wait for each other: Pillow's strictness and the warning filters are settings of the whole process.
     """
     path = os.fspath(path)
-    data = _read(path)
+    data = read_file(path)
+    if not data:
+        raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
     with _DECODING, _strict_pillow() as caught:
         try:
             image = _open(path, data)
@@ -135,6 +138,15 @@ def load_image(
     return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), told)
 
 
+def decode(image: Image.Image) -> None:
+    """Decodes what Pillow has opened and not read yet, as strictly as `load_image`. Raises `ImageError`."""
+    with _DECODING, _strict_pillow():
+        try:
+            image.load()
+        except Exception as error:  # plugins raise nearly any type on damaged data
+            raise _damaged("image", error) from error
+
+
 def load_pair(
     path: str | os.PathLike[str], reference_path: str | os.PathLike[str], **options: int | str | None
 ) -> tuple[LoadedImage, LoadedImage]:
@@ -172,13 +184,15 @@ def _check_file(path: str) -> None:
         raise ImageError(f"{path}: expected an image of at most {_MOST_BYTES} bytes, but it has {size}; crop or compress it.")
 
 
-def _read(path: str) -> bytes:
-    with _file_errors(path):
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a picture's file, at most 1 GiB. Raises `ImageError`.
+
+    No more is read than the file system says that there is: what stands in /proc as an empty file may have no end.
+    """
+    with _file_errors(path := os.fspath(path)):
         _check_file(path)
-        data = Path(path).read_bytes()
-    if not data:
-        raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
-    return data
+        with open(open_regular(path), "rb") as file:
+            return file.read(os.fstat(file.fileno()).st_size)
 
 
 @contextmanager
@@ -188,6 +202,8 @@ def _file_errors(path: str) -> Iterator[None]:
         yield
     except ImageError:
         raise
+    except FileError as error:
+        raise ImageError(f"{path}: {error}; check its permissions and its disk.") from error
     except FileNotFoundError:
         _refuse_address(path)
         raise ImageError(f"{path}: expected an image file, but there is no such file; {_near(path)}") from None

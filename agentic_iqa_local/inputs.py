@@ -1,8 +1,10 @@
 """Which pictures to assess: paths, folders, globs and manifests → items. Loads neither a model nor what runs one."""
 
 import csv
+import io
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, first_mistake, read_bytes
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.query import choices_in
 from agentic_iqa_local.state import check_choices, check_query, with_each_key_once
@@ -18,7 +21,9 @@ from agentic_iqa_local.text import one_line, path_text
 
 logger = logging.getLogger(__name__)
 
-NAMED_ROWS = 5
+NAMED_ROWS = NAMED_COLUMNS = 5
+LONGEST_NAME = 300  # characters of a file's name in a message
+LARGEST = 2**26  # bytes: a million rows
 
 
 class ManifestError(UserError, ValueError):
@@ -90,7 +95,7 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
     items: dict[Item, int] = {}
     bad, ignored = [], set()
     try:
-        for number, found in reader(path):
+        for number, found in reader(read_bytes(path, LARGEST).decode("utf-8-sig")):
             try:
                 if isinstance(found, str):
                     raise ValueError(found)
@@ -100,45 +105,44 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
                     raise ValueError(f"the same as line {items[item]}")
                 items[item] = number
             except ValueError as error:
-                bad.append(f"line {number}: {one_line(_reason(error))}")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else one_line(str(error))
-        raise ManifestError(f"{path}: expected a manifest in UTF-8, cannot read it: {reason}") from error
+                bad.append(f"line {number}: {_reason(error)}")
+    except (FileError, UnicodeDecodeError, csv.Error) as error:
+        raise ManifestError(f"{path}: expected a manifest in UTF-8, cannot read it: {error}") from error
     if bad:
         more = f"; and {len(bad) - NAMED_ROWS} more" if len(bad) > NAMED_ROWS else ""
         raise ManifestError(f"{path}: {'; '.join(bad[:NAMED_ROWS])}{more}; correct the manifest")
     if not items:
         raise ManifestError(f"{path}: expected a row for each image, found none")
     if ignored:
-        names = one_line(", ".join(sorted(ignored)))
+        names = one_line(", ".join(f"{name:.{LONGEST_NAME}}" for name in sorted(ignored)[:NAMED_COLUMNS]))
+        names += f" and {len(ignored) - NAMED_COLUMNS} more" if len(ignored) > NAMED_COLUMNS else ""
         logger.warning("%s: not used: %s (known are %s)", path, names, ", ".join(_Record.model_fields))
     return list(items)
 
 
-def _csv(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
+def _csv(text: str) -> Iterator[tuple[int, dict[str, str] | str]]:
     """(line, cells by column without the empty ones, or what is wrong with them)."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, skipinitialspace=True)
-        if doubled := [name for name in reader.fieldnames or () if name and reader.fieldnames.count(name) > 1]:
-            yield 1, f"expected each column once, got {doubled[0]} twice"
-            return
-        for row in reader:
-            cells = {name: cell for name, cell in row.items() if cell and name != ""}
-            yield reader.line_num, "more cells than the header has" if None in cells else cells
+    reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
+    names = Counter(name for name in reader.fieldnames or () if name)
+    if doubled := [name for name, count in names.items() if count > 1]:
+        yield 1, f"expected each column once, got {doubled[0]:.{LONGEST_NAME}} twice"
+        return
+    for row in reader:
+        cells = {name: cell for name, cell in row.items() if cell and name != ""}
+        yield reader.line_num, "more cells than the header has" if None in cells else cells
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                found = json.loads(line, object_pairs_hook=with_each_key_once)
-                json.dumps(found, ensure_ascii=False).encode()  # lone surrogates are no text
-            except (ValueError, RecursionError) as error:
-                yield number, f"expected a JSON object: {error}"
-                continue
-            yield number, found if isinstance(found, dict) else "expected a JSON object"
+def _json_lines(text: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    for number, line in enumerate(io.StringIO(text), 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line, object_pairs_hook=with_each_key_once)
+            json.dumps(found, ensure_ascii=False).encode()  # lone surrogates are no text
+        except (ValueError, RecursionError) as error:
+            yield number, f"expected a JSON object: {error!s:.{LONGEST_NAME}}"
+            continue
+        yield number, found if isinstance(found, dict) else "expected a JSON object"
 
 
 def _item(found: dict[str, Any], folder: Path, query: str | None, choices: Sequence[str] | None) -> Item:
@@ -149,9 +153,9 @@ def _item(found: dict[str, Any], folder: Path, query: str | None, choices: Seque
         try:
             found = not file or file.is_file()
         except OSError as error:  # a name that is too long, a folder that may not be entered
-            raise ValueError(f"{name}: {error.strerror}: {file}") from error
+            raise ValueError(f"{name}: {error.strerror}: {file!s:.{LONGEST_NAME}}") from error
         if not found:
-            raise ValueError(f"{name}: there is no file {file}")
+            raise ValueError(f"{name}: there is no file {file!s:.{LONGEST_NAME}}")
     choices = record.choices or choices
     return Item(image, reference or None, record.query or query or DEFAULT_QUERY, choices and tuple(choices))
 
@@ -159,7 +163,6 @@ def _item(found: dict[str, Any], folder: Path, query: str | None, choices: Seque
 def _reason(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
-    first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ")
-    name = str(first["loc"][0])
-    return message if message.startswith(f"{name}: ") else f"{name}: {message}"
+    message = first_mistake(error)
+    name, _, said = message.partition(": ")
+    return said if said.startswith(f"{name}: ") else message

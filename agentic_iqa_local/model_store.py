@@ -27,6 +27,7 @@ import argparse
 import fcntl
 import functools
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -42,20 +43,29 @@ from typing import Annotated, BinaryIO, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from agentic_iqa_local.commands.console import Parser, bar, safe_streams
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, open_regular, read_bytes
 from agentic_iqa_local.paths import PACKAGE, ROOT
+from agentic_iqa_local.state import with_each_key_once
+from agentic_iqa_local.text import one_line
 
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.json.sha256"
 HASH_LINE = len(f"{'0' * 64}  {MANIFEST}\n")
 LARGEST_MANIFEST = 16 << 20
+LARGEST_BUNDLE = 1 << 57  # bytes; no disk has more
 HUB = "tools/hub"
 HUGGINGFACE = "tools/huggingface"
 WHEELS = "wheels"
 PARTIAL = ".partial"
+LOCK = ".agentic_iqa.lock"
 BLOCK = 512  # of a tar archive
 CHUNK = 1 << 20
-SEGMENT = re.compile(r"[A-Za-z0-9_+=@,!~() .-]+")
+# Names that every file system holds, a stick's too. They begin with no dot: nothing hidden, and none of the store's own.
+SEGMENT = re.compile(r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])")
+WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+MOST_FOLDERS = 16  # above a file
 
 Progress = Callable[[str, int], None]  # a file's path and how many of its bytes were just done
 
@@ -69,7 +79,7 @@ class Truncated(BundleError):
 
 
 def _printable(text: str) -> str:
-    if not text.isprintable():
+    if one_line(text) != text:
         raise ValueError("expected one line of printable characters")
     return text
 
@@ -97,7 +107,7 @@ class StoredFile(Record):
     """One file; `path` is relative to the bundle, `source` where it was taken from."""
 
     path: str
-    size: int = Field(ge=0, lt=1 << 62)
+    size: int = Field(ge=0, le=LARGEST_BUNDLE)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     source: Line
     licence: Line
@@ -106,10 +116,12 @@ class StoredFile(Record):
     @classmethod
     def _inside(cls, path: str) -> str:
         parts = path.split("/")
-        if not all(SEGMENT.fullmatch(part) for part in parts) or {".", ".."} & set(parts):
-            raise ValueError(f"expected a relative path of plain names, got {path!r}")
-        if parts[0] in (MANIFEST, MANIFEST_HASH) or path.endswith(PARTIAL):
+        if not all(SEGMENT.fullmatch(part) and not WINDOWS_DEVICE.fullmatch(part) for part in parts):
+            raise ValueError(f"expected a relative path of plain names, got {path[:300]!r}")
+        if parts[0].lower() in (MANIFEST, MANIFEST_HASH) or any(part.lower().endswith(PARTIAL) for part in parts):
             raise ValueError(f"expected a name that is not the bundle's own, got {path!r}")
+        if len(parts) > MOST_FOLDERS + 1:
+            raise ValueError(f"expected a file in at most {MOST_FOLDERS} folders, got {path[:300]!r}")
         _header(path, 0)
         return path
 
@@ -124,16 +136,26 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _one_place_each(self) -> Self:
-        paths = Counter(file.path for file in self.files)
-        folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
-        if clash := [path for path, count in paths.items() if count > 1 or path in folders]:
-            raise ValueError(f"expected one file a path, got several for {clash[0]!r}")
+        """Also where capitals make no difference, as on a stick."""
+        paths = Counter(file.path.lower() for file in self.files)
+        folders = {folder for file in self.files for folder in _folders(file.path)}
+        spellings = Counter(folder.lower() for folder in folders)
+        clashes = (name for name, count in (paths + spellings).items() if count > 1)
+        if clash := next(clashes, None):
+            raise ValueError(f"expected one file a path, got several for {clash!r}")
+        if self.size > LARGEST_BUNDLE:
+            raise ValueError(f"expected files of at most {LARGEST_BUNDLE} bytes together, got {self.size}")
         return self
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
+
+
+def _folders(path: str) -> list[str]:
+    """The folders above a file, from the outermost."""
+    return [path[: slash.start()] for slash in re.finditer("/", path)]
 
 
 def amount(size: int) -> str:
@@ -163,7 +185,7 @@ def environment(root: str | Path) -> dict[str, str]:
     Where `root` is a folder without a manifest, only those that keep them from the network.
     """
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if not (Path(root) / MANIFEST).is_file():
+    if not os.path.isfile(Path(root, MANIFEST)):
         return offline
     return offline | {
         "TORCH_HOME": str(weights_dir(root).parent.absolute()),
@@ -173,7 +195,7 @@ def environment(root: str | Path) -> dict[str, str]:
 
 def store_manifest(root: str | Path) -> Manifest | None:
     """What was unpacked into a store; None where nothing was. Raises BundleError for a damaged manifest."""
-    return _Folder.at(Path(root)).manifest if (Path(root) / MANIFEST).is_file() else None
+    return _Folder.at(Path(root)).manifest if os.path.lexists(Path(root, MANIFEST)) else None
 
 
 def verified(root: str | Path, path: str) -> bool:
@@ -201,7 +223,7 @@ def unlisted(root: Path, manifest: Manifest, *folders: str) -> list[str]:
     loader might prefer it."""
     known = {file.path for file in manifest.files}
     return [
-        f"{place}: expected files of {root / MANIFEST} only, got this one; remove it"
+        one_line(f"{place}: expected files of {root / MANIFEST} only, got this one; remove it")
         for folder in folders or sorted(_own_folders(manifest))
         for place in sorted((root / folder).rglob("*"))
         if not place.is_dir() and place.relative_to(root).as_posix() not in known
@@ -261,9 +283,10 @@ def _trusted(raw: bytes, line: bytes, where: Path, expected: Mapping[str, str | 
     """The manifest and its SHA-256, which must be that of `line` and whatever else is `expected` (who says so → hash)."""
     found = hashlib.sha256(raw).hexdigest()
     if line != _hash_line(raw):
+        # The line is not quoted: a link may lead to a secret
         raise BundleError(
-            f"{where}: {MANIFEST} or {MANIFEST_HASH} is damaged: expected SHA-256 {line[:64].decode('ascii', 'replace')!r}, "
-            f"got {found!r}; copy or unpack the bundle again (a damaged manifest of a models folder has to be removed first)"
+            f"{where}: {MANIFEST} or {MANIFEST_HASH} is damaged: expected {MANIFEST_HASH} to name SHA-256 {found}, got something "
+            "else; copy or unpack the bundle again (a damaged manifest of a models folder has to be removed first)"
         )
     for who, wanted in expected.items():
         if wanted is not None and wanted != found:
@@ -271,11 +294,15 @@ def _trusted(raw: bytes, line: bytes, where: Path, expected: Mapping[str, str | 
                 f"{where}: expected {MANIFEST} with SHA-256 {wanted} ({who}), got {found}; this is another bundle or a changed one"
             )
     try:
-        return Manifest.model_validate_json(raw), found
+        manifest = Manifest.model_validate_json(raw)
+        json.loads(raw, object_pairs_hook=with_each_key_once)
+        return manifest, found
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or "file"
         raise BundleError(f"{where}: {MANIFEST} cannot be used: {key}: {first['msg']}; fetch the bundle again") from error
+    except ValueError as error:  # a key twice, of which another reader may take the other
+        raise BundleError(f"{where}: {MANIFEST} cannot be used: {str(error)[:300]}; fetch the bundle again") from error
 
 
 class _Archive:
@@ -307,7 +334,7 @@ class _Archive:
 
     def read(self, entry: StoredFile) -> Iterator[bytes]:
         """The file's bytes. Raises BundleError, after the last of them at the latest, when anything about it is damaged."""
-        self._file.seek(self._starts[entry.path])
+        self._go_to(self._starts[entry.path])
         if self._take(BLOCK, entry.path) != _header(entry.path, entry.size):
             raise BundleError(f"{self._path}: the header of {entry.path} is damaged; copy the bundle again")
         digest, left = hashlib.sha256(), entry.size
@@ -325,12 +352,15 @@ class _Archive:
 
     def finish(self) -> None:
         """Raises BundleError unless the archive ends as it should."""
-        self._file.seek(self._end)
+        self._go_to(self._end)
         self._zeros(2 * BLOCK, "the last file")
+
+    def _go_to(self, position: int) -> None:
+        self._file.seek(min(position, self._length))  # file systems refuse positions that no file can have
 
     def _take(self, count: int, inside: str) -> bytes:
         try:
-            data = self._file.read(count)
+            data = self._file.read(count) or b""  # None from a file in /proc that would have to be waited for
         except OSError as error:
             raise BundleError(f"{self._path}: {inside} cannot be read ({error.strerror}); copy the bundle again") from error
         if len(data) < count:
@@ -357,10 +387,12 @@ def _sidecar(archive: Path) -> Path:
 def _promised(archive: Path) -> str | None:
     """The manifest's SHA-256 that the file beside an archive names; None without such a file."""
     sidecar = _sidecar(archive)
-    if not sidecar.is_file():
+    if not os.path.lexists(sidecar):
         return None
-    with sidecar.open("rb") as file:
-        found = re.search(rb"^# manifest ([0-9a-f]{64})$", file.read(4096), re.MULTILINE)
+    try:
+        found = re.search(rb"^# manifest ([0-9a-f]{64})$", read_bytes(sidecar, 4096), re.MULTILINE)
+    except FileError as error:
+        raise BundleError(f"{sidecar}: {error}; copy it again, or remove it and pass --expect") from error
     if found is None:
         raise BundleError(
             f"{sidecar}: expected a line '# manifest HASH', found none; copy it again, or remove it and pass --expect"
@@ -376,30 +408,30 @@ class _Folder:
 
     @classmethod
     def at(cls, folder: Path, expect: str | None = None) -> "_Folder":
-        try:
-            with (folder / MANIFEST).open("rb") as file, (folder / MANIFEST_HASH).open("rb") as hash_file:
-                raw, line = file.read(LARGEST_MANIFEST), hash_file.read(HASH_LINE + 1)
-        except OSError as error:
-            raise BundleError(
-                f"{folder}: expected a bundle with {MANIFEST} and {MANIFEST_HASH}, cannot read {Path(error.filename or folder).name} "
-                f"({error.strerror}); the manifest is copied and unpacked last: repeat that"
-            ) from error
-        manifest, sha256 = _trusted(raw, line, folder, {"--expect": expect})
+        found = {}
+        for name, largest in ((MANIFEST, LARGEST_MANIFEST), (MANIFEST_HASH, HASH_LINE)):
+            try:
+                found[name] = read_bytes(folder / name, largest)
+            except FileError as error:
+                raise BundleError(
+                    f"{folder}: expected a bundle with {MANIFEST} and {MANIFEST_HASH}, cannot read {name} ({error}); the manifest is "
+                    "copied and unpacked last: repeat that"
+                ) from error
+        manifest, sha256 = _trusted(found[MANIFEST], found[MANIFEST_HASH], folder, {"--expect": expect})
         return cls(manifest, sha256, {entry.path: folder / entry.path for entry in manifest.files})
 
     def read(self, entry: StoredFile) -> Iterator[bytes]:
         """The file's bytes. Raises BundleError, after the last of them at the latest, for a file that is not as it should be."""
-        place = self._places[entry.path]
-        if not place.is_file():
-            raise BundleError(f"{place}: expected {entry.size} bytes, found no file; copy it again")
-        if (size := place.stat().st_size) != entry.size:
-            raise BundleError(f"{place}: expected {entry.size} bytes, got {size}; it was not copied whole or was changed")
-        digest = hashlib.sha256()
+        place, digest = self._places[entry.path], hashlib.sha256()
         try:
-            with place.open("rb") as file:
+            with open(open_regular(place), "rb") as file:
+                if (size := os.fstat(file.fileno()).st_size) != entry.size:
+                    raise BundleError(f"{place}: expected {entry.size} bytes, got {size}; it was not copied whole or was changed")
                 while chunk := file.read(CHUNK):
                     digest.update(chunk)
                     yield chunk
+        except FileError as error:
+            raise BundleError(f"{place}: expected {entry.size} bytes, found no file to read ({error}); copy it again") from error
         except OSError as error:
             raise BundleError(f"{place}: cannot be read ({error.strerror}); copy it again") from error
         if digest.hexdigest() != entry.sha256:
@@ -411,13 +443,17 @@ class _Folder:
 
 @contextmanager
 def _opened(bundle: Path, expect: str | None) -> Iterator[_Archive | _Folder]:
-    if bundle.is_dir():
+    if os.path.isdir(bundle):
         yield _Folder.at(bundle, expect)
-    elif bundle.is_file():
-        with bundle.open("rb") as file:
-            yield _Archive(bundle, file, expect)
-    else:
-        raise BundleError(f"{bundle}: expected a bundle (an archive, or a folder with {MANIFEST}), found nothing there")
+        return
+    try:
+        descriptor = open_regular(bundle)
+    except FileError as error:
+        raise BundleError(
+            f"{bundle}: expected a bundle (an archive, or a folder with {MANIFEST}): {error}; name another"
+        ) from error
+    with open(descriptor, "rb") as file:
+        yield _Archive(bundle, file, expect)
 
 
 def _silent(path: str, size: int) -> None:
@@ -469,11 +505,14 @@ def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, prog
     with _opened(Path(bundle), expect) as source, _alone(root):
         before, new = store_manifest(root), _without_wheels(source.manifest)
         joined = _joined(before, new)
-        _copy(source, root, progress, new.files)
         kept = {file.path for file in joined.files}
-        for file in before.files if before else ():
-            if file.path not in kept:
-                (root / file.path).unlink(missing_ok=True)
+        left = [file.path for file in before.files if file.path not in kept] if before else []
+        for path in left:
+            _refuse_links(root, path)
+        _copy(source, root, progress, new.files)
+        for path in left:
+            with _written(root / path):
+                (root / path).unlink(missing_ok=True)
         _write_manifest(root, _serialised(joined))
     return new
 
@@ -488,13 +527,12 @@ def _without_wheels(manifest: Manifest) -> Manifest:
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """While this process alone unpacks into `root`, which is made and, where nothing came to lie in it, removed."""
-    made, place = not root.exists(), root / ".lock"
-    try:
+    made, place = not os.path.exists(root), root / LOCK
+    with _written(root):
         root.mkdir(parents=True, exist_ok=True)
-        lock = place.open("ab")
-    except OSError as error:
-        raise BundleError(f"{root}: cannot be written ({error.strerror}); choose another folder") from error
-    with lock:
+    with _written(place):  # through no link, and without waiting for a pipe's other end
+        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    with open(descriptor, "wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -508,6 +546,16 @@ def _alone(root: Path) -> Iterator[None]:
             if made:
                 with suppress(OSError):
                     root.rmdir()
+
+
+@contextmanager
+def _written(place: Path) -> Iterator[None]:
+    """What the file system raises about `place` becomes BundleError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise BundleError(f"{place}: cannot be written ({reason}); make room there or choose another folder") from error
 
 
 @dataclass(frozen=True)
@@ -628,14 +676,13 @@ def _place(chunks: Iterable[bytes], target: Path) -> None:
     """Writes a file under another name and gives it its own when it is complete."""
     partial = target.with_name(target.name + PARTIAL)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)
-        with partial.open("xb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-        os.replace(partial, target)
-    except OSError as error:
-        raise BundleError(f"{target}: cannot be written ({error.strerror}); make room there or choose another folder") from error
+        with _written(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial.unlink(missing_ok=True)
+            with partial.open("xb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            os.replace(partial, target)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -695,23 +742,17 @@ def manifest_hash(text: str) -> str:
 @contextmanager
 def meter() -> Iterator[Progress]:
     """Shows on a terminal's stderr how much is done, and of which file."""
-    done, shown = 0, sys.stderr.isatty()
+    with bar(unit="B", unit_scale=True, leave=False) as shown:
 
-    def show(path: str, size: int) -> None:
-        nonlocal done
-        done += size
-        if shown:
-            print(f"\r\033[K{amount(done):>9}  {path[-100:]}", end="", file=sys.stderr, flush=True)
+        def show(path: str, size: int) -> None:
+            shown.set_postfix_str(one_line(path[-100:]), refresh=False)
+            shown.update(size)
 
-    try:
         yield show
-    finally:
-        if shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m agentic_iqa_local.model_store", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -728,12 +769,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
         bundle = args.bundle or models_root()
         manifest, sha256 = read_manifest(bundle, args.expect)
-        print(f"{bundle}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256 {sha256}")
+        print(f"{one_line(str(bundle))}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256 {sha256}")
         for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
             print(f"  {line}")
         if args.command == "verify":
@@ -743,12 +785,12 @@ def main(argv: list[str] | None = None) -> int:
         root = models_root(args.models)
         with meter() as progress:
             unpack(bundle, root, args.expect, progress)
-        print(f"Unpacked into {root}.")
+        print(f"Unpacked into {one_line(str(root))}.")
         if root != models_root():
-            print(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}")
+            print(one_line(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}"))
         return 0
     except (BundleError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted: files that are whole are kept; the same command goes on", file=sys.stderr)
@@ -757,7 +799,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _report(problems: list[str]) -> int:
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        print(f"error: {one_line(problem)}", file=sys.stderr)
     if not problems:
         print("Every file is as its manifest says.")
     return 1 if problems else 0

@@ -11,10 +11,11 @@ from typing import TypeAlias
 import numpy as np
 from PIL import Image
 
-from agentic_iqa_local.images import local_path
+from agentic_iqa_local.images import decode, local_path
 
 Picture: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview
 
+_MOST_PIXELS = 2 * 89_478_485  # as Pillow for files; the set-up's own limit lies below
 _LONGEST_PATH = 4096  # characters; what is longer is data in a text
 _AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 _AS_TIFF = ("CMYK",)
@@ -33,7 +34,8 @@ class PictureFile:
 
 
 def check_picture(picture: Picture) -> None:
-    """Raises TypeError or ValueError, in one sentence, for what is no picture; nothing is read or written."""
+    """Raises TypeError or ValueError, in one sentence, for what is no picture; no file is read or written, but a Pillow image that
+    was only opened is decoded."""
     if isinstance(picture, str):
         if len(picture) > _LONGEST_PATH or picture.lower().startswith("data:"):
             raise ValueError(
@@ -46,6 +48,8 @@ def check_picture(picture: Picture) -> None:
             if picture.mode in ("I", "F"):  # no fixed white: a conversion would clip
                 remedy = "scale its values to 0 to 255 and give them as an array of uint8"
             raise ValueError(f"image: expected a Pillow image of 8 or 16 bits, got mode {picture.mode}; {remedy}")
+        _check_size(*picture.size)
+        decode(picture)
     elif isinstance(picture, np.ndarray):
         _check_array(picture)
     elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview)):
@@ -54,6 +58,13 @@ def check_picture(picture: Picture) -> None:
             + ("; IQA takes lists: IQA()(images)" if isinstance(picture, (list, tuple)) else "")
             + ("; give tensor.permute(1, 2, 0).cpu().numpy() of a tensor 3×H×W in uint8" if hasattr(picture, "permute") else "")
         )
+
+
+def _check_size(width: int, height: int) -> None:
+    if min(width, height) < 1:
+        raise ValueError(f"image: expected a picture with pixels, got one of {width}×{height}")
+    if width * height > _MOST_PIXELS:
+        raise ValueError(f"image: expected at most {_MOST_PIXELS} pixels, got {width}×{height}; crop it")
 
 
 def _check_array(array: np.ndarray) -> None:
@@ -73,6 +84,7 @@ def _check_array(array: np.ndarray) -> None:
             array.dtype.kind, "(array / 257).round().astype('uint8') of 16-bit values"
         )
         raise ValueError(f"image: expected an array of uint8, 0 to 255, got {array.dtype}; give {remedy}")
+    _check_size(array.shape[1], array.shape[0])
 
 
 @contextmanager
@@ -84,7 +96,7 @@ def as_file(picture: Picture) -> Iterator[PictureFile]:
     """
     check_picture(picture)
     if isinstance(picture, (str, os.PathLike)):
-        path = local_path(picture) if isinstance(picture, str) else picture
+        path = local_path(picture) if isinstance(picture, str) else os.fsdecode(picture)
         yield PictureFile(path, path)
         return
     with tempfile.TemporaryDirectory(prefix="agentic_iqa_") as folder:

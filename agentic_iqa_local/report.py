@@ -4,7 +4,6 @@ import heapq
 import re
 import shutil
 import textwrap
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
@@ -16,6 +15,7 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.prompts import chosen_answer
 from agentic_iqa_local.query import named_metrics
 from agentic_iqa_local.state import DistortionAnalysis, PlannerOutput
+from agentic_iqa_local.text import one_line
 
 BAR_WIDTH = 30
 WIDEST, NARROWEST = 100, 40  # columns of text
@@ -32,7 +32,7 @@ MODES = {
 def headline(row: Assessment) -> str:
     """One line: the image and its answer, or why there is none; the raw scores of tools that the query names, or what ran instead."""
     if row.error:
-        return f"FAILED: {_reason(row.image, row.error)}"
+        return one_line(f"FAILED: {_reason(row.image, row.error)}")
     answer = row.final_answer
     if row.q is not None:
         answer = f"{answer} {LEVEL_WORDS[LETTER_TO_LEVEL[answer]]}, q {row.q:.2f} of 5"
@@ -41,7 +41,7 @@ def headline(row: Assessment) -> str:
     notice = " [small embedded model]" if (row.model or {}).get("notice") else ""
     asked = {run.tool_name: run for run in row.tools if run.tool_name in _named(row) and not run.error}
     scores = [f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)" for name, run in asked.items()]
-    return "; ".join([f"{row.image}: {answer}{notice}", *scores, *stand_ins(row)])
+    return one_line("; ".join([f"{row.image}: {answer}{notice}", *scores, *stand_ins(row)]))
 
 
 def _named(row: Assessment) -> list[str]:
@@ -78,7 +78,7 @@ def summary(row: Assessment) -> str:
     lines = _wrapped(headline(row), indent="")
     if row.quality_reasoning and not row.error:
         lines += _wrapped(row.quality_reasoning)
-    return _safe(lines)
+    return _lines(lines)
 
 
 def account(row: Assessment) -> str:
@@ -119,7 +119,7 @@ def account(row: Assessment) -> str:
         lines += ["", *_wrapped(cost)]
         if row.model.get("notice"):
             lines += _wrapped(f"Note: {row.model['notice']}.")
-    return _safe(lines)
+    return _lines(lines)
 
 
 def plan_in_words(plan: PlannerOutput) -> str:
@@ -253,10 +253,11 @@ class Tally:
             rate = assessed / seconds
             each = f"{rate:.1f} pictures a second" if rate >= 1 else f"{1 / rate:.1f} seconds a picture"
             lines.append(f"{each} ({assessed} in {seconds:.0f} s)")
-        return _safe(lines)
+        return _lines(lines)
 
 
 def _reason(image: str, error: str) -> str:
+    image = one_line(image)
     return error if error.startswith(image) else f"{image}: {error}"
 
 
@@ -270,7 +271,7 @@ def tool_table(tools: Sequence[ToolInfo]) -> str:
             f"{tool.name:<14}{tool.reference:<4}{reach:<12}{'available' if tool.available else 'unavailable'}",
             *_wrapped(f"{tool.description}.{why} Cost: {cost(tool)}. Map: {tool.source or 'none'}"),
         ]
-    return "\n".join(lines)
+    return _lines(lines)
 
 
 def cost(tool: ToolInfo) -> str:
@@ -281,11 +282,12 @@ def cost(tool: ToolInfo) -> str:
     return f"about {tool.seconds:g} s a megapixel on one CPU core{limit}"
 
 
-def _safe(lines: Sequence[str]) -> str:
-    """The lines without what could steer a terminal: file names, queries and models' answers may hold anything."""
-    return "\n".join("".join("�" if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in line) for line in lines)
+def _lines(lines: Sequence[str]) -> str:
+    """Each on a line of its own: file names, queries and models' answers may hold anything."""
+    return "\n".join(map(one_line, lines))
 
 
 def _wrapped(text: str, indent: str = "  ") -> list[str]:
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
-    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
+    safe = one_line(" ".join(text.split()))
+    return textwrap.wrap(safe, width, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)

@@ -5,15 +5,30 @@ A line is written whole and synced before `append` returns. What a kill left of 
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pydantic import BaseModel, ValidationError
+
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import (
+    LARGEST,
+    FileError,
+    create,
+    first_mistake,
+    open_regular,
+    parse_json,
+    place_for,
+    read_json,
+    walk,
+)
 
 NAMED_CHANGES, LONGEST_VALUE = 5, 60  # of a changed setting in a message: how many, and characters of each
+LARGEST_NOTE = 2**26  # bytes of what describes a run: it holds the command line, and what was in hand
 
 
 class RowsError(UserError, ValueError):
@@ -28,47 +43,87 @@ class WriteError(RowsError):
     """A row that the disk did not take; the file holds the rows before it, whole."""
 
 
+class Replaced(WriteError):
+    """A file of rows whose name another file has by now."""
+
+
 class RowFile:
     """Rows (JSON objects), one line each; iterating gives those that are there. One process at a time writes.
 
-    Raises RowsError for a file that another process writes, that cannot be written, or that holds something else.
+    `schema` is what every row is to be. Raises RowsError for a file that another process writes, that cannot be written, that
+    holds something else, or that is a link: who wants one followed does so once (`files.place_for`), before.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, schema: type[BaseModel] = BaseModel):
+        self.path, self._schema = path, schema
         try:
-            if path.exists() and not path.is_file():
-                raise RowsError(f"{path}: expected a file, found a folder or a device; choose another --out")
-            self._file = _locked(path)
+            if place_for(path) != path:
+                raise FileError("expected a file of its own, got a link")
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._file = _locked(path, os.open(path, flags, 0o666))
+        except FileError as error:
+            raise RowsError(f"{path}: {error}; choose another --out") from error
         except BlockingIOError as error:
             raise RowsError(f"{path}: another process is writing it; wait for it or choose another --out") from error
         except OSError as error:
             raise RowsError(f"{path}: expected a file that can be written, got {error.strerror}; choose another --out") from error
-        self._end = os.fstat(self._file.fileno()).st_size
+        self._hold()
         self._replaced: BinaryIO | None = None
+
+    def _hold(self) -> None:
+        state = os.fstat(self._file.fileno())
+        self._end, self._place = state.st_size, (state.st_dev, state.st_ino)
+
+    def check_place(self) -> None:
+        """Raises Replaced when another file has taken this one's name: the rows would be looked for in vain."""
+        try:
+            there = os.lstat(self.path)
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != self._place:
+            raise Replaced(
+                f"{self.path}: expected that the file of rows stays in its place while it is written, but {self._whereabouts()}"
+            )
+
+    def _whereabouts(self) -> str:
+        """What became of the file that is written, as far as the system tells."""
+        with suppress(OSError, ValueError):  # ValueError: it is closed
+            now = os.readlink(f"/proc/self/fd/{self._file.fileno()}")
+            if os.fstat(self._file.fileno()).st_nlink:
+                return f"it was moved to {now} with its rows; move it back"
+        return "it was deleted or another took its name; restore it"
 
     @property
     def empty(self) -> bool:
         return self._end == 0
 
     def recover(self) -> None:
-        """Cuts off what a kill left of a line: only for a file that is known to hold rows."""
-        with self.path.open("rb") as file:
-            self._end = sum(len(line) for line in file if line.endswith(b"\n"))
+        """Cuts off what a kill left of a line: only for a file that is known to hold rows. Raises RowsError where that is longer
+        than a row can be."""
+        with self._opened() as file:
+            before = max(0, self._end - LARGEST)
+            file.seek(before)
+            tail = file.read(LARGEST)
+        whole = tail.rfind(b"\n") + 1
+        if before and not whole:
+            raise RowsError(f"{self.path}: expected rows of at most {LARGEST} bytes, the last is longer; choose another --out")
+        self._end = before + whole
         os.ftruncate(self._file.fileno(), self._end)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    row = None
-                if not isinstance(row, dict):
-                    raise RowsError(
-                        f"{self.path}, line {number}: expected a JSON object, found something else; choose another --out"
-                    )
-                yield row
+        for _, row in self._lines():
+            yield row
+
+    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        with self._opened() as file:
+            yield from rows_in(file, self.path, self._schema)
+
+    def _opened(self) -> BinaryIO:
+        self.check_place()
+        try:
+            return open(open_regular(self.path), "rb")
+        except FileError as error:
+            raise RowsError(f"{self.path}: {error}; choose another --out") from error
 
     def append(self, line: str) -> None:
         """Writes one row, given as JSON text, and waits until the disk has it. Raises WriteError."""
@@ -80,26 +135,32 @@ class RowFile:
                 os.ftruncate(self._file.fileno(), self._end)
             raise self._unwritten(error) from error
         self._end += written
+        self.check_place()
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Takes all rows out that are not `wanted`: a new file takes the old one's place, or nothing changes. Raises WriteError."""
         partial = self.path.with_name(self.path.name + ".partial")
+        file = None
         try:
-            partial.unlink(missing_ok=True)
-            file = _locked(partial)
-            end = 0
-            with self.path.open("rb") as lines:
-                for row, line in zip(self, lines, strict=True):
-                    if wanted(row):
-                        end += _write(file, line)
+            file = _locked(partial, create(partial))
+            for line, row in self._lines():
+                if wanted(row):
+                    _write(file, line)
             os.fsync(file.fileno())
+            self.check_place()
             partial.replace(self.path)
             _sync_folder(self.path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise self._unwritten(error) from error
+        except (OSError, RowsError) as error:
+            if file:
+                file.close()
+            with suppress(OSError):
+                partial.unlink()
+            if isinstance(error, OSError):
+                raise self._unwritten(error) from error
+            raise
         # The old file stays locked: a process that opened it before it was replaced is refused too.
-        self._replaced, self._file, self._end = self._file, file, end
+        self._replaced, self._file = self._file, file
+        self._hold()
 
     def _unwritten(self, error: OSError) -> WriteError:
         return WriteError(f"{self.path}: a row could not be written ({error.strerror}); the rows before it are kept")
@@ -110,9 +171,46 @@ class RowFile:
             self._replaced.close()
 
 
-def _locked(path: Path) -> BinaryIO:
+def rows_in(
+    file: BinaryIO, path: Path, schema: type[BaseModel], *, going_on: bool = False
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """(line, row) of an open file of rows, `path`; of a run that may be `going_on` the last line may be torn. Raises RowsError that
+    names the line of one that is none."""
+    for number, line in enumerate(iter(lambda: file.readline(LARGEST + 1), b""), 1):
+        if going_on and len(line) <= LARGEST and not line.endswith(b"\n"):
+            return
+        try:
+            yield line, _row(line, schema)
+        except FileError as error:
+            raise RowsError(f"{path}, line {number}: {error}; choose another --out") from error
+
+
+def _row(line: bytes, schema: type[BaseModel]) -> dict[str, Any]:
+    """Raises FileError."""
+    if len(line) > LARGEST:
+        raise FileError(f"expected a line of at most {LARGEST} bytes, got a longer one")
+    row = parse_json(line)
+    for part, _ in walk(row):
+        for value in part.values() if isinstance(part, dict) else part:
+            if not _finite(value):
+                raise FileError("expected numbers that are finite, got another")
+    try:
+        schema.model_validate_json(line, strict=True)
+    except ValidationError as error:
+        raise FileError(f"expected rows as this program writes them, got {first_mistake(error)}") from error
+    return row
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return not isinstance(value, (int, float)) or math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def _locked(path: Path, descriptor: int) -> BinaryIO:
     """The file opened for appending, unbuffered, with its name on disk. Raises BlockingIOError where another has the lock."""
-    file = path.open("ab", buffering=0)
+    file = os.fdopen(descriptor, "ab", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _sync_folder(path)
@@ -148,7 +246,7 @@ def write_whole(path: Path, text: str, *, sync: bool = False, encoding: str = "u
     Raises RowsError."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("w", encoding=encoding, newline="") as file:
+        with open(create(partial), "w", encoding=encoding, newline="") as file:
             file.write(text.rstrip("\n") + "\n")
             file.flush()
             if sync:
@@ -157,7 +255,8 @@ def write_whole(path: Path, text: str, *, sync: bool = False, encoding: str = "u
         if sync:
             _sync_folder(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise WriteError(f"{path}: could not be written ({error.strerror}); make room there or choose another --out") from error
 
 
@@ -165,14 +264,20 @@ def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] 
     """Whether something was set of what `may_be_set` later. Raises OtherRun unless the run that the file describes depends on the
     same apart from that, and names what differs with its old and new value; RowsError for a file that describes none."""
     try:
-        known = dict(_flat(json.loads(path.read_text(encoding="utf-8"))["identity"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RowsError(f"{path}: expected the description of the run, got: {error}; choose another --out") from error
+        run = read_json(path, LARGEST_NOTE)
+        if not isinstance(run.get("identity"), dict):
+            raise FileError("expected an object `identity`, found none")
+    except FileError as error:
+        raise RowsError(f"{path}: this is no description of the run: {error}; choose another --out") from error
+    known = dict(_flat(run["identity"]))
     now = dict(_flat(json.loads(json.dumps(identity))))
     differ = {key for key in known.keys() | now.keys() if known.get(key) != now.get(key)}
     newly_set = {key for key in differ if key in may_be_set and known.get(key) is None}
     if changed := sorted(differ - newly_set):
-        lines = [f"{key} was {_short(known.get(key))}, is now {_short(now.get(key))}" for key in changed[:NAMED_CHANGES]]
+        lines = [
+            f"{key:.{LONGEST_VALUE}} was {_short(known.get(key))}, is now {_short(now.get(key))}"
+            for key in changed[:NAMED_CHANGES]
+        ]
         more = f"; and {len(changed) - NAMED_CHANGES} more" if len(changed) > NAMED_CHANGES else ""
         raise OtherRun(
             f"{path}: the rows are of a run with other settings: {'; '.join(lines)}{more}; go on with the same or choose another --out"

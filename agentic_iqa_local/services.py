@@ -22,6 +22,7 @@ from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
 from agentic_iqa_local.model_store import BundleError, check_model, environment, models_root
 from agentic_iqa_local.pairs import doubts
 from agentic_iqa_local.state import AgenticIQAState
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ClientPool, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 
 logger = logging.getLogger(__name__)
@@ -124,13 +125,13 @@ class OpenImages:
 
     def warn(self, line: str) -> None:
         """Adds a warning once, to the log and to the result."""
-        if line not in self.warnings:
+        if (line := one_line(line)) not in self.warnings:
             logger.warning("%s", line)
         self.note(line)
 
     def note(self, line: str) -> None:
         """Adds a warning once to the result alone, where it has been logged already."""
-        if line not in self.warnings:
+        if (line := one_line(line)) not in self.warnings:
             self.warnings.append(line)
 
     def views(self, role: str) -> list[View]:

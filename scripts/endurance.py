@@ -36,7 +36,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -51,6 +50,10 @@ from PIL import Image, ImageCms, ImageDraw, ImageFont
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from agentic_iqa_local.commands.console import Parser, safe_streams  # noqa: E402 (found by the line above)
+from agentic_iqa_local.text import one_line  # noqa: E402
+
 PACKAGES = ("pillow", "numpy", "pydantic", "torch", "transformers", "llguidance", "pyiqa")
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -80,7 +83,7 @@ ALLOWED = 5.0  # seconds for one damaged file, and for an assessment beyond a no
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("kill", help="kill -9 at random moments, then let it end")
     command.add_argument("--rows", type=Path, required=True, metavar="FILE", help="JSON lines that the command writes")
@@ -343,7 +346,7 @@ def examine_picture(path: Path, **limits: int) -> str:
 
 
 def _is_one_line(text: str) -> bool:
-    return not any(unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") for c in text)
+    return one_line(text) == text
 
 
 def small_photo() -> Image.Image:
@@ -762,6 +765,7 @@ def as_json(found: dict[str, Any]) -> str:
     return text + "\n"
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     if args.out:

@@ -21,7 +21,6 @@ Exit status: 0 the bundle is written, 1 it is not (a licence not accepted, somet
 import argparse
 import functools
 import http.client
-import json
 import os
 import re
 import shlex
@@ -38,6 +37,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 from packaging.metadata import parse_email
 from packaging.tags import sys_tags
@@ -46,9 +46,13 @@ from packaging.utils import parse_wheel_filename
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from agentic_iqa_local.model_store import (  # noqa: E402 (found by the line above)
+from agentic_iqa_local.commands.console import Parser, safe_streams  # noqa: E402 (found by the line above)
+from agentic_iqa_local.errors import UserError  # noqa: E402
+from agentic_iqa_local.files import FileError, read_bytes, read_json  # noqa: E402
+from agentic_iqa_local.model_store import (  # noqa: E402
     HUB,
     HUGGINGFACE,
+    SEGMENT,
     WHEELS,
     BundleError,
     Manifest,
@@ -60,14 +64,17 @@ from agentic_iqa_local.model_store import (  # noqa: E402 (found by the line abo
     meter,
     write_bundle,
 )
+from agentic_iqa_local.text import one_line  # noqa: E402
 
 if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
+
     from agentic_iqa_local.config import Settings
 
 T = TypeVar("T")
 
 
-class FetchError(RuntimeError):
+class FetchError(UserError, RuntimeError):
     """Something that cannot be had; the message is one sentence for the user."""
 
 
@@ -130,6 +137,11 @@ LOCKS = {"transformers": "constraints.txt", "vllm": "constraints-gpu.txt"}
 LONGEST_NAME = 100  # of a file in a tar archive
 REQUIREMENTS = f"{WHEELS}/requirements.txt"
 TRIES = 5
+# The Hub and the web servers are not trusted: what they send is named, counted and compared before it is taken.
+COMMIT = re.compile("[0-9a-f]{40}")
+MOST_FILES = 10_000  # of a repository
+LARGEST_MODEL = 2 << 40  # bytes of all files that are taken of a repository
+LARGEST_WEIGHT = 4 << 30  # bytes of a tool's weight from a web server; the largest known has 0.6 GB
 
 
 @dataclass(frozen=True)
@@ -157,33 +169,70 @@ def retried(what: str, action: Callable[[], T]) -> T:
             return action()
         except (OSError, http.client.HTTPException, HTTPError, XetDownloadError) as error:
             status = getattr(error, "code", None) or getattr(getattr(error, "response", None), "status_code", None)
-            reason = one_line(str(error)) or type(error).__name__
+            reason = _short(str(error)) or type(error).__name__
             if attempt == TRIES or status in (401, 403, 404):
                 raise FetchError(f"{what}: cannot be downloaded ({reason}); what is there is kept, try again later") from error
-            print(f"{what}: {reason}; trying again", file=sys.stderr)
+            print(one_line(f"{what}: {reason}; trying again"), file=sys.stderr)
             time.sleep(2**attempt)
     raise AssertionError("the last attempt returns or raises")
 
 
 def download(url: str, file: Path) -> None:
-    """Downloads a file, going on where an earlier attempt ended. Raises OSError."""
+    """Downloads a file of at most LARGEST_WEIGHT bytes, going on where an earlier attempt ended. Raises OSError, and FetchError
+    for an answer that no other try would better."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(file.name + ".partial")
     have = partial.stat().st_size if partial.exists() else 0
     headers = {"User-Agent": "agentic_iqa_local"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as response:
+        with WEB.open(urllib.request.Request(url, headers=headers), timeout=60) as response:
             resumed = response.status == 206
-            expected = int(response.headers["Content-Length"] or 0) + (have if resumed else 0)
-            with partial.open("ab" if resumed else "wb") as out:
-                shutil.copyfileobj(response, out, 1 << 20)
+            length = response.headers["Content-Length"] or "0"
+            if not re.fullmatch("[0-9]{1,18}", length):
+                raise OSError(f"expected a number as Content-Length, got {length[:80]!r}")
+            expected = int(length) + (have if resumed else 0)
+            _save(response, partial, have if resumed else 0, url)
     except urllib.error.HTTPError as error:
         if error.code == 416:  # what is there is as long as the whole, or longer: nothing to go on from
             partial.unlink()
         raise
+    except ValueError as error:  # sent on to an address that is none
+        raise OSError(f"expected an address to be sent on to, got another ({error})") from error
     if (got := partial.stat().st_size) < expected:
         raise OSError(f"the connection ended after {got} of {expected} bytes")
     os.replace(partial, file)
+
+
+class _NoLessSafe(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect from https to http, and none to a file."""
+
+    def redirect_request(self, request, file, code, message, headers, url):
+        if urlsplit(url).scheme not in ("https", request.type):
+            raise FetchError(
+                f"{request.full_url}: expected to be sent on by {request.type}, got {url[:200]}; nothing was taken from there"
+            )
+        return super().redirect_request(request, file, code, message, headers, url)
+
+
+# Neither files nor ftp, whatever a redirect says
+WEB = urllib.request.OpenerDirector()
+for handler in (
+    urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler, urllib.request.HTTPDefaultErrorHandler,
+    urllib.request.HTTPErrorProcessor, urllib.request.UnknownHandler, _NoLessSafe,
+):  # fmt: skip
+    WEB.add_handler(handler())
+
+
+def _save(response: http.client.HTTPResponse, partial: Path, have: int, url: str) -> None:
+    """Writes what comes behind the `have` bytes of `partial`. Raises FetchError, and keeps nothing, beyond LARGEST_WEIGHT."""
+    with partial.open("ab" if have else "wb") as out:
+        while data := response.read(1 << 20):
+            if (have := have + len(data)) > LARGEST_WEIGHT:
+                partial.unlink()
+                raise FetchError(
+                    f"{url}: expected at most {amount(LARGEST_WEIGHT)}, got more; this is not the file that was asked for"
+                )
+            out.write(data)
 
 
 @dataclass(frozen=True)
@@ -204,9 +253,27 @@ def listing(repo: Repo) -> Listing:
     info = retried(str(repo), lambda: HfApi().model_info(repo.name, revision=repo.revision, files_metadata=True))
     card = info.card_data
     licence = (card and (card.license_name or card.license)) or repo.licence
-    licence = ", ".join(licence) if isinstance(licence, list) else licence
-    files = {file.rfilename: file.lfs.sha256 if file.lfs else "" for file in info.siblings}
-    return Listing(repo.name, info.sha, one_line(licence), files)
+    licence = ", ".join(map(str, licence)) if isinstance(licence, list) else str(licence)
+    if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
+        raise FetchError(f"{repo}: expected the Hub to name a commit of 40 hexadecimal digits, got {str(info.sha)[:80]!r}")
+    if COMMIT.fullmatch(repo.revision) and info.sha != repo.revision:
+        raise FetchError(f"{repo}: expected the Hub to answer about this commit, got {info.sha}")
+    if len(info.siblings or ()) > MOST_FILES:
+        raise FetchError(f"{repo}: expected at most {MOST_FILES} files, got {len(info.siblings)}")
+    files = {file.rfilename: _published(repo, file) for file in info.siblings or () if SEGMENT.fullmatch(str(file.rfilename))}
+    if (size := sum(file.size or 0 for file in info.siblings or () if file.rfilename in files)) > LARGEST_MODEL:
+        raise FetchError(f"{repo}: expected at most {amount(LARGEST_MODEL)}, got {amount(size)}")
+    return Listing(repo.name, info.sha, _short(licence), files)
+
+
+def _published(repo: Repo, file: "RepoSibling") -> str:
+    """A file's SHA-256 as the Hub has it; empty where git keeps the file. Raises FetchError for what is no hash, or no size."""
+    sha256 = file.lfs.sha256 if file.lfs else ""
+    if file.lfs and not re.fullmatch("[0-9a-f]{64}", str(sha256)):
+        raise FetchError(f"{repo}: {file.rfilename}: expected the Hub to name its SHA-256, got {str(sha256)[:80]!r}")
+    if file.size is not None and (type(file.size) is not int or file.size < 0):
+        raise FetchError(f"{repo}: {file.rfilename}: expected a number of bytes as its size, got {str(file.size)[:80]!r}")
+    return sha256
 
 
 def from_hub(found: Listing, name: str, path: str, downloads: Path) -> Wanted:
@@ -246,12 +313,12 @@ def require_whole(folder: Path, names: Iterable[str]) -> None:
     needed = {"config.json": "a model's configuration"}
     for index in (name for name in names if name.endswith(".safetensors.index.json")):
         try:
-            shards = dict(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]).values()
+            shards = dict(read_json(folder / index, 16 << 20)["weight_map"]).values()
         except (ValueError, KeyError, TypeError) as error:
             raise FetchError(
                 f"{folder / index}: expected a weight_map, the file is damaged; copy the model there again"
             ) from error
-        needed |= dict.fromkeys(shards, index)
+        needed |= dict.fromkeys(map(str, shards), index)
     for name, why in needed.items():
         if name not in names:
             raise FetchError(f"{folder}: expected {name} ({why}), found none; copy the model there again")
@@ -309,8 +376,12 @@ def cache_folder(repo: Repo) -> str:
 def cached_snapshot(repo: Repo, cache: Path) -> list[Wanted]:
     """A repository as it lies in a Hugging Face cache; empty where it does not."""
     ref = cache / cache_folder(repo) / "refs" / "main"
-    place = f"{cache_folder(repo)}/snapshots/{ref.read_text().strip() if ref.is_file() else ''}"
-    if not ref.is_file() or not (cache / place).is_dir():
+    try:
+        commit = read_bytes(ref, 1000).decode("ascii", "replace").strip()
+    except FileError:
+        return []
+    place = f"{cache_folder(repo)}/snapshots/{commit}"
+    if not SEGMENT.fullmatch(commit) or not os.path.isdir(cache / place):
         return []
     names = chosen((file.name for file in (cache / place).iterdir() if file.is_file()), str(cache / place), pickles=True)
     files = [*(f"{place}/{name}" for name in names), f"{cache_folder(repo)}/refs/main"]
@@ -369,15 +440,19 @@ def with_short_name(wheel: Path) -> Path:
 
 def wheel_licence(wheel: Path) -> str:
     """What a wheel's metadata says of its licence, in one line."""
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata, _ = parse_email(archive.read(name))
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            name = next((name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), "METADATA")
+            with archive.open(name) as file:
+                metadata, _ = parse_email(file.read(1 << 20))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise FetchError(f"{wheel}: expected a wheel with its metadata, got another file ({error}); build it anew") from error
     text = metadata.get("license_expression") or metadata.get("license") or ""
-    return one_line((text.strip() or "in the wheel").splitlines()[0])
+    return _short((text.strip() or "in the wheel").splitlines()[0])
 
 
-def one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text).strip()[:200]
+def _short(text: str) -> str:
+    return one_line(" ".join(text.split())[:200])
 
 
 # licences
@@ -395,7 +470,7 @@ def binding(wanted: Iterable[Wanted]) -> list[Notice]:
 
 def notice(licence: str, of: str) -> Notice:
     says, url = TERMS.get(licence.lower(), ("read it before use, it may restrict what you do", "see the model card"))
-    return Notice(licence=licence, of=one_line(of), says=says, url=url)
+    return Notice(licence=licence, of=_short(of), says=says, url=url)
 
 
 def ask(notices: list[Notice], accepted: bool) -> None:
@@ -404,7 +479,7 @@ def ask(notices: list[Notice], accepted: bool) -> None:
         return
     print("These licences restrict what you may do:", file=sys.stderr)
     for item in notices:
-        print(f"  {item}", file=sys.stderr)
+        print(one_line(f"  {item}"), file=sys.stderr)
     if accepted:
         return
     if not sys.stdin.isatty():
@@ -425,7 +500,7 @@ def repo_option(text: str) -> tuple[str, Repo]:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to collect")
     what.add_argument("--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)")
     what.add_argument(
@@ -465,6 +540,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     from agentic_iqa_local.config import ConfigError, load_settings
@@ -474,7 +550,7 @@ def main(argv: list[str] | None = None) -> int:
         collect(args, load_settings(args.config))
         return 0
     except (ConfigError, ToolError, FetchError, BundleError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, (ConfigError, ToolError)) else 1
     except KeyboardInterrupt:
         print("interrupted: what was downloaded is kept; the same command goes on", file=sys.stderr)
@@ -509,7 +585,7 @@ def collect(args: argparse.Namespace, settings: "Settings") -> None:
         contents.append(f"weights of the tools {', '.join(carried)}")
     for item in wanted:
         if item.fetch and not item.file.is_file():
-            print(f"fetching {item.path}", file=sys.stderr)
+            print(f"fetching {one_line(item.path)}", file=sys.stderr)
             item.fetch()
     if args.wheels:
         wanted += wheels(args.wheels, downloads / WHEELS)
@@ -574,7 +650,7 @@ def directions(out: Path, manifest: Manifest, sha256: str, args: argparse.Namesp
     lines += [f"  {store} verify {bundle} --expect {sha256}", f"  {store} unpack {bundle} --expect {sha256} --models models"]
     config = f" --config {shlex.quote(Path(args.config).name)}" if args.config else ""
     lines += [f"  python scripts/doctor.py{config}", f"  python scripts/assess.py{config} --image PHOTO --explain"]
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 if __name__ == "__main__":

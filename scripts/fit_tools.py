@@ -9,10 +9,13 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from agentic_iqa_local.images import ImageError, load_image
-from agentic_iqa_local.iqa_tools import ToolError, ToolRunner, find_tool
-from agentic_iqa_local.iqa_tools.calibration import CalibrationError, FitQuality, LogisticMap, evaluate, fit_logistic
+from agentic_iqa_local.commands.console import Parser, bar, safe_streams
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.images import load_image
+from agentic_iqa_local.iqa_tools import ToolRunner, find_tool
+from agentic_iqa_local.iqa_tools.calibration import FitQuality, LogisticMap, evaluate, fit_logistic
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
+from agentic_iqa_local.text import one_line
 
 ANCHORS = ("FSIM", "SSIM", "VIF", "GMSD")
 HELD_OUT = 0.3
@@ -43,29 +46,25 @@ a flat map: its scores stay near the mean, which is what it knows.
 """
 
 
-def progress(done: int, total: int, what: str) -> None:
-    end = "\n" if done == total else ""
-    print(f"\r{what}: {done}/{total}", end=end, file=sys.stderr, flush=True)
-
-
 def photo_samples(photos: Path, count: int, per_photo: int, crop: int, rng: np.random.Generator):
     """(file name, reference, image) of `per_photo` samples of centre crops of `count` photographs drawn from the folder."""
     from agentic_iqa_local.training.distortions import draw_sample
 
     files = sorted(p for p in photos.iterdir() if p.suffix.lower() in {".webp", ".png", ".jpg", ".jpeg", ".bmp"})
     if len(files) < count:
-        raise SystemExit(f"{photos}: expected at least {count} photographs (--count), found {len(files)}.")
-    for index, choice in enumerate(rng.choice(len(files), count, replace=False)):
+        raise DatasetError(f"{photos}: expected at least {count} photographs (--count), found {len(files)}; add some or lower it")
+    for choice in bar(rng.choice(len(files), count, replace=False), unit="photograph"):
         file = files[choice]
         with Image.open(file) as opened:
             photo = opened.convert("RGB")
         if min(photo.size) < crop:
-            raise SystemExit(f"{file}: expected at least {crop} pixels a side (--crop), got {photo.width}×{photo.height}.")
+            raise DatasetError(
+                f"{file}: expected at least {crop} pixels a side (--crop), got {photo.width}×{photo.height}; take it away or lower it"
+            )
         left, top = (photo.width - crop) // 2, (photo.height - crop) // 2
         reference = photo.crop((left, top, left + crop, top + crop))
         for _ in range(per_photo):
             yield file.name, reference, Image.fromarray(draw_sample(np.asarray(reference), rng).image)
-        progress(index + 1, count, "photographs")
 
 
 def scored_samples(dataset, split: str | None, mos_range: tuple[float, float] | None):
@@ -80,11 +79,10 @@ def scored_samples(dataset, split: str | None, mos_range: tuple[float, float] | 
             raise DatasetError(f"{dataset.root}: the scale's ends are unknown; give them with --mos-range WORST BEST")
         mos_range = (info.low, info.high) if info.higher_is_better else (info.high, info.low)
     worst, best = mos_range
-    for index, item in enumerate(items):
+    for item in bar(items, unit="image"):
         image, reference = (path and load_image(str(path)).pixels for path in (item.image, item.reference))
         # Split by what is pictured: all distortions of one reference fall on one side.
         yield item.group or item.image.name, reference, image, 1 + 4 * (item.mos - worst) / (best - worst)
-        progress(index + 1, len(items), "images")
 
 
 def held_out_groups(groups: list[str], rng: np.random.Generator) -> np.ndarray:
@@ -144,7 +142,7 @@ def run_maps(args: argparse.Namespace) -> tuple[list[str], list, list, list, str
 
 
 def run_dataset(args: argparse.Namespace) -> tuple[list[str], list, list, list, str, str]:
-    dataset = load_dataset(args.folder, args.key)
+    dataset = load_dataset(args.folder, args.key)  # nosec B615 # of this project, reads local files
     runner = ToolRunner(device=args.device)
     groups, raws, qualities = [], [], []
     for group, reference, image, quality in scored_samples(dataset, args.split, args.mos_range and tuple(args.mos_range)):
@@ -175,7 +173,7 @@ def plot(folder: Path, logistic: LogisticMap, raw, quality, held_out, check: Fit
 
 def build_parser() -> argparse.ArgumentParser:
     shipped = Path(__file__).resolve().parents[1] / "configs" / "tool_maps.yaml"
-    parser = argparse.ArgumentParser(description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--tools", nargs="+", required=True, metavar="TOOL", help="tools to fit, by any spelling")
@@ -203,8 +201,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> None:
-    args = build_parser().parse_args()
+@safe_streams()
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
     try:
         args.tools = [find_tool(tool).name for tool in args.tools]
         groups, raws, qualities, rng, source, fitted_on = args.collect(args)
@@ -219,9 +218,11 @@ def main() -> None:
             low, high = logistic.reachable
             print(f"{tool}: held out {check}; reaches {low:.2f} to {high:.2f}")
         write_maps(args.out, fitted)
-    except (ToolError, CalibrationError, DatasetError, ImageError) as error:
-        raise SystemExit(str(error)) from error
+    except (UserError, OSError) as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,18 +14,24 @@ run that cannot be used, 130 interrupted.
 """
 
 import argparse
-import logging
 import shlex
 import signal
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from agentic_iqa_local.commands.console import bar, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.text import one_line
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
 
@@ -34,7 +40,7 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, as every other error is said."""
 
     def error(self, message: str) -> None:
-        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+        self.exit(2, f"error: {one_line(message)}; see {self.prog} --help\n")
 
 
 def add_command(commands: argparse._SubParsersAction, name: str, about: str, description: str, *examples: str):
@@ -57,14 +63,10 @@ def count(text: str) -> int:
 
 def progress(total: int, done: int = 0):
     """A bar on stderr as wide as the terminal; elsewhere it is written anew every half a minute."""
-    from tqdm import tqdm
-
-    return tqdm(
+    return bar(
         total=total,
         initial=done,
         unit="image",
-        file=sys.stderr,
-        dynamic_ncols=True,
         mininterval=0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES,
         disable=done == total,
     )
@@ -131,17 +133,17 @@ def run(args: argparse.Namespace) -> int:
     from agentic_iqa_local.studies.run import Plan, check_plan, chosen, run_study
     from agentic_iqa_local.studies.store import check_folder, read_run
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
+    start_logging(0)
     check_folder(args.out)
     dataset = chosen(
         args.dataset, args.key, part_of=args.part_of, mos_range=args.mos_range, split=args.split, limit=args.limit
     )  # fmt: skip
     for name in dataset.missing[:5]:
-        print(f"missing: {name}", file=sys.stderr)
+        print(f"missing: {one_line(name)}", file=sys.stderr)
     if dataset.missing:
         print(f"{len(dataset.missing)} files that the scores name are missing", file=sys.stderr)
     for reason, number in dataset.left_out.items():
-        print(f"{number} rows are left out: {reason}", file=sys.stderr)
+        print(f"{number} rows are left out: {one_line(reason)}", file=sys.stderr)
     settings = load_settings(args.config)
     settings = settings.with_engine(args.engine) if args.engine else settings
     settings = settings.with_model(args.model) if args.model else settings
@@ -157,9 +159,9 @@ def run(args: argparse.Namespace) -> int:
             for done in counts:
                 bar.update(done - bar.n)
     errors = [row["error"] for row in read_run(args.out)[1] if row.get("error")]
-    failed = f", {len(errors)} of them failures (the first: {errors[0]})" if errors else ""
+    failed = f", {len(errors)} of them failures (the first: {one_line(str(errors[0]))})" if errors else ""
     report_on = shlex.join(["python", "scripts/study.py", "report", str(args.out), "--out", "DIR"])
-    print(f"{total} rows in {args.out}{failed}; next: {report_on}")
+    print(one_line(f"{total} rows in {args.out}{failed}; next: {report_on}"))
     return 0
 
 
@@ -184,12 +186,11 @@ def add_synthetic(commands: argparse._SubParsersAction) -> None:
 
 
 def synthetic(args: argparse.Namespace) -> int:
-    import csv
-
     from PIL import Image
 
     from agentic_iqa_local.studies.datasets import DatasetError
     from agentic_iqa_local.studies.store import StoreError, check_folder
+    from agentic_iqa_local.tables import write_csv
     from agentic_iqa_local.training.data import load_tiles, photo_files, split_photos
     from agentic_iqa_local.training.evaluate import held_out_crops
 
@@ -206,22 +207,28 @@ def synthetic(args: argparse.Namespace) -> int:
     if not photos:
         raise DatasetError(f"{args.photos}: expected photographs, found none; check the path")
     args.out.mkdir(parents=True)
-    with (args.out / "manifest.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["image", "reference", "mos", "group", "distortion", "level"])
-        bar = progress(len(photos) * args.per_photo)
+
+    def rows(shown: "tqdm") -> Iterator[dict[str, Any]]:
         for i, crop in enumerate(held_out_crops(photos, args.per_photo)):
-            bar.update()
+            shown.update()
             scene, name = i // args.per_photo, f"{i:04}.png"
             Image.fromarray(crop.sample.image).save(args.out / name)
             reference = f"clean_{scene:03}.png"
             if not (args.out / reference).exists():
                 Image.fromarray(crop.clean).save(args.out / reference)
             kind = crop.sample.parts[0].kind if crop.sample.parts else "none"
-            named = "" if args.no_reference else reference
-            table.writerow([name, named, f"{crop.quality:.6f}", f"{scene:03}", kind, crop.sample.severity])
-        bar.close()
-    print(f"{len(photos) * args.per_photo} images of {len(photos)} photographs in {args.out}")
+            yield {
+                "image": name, "reference": "" if args.no_reference else reference, "mos": f"{crop.quality:.6f}",
+                "group": f"{scene:03}", "distortion": kind, "level": crop.sample.severity,
+            }  # fmt: skip
+
+    columns = ("image", "reference", "mos", "group", "distortion", "level")
+    with (
+        (args.out / "manifest.csv").open("w", newline="", encoding="utf-8") as file,
+        progress(len(photos) * args.per_photo) as shown,
+    ):
+        write_csv(file, columns, rows(shown))
+    print(one_line(f"{len(photos) * args.per_photo} images of {len(photos)} photographs in {args.out}"))
     return 0
 
 
@@ -254,10 +261,10 @@ def fit(args: argparse.Namespace) -> int:
     from agentic_iqa_local.studies.fitting import fit_run
     from agentic_iqa_local.studies.store import check_file
 
-    check_file(args.out)
+    place = check_file(args.out)
     found = fit_run(args.run, args.objective, split=args.split, share=args.share)
-    found.write(args.out)
-    print(f"{found.account}; written to {args.out}")
+    found.write(place)
+    print(one_line(f"{found.account}; written to {args.out}"))
     return 0
 
 
@@ -363,7 +370,7 @@ def report(args: argparse.Namespace) -> int:
         print(markdown(*DATASETS_TABLE, table))
     else:
         print(markdown(*TABLES["modes"], parts[0][0].tables["modes"]))
-    print(f"Written to {args.out}: open {args.out / 'report.html'}")
+    print(one_line(f"Written to {args.out}: open {args.out / 'report.html'}"))
     return 0
 
 
@@ -406,7 +413,7 @@ def compare(args: argparse.Namespace) -> int:
         print(markdown(*texts, rows))
     print("\n".join([*found.notes, "", *found.verdicts]))
     if args.out:
-        print(f"\nWritten to {args.out}")
+        print(f"\nWritten to {one_line(str(args.out))}")
     return 0
 
 
@@ -431,10 +438,7 @@ def table(args: argparse.Namespace) -> int:
     from agentic_iqa_local.studies.analysis import StudyError
     from agentic_iqa_local.studies.report import digest
 
-    try:
-        text = "\n".join(digest(folder) for folder in args.reports)
-    except OSError as error:
-        raise StudyError(f"expected folders that study.py report wrote, {error.filename}: {error.strerror}") from error
+    text = "\n".join(digest(folder) for folder in args.reports)
     if args.write:
         page = args.write.read_text(encoding="utf-8")
         before, begin, rest = page.partition("<!-- studies -->\n")
@@ -472,6 +476,7 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     before = signal.signal(signal.SIGTERM, interrupt)
@@ -484,7 +489,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
     except OSError as error:
-        print(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", file=sys.stderr)
+        print(one_line(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}"), file=sys.stderr)
     finally:
         signal.signal(signal.SIGTERM, before)
     return 2

@@ -19,9 +19,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from agentic_iqa_local.commands.console import Parser, safe_streams
+from agentic_iqa_local.text import one_line
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train all phases and save the model folder")
     train.add_argument("--photos", type=Path, required=True, help="folder of clean photographs (png, webp, jpg)")
@@ -68,7 +71,7 @@ def parse() -> argparse.Namespace:
     )
     test.add_argument("--write", action="store_true", help="write evaluation.json and the model card into the model folder")
     test.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def train(args: argparse.Namespace) -> None:
@@ -101,7 +104,7 @@ def train(args: argparse.Namespace) -> None:
     saved = args.work / "tokenizer"  # a resumed run keeps its token ids, whatever has changed in the prompts since
     if not saved.exists():
         build_tokenizer(corpus(args.seed), vocab_size=4096).save_pretrained(saved)
-    tokenizer = AutoTokenizer.from_pretrained(saved, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(saved, local_files_only=True)  # nosec B615 # a local folder
     processor = build_processor(tokenizer)
     torch.set_num_threads(args.threads)
     model = build_model(tokenizer, args.seed)
@@ -184,7 +187,7 @@ def train(args: argparse.Namespace) -> None:
     )
     rows = [json.loads(line) for line in curve.read_text(encoding="utf-8").splitlines()]
     write_training(args.out, {name: getattr(args, name) for name in kept}, photographs, rows, args.threads, notes)
-    print(f"saved {args.out}")
+    print(one_line(f"saved {args.out}"))
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -196,7 +199,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
     def progress(what: str, done: int, total: int) -> None:
         if done % 20 == 0 or done == total:
-            print(f"{what}: {done}/{total}", end="\r" if done < total else "\n", file=sys.stderr, flush=True)
+            print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
 
     client = TransformersClient(args.model.name, ModelSettings(path=str(args.model)), args.device)
     digest = weights_hash(args.model)
@@ -230,7 +233,13 @@ def evaluate(args: argparse.Namespace) -> None:
         write_card(args.model)
 
 
-if __name__ == "__main__":
+@safe_streams()
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    arguments = parse()
-    {"train": train, "evaluate": evaluate}[arguments.command](arguments)
+    {"train": train, "evaluate": evaluate}[args.command](args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -243,7 +243,7 @@ def test_a_file_of_something_else_is_left_as_it_is(tmp_path):
         Results(path, ask(), resume=True)
     assert path.read_text() == '{"a": 1}\n'
     for device in ("/dev/full", tmp_path):
-        with pytest.raises(RowsError, match="expected a file"):
+        with pytest.raises(RowsError, match="expected a regular file"):
             RowFile(Path(device))
 
 

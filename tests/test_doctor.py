@@ -122,6 +122,18 @@ def test_quick_loads_nothing_and_a_fail_is_status_1_with_its_remedy(tmp_path):
     assert done.stdout.endswith(f"\n{len(names) - warned - 1} passed, {warned} warned, 1 failed\n")
 
 
+@pytest.mark.parametrize("how", [(), ("--json",)], ids=["text", "json"])
+def test_a_models_folder_whose_name_is_no_utf_8_and_steers_a_terminal_is_examined(how, tmp_path):
+    folder = tmp_path / "a\udcff\x1b[2J"
+    folder.mkdir()
+    done = run("--cpu", "--quick", "--models", folder, *how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    said = " ".join(each["found"] for each in json.loads(done.stdout)["checks"]) if how else " ".join(done.stdout.split())
+    assert "a\\xff\\u001b[2J: no manifest" in said
+
+
 def test_a_gpu_that_is_not_there_is_found_and_nothing_is_loaded_on_it():
     done = run("--gpu", "7", "--quick", "--json")
     assert done.returncode == 1

@@ -331,8 +331,8 @@ MERGED = "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for 
         (b"fusion: {eta: !!timestamp x}", "not valid YAML"),
         (b"fusion: {eta: " + b"9" * 5000 + b"}", "not valid YAML"),
         (b"a0: &a0 {k: v}\n" + MERGED.encode(), "expected no merge keys"),
-        (b"&a [*a]", "expected a mapping"),
-        (b"models: &a {x: *a}", "unknown key"),
+        (b"&a [*a]", "nested at most"),
+        (b"models: &a {x: *a}", "nested at most"),
         (b"fusion: {eta: 1}\nfusion: {eta: 2}", "expected each key once, got fusion"),
         (b"fusion: {eta: 1, eta: 2}", "expected each key once, got eta"),
         (b"fusion: {eta: .inf}", "fusion.eta"),
@@ -351,7 +351,7 @@ def test_a_billion_laughs_are_neither_read_nor_shown(tmp_path):
     path = tmp_path / "mine.yaml"
     lists = (f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))
     path.write_text("a0: &a0 [lol]\n" + "".join(lists))
-    with pytest.raises(ConfigError, match="a0: unknown key") as caught:
+    with pytest.raises(ConfigError, match="at most 10000 mappings and lists") as caught:
         load_settings(path)
     # pydantic's error writes its input out, here 9³⁹ words, when a traceback shows it.
     shown_in_a_traceback = caught.value.__cause__ is not None or not caught.value.__suppress_context__

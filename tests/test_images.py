@@ -343,8 +343,8 @@ def test_folder(tmp_path):
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path):
     (tmp_path / "a.png").touch()
-    os.truncate(tmp_path / "a.png", 2**31 + 1)  # sparse: it takes no space
-    with pytest.raises(ImageError, match="at most 2147483648 bytes, but it has 2147483649"):
+    os.truncate(tmp_path / "a.png", 2**30 + 1)  # sparse: it takes no space
+    with pytest.raises(ImageError, match="at most 1073741824 bytes, but it has 1073741825"):
         load_image(tmp_path / "a.png")
 
 
@@ -357,7 +357,7 @@ def test_pipe(tmp_path):
 def test_no_permission(saved):
     path = saved("a.png", noise())
     os.chmod(path, 0)
-    assert "reading failed (Permission denied); check its permissions" in refusal(path)
+    assert "Permission denied); check its permissions" in refusal(path)
 
 
 def test_empty(saved):

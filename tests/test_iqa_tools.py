@@ -292,7 +292,9 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
     out = map_file(tmp_path / "maps.yaml", plain(tool="PSNR", domain=(5, 60)), plain(tool="VSI", domain=(0, 1)))
     monkeypatch.setattr(sys, "argv", ["fit_tools.py", "dataset", str(tmp_path / "mos.csv"), "--mos-range", "0", "100",
                                       "--name", "mine", "--tools", "psnr", "--plots", str(tmp_path), "--out", str(out)])  # fmt: skip
-    runpy.run_path(str(ROOT / "scripts" / "fit_tools.py"), run_name="__main__")
+    with pytest.raises(SystemExit) as done:
+        runpy.run_path(str(ROOT / "scripts" / "fit_tools.py"), run_name="__main__")
+    assert done.value.code == 0
     maps = load_maps(out)
     assert maps["VSI"] == plain(tool="VSI", domain=(0, 1))
     assert maps["PSNR"].fitted_on == "mine"

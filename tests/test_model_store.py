@@ -635,14 +635,14 @@ class FakeHub:
     def model_info(self, repo, revision=None, files_metadata=False):
         self.revisions[repo] = revision
         files = [
-            SimpleNamespace(rfilename=name, lfs=SimpleNamespace(sha256=hashlib.sha256(data).hexdigest()))
+            SimpleNamespace(rfilename=name, size=len(data), lfs=SimpleNamespace(sha256=hashlib.sha256(data).hexdigest()))
             for name, data in self.repos[repo].items()
         ]
         card = SimpleNamespace(license=self.licences[repo], license_name=None)
-        return SimpleNamespace(sha=COMMIT, card_data=card, siblings=files)
+        return SimpleNamespace(sha=revision if len(revision) == 40 else COMMIT, card_data=card, siblings=files)
 
     def download(self, repo, name, revision, local_dir):
-        assert revision == COMMIT
+        assert revision in (COMMIT, fetch_models.PYIQA_WEIGHTS.revision)
         self.downloaded.append((repo, name))
         Path(local_dir).mkdir(parents=True, exist_ok=True)
         (Path(local_dir) / name).write_bytes(self.repos[repo][name] + self.spoil)
@@ -675,7 +675,9 @@ def test_a_tools_weights_and_its_backbone_are_fetched_with_source_and_licence(hu
     snapshot = f"{TIMM}/snapshots/{COMMIT}"
     weight = "tools/hub/pyiqa/cfanet_nr_koniq_res50-9a73138b.pth"
     assert set(files) == {weight, f"{TIMM}/refs/main", f"{snapshot}/model.safetensors", f"{snapshot}/config.json"}
-    assert files[weight].source == f"https://huggingface.co/chaofengc/IQA-PyTorch-Weights/resolve/{COMMIT}/{Path(weight).name}"
+    assert files[weight].source == (
+        f"https://huggingface.co/chaofengc/IQA-PyTorch-Weights/resolve/{fetch_models.PYIQA_WEIGHTS.revision}/{Path(weight).name}"
+    )
     assert (files[weight].licence, files[f"{snapshot}/config.json"].licence) == ("cc-by-nc-sa-4.0", "apache-2.0")
     assert [notice.licence for notice in read_manifest(out)[0].notices] == ["cc-by-nc-sa-4.0", "PolyForm-Noncommercial-1.0.0"]
     unpack(out, tmp_path / "store")

@@ -279,13 +279,20 @@ def test_one_tool_alone_is_no_choice(picture):
     client = ScriptedClient(scripted_answers())
     found = execute(client, ScriptedTools({"NIQE": 3.0, "PIQE": 4.0}), picture)
     assert prompts(client, "SelectionReply") == []
-    assert found.quality_scores == {"Global": {"Blurs": ("NIQE", 3.0)}}
+    assert found.quality_scores == {"Global": {"Blurs": ("NIQE", 3.0), "Overall quality (PIQE)": ("PIQE", 4.0)}}
 
 
-def test_a_panel_votes_beside_the_chosen_tool(picture):
+@pytest.mark.parametrize(
+    ("scores", "votes"),
+    [
+        ({"MUSIQ": 4.0, "CLIPIQA+": 3.5, "NIQE": 1.0}, {"Overall quality (NIQE)": ("NIQE", 1.0)}),
+        ({"MUSIQ": 4.0, "CLIPIQA+": 3.5}, {"Overall quality (CLIPIQA+)": ("CLIPIQA+", 3.5)}),  # neither of the configuration's
+    ],
+)
+def test_a_panel_votes_beside_the_chosen_tool(picture, scores, votes):
     client = ScriptedClient(scripted_answers(SelectionReply={"Global": {"Blurs": "MUSIQ"}}))
-    found = execute(client, ScriptedTools({"MUSIQ": 4.0, "CLIPIQA+": 3.5, "NIQE": 1.0}), picture)
-    assert found.quality_scores == {"Global": {"Blurs": ("MUSIQ", 4.0), "Overall quality (CLIPIQA+)": ("CLIPIQA+", 3.5)}}
+    found = execute(client, ScriptedTools(scores), picture)
+    assert found.quality_scores == {"Global": {"Blurs": ("MUSIQ", 4.0)} | votes}
 
 
 def test_a_tool_that_the_query_names_runs_alone_however_good_it_is(picture):

@@ -2,12 +2,12 @@ import math
 
 import numpy as np
 import pytest
+from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.iqa_tools.reliability import CLEARLY_WORSE, Reliability, load_reliability
 from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.studies.leakage import SHARING_IMAGES, TRAINED_ON
-from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 RECORDS = {record.tool: record for record in load_reliability().tools}
 

@@ -8,6 +8,7 @@ from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_s
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.tables import csv_text, safe_cell
+from agentic_iqa_local.text import one_line
 
 
 def rows(picture, *queries, **options):
@@ -39,7 +40,7 @@ def test_a_chosen_answer_stands_in_words_and_a_failure_has_its_reason_alone(pict
 
 @pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+1+1|cmd", "-2+3", "@SUM(A1)", "\t=1", " =1", "\r=1"])
 def test_no_text_is_taken_for_a_formula(text, picture):
-    assert safe_cell(text) == f"'{text}"
+    assert safe_cell(text) == f"'{one_line(text)}"
     (row,) = read(rows(picture, f"{text} rate it"))
     assert row["query"].lstrip()[0] == "'"
 

@@ -34,6 +34,7 @@ from agentic_iqa_local.commands import chosen_settings
 from agentic_iqa_local.commands.console import Console, Parser, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.paths import ROOT, command
+from agentic_iqa_local.text import one_line
 
 MOST_JOBS = 256
 LONGEST_COMMAND = 2000  # characters, to be repeated in a message
@@ -133,7 +134,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--out",
         type=Path,
         metavar="FILE",
-        help="write JSON lines to FILE, one durable row for each picture; FILE.csv stands for --out FILE.jsonl --csv FILE.csv",
+        help="write JSON lines to FILE, one durable row for each picture; FILE.csv stands for --out FILE.jsonl --csv FILE.csv; a link is "
+        "followed once, at the start",
     )
     output.add_argument("--resume", action="store_true", help="go on with the rows that FILE holds: assess the pictures it lacks")
     output.add_argument("--retry-failed", action="store_true", help="with --resume: assess its failed pictures again")
@@ -217,7 +219,10 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
     """Everything that can be checked without a model is checked before anything that takes seconds to load. Raises UserError."""
     settings = chosen_settings(args)
     items = [] if args.list_tools else wanted(args, console)
-    check_places(args, items)
+    check_pictures(args, items)
+    args.out, args.csv = result_file("--out", args.out), result_file("--csv", args.csv)
+    if args.out and args.csv and os.path.realpath(args.out) == os.path.realpath(args.csv):
+        raise UsageError(f"--csv {args.csv}: expected two files, rows and their table, got one; choose another --csv")
     if args.engine != "server" and not args.list_tools:
         check_models(settings, args.pipeline)
     if args.explain and not args.verbose:
@@ -258,17 +263,29 @@ def wanted(args: argparse.Namespace, console: Console) -> list:
     return [Item(path, args.reference, args.query or DEFAULT_QUERY, choices) for path in files]
 
 
-def check_places(args: argparse.Namespace, items: Iterable) -> None:
-    """Raises UsageError for pictures that are not there, and for a place where nothing can be written."""
+def check_pictures(args: argparse.Namespace, items: Iterable) -> None:
+    """Raises UsageError for pictures that are not there."""
     missing = [item.image for item in items if not os.path.lexists(item.image)] if not args.manifest else []
     if missing:
         raise UsageError(about_missing(args, missing))
-    for option, file in (("--out", args.out), ("--csv", args.csv)):
-        folder = file and file.absolute().parent
-        if folder and not folder.is_dir():
-            raise UsageError(f"{option} {file}: there is no folder {folder}; make it first: mkdir -p {shlex.quote(str(folder))}")
-        if folder and (file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK)):
-            raise UsageError(f"{option} {file}: it cannot be written; choose a file in a folder of yours")
+
+
+def result_file(option: str, file: Path | None) -> Path | None:
+    """The file to be written, where `file` is a link the one that it leads to. Raises UsageError for a place where none can be."""
+    from agentic_iqa_local.files import FileError, place_for
+
+    if file is None:
+        return None
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"{option} {file}: there is no folder {folder}; make it first: mkdir -p {shlex.quote(str(folder))}")
+    try:
+        place = place_for(file)
+    except FileError as error:
+        raise UsageError(f"{option} {file}: {error}; choose a file in a folder of yours") from error
+    if not os.access(place if place.exists() else folder, os.W_OK):
+        raise UsageError(f"{option} {file}: it cannot be written; choose a file in a folder of yours")
+    return place
 
 
 def about_missing(args: argparse.Namespace, missing: list[Path]) -> str:
@@ -293,7 +310,7 @@ def check_models(settings, pipeline: str) -> None:
 
     for role in ("planner", "executor", "summarizer") if pipeline == "agent" else ("summarizer",):
         folder = Path(settings.model(settings.role(role).backend).path)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise UsageError(about_missing_model(folder))
 
 
@@ -329,7 +346,8 @@ def command_to_go_on() -> str:
     """This command line with --resume."""
     words = [word for word in sys.orig_argv if word not in ("--resume", "--retry-failed")]
     command = shlex.join([*words, "--resume"])
-    return command if len(command) <= LONGEST_COMMAND else "the same command with --resume"
+    typed = len(command) <= LONGEST_COMMAND and command == one_line(command)
+    return command if typed else "the same command with --resume"
 
 
 def run(args: argparse.Namespace, settings, items: list, device: str, console: Console) -> int:
@@ -342,7 +360,7 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
         file.close()
         return finished(args, console, file, [], Tally(), 0)
     from agentic_iqa_local.batch import Batch, BatchError
-    from agentic_iqa_local.rows import WriteError
+    from agentic_iqa_local.rows import Replaced, WriteError
     from agentic_iqa_local.services import Services
     from agentic_iqa_local.vlm_client import ModelLost
 
@@ -365,7 +383,7 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
         if batch.stopping:
             if file:
                 file.settle()
-            os.write(2, f"\nstopped; {go_on}\n".encode())
+            os.write(2, f"\nstopped; {one_line(go_on)}\n".encode())
             os._exit(130)
         batch.stop()
         os.write(2, b"\nstopping when the pictures in hand are finished; Ctrl-C again stops at once\n")
@@ -374,7 +392,7 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
     before = {number: signal.signal(number, interrupted) for number in heeded}
     console.begin(len(items), len(items) - len(left))
     tally, kept = Tally(), []
-    written, lost, status = 0, False, None
+    written, lost, replaced, status = 0, False, False, None
     try:
         if last := [item for item in left if item.key in suspects]:
             those = "1 picture in hand: it comes last" if len(last) == 1 else f"{len(last)} pictures in hand: they come last"
@@ -391,7 +409,7 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
             console.count(row.error is not None)
             show(args, row, console)
     except (BatchError, ModelLost, WriteError) as error:
-        lost = isinstance(error, ModelLost)
+        lost, replaced = isinstance(error, ModelLost), isinstance(error, Replaced)
         console.say(f"error: {error}; {go_on}")
         status = 1
     except BrokenPipeError:  # the reader of our stdout has gone, as `| head` does
@@ -410,10 +428,10 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
         if file:
             file.close(lost=lost)
     try:
-        finished_status = finished(args, console, file, kept, tally, written)
+        finished_status = 1 if replaced else finished(args, console, file, kept, tally, written)
     except WriteError as error:
         console.say(f"error: {error}")
-        finished_status = 1
+        status = status or 1
     if batch.stopping and written < len(left):
         console.say(f"interrupted: {len(items) - len(left) + written} of {len(items)} pictures have their rows; {go_on}")
         status = 130
@@ -449,13 +467,13 @@ def finished(args: argparse.Namespace, console: Console, file, kept: list[dict[s
         said = f"{tally.total} rows in {args.out}"
         if tally.failed:
             said += f", {len(tally.failed)} of them failures; add --resume --retry-failed to assess those again"
-        console.say(said)
+        console.say(one_line(said))
     if args.csv:
         from agentic_iqa_local.rows import write_whole
         from agentic_iqa_local.tables import csv_text
 
         write_whole(args.csv, csv_text(rows), encoding="utf-8-sig")
-        console.say(f"{tally.total} rows as a table in {args.csv}")
+        console.say(one_line(f"{tally.total} rows as a table in {args.csv}"))
     return int(bool(tally.failed))
 
 

@@ -10,9 +10,12 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from agentic_iqa_local.text import one_line, printable
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
 
@@ -51,6 +54,14 @@ def safe_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
+def bar(iterable: Iterable[Any] | None = None, **options: Any) -> "tqdm":
+    """A tqdm bar on stderr where that is a terminal, as wide as it. Its own sequences pass: text that it is given must be safe."""
+    from tqdm import tqdm
+
+    place = {"file": getattr(sys.stderr, "terminal", sys.stderr), "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
+    return tqdm(iterable, **place | options)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence, without the usage of all options before it."""
 
@@ -59,7 +70,7 @@ class Parser(argparse.ArgumentParser):
             given = message.removeprefix("unrecognized arguments: ").split()[0]
             near = difflib.get_close_matches(given, self._option_string_actions, n=1)
             message = f"unknown option {given}" + (f"; did you mean {near[0]}?" if near else "")
-        self.exit(2, f"error: {message}{'' if message[-1] in '.?' else '.'} All options: {self.prog} --help\n")
+        self.exit(2, f"error: {one_line(message)}{'' if message[-1] in '.?' else '.'} All options: {self.prog} --help\n")
 
 
 class Console(AbstractContextManager):
@@ -94,16 +105,12 @@ class Console(AbstractContextManager):
 
     def begin(self, total: int, done: int) -> None:
         """Shows rate and time left from now on, for two pictures or more: a bar on a terminal, elsewhere a line now and then."""
-        from tqdm import tqdm
         from tqdm.contrib.logging import logging_redirect_tqdm
 
         self._total, self._initial, self._done, self._failed = total, done, done, 0
         self._began = self._said = time.monotonic()
         self._lines = total > 1 and not sys.stderr.isatty()
-        self._bar = tqdm(
-            total=total, initial=done, unit="picture", file=getattr(sys.stderr, "terminal", sys.stderr), dynamic_ncols=True, leave=False,
-            disable=total < 2 or not sys.stderr.isatty(),
-        )  # fmt: skip
+        self._bar = bar(total=total, initial=done, unit="picture", leave=False, disable=total < 2 or not sys.stderr.isatty())
         self._open.callback(self._bar.close)
         self._open.enter_context(logging_redirect_tqdm([logging.getLogger()]))
 

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from agentic_iqa_local.commands import chosen_settings
-from agentic_iqa_local.commands.console import Parser
+from agentic_iqa_local.commands.console import Parser, safe_streams
 from agentic_iqa_local.paths import command
 
 LONGEST = 86_400  # seconds that one check may be given
@@ -55,6 +55,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     try:
         return examine_all(parse(argv))

@@ -7,12 +7,14 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentic_iqa_local.files import FileError, open_regular
 from agentic_iqa_local.iqa_tools.specs import ToolError
 
 if TYPE_CHECKING:
     from PIL import Image
 
 
+BEGINNING = b"SQLite format 3\0"
 TABLE = "CREATE TABLE scores (key TEXT PRIMARY KEY, raw REAL NOT NULL)"
 
 
@@ -21,6 +23,10 @@ class ScoreCache:
 
     def __init__(self, path: str | Path):
         self.path, self._lock = Path(path), threading.Lock()
+        try:
+            _require_database(self.path)
+        except FileError as error:
+            raise ToolError(f"tools.cache {self.path}: {error}; choose another file") from error
         try:
             self._database = sqlite3.connect(self.path, check_same_thread=False, timeout=60)
             with self._database:
@@ -41,7 +47,9 @@ class ScoreCache:
         return found[0] if found and math.isfinite(found[0]) else None
 
     def put(self, key: str, raw: float) -> None:
-        """Raises ToolError when the file cannot be written."""
+        """Raises ToolError for a score that is not finite, and when the file cannot be written."""
+        if not math.isfinite(raw):
+            raise ToolError(f"tools.cache {self.path}: expected a finite score, got {raw}; measure it again")
         self._run("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, raw))
 
     def _run(self, statement: str, values: tuple) -> tuple | None:
@@ -50,6 +58,15 @@ class ScoreCache:
                 return self._database.execute(statement, values).fetchone()
         except sqlite3.Error as error:
             raise ToolError(f"tools.cache {self.path}: cannot be used ({error}); make room, or choose another file") from error
+
+
+def _require_database(path: Path) -> None:
+    """Raises FileError for what SQLite would wait for, such as a pipe. A file that is not there yet is made."""
+    if not path.exists():
+        return
+    with open(open_regular(path), "rb") as file:
+        if file.read(len(BEGINNING)) not in (b"", BEGINNING):
+            raise FileError("expected an SQLite file, got something else")
 
 
 def score_key(*what: str, pictures: "list[Image.Image]") -> str:

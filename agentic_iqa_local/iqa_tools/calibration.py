@@ -11,15 +11,17 @@ to the same value. Nothing here knows of metrics, images or devices.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import yaml
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, first_mistake, read_bytes
+from agentic_iqa_local.plain_yaml import read_yaml
 
 LOWEST, HIGHEST = 1.0, 5.0
 FLAT = 0.05  # a map that spans less, in levels, says nothing
@@ -60,6 +62,8 @@ class LogisticMap(BaseModel):
     def _domain_is_a_range(self) -> LogisticMap:
         if not self.domain[0] < self.domain[1]:
             raise ValueError(f"{self.tool}: expected domain [low, high] with low < high, got {list(self.domain)}")
+        if not all(math.isfinite(self.unclipped(x)) and math.isfinite(self._slope(x)) for x in self.domain):
+            raise ValueError(f"{self.tool}: expected parameters that give a number over the domain, got them too large")
         return self
 
     def unclipped(self, raw: float) -> float:
@@ -122,22 +126,27 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
     not monotone and not marked: a map that turns would rank a worse picture above a better one.
     """
     try:
-        entries = [dict(entry) for entry in yaml.safe_load(Path(path).read_text(encoding="utf-8"))["maps"]]
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise CalibrationError(f"{path}: expected a YAML file with a list `maps`, got {error!r}.") from error
+        found = read_yaml(path)
+    except FileError as error:
+        raise CalibrationError(f"{path}: expected a YAML file with a list `maps`: {error}.") from error
+    entries = found.get("maps") if isinstance(found, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise CalibrationError(f"{path}: expected a YAML file with a list `maps` of entries, found none.")
     maps: dict[str, LogisticMap] = {}
     rejected: dict[str, str] = {}
     for fields in entries:
+        fields = dict(fields)
         status, reason = fields.pop("status", None), fields.pop("reason", None)
         try:
-            logistic = LogisticMap(**fields)
-        except ValueError as error:
-            raise CalibrationError(f"{path}: the entry of {fields.get('tool', '?')} is malformed: {error}") from error
+            logistic = LogisticMap.model_validate(fields)
+        except ValidationError as error:
+            tool = str(fields.get("tool", "?"))
+            raise CalibrationError(f"{path}: the entry of {tool:.40} is malformed: {first_mistake(error)}.") from error
         if status == "rejected" and reason:
             rejected[logistic.tool] = str(reason)
         elif status is not None:
             raise CalibrationError(
-                f"{path}: {logistic.tool} has status {status!r}; expected no status, or `rejected` with a `reason`."
+                f"{path}: {logistic.tool} has status {str(status)!r:.40}; expected no status, or `rejected` with a `reason`."
             )
         elif logistic.tool in maps:
             raise CalibrationError(f"{path}: {logistic.tool} has two usable maps; keep one or mark one `status: rejected`.")
@@ -155,6 +164,14 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
 def load_maps(path: str | Path) -> dict[str, LogisticMap]:
     """The usable maps of `path` by tool name; rejected entries are left out. Raises as `read_map_file` does."""
     return read_map_file(path)[0]
+
+
+def map_file_hash(path: str | Path) -> str:
+    """SHA-256 (hex) of a file of maps. Raises CalibrationError where it cannot be read."""
+    try:
+        return hashlib.sha256(read_bytes(path)).hexdigest()
+    except FileError as error:
+        raise CalibrationError(f"{path}: tool maps: {error}; correct tools.maps of the configuration.") from error
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentic_iqa_local.iqa_tools.calibration import FLAT, HIGHEST, LOWEST
 from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.paths import ROOT
+from agentic_iqa_local.plain_yaml import read_yaml
 
 SHIPPED = ROOT / "configs" / "tool_reliability.yaml"
 CLEARLY_WORSE = 0.05  # of SRCC, on average over the data sets that two tools share
@@ -129,4 +129,4 @@ class Reliability(_Record):
 @functools.cache
 def load_reliability(path: Path = SHIPPED) -> Reliability:
     """The records that ship. Raises ValueError for a file that is damaged."""
-    return Reliability.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return Reliability.model_validate(read_yaml(path))

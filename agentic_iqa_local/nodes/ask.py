@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.state import PlannerError, with_each_key_once
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMSession
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,8 @@ class InvalidAnswer(RuntimeError):
     """No valid answer in three tries; `attempts` has one record each, `output` the last text."""
 
     def __init__(self, attempts: list[PlannerError], output: str):
-        super().__init__(f"no valid JSON in {len(attempts)} attempts; the last error was: {attempts[-1].message.splitlines()[0]}")
+        reason = one_line(attempts[-1].message.splitlines()[0])
+        super().__init__(f"no valid JSON in {len(attempts)} attempts; the last error was: {reason}")
         self.attempts, self.output = attempts, output
 
 
@@ -49,7 +51,8 @@ def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSett
                 error, retry_count=attempt, backend=role.backend, output=text[:LOGGED_CHARACTERS]
             )
             attempts.append(record)
-            logger.warning("Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, record.model_dump_json())
+            told = one_line(record.model_dump_json())
+            logger.warning("Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, told)
     logger.error("No valid %s after %d attempts. Full VLM output: %r", schema.__name__, TRIES, text)
     raise InvalidAnswer(attempts, text)
 

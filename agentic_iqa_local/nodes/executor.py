@@ -17,6 +17,7 @@ from agentic_iqa_local.prompts import analysis_prompt, detection_prompt, locatio
 from agentic_iqa_local.query import named_tools
 from agentic_iqa_local.services import Box, OpenImages, opened
 from agentic_iqa_local.state import AgenticIQAState, DistortionAnalysis, ExecutorOutput, PlannerOutput, ToolExecutionLog
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,8 @@ def executor_node(state: AgenticIQAState, config: RunnableConfig | None = None) 
         with opened(state, config) as images:
             gather(evidence, state["query"], state["plan"], images)
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
-        logger.error("Executor failed: %s", error)
-        evidence.error = str(error)
+        evidence.error = one_line(str(error))
+        logger.error("Executor failed: %s", evidence.error)
     logger.info(
         "Evidence: %d distortions analysed, %d tool runs",
         sum(len(items) for items in (evidence.distortion_analysis or {}).values()),
@@ -119,17 +120,19 @@ def default_tool(images: OpenImages) -> str:
 
 
 def panel(images: OpenImages) -> list[str]:
-    """The tools that vote on every picture beside the chosen ones: those of the configuration that are listed, else the best."""
+    """The tools that vote on every picture beside the chosen ones: those of the configuration that can run, else the best."""
+    full_reference = images.reference is not None
     settings = images.services.settings.tools
-    favourites = settings.full_reference if images.reference is not None else settings.no_reference
-    listed = [tool.name for tool in listed_tools(images)]
-    return [name for name in listed if name in favourites] or listed[:1]
+    available = {tool.name for tool in images.services.tools.available(full_reference)}
+    favourites = settings.full_reference if full_reference else settings.no_reference
+    return [name for name in favourites if name in available] or [default_tool(images)]
 
 
 def with_panel(selected: dict[str, dict[str, str]], images: OpenImages) -> dict[str, dict[str, str]]:
     """The chosen tools, and for each object those of the panel that were not chosen for it."""
+    members = panel(images)
     return {
-        name: chosen | {f"{OVERALL} ({tool})": tool for tool in panel(images) if tool not in chosen.values()}
+        name: chosen | {f"{OVERALL} ({tool})": tool for tool in members if tool not in chosen.values()}
         for name, chosen in selected.items()
     }
 

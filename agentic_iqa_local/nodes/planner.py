@@ -18,6 +18,7 @@ from agentic_iqa_local.prompts import planner_prompt
 from agentic_iqa_local.query import choices_in, named_metrics, region_in
 from agentic_iqa_local.services import opened
 from agentic_iqa_local.state import AgenticIQAState, PlanControlFlags, PlannerInput, PlannerOutput
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
@@ -110,17 +111,18 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
             context={"decoded": "images" in (config or {}).get("configurable", {})},
         )
     except ValidationError as error:
-        return {"error": f"Planner: {error.errors()[0]['msg'].removeprefix('Value error, ')}"}
+        return {"error": one_line(f"Planner: {error.errors()[0]['msg'].removeprefix('Value error, ')}")}
     prompt = planner_prompt(task.query, has_reference, state.get("choices"), history)
     try:
         with opened(state, config) as images:
             reply = ask(images.session("planner"), prompt, PlannerReply, images.services.section("planner"))
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
-        logger.error("Planner failed: %s", error)
-        return {"error": f"Planner: {error}"}
+        reason = one_line(str(error))
+        logger.error("Planner failed: %s", reason)
+        return {"error": f"Planner: {reason}"}
     plan, corrections = correct_plan(reply.to_plan(), task.query, has_reference, replanning=bool(history))
     corrections = taken_choices(task.query, state.get("choices")) + corrections
     for line in corrections:
-        logger.info("Plan corrected by rule: %s", line)
-    logger.info("Plan: %s", plan.model_dump_json())
+        logger.info("Plan corrected by rule: %s", one_line(line))
+    logger.info("Plan: %s", one_line(plan.model_dump_json()))
     return {"plan": plan, "plan_corrections": corrections}

@@ -30,6 +30,7 @@ from agentic_iqa_local.state import (
     append_replan_reason,
     replan_limit,
 )
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,8 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
         "scoring" if scoring else "explanation/QA",
         sum(len(items) for items in ((evidence and evidence.distortion_analysis) or {}).values()),
         len(tool_scores(evidence, "entries")),
-        state["image_path"],
-        state.get("reference_path"),
+        one_line(state["image_path"]),
+        one_line(state.get("reference_path") or "none"),
     )
     try:
         with opened(state, config) as images:
@@ -71,8 +72,9 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
         )
         return {"summarizer_result": result, "iteration_count": iteration}
     except (VLMError, OSError, ValueError) as error:
-        logger.error("Summarizer failed: %s", error)
-        return {"error": f"Summarizer: {error}"}
+        reason = one_line(str(error))
+        logger.error("Summarizer failed: %s", reason)
+        return {"error": f"Summarizer: {reason}"}
 
     need_replan, reason = should_replan(evidence, plan.query_scope, plan)
     if need_replan and iteration >= limit:
@@ -80,7 +82,7 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
         need_replan = False
     if not need_replan:
         return {"summarizer_result": result, "iteration_count": iteration}
-    logger.info("need_replan=true, replan_reason=%s, iteration_count=%d", reason, iteration)
+    logger.info("need_replan=true, replan_reason=%s, iteration_count=%d", one_line(reason), iteration)
     return {
         "summarizer_result": result.model_copy(update={"need_replan": True, "replan_reason": reason}),
         "iteration_count": iteration + 1,
@@ -123,7 +125,7 @@ def summarize(
             else []
         )
         facts = " ".join(filter(None, [*answer, from_evidence(evidence, level)]))
-        logger.info("The reasoning %r %s; asking once more", reasoning, "; ".join(wrong))
+        logger.info("The reasoning %r %s; asking once more", reasoning, one_line("; ".join(wrong)))
         with suppress(InvalidAnswer):
             reply = ask(images.session(ROLE), prompt.holding_to(facts), schema, role, answer_prefix=prefix)
             reasoning = reply.quality_reasoning

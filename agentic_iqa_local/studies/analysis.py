@@ -45,6 +45,7 @@ from agentic_iqa_local.studies.statistics import (
     verdict,
     vqeg_logistic,
 )
+from agentic_iqa_local.text import one_line
 
 BASELINE = "classification"
 FIRST_COMPARISON = ("logits", "classification")  # named before any run was looked at
@@ -197,7 +198,7 @@ def analyse(
         failures=_failures(rows),
     )
     study.worst.extend(_worst(study))
-    study.notes.extend(_notes(study, compared_with_agent=own in modes, fitted=fitted))
+    study.notes.extend(map(one_line, _notes(study, compared_with_agent=own in modes, fitted=fitted)))
     return study
 
 

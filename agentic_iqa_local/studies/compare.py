@@ -35,6 +35,7 @@ from agentic_iqa_local.studies.statistics import (
     srcc,
     verdict,
 )
+from agentic_iqa_local.text import one_line
 
 FEWEST = 10  # common images
 MODE = "logits"  # the fused score q
@@ -130,7 +131,9 @@ def compare(runs: Sequence[Named], *, modes: Sequence[str] = (MODE,), draws: int
             differences.append((row, rank))
     _decide(differences)
     pairs = [row for row, _ in differences]
-    return Comparison(table, pairs, list(_notes(runs, common, matched)), [_sentence(row) for row in pairs])
+    return Comparison(
+        table, pairs, list(map(one_line, _notes(runs, common, matched))), [one_line(_sentence(row)) for row in pairs]
+    )
 
 
 def _data_set(runs: Sequence[Named]) -> DatasetInfo:

@@ -21,6 +21,7 @@ import numpy as np
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.levels import LEVEL_WORDS
 from agentic_iqa_local.state import check_choices
+from agentic_iqa_local.text import one_line
 
 Scale = Literal["absolute categories", "paired comparison", "difference", "elo"]
 OWN = ("manifest", "questions")  # keys of what a user writes, where the others are as their authors ship them
@@ -273,7 +274,7 @@ class _Reader:
 
 def quoted(name: str) -> str:
     """The name as it stands in a sentence: in quotes where it holds a comma or a blank."""
-    return f'"{name}"' if re.search(r"[\s,]", name) else name
+    return f'"{one_line(name)}"' if re.search(r"[\s,]", name) else one_line(name)
 
 
 def listed(names: Iterable[str]) -> str:

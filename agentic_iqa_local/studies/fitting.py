@@ -16,17 +16,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from scipy.optimize import brentq, minimize
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, first_mistake, read_json
+from agentic_iqa_local.rows import write_whole
 from agentic_iqa_local.studies.analysis import dataset_info, fusion_settings
 from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.readings import LEVELS, Letters, Row, etas, fuse, fused_distribution, probabilities, tool_means
 from agentic_iqa_local.studies.statistics import ranked_probability_score, srcc
 from agentic_iqa_local.studies.store import read_run
+from agentic_iqa_local.text import one_line
 
 Objective = Literal["rps", "srcc", "spread"]
 READ = "all_evidence"  # the product's own
@@ -39,6 +43,7 @@ SCALES: dict[Objective, tuple[str, str]] = {
     "srcc": ("SRCC", "higher is better"),
     "spread": ("difference in spread between letters and tools, in levels", "lower is better"),
 }
+LARGEST_FIT = 2**26  # bytes: it names every image that it was made on
 FORMAT = 2  # of the file; the first had SRCC with its sign turned around
 
 
@@ -56,6 +61,8 @@ class Fit:
     letters' E[level] differs from the spread of the tools' mean (lower is better).
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", allow_inf_nan=False)
+
     temperature: float
     eta: float
     objective: Objective
@@ -72,7 +79,8 @@ class Fit:
 
     @property
     def letters(self) -> Letters:
-        return Letters(self.temperature, self.eta, source=f"{self.objective} on {len(self.keys)} images of {self.dataset}")
+        source = one_line(f"{self.objective} on {len(self.keys)} images of {self.dataset}")
+        return Letters(self.temperature, self.eta, source=source)
 
     @property
     def account(self) -> str:
@@ -81,24 +89,28 @@ class Fit:
         gain = f"{self.before:.4f} → {self.after:.4f} ({direction})"
         if self.before == self.after:
             gain = f"{self.after:.4f} ({direction}) before and after: nothing to gain"
-        return f"{name} on {len(self.keys)} images of {self.dataset}: {gain}, with temperature {self.temperature:.3f} and η {self.eta:.3f}"
+        of = f"{len(self.keys)} images of {one_line(self.dataset)}"
+        return f"{name} on {of}: {gain}, with temperature {self.temperature:.3f} and η {self.eta:.3f}"
 
     def write(self, file: Path) -> None:
-        file.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        """Raises WriteError."""
+        write_whole(file, json.dumps({"format": FORMAT} | asdict(self), indent=1))
 
 
 def read_fit(file: Path) -> Fit:
     """Raises FitError for a file that is none, or of a later format."""
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file, LARGEST_FIT)
         written = found.pop("format", 1)
-        if written not in (1, FORMAT):
-            raise ValueError(f"format {written}, which a later version writes")
-        if written == 1 and found["objective"] == "srcc":
-            found |= {name: -found[name] for name in ("before", "after")}
-        fit = Fit(**found | {"keys": tuple(found["keys"]), "groups": tuple(found["groups"])})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if type(written) is not int or not 1 <= written <= FORMAT:
+            raise FileError(f"format {written!s:.20}, which a later version writes")
+        fit = TypeAdapter(Fit).validate_json(json.dumps(found), strict=True)
+    except FileError as error:
         raise FitError(f"{file}: expected a fit that study.py wrote, got: {error}") from error
+    except ValidationError as error:
+        raise FitError(f"{file}: expected a fit that study.py wrote, got: {first_mistake(error)}") from error
+    if written == 1 and fit.objective == "srcc":
+        fit = replace(fit, before=-fit.before, after=-fit.after)
     if not (LOWEST <= fit.temperature <= HIGHEST and LOWEST <= fit.eta <= HIGHEST):
         raise FitError(f"{file}: expected temperature and eta from {LOWEST} to {HIGHEST}, got {fit.temperature} and {fit.eta}")
     return fit

@@ -1,4 +1,4 @@
-"""The figures of a study, each as SVG and PNG. Labels are untrusted text: nothing in them is taken for mathematics."""
+"""The figures of a study, each as SVG and PNG. Labels are untrusted text: each is a short line, and none is taken for mathematics."""
 
 import math
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.studies.analysis import Study
+from agentic_iqa_local.text import one_line
 
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 LEVEL_COLORS = ["#ca0020", "#f4a582", "#d9d9d9", "#92c5de", "#0571b0"]  # levels 1..5
@@ -65,14 +66,18 @@ def _grid(titles: list[str], plot: Callable[[Axes, str], None], xlabel: str, yla
     figure.subplots_adjust(0.55 / width, bottom / height, 1 - 0.1 / width, 1 - 0.3 / height, wspace=0.22, hspace=0.35)
     for i, title in enumerate(titles):
         axes = figure.add_subplot(rows, columns, i + 1)
-        first = title.partition(";")[0]
-        axes.set_title(first if len(first) <= 40 else f"{first[:39]}…")
+        axes.set_title(_label(title.partition(";")[0], 40))
         plot(axes, title)
         if i % columns == 0:
             axes.set_ylabel(ylabel)
         if i + columns >= len(titles):
             axes.set_xlabel(xlabel)
     return figure
+
+
+def _label(text: str, longest: int = 80) -> str:
+    text = one_line(text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _scatter(study: Study) -> Figure | None:
@@ -139,11 +144,12 @@ def _bars(study: Study, name: str) -> Figure | None:
     for i, (mode, color) in enumerate(zip(shown, (BLUE, ORANGE), strict=False)):
         rows = [table[mode, label] for label in labels]
         places = np.arange(len(labels)) + (0.4 * i - 0.2 if len(shown) > 1 else 0)
-        axes.barh(places, [row["srcc"] for row in rows], 0.36, color=color, label=mode)
+        axes.barh(places, [row["srcc"] for row in rows], 0.36, color=color, label=_label(mode))
         for place, row in zip(places, rows, strict=True):
             axes.plot([row["srcc_low"], row["srcc_high"]], [place, place], color="black", linewidth=0.8)
     axes.set(
-        yticks=range(len(labels)), yticklabels=[f"{label:g}" if isinstance(label, float) else str(label) for label in labels]
+        yticks=range(len(labels)),
+        yticklabels=[f"{label:g}" if isinstance(label, float) else _label(str(label)) for label in labels],
     )
     axes.set(xlabel="SRCC")
     axes.invert_yaxis()
@@ -164,7 +170,9 @@ def _differences(study: Study) -> Figure | None:
         axes.plot(row["srcc_difference"], place, "o", color=color, markersize=4)
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.set(
-        yticks=range(len(table)), yticklabels=[f"{row['first']} − {row['second']}" for row in table], xlabel="difference of SRCC"
+        yticks=range(len(table)),
+        yticklabels=[f"{_label(row['first'])} − {_label(row['second'])}" for row in table],
+        xlabel="difference of SRCC",
     )
     axes.invert_yaxis()
     return figure

@@ -6,20 +6,23 @@ opened only where the page is to show it.
 
 import base64
 import csv
-import html
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from agentic_iqa_local.files import FileError, read_bytes, read_json
 from agentic_iqa_local.images import ImageError, load_image
-from agentic_iqa_local.studies.analysis import MARGIN, Study, Table
+from agentic_iqa_local.studies.analysis import MARGIN, Study, StudyError, Table
 from agentic_iqa_local.studies.plots import Drawing
+from agentic_iqa_local.tables import markdown_cell, write_csv
+from agentic_iqa_local.text import printable
 
 THUMBNAIL = 320  # pixels of the longest side
 
@@ -139,11 +142,12 @@ def _exact(value: Any) -> Any:
 
 
 def markdown(title: str, note: str, table: Table) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(html.escape(" ".join(cell.split()), quote=False).replace("|", "\\|") for cell in cells) + " |"
-
     headers, cells = shown(table)
-    return "\n".join([f"## {title}", "", note, "", line(headers), "|---" * len(headers) + "|", *map(line, cells), ""])
+    return "\n".join([f"## {title}", "", note, "", _line(headers), "|---" * len(headers) + "|", *map(_line, cells), ""])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(markdown_cell, cells))} |"
 
 
 def write_table(folder: Path, name: str, title: str, note: str, table: Table) -> None:
@@ -151,9 +155,7 @@ def write_table(folder: Path, name: str, title: str, note: str, table: Table) ->
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
         columns = list(dict.fromkeys(key for row in table for key in row))
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: _exact(value) for key, value in row.items()} for row in table)
+        write_csv(file, columns, ({key: _exact(value) for key, value in row.items()} for row in table), lineterminator="\n")
     (folder / f"{name}.md").write_text(markdown(title, note, table), encoding="utf-8")
 
 
@@ -173,23 +175,34 @@ def write_figures(drawings: Sequence[Drawing], folder: Path) -> None:
 
 def write_run(run: dict[str, Any], folder: Path) -> None:
     """run.json as it was written when the run began: command, configuration, versions, hardware, hashes."""
-    (folder / "run.json").write_text(_json(run) + "\n", encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
 
 def digest(folder: Path) -> str:
-    """Markdown of a written report for a README: SRCC, PLCC and the paired difference of every mode. Raises OSError."""
-    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    with (folder / "modes.csv").open(encoding="utf-8", newline="") as file:
-        modes = list(csv.DictReader(file))
-    with (folder / "differences.csv").open(encoding="utf-8", newline="") as file:
-        against = {frozenset((row["first"], row["second"])): row for row in csv.DictReader(file)}
+    """Markdown of a written report for a README: SRCC, PLCC and the paired difference of every mode. Raises StudyError."""
+    try:
+        return _digest(folder)
+    except FileError as error:
+        raise StudyError(f"{folder}: {error}; name a folder that study.py report wrote") from error
+    except (ValueError, LookupError, TypeError, StopIteration, csv.Error) as error:
+        raise StudyError(
+            f"{folder}: expected the tables of study.py report, got others ({error!r}); make the report anew"
+        ) from error
+
+
+def _digest(folder: Path) -> str:
+    run = read_json(folder / "run.json")
+    modes, differences = (_read_csv(folder / f"{name}.csv") for name in ("modes", "differences"))
+    against = {frozenset((row["first"], row["second"])): row for row in differences}
     baseline = next(iter(frozenset.intersection(*against)))
-    told, model = run["dataset"], run["model"]
+    title, model = run["dataset"]["title"], run["model"]["name"]
+    place = folder.as_posix() if re.fullmatch(r"[\w./ -]+", folder.as_posix()) else None
+    first = {key: markdown_cell(value) for key, value in modes[0].items()}
     lines = [
-        f"**{told['title']}**, {modes[0]['n']} images and {modes[0]['failed']} failures, model {model['name']}; intervals over "
-        f"{modes[0]['interval_over']} (`{folder.as_posix()}`)",
+        f"**{markdown_cell(title)}**, {first['n']} images and {first['failed']} failures, model {markdown_cell(model)}; intervals over "
+        f"{first['interval_over']} ({f'`{place}`' if place else markdown_cell(folder.as_posix())})",
         "",
-        f"| mode | SRCC | PLCC, mapped | SRCC − that of {baseline} | p (Holm) |",
+        _line(["mode", "SRCC", "PLCC, mapped", f"SRCC − that of {baseline}", "p (Holm)"]),
         "|---|---|---|---|---|",
     ]
     for row in sorted(modes, key=lambda row: -float(row["srcc"] or "nan")):
@@ -201,8 +214,12 @@ def digest(folder: Path) -> str:
         if found := against.get(frozenset((row["mode"], baseline))):
             sign = 1 if found["first"] == row["mode"] else -1
             cells += [_with_interval(found, "srcc_difference", sign), _two(found["p_holm"])]
-        lines.append("| " + " | ".join(cells + [""] * (5 - len(cells))) + " |")
+        lines.append(_line(cells + [""] * (5 - len(cells))))
     return "\n".join([*lines, ""])
+
+
+def _read_csv(file: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(StringIO(read_bytes(file).decode("utf-8"))))
 
 
 def _two(value: str, sign: int = 1) -> str:
@@ -232,7 +249,7 @@ def write_html(parts: Sequence[tuple[Study, Sequence[Drawing]]], file: Path, *, 
         thumbnail=_thumbnail if pictures else None,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(page, encoding="utf-8")
+    file.write_text(printable(page), encoding="utf-8")
 
 
 def _uri(content: bytes, kind: str) -> str:

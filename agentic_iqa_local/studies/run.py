@@ -18,7 +18,8 @@ import numpy as np
 
 from agentic_iqa_local.config import ROOT, Settings
 from agentic_iqa_local.devices import describe_device
-from agentic_iqa_local.iqa_tools.reliability import SHIPPED
+from agentic_iqa_local.iqa_tools.calibration import map_file_hash
+from agentic_iqa_local.iqa_tools.reliability import SHIPPED as RELIABILITY
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.model_store import file_hash
 from agentic_iqa_local.nodes.summarizer import ROLE
@@ -29,6 +30,7 @@ from agentic_iqa_local.studies.analysis import StudyError
 from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Item, Question, listed, load_dataset
 from agentic_iqa_local.studies.inference import CONTEXTS, answer, infer
 from agentic_iqa_local.studies.store import Store, check_folder
+from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine
 
@@ -58,7 +60,7 @@ def chosen(
 ) -> Dataset:
     """The data set's images of `split`, at most `limit`. Raises DatasetError."""
     options = {"part_of": part_of, "mos_range": mos_range}
-    dataset = load_dataset(folder, key, **{name: value for name, value in options.items() if value is not None})
+    dataset = load_dataset(folder, key, **{name: value for name, value in options.items() if value is not None})  # nosec B615 # of this project, reads local files
     items: Sequence[Item | Question] = [x for x in dataset.items or dataset.questions if split is None or x.split == split]
     if not items:
         known = sorted({x.split for x in dataset.items or dataset.questions if x.split})
@@ -140,13 +142,13 @@ def _key(dataset: Dataset, item: Item | Question) -> str:
         image = image.relative_to(dataset.root)
     elif folder.is_relative_to(dataset.root):  # named through a link to the data set's folder
         image = folder.relative_to(dataset.root) / image.name
-    name = image.as_posix()
+    name = path_text(image)
     return name if isinstance(item, Item) else f"{name}: {item.question} ({' / '.join(item.choices)})"
 
 
 def _row(dataset: Dataset, key: str, item: Item | Question, services: Services, plan: Plan) -> dict[str, Any]:
     facts = {name: value for name, value in asdict(item).items() if name not in ("extra", "image", "reference")}
-    row = {"key": key, "image": str(item.image), "reference": item.reference and str(item.reference), **facts}
+    row = {"key": key, "image": path_text(item.image), "reference": item.reference and path_text(item.reference), **facts}
     paths = str(item.image), item.reference and str(item.reference)
     if isinstance(item, Question):
         return row | answer(*paths, item.question, item.choices, services)
@@ -154,15 +156,16 @@ def _row(dataset: Dataset, key: str, item: Item | Question, services: Services, 
 
 
 def identity(dataset: Dataset, services: Services, plan: Plan) -> dict[str, Any]:
-    """What rows depend on; a run goes on only with the same. Raises VLMError where a model's folder is not there."""
+    """What rows depend on; a run goes on only with the same. Raises VLMError where a model's folder is not there, CalibrationError
+    for tool maps that cannot be read."""
     settings = services.settings
     facts = [(_key(dataset, item), getattr(item, "mos", None)) for item in dataset.items or dataset.questions]
     return {
         "dataset": hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
         "model": folder_hash(_model_folder(settings, ROLE)),
         "other_models": [folder_hash(_model_folder(settings, role)) for role in ROLES if role != ROLE],
-        "maps": hashlib.sha256(Path(settings.tools.maps or SHIPPED_MAPS).read_bytes()).hexdigest(),
-        "reliability": hashlib.sha256(SHIPPED.read_bytes()).hexdigest(),
+        "maps": map_file_hash(settings.tools.maps or SHIPPED_MAPS),
+        "reliability": hashlib.sha256(RELIABILITY.read_bytes()).hexdigest(),
         "reads": json.loads(json.dumps(asdict(plan))),
         "configuration": json.loads(settings.model_dump_json(exclude={"fusion": True, "tools": {"cache": True}})),
     }
@@ -189,7 +192,7 @@ def describe(services: Services, dataset: Dataset) -> dict[str, Any]:
     """Command, versions, hardware, model, configuration and data set, for run.json."""
     info = dataset.info
     return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [one_line(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])],
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git": _git(),
         "versions": {"python": sys.version.split()[0], **{name: found for name in PACKAGES if (found := _version(name))}},
@@ -207,10 +210,10 @@ def describe(services: Services, dataset: Dataset) -> dict[str, Any]:
             "high": info.high,
             "scale": info.scale,
             "groups": info.groups,
-            "root": str(dataset.root),
+            "root": path_text(dataset.root),
             "edition": dataset.edition,
             "images": len(dataset.items or dataset.questions),
-            "missing": list(dataset.missing),
+            "missing": [path_text(name) for name in dataset.missing],
             "left_out": dataset.left_out,
             "licence": info.licence,
         },

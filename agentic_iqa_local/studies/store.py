@@ -4,12 +4,158 @@ A kill at any moment loses the image in hand at most.
 """
 
 import json
+import os
 import tempfile
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from agentic_iqa_local.rows import RowFile, check_run, write_run, write_whole
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, model_validator
+
+from agentic_iqa_local.files import FileError, first_mistake, open_regular, place_for, read_json
+from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.prompts import choice_letters
+from agentic_iqa_local.rows import LARGEST_NOTE, RowFile, check_run, rows_in, write_run, write_whole
 from agentic_iqa_local.rows import RowsError as StoreError
+from agentic_iqa_local.state import ExecutorOutput
+from agentic_iqa_local.studies.datasets import Scale
+
+Letter = Literal["A", "B", "C", "D", "E"]
+
+
+class _Read(BaseModel):
+    """What is stored of a letter read: log-probabilities of all letters in both orders, for each view."""
+
+    class View(BaseModel):
+        forward: dict[Letter, float]
+        reversed: dict[Letter, float]
+        generated: Letter | None = None
+
+        @model_validator(mode="after")
+        def _has_all_letters(self) -> Self:
+            if not len(self.forward) == len(self.reversed) == len(LETTERS):
+                raise ValueError("expected every letter once in each order")
+            return self
+
+    views: list[View]
+
+
+class _Tool(BaseModel):
+    raw: float | None = None
+    normalized: float | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+class _Agent(BaseModel):
+    class Fusion(BaseModel):
+        q: float | None = None
+
+    fusion: Fusion | None = None
+
+
+class _StudyRow(BaseModel):
+    """What is read of a row: of an image with human scores, or of a question. A failed one lacks what was not reached."""
+
+    key: str
+    image: str | None = None
+    reference: str | None = None
+    sha256: str | None = None
+    error: str | None = None
+    agent_error: str | None = None
+    split: str | None = None
+    mos: float = 0.0
+    group: str | None = None
+    distortion: str | None = None
+    subset: str | None = None
+    level: float | None = None
+    evidence: ExecutorOutput | None = None
+    agent: _Agent | None = None
+    reads: dict[str, _Read] = {}
+    tools: dict[str, _Tool] = {}
+    cost: dict[str, dict[str, float]] = {}
+    question: str | None = None
+    task: str | None = None
+    question_type: str | None = None
+    choices: list[str] | None = None
+    answer: int | None = None
+    answered: str | None = None
+    probabilities: list[float] | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if "mos" in self.model_fields_set and not {"group", "split"} <= self.model_fields_set:
+            raise ValueError("no group or no split beside mos")
+        for name, read in self.reads.items():
+            context, *position = name.split("/")
+            if not context or len(position) > 1:
+                raise ValueError("reads: expected CONTEXT or CONTEXT/POSITION")
+            if not position and any(view.generated is None for view in read.views):
+                raise ValueError("reads: no generated letter")
+        if self.answered is not None:
+            letters = choice_letters(self.choices or [])
+            if self.answer is None or not 0 <= self.answer < len(letters):
+                raise ValueError("answer: expected the place of one of the choices")
+            if self.answered not in letters or len(self.probabilities or ()) != len(letters):
+                raise ValueError("expected a letter and a probability of the choices")
+        return self
+
+
+class _StudyRun(BaseModel):
+    """What is read of run.json. Which parts a report needs is its own to say."""
+
+    class Data(BaseModel):
+        key: str
+        title: str = ""
+        kind: Literal["FR", "NR", "MCQ"] = "NR"
+        higher_is_better: bool | None = None
+        low: float | None = None
+        high: float | None = None
+        scale: Scale | None = None
+        groups: str | None = None
+        licence: str = ""
+        url: str = ""
+        edition: str | None = None
+        images: NonNegativeInt = 0
+        missing: list[str] = []
+        left_out: dict[str, NonNegativeInt] = {}
+
+        @model_validator(mode="after")
+        def _is_a_range(self) -> Self:
+            if self.low is not None and self.high is not None and not self.low < self.high:
+                raise ValueError("expected low below high")
+            return self
+
+    class Model(BaseModel):
+        model_config = ConfigDict(protected_namespaces=())
+
+        name: str
+        notice: str | None = None
+
+    class Tools(BaseModel):
+        full_reference: list[str]
+        no_reference: list[str]
+
+    class Reads(BaseModel):
+        query: str
+
+    class Identity(BaseModel):
+        model: str
+        reads: "_StudyRun.Reads"
+
+    dataset: Data | None = None
+    model: Model | None = None
+    tools: Tools | None = None
+    fusion: dict[str, Any] = {}
+    maps: dict[str, str] = {}
+    identity: dict[str, Any]
+    git: str | None = None
+    versions: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _says_what_was_asked(self) -> Self:
+        if self.dataset is not None:
+            _StudyRun.Identity.model_validate(self.identity, strict=True)
+        return self
 
 
 def check_folder(out: Path) -> None:
@@ -23,11 +169,13 @@ def check_folder(out: Path) -> None:
         raise StoreError(f"{out}: expected a folder that can be written, got {error.strerror}; choose another --out") from error
 
 
-def check_file(out: Path) -> None:
-    """Raises StoreError unless the file `out` can be written, in a folder that is there. Changes nothing."""
+def check_file(out: Path) -> Path:
+    """The file that is written as `out`: where that is a link, the one that it leads to. Changes nothing. Raises StoreError unless
+    it can be written, in a folder that is there."""
     try:
         if out.is_dir():
             raise StoreError(f"{out}: expected a file, found a folder; add the file's name to --out")
+        place = place_for(out)
         if not out.parent.is_dir():
             raise StoreError(
                 f"{out}: expected a file in a folder that is there, found no {out.parent}; make it or choose another --out"
@@ -36,6 +184,9 @@ def check_file(out: Path) -> None:
             out.open("ab").close()
         else:
             check_folder(out.parent)
+        return place
+    except FileError as error:
+        raise StoreError(f"{out}: {error}; choose another --out") from error
     except OSError as error:
         raise StoreError(f"{out}: expected a file that can be written, got {error.strerror}; choose another --out") from error
 
@@ -44,7 +195,7 @@ class Store:
     """Rows by their `key`, appended once each. One process at a time writes.
 
     `run` describes the run; `identity` is the part of it that rows depend on. Raises StoreError for a folder of another run, of
-    another process, or that cannot be written.
+    another process, that cannot be written, or whose files are links: they are the run's own.
     """
 
     def __init__(self, folder: Path, run: dict[str, Any], identity: dict[str, Any]):
@@ -55,10 +206,11 @@ class Store:
             raise StoreError(
                 f"{folder}: expected a folder that can be written, got {error.strerror}; choose another --out"
             ) from error
-        self._rows = RowFile(folder / "rows.jsonl")
+        self._rows = RowFile(folder / "rows.jsonl", _StudyRow)
         try:
             description = folder / "run.json"
-            if description.exists():
+            if os.path.lexists(description):
+                _refuse_link(description)
                 check_run(description, identity)
             else:
                 write_run(description, run, identity)
@@ -69,9 +221,11 @@ class Store:
             raise
 
     def tell_scale(self, low: float, high: float, scale: str) -> None:
-        """Notes the ends of the scale of human scores, which no row depends on, in run.json."""
+        """Notes the ends of the scale of human scores, which no row depends on, in run.json. Raises StoreError."""
         description = self.folder / "run.json"
-        run = json.loads(description.read_text(encoding="utf-8"))
+        run = _description(self.folder)
+        if not isinstance(run.get("dataset"), dict):
+            raise StoreError(f"{description}: expected the description of a study, found no data set in it; choose another --out")
         told = run["dataset"] | {"low": low, "high": high, "scale": scale}
         if told != run["dataset"]:
             write_whole(description, json.dumps(run | {"dataset": told}, indent=1), sync=True)
@@ -81,7 +235,7 @@ class Store:
         JSON cannot hold; StoreError when the disk does not take it."""
         if row["key"] in self.done:
             raise ValueError(f"{self.folder}: {row['key']} is stored already")
-        self._rows.append(json.dumps(row, ensure_ascii=False, allow_nan=False))
+        self._rows.append(json.dumps(row, allow_nan=False))
         self.done.add(row["key"])
 
     def close(self) -> None:
@@ -96,11 +250,29 @@ class Store:
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(run.json, whole rows) of a run that may still be going on. Raises StoreError where there is none."""
+    run, rows = _description(folder), folder / "rows.jsonl"
+    _refuse_link(rows)
     try:
-        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        content = (folder / "rows.jsonl").read_bytes()
-        return run, [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
-    except OSError as error:
-        raise StoreError(f"{folder}: expected a folder that study.py run wrote, {error.filename}: {error.strerror}") from error
-    except ValueError as error:
-        raise StoreError(f"{folder}: expected run.json and rows.jsonl of a study, got: {error}") from error
+        with open(open_regular(rows), "rb") as file:
+            return run, [row for _, row in rows_in(file, rows, _StudyRow, going_on=True)]
+    except FileError as error:
+        raise StoreError(f"{folder}: expected a folder that study.py run wrote; rows.jsonl: {error}") from error
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    """run.json of a run. Raises StoreError."""
+    file = folder / "run.json"
+    _refuse_link(file)
+    try:
+        run = read_json(file, LARGEST_NOTE)
+        _StudyRun.model_validate(run, strict=True)
+    except FileError as error:
+        raise StoreError(f"{folder}: expected a folder that study.py run wrote; run.json: {error}") from error
+    except ValidationError as error:
+        raise StoreError(f"{file}: expected the description of a study, got {first_mistake(error)}; run it anew") from error
+    return run
+
+
+def _refuse_link(file: Path) -> None:
+    if file.is_symlink():
+        raise StoreError(f"{file}: expected a file of the run's own, got a link; put the file itself there")

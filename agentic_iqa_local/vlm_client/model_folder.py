@@ -120,7 +120,7 @@ class Weights:
 def examine(folder: Path, weights: bool = True) -> Weights | None:
     """Raises VLMError unless everything that a library would open in `folder` is what it should be; with `weights` what their
     headers say. Links are followed to files inside the folder only."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise VLMError(about_missing_model(folder))
     names = _files(folder)
     if "config.json" not in names:

@@ -3,6 +3,7 @@
 An answer is encoded after the prompt, not by itself: many tokenizers begin a text differently from its middle.
 """
 
+import ctypes
 import functools
 import os
 import threading
@@ -22,6 +23,7 @@ from transformers.image_utils import SizeDict
 
 from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.prompts import Prompt, chat_messages
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 from agentic_iqa_local.vlm_client.model_folder import Weights, check_against_weights, examine
 
@@ -29,6 +31,7 @@ SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_ty
 
 MOST_PIXELS = 2**26  # of an image after the processor; published models go to 47 million
 LONGEST_SIDE = 8192  # of a square or tile to which a processor resizes
+LONGEST_RENDERING = 5.0  # seconds of a chat template for one prompt; published ones take milliseconds
 
 
 def check_folder(folder: Path, weights: bool = True) -> Weights | None:
@@ -36,7 +39,7 @@ def check_folder(folder: Path, weights: bool = True) -> Weights | None:
     describes; what their headers say. transformers is given nothing that was not examined before."""
     held = examine(folder, weights)
     with loading(folder):
-        loaded = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        loaded = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)  # nosec B615 # a local folder
     if type(loaded) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise VLMError(
             f"model folder {folder}: expected a vision-language model, got {loaded.model_type}, which reads text only; "
@@ -50,7 +53,7 @@ def check_folder(folder: Path, weights: bool = True) -> Weights | None:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, for a message of one sentence: transformers lists hundreds of names in some."""
     line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return line if len(line) <= 300 else f"{line[:300]}…"
+    return one_line(line if len(line) <= 300 else f"{line[:300]}…")
 
 
 @contextmanager
@@ -65,6 +68,33 @@ def loading(folder: Path) -> Iterator[None]:
         raise VLMError(
             f"model folder {folder}: transformers {transformers.__version__} cannot load it ({first_line(error)})"
         ) from error
+
+
+class _TooLong(Exception):
+    def __str__(self) -> str:
+        return f"it took longer than {LONGEST_RENDERING:g} s"
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Raises _TooLong in this thread after LONGEST_RENDERING: a template is a program that need not end. It comes between two
+    steps of Python, so that loops and macros end, but not the making of one huge number or text."""
+    thread, lock, inside = ctypes.c_ulong(threading.get_ident()), threading.Lock(), True
+
+    def end() -> None:
+        with lock:
+            if inside:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_TooLong))
+
+    timer = threading.Timer(LONGEST_RENDERING, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            inside = False
 
 
 @dataclass(frozen=True)
@@ -107,8 +137,8 @@ class Renderer:
         self._lock = threading.RLock()  # tokenizers refuse to be used from two threads at once
         self.weights = check_folder(self.folder, weights)
         with loading(self.folder):
-            self.config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
-            self.processor = AutoProcessor.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
+            self.config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)  # nosec B615 # a local folder
+            self.processor = AutoProcessor.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)  # nosec B615 # a local folder
             self._check_processor()
             self.tokenizer = self.processor.tokenizer
             self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
@@ -193,7 +223,10 @@ class Renderer:
         """`prompt` about `images` pictures, and the answer so far. Raises VLMError for a template or tokenizer that breaks
         what the letter read and the shared prefix rest on."""
         try:
-            text = self.processor.apply_chat_template(self.messages(prompt, images), add_generation_prompt=True, tokenize=False)
+            with _ending():
+                text = self.processor.apply_chat_template(
+                    self.messages(prompt, images), add_generation_prompt=True, tokenize=False
+                )
         except Exception as error:  # a template is a program of the folder's maker: it can raise anything
             raise VLMError(f"chat template of {self.name} failed ({first_line(error)}); get the folder from its maker") from error
         short, whole = self.encode(text), self.encode(text + answer_prefix)

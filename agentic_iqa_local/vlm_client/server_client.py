@@ -21,8 +21,8 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentic_iqa_local.config import ConfigError, ModelSettings, server_key, split_server
-from agentic_iqa_local.images import one_line
 from agentic_iqa_local.prompts import Prompt
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
 from agentic_iqa_local.vlm_client.letters import resolve_letters

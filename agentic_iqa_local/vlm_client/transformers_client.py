@@ -100,7 +100,7 @@ class TransformersClient:
             options["device_map"] = "auto"
         with loading(folder), _no_progress_bar():
             self._check_size()
-            self.model, found = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True, **options)
+            self.model, found = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True, **options)  # nosec B615 # a local folder
             self.model.eval()
             if "device_map" not in options:
                 self.model.to(device)

@@ -1,0 +1,71 @@
+"""What every attack asserts: it ended, in one sentence, and nothing in it steers a terminal."""
+
+import os
+import signal
+import socket
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SECONDS = 60  # a hang is told from a slow machine
+
+
+@contextmanager
+def in_time(seconds: int = SECONDS) -> Iterator[None]:
+    """Fails the test where the block hangs, in a system call too."""
+
+    def hung(*_: object) -> None:
+        pytest.fail(f"still at it after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, hung)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def is_sentence(text: str) -> bool:
+    """One line that UTF-8 holds, without what steers a terminal and without a traceback."""
+    safe = all(unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for char in text)
+    return bool(text.strip()) and safe and "Traceback" not in text
+
+
+def _socket(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as opened:  # the path of one has 108 bytes at most, so by a relative name
+        before = os.getcwd()
+        os.chdir(place.parent)
+        try:
+            opened.bind(place.name)
+        finally:
+            os.chdir(before)
+
+
+def _sparse(place: Path) -> None:
+    place.touch()
+    os.truncate(place, 2 << 30)
+
+
+def _link(target: str) -> Callable[[Path], None]:
+    return lambda place: place.symlink_to(target)
+
+
+# What may lie where a small regular file is expected
+ODD_FILES: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "socket": _socket,
+    "folder": Path.mkdir,
+    "sparse 2 GB": _sparse,
+    "empty": Path.touch,
+    "endless device": _link("/dev/zero"),
+    "empty device": _link("/dev/null"),
+    "kernel log": _link("/proc/kmsg"),
+    "page map": _link("/proc/self/pagemap"),
+    "memory": _link("/proc/self/mem"),
+    "loop of links": lambda place: place.symlink_to(place.name),
+    "dangling link": _link("nowhere"),
+}
