@@ -38,6 +38,7 @@ from agentic_iqa_local.studies.fitting import Fit, FitError, read_fit
 from agentic_iqa_local.studies.report import digest
 from agentic_iqa_local.studies.store import Store, read_run
 from agentic_iqa_local.tables import csv_text, markdown_cell, safe_cell
+from agentic_iqa_local.text import path_text
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.rendering import Renderer, check_folder, loading
 
@@ -688,7 +689,7 @@ def test_files_that_a_data_set_lacks_are_told_in_one_line_each(photo_file, tmp_p
 
 
 def test_a_fit_of_hostile_texts_is_written_and_told_without_them(tmp_path):
-    fit = Fit(1.0, 1.0, "srcc", 0.1, 0.2, TEXT, TEXT, (TEXT, NAME), (TEXT,))
+    fit = Fit(1.0, 1.0, "srcc", 0.1, 0.2, TEXT, TEXT, (TEXT, path_text(NAME)), (TEXT,))
     fit.write(tmp_path / "fit.json")
     assert_harmless((tmp_path / "fit.json").read_text(encoding="utf-8"))
     found = read_fit(tmp_path / "fit.json")
@@ -776,7 +777,7 @@ def hostile_run(**dataset) -> dict:
 def hostile_rows(count: int = 30) -> list[dict]:
     rows = make_rows(count, groups=6)
     for i, row in enumerate(rows):
-        row |= {"key": f"{i}{NAME}", "image": f"{NAME}{i}", "group": f"{LABEL}{i % 6}", "subset": f"{LABEL}{i % 2}"}
+        row |= {"key": path_text(f"{i}{NAME}"), "image": path_text(f"{NAME}{i}"), "group": f"{LABEL}{i % 6}", "subset": f"{LABEL}{i % 2}"}
         row |= {"distortion": f"{LABEL}{i % 3}", "split": LABEL}
         row |= {"error": LABEL} if row.get("error") else {"agent_error": LABEL}
         if row.get("agent"):
@@ -939,9 +940,9 @@ def test_tools_of_a_row_are_columns_without_formulas(picture):
 def test_rows_of_a_study_keep_what_they_hold_and_steer_nothing(tmp_path):
     run = make_run()
     with Store(tmp_path / "run", run, run["identity"]) as kept:
-        kept.append({"key": NAME, "error": TEXT})
+        kept.append({"key": path_text(NAME), "error": TEXT})
     assert_harmless((tmp_path / "run" / "rows.jsonl").read_text(encoding="utf-8"), 1)
-    assert read_run(tmp_path / "run")[1] == [{"key": NAME, "error": TEXT}]
+    assert read_run(tmp_path / "run")[1] == [{"key": path_text(NAME), "error": TEXT}]
 
 
 def test_a_comparison_of_hostile_runs_is_told_in_lines_of_its_own():
