@@ -30,7 +30,7 @@ def read_yaml(path: str | Path) -> Any:
     and lists. Raises FileError."""
     content = read_bytes(path, LARGEST)
     try:
-        value = yaml.load(content.decode("utf-8"), _Loader)
+        value = yaml.load(content.decode("utf-8"), _Loader)  # nosec B506 # a SafeLoader
     except Exception as error:  # PyYAML raises nearly any type: RecursionError, KeyError, AttributeError ...
         # it quotes the line, in which an address may hold a password
         said = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
