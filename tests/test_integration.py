@@ -38,7 +38,7 @@ def test_a_rating_holds_its_own_arithmetic(which, request):
     scores = {(t.tool_name, t.region): t.normalized_score for t in row.tools if t.normalized_score is not None}
     assert scores
     q_bar = sum(scores.values()) / len(scores)
-    weights = [math.exp(-((q_bar - c) ** 2)) for c in range(1, 6)]
+    weights = [math.exp(-row.eta * (q_bar - c) ** 2) for c in range(1, 6)]
     alpha = [w / sum(weights) for w in weights]
     p = [row.p_c[letter] for letter in "EDCBA"]
     joint = [a * b for a, b in zip(alpha, p, strict=True)]
@@ -49,7 +49,8 @@ def test_a_rating_holds_its_own_arithmetic(which, request):
     assert [row.alpha[c] for c in range(1, 6)] == pytest.approx(alpha)
     assert sum(p) == pytest.approx(1)
     assert row.q == pytest.approx(q)
-    assert row.dq_dqbar == pytest.approx(2 * variance)
+    assert row.dq_dqbar == pytest.approx(2 * row.eta * variance)
+    assert row.eta == pytest.approx(1 / (2 * row.sigma**2))
     assert row.final_answer == LETTERS[5 - math.floor(q + 0.5)]
     assert row.vlm_letter == max(row.p_c, key=row.p_c.get)
 
@@ -86,7 +87,7 @@ def test_flat_logits_give_uniform_letters_and_the_fusion_of_them(flat_model, pho
     vocabulary = services.client("summarizer").vocabulary
     assert list(row.p_c.values()) == pytest.approx([0.2] * 5, abs=1e-6)
     assert row.off_letter_mass == pytest.approx(1 - 5 / vocabulary, abs=1e-6)
-    weights = {c: math.exp(-((row.q_bar - c) ** 2)) for c in range(1, 6)}
+    weights = {c: math.exp(-row.eta * (row.q_bar - c) ** 2) for c in range(1, 6)}
     assert row.q == pytest.approx(sum(c * w for c, w in weights.items()) / sum(weights.values()), abs=1e-6)
     assert any("off the letters" in line for line in row.warnings)
 

@@ -86,7 +86,7 @@ def test_a_row_holds_every_read_and_the_agents_own_score(stored, services):
             tool: {"raw", "normalized", "seconds"} for tool in TOOLS
         }
     modes = readings(rows, Letters(eta="auto"))
-    assert modes["logits"].scores == pytest.approx([row["agent"]["fusion"]["q"] for row in rows], abs=1e-9)
+    assert modes["logits"].scores == pytest.approx([row["agent"]["fusion"]["q"] for row in rows], abs=1e-6)
     alone = assess(rows[3]["image"], services=services)
     assert rows[3]["agent"]["fusion"]["q"] == pytest.approx(alone.q, abs=1e-6)
     assert run["identity"]["reads"]["tools"] == list(TOOLS)

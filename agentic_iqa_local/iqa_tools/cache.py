@@ -26,7 +26,7 @@ class ScoreCache:
         try:
             _require_database(self.path)
         except FileError as error:
-            raise ToolError(f"tools.cache {self.path}: {error}; choose another file") from error
+            raise ToolError(f"tools.cache {self.path}: {error}; name another file in tools.cache") from error
         try:
             self._database = sqlite3.connect(self.path, check_same_thread=False, timeout=60)
             with self._database:
