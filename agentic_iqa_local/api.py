@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from agentic_iqa_local.config import ConfigError, Settings, load_settings
 from agentic_iqa_local.state import check_choices, check_limit, check_query
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import BACKENDS
 
 if TYPE_CHECKING:
@@ -32,8 +33,11 @@ def choose_settings(
 
     `models` becomes $AGENTIC_IQA_MODELS of this process, which everything that looks for models reads.
     """
+    for option, value in (("engine", engine), ("mode", mode), ("background", background)):
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"{option}: expected a text, got {type(value).__name__}")
     if engine is not None and engine not in BACKENDS:
-        raise ConfigError(f"engine: expected {', '.join(BACKENDS)}, got '{engine}'{_near(engine, BACKENDS)}")
+        raise ConfigError(f"engine: expected {', '.join(BACKENDS)}, got '{engine:.200}'{_near(engine, BACKENDS)}")
     if models:
         os.environ["AGENTIC_IQA_MODELS"] = os.path.abspath(_path("models", models))
     settings = load_settings(config and _path("config", config))
@@ -50,7 +54,7 @@ def choose_settings(
 
 def _path(option: str, value: str | os.PathLike[str]) -> str:
     """`value` as text. Raises ConfigError where no file or folder can have this name; whether there is one is for others to say."""
-    path = os.fspath(value)
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(path, str):
         raise ConfigError(f"{option}: expected a path as text, got {type(path).__name__}; decode it with os.fsdecode")
     try:
@@ -72,7 +76,7 @@ def _with_fit(settings: Settings, file: Path) -> Settings:
     except FitError as error:
         raise ConfigError(f"fit: {error}") from error
     folder = Path(settings.model(settings.summarizer.backend).path)
-    if folder.is_dir() and folder_hash(folder) != fit.model:
+    if os.path.isdir(folder) and folder_hash(folder) != fit.model:
         raise ConfigError(f"fit: {file}: expected a fit of the model in {folder}, it was made with another; fit it anew")
     changes = {"temperature": fit.temperature, "eta": fit.eta, "fitted": fit.letters.source}
     return settings.model_copy(update={"fusion": settings.fusion.model_copy(update=changes)})
@@ -185,4 +189,4 @@ class IQA:
     def __repr__(self) -> str:
         if self._services is None:
             return "IQA(closed)"
-        return f"IQA({self._services.settings.summarizer.backend} on {self._services.device})"
+        return one_line(f"IQA({self._services.settings.summarizer.backend} on {self._services.device})")

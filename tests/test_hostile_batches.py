@@ -4,6 +4,7 @@ row or in one sentence; nothing outside of its place is written. One case is one
 import io
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import unicodedata
@@ -13,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from attacks import is_sentence
 from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 from test_study_report import make_rows, make_run
 
+from agentic_iqa_local.api import IQA
 from agentic_iqa_local.assessment import assess, file_sha256
 from agentic_iqa_local.batch import Results, as_line, identity
 from agentic_iqa_local.commands import assess as assess_command
@@ -1209,3 +1212,47 @@ def test_variables_of_the_environment(name, value, command, picture, monkeypatch
     assert done.status in (0, 2)
     assert done.status == 0 or done.said.startswith("error: ")
     assert done.status == 2 or 1 <= json.loads((tmp_path / "rows.jsonl").read_text())["q"] <= 5
+
+
+@pytest.mark.parametrize("table", ["rows.jsonl", "rows.jsonl.run.json", "rows.jsonl.in_hand.json", "m.csv", "a.png", "link.csv"])
+def test_a_table_that_would_replace_what_is_used(table, command, tmp_path, monkeypatch, picture):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(picture, "a.png")
+    Path("m.csv").write_text("image\na.png\n")
+    Path("link.csv").symlink_to("a.png")
+    used = {file: Path(file).read_bytes() for file in ("a.png", "m.csv")}
+    done = command("--manifest", "m.csv", "--out", "rows.jsonl", "--csv", table)
+    assert done.status == 2
+    assert "expected a file of its own" in done.said
+    assert {file: Path(file).read_bytes() for file in used} == used
+
+
+@pytest.mark.parametrize("place", ["x" * 5000, "a\0b", "folder", "loop"])
+def test_a_cache_that_no_file_can_be(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("loop").symlink_to("loop")
+    with pytest.raises(ToolError) as caught:
+        ScoreCache(place)
+    assert is_sentence(str(caught.value))
+    assert "tools.cache" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [5, ["x"], b"x", {}], ids=repr)
+@pytest.mark.parametrize("option", ["engine", "mode", "model", "config", "models", "fit", "background"])
+def test_an_option_of_another_type(option, value):
+    if not value:
+        value = {"a": 1}
+    with pytest.raises(ConfigError, match=f"^{option}: expected a") as caught:
+        IQA(**{option: value})
+    assert is_sentence(str(caught.value))
+
+
+@pytest.mark.parametrize("option", ["--out", "--csv"])
+@pytest.mark.parametrize(("length", "fits"), [(234, True), (235, False), (255, False), (5000, False)])
+def test_a_result_of_a_long_name(option, length, fits, command, tmp_path, monkeypatch, picture):
+    """What lies beside the rows has 21 characters more."""
+    monkeypatch.chdir(tmp_path)
+    done = command(picture, option, "x" * length)
+    assert done.status == (0 if fits else 2)
+    assert [file.name[:20] for file in tmp_path.iterdir()] == ([] if not fits else ["x" * 20] * (2 if option == "--out" else 1))

@@ -1,9 +1,15 @@
 import io
 import json
+import logging
 import os
+import signal
 import sys
+from contextlib import nullcontext
 
-from agentic_iqa_local.commands.console import SafeStream, safe_streams
+import pytest
+
+from agentic_iqa_local.commands import assess as assess_command
+from agentic_iqa_local.commands.console import Formatter, SafeStream, like_ctrl_c, safe_streams
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.text import one_line, path_text, printable
 
@@ -67,6 +73,43 @@ def test_commands_print_nothing_that_steers_a_terminal(capsys):
     assert told.out == "a\\u001b[2J\\u009b2J\\u007f\\u202e\\u2028\\udb40\\udc01\r\n\tb\n"
     assert told.err == "x\\u009b\ny\\u001b\n"
     assert not isinstance(sys.stdout, SafeStream)
+
+
+def test_lines_of_a_log_are_told_from_what_they_quote():
+    """A reply and a traceback may hold lines: they are set in, and none of them returns to the line's beginning."""
+    logger, handler = logging.Logger("one of its own"), logging.StreamHandler(told := io.StringIO())
+    handler.setFormatter(Formatter("%(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.debug("reply: %s", "a\nERROR forged\rERROR forged")
+    try:
+        raise RuntimeError("b\nERROR forged\x1b[2J")
+    except RuntimeError as error:
+        logger.info("c\nERROR forged", exc_info=error)
+    assert "a\n    ERROR forged\\rERROR forged\n" in told.getvalue()
+    assert "c\\nERROR forged\n" in told.getvalue()
+    assert "    ERROR forged\\u001b[2J" in told.getvalue()
+    assert not [line for line in told.getvalue().split("\n") if line.startswith("ERROR")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_polite_signal_before_the_first_picture_is_told(number, monkeypatch, capsys):
+    monkeypatch.setattr(assess_command, "assess_all", lambda *_: signal.raise_signal(number))
+    monkeypatch.setattr(assess_command, "Console", lambda: nullcontext())
+    before = signal.getsignal(number)
+    assert assess_command.main(["photo.jpg"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """nohup has SIGHUP ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with like_ctrl_c(signal.default_int_handler):
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_safe_stream_is_the_place_that_it_writes_to():

@@ -26,12 +26,13 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local import __version__
 from agentic_iqa_local.commands import chosen_settings
-from agentic_iqa_local.commands.console import Console, Parser, safe_streams, start_logging
+from agentic_iqa_local.commands.console import Console, Parser, like_ctrl_c, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.paths import ROOT, command
 from agentic_iqa_local.text import one_line
@@ -39,8 +40,8 @@ from agentic_iqa_local.text import one_line
 MOST_JOBS = 256
 LONGEST_COMMAND = 2000  # characters, to be repeated in a message
 NAMED_FILES = 5  # in a message
+LONGEST_NAME, LONGEST_SUFFIX = 255, ".in_hand.json.partial"  # bytes of a file's name; what the longest beside it ends in
 SAMPLE = ROOT / "tests" / "data" / "sumac.png"  # a wheel has it inside
-INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class UsageError(UserError):
@@ -199,10 +200,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     start_logging(args.verbose)
     try:
-        with Console() as console:
+        with like_ctrl_c(signal.default_int_handler), Console() as console:
             return assess_all(args, console)
         return 0
     except UserError as error:
@@ -211,8 +211,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted before the first picture", file=sys.stderr)
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def assess_all(args: argparse.Namespace, console: Console) -> int:
@@ -221,8 +219,7 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
     items = [] if args.list_tools else wanted(args, console)
     check_pictures(args, items)
     args.out, args.csv = result_file("--out", args.out), result_file("--csv", args.csv)
-    if args.out and args.csv and os.path.realpath(args.out) == os.path.realpath(args.csv):
-        raise UsageError(f"--csv {args.csv}: expected two files, rows and their table, got one; choose another --csv")
+    check_table(args, items)
     if args.engine != "server" and not args.list_tools:
         check_models(settings, args.pipeline)
     if args.explain and not args.verbose:
@@ -283,9 +280,28 @@ def result_file(option: str, file: Path | None) -> Path | None:
         place = place_for(file)
     except FileError as error:
         raise UsageError(f"{option} {file}: {error}; choose a file in a folder of yours") from error
+    if len(os.fsencode(place.name + LONGEST_SUFFIX)) > LONGEST_NAME:
+        raise UsageError(f"{option} {file}: expected a name that leaves room for {LONGEST_SUFFIX} behind it; choose a shorter one")
     if not os.access(place if place.exists() else folder, os.W_OK):
         raise UsageError(f"{option} {file}: it cannot be written; choose a file in a folder of yours")
     return place
+
+
+def check_table(args: argparse.Namespace, items: Iterable) -> None:
+    """Raises UsageError for a --csv that would replace the rows, what lies beside them, or a file that is read."""
+    if args.csv is None:
+        return
+    beside = ("", ".run.json", ".in_hand.json", ".partial", ".run.json.partial", ".in_hand.json.partial")
+    if args.out and args.csv in [args.out.with_name(args.out.name + suffix) for suffix in beside]:
+        raise UsageError(f"--csv {args.csv}: expected a file of its own, this one belongs to the rows; choose another --csv")
+    if not args.csv.exists():
+        return
+    table = os.stat(args.csv)
+    read = [args.manifest, args.fit, *(file for item in items for file in (item.image, item.reference))]
+    for file in filter(None, read):
+        with suppress(OSError, ValueError):
+            if os.path.samestat(os.stat(file), table):
+                raise UsageError(f"--csv {args.csv}: expected a file of its own, this one is read; choose another --csv")
 
 
 def about_missing(args: argparse.Namespace, missing: list[Path]) -> str:
@@ -388,8 +404,8 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
         batch.stop()
         os.write(2, b"\nstopping when the pictures in hand are finished; Ctrl-C again stops at once\n")
 
-    heeded = [number for number in INTERRUPTIONS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup has SIGHUP ignored
-    before = {number: signal.signal(number, interrupted) for number in heeded}
+    interruptions = ExitStack()
+    interruptions.enter_context(like_ctrl_c(interrupted))
     console.begin(len(items), len(items) - len(left))
     tally, kept = Tally(), []
     written, lost, replaced, status = 0, False, False, None
@@ -423,8 +439,7 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
         status = 1
     finally:
         console.end()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        interruptions.close()
         if file:
             file.close(lost=lost)
     try:

@@ -5,10 +5,11 @@ import difflib
 import logging
 import os
 import shutil
+import signal
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -60,6 +61,20 @@ def bar(iterable: Iterable[Any] | None = None, **options: Any) -> "tqdm":
 
     place = {"file": getattr(sys.stderr, "terminal", sys.stderr), "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
     return tqdm(iterable, **place | options)
+
+
+@contextmanager
+def like_ctrl_c(handler: Callable[..., object]) -> Iterator[None]:
+    """Gives Ctrl-C, SIGTERM and SIGHUP one handler, but for those that are ignored: nohup has SIGHUP ignored."""
+    heeded = [
+        number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, handler) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class Parser(argparse.ArgumentParser):
@@ -152,17 +167,24 @@ def start_logging(verbosity: int) -> None:
     logging.captureWarnings(True)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_name_picture)
-        handler.setFormatter(_Formatter("%(levelname)s %(picture)s%(message)s"))
+        handler.setFormatter(Formatter("%(levelname)s %(picture)s%(message)s"))
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     logging.getLogger("agentic_iqa_local").setLevel(level)
 
 
-class _Formatter(logging.Formatter):
-    """Each message on one line. Prompts and replies keep theirs, set in."""
+class Formatter(logging.Formatter):
+    """Each message on one line. Prompts, replies and tracebacks keep theirs, set in, so that none looks like a message."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # the library's name; a traceback comes behind it
+    def formatMessage(self, record: logging.LogRecord) -> str:  # the library's name
         text = super().formatMessage(record)
-        return text.replace("\n", "\n    ") if record.levelno <= logging.DEBUG else one_line(text)
+        return _set_in(text) if record.levelno <= logging.DEBUG else one_line(text)
+
+    def formatException(self, info: Any) -> str:
+        return f"    {_set_in(super().formatException(info))}"
+
+
+def _set_in(text: str) -> str:
+    return "\n    ".join(map(one_line, text.split("\n")))
 
 
 def _name_picture(record: logging.LogRecord) -> bool:

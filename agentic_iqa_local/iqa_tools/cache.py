@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 import sqlite3
 import threading
 from pathlib import Path
@@ -33,11 +34,11 @@ class ScoreCache:
                 self._database.execute(TABLE.replace("TABLE", "TABLE IF NOT EXISTS"))
             # a view or a trigger of the same name would run what somebody else wrote
             schema = self._database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError) as error:  # ValueError: a null byte in the name
             raise ToolError(f"tools.cache {self.path}: expected an SQLite file that can be written, got: {error}") from error
         if schema != [(TABLE,)]:
             raise ToolError(
-                f"tools.cache {self.path}: expected a file with nothing but a table of scores, got another database; choose another file"
+                f"tools.cache {self.path}: expected a file with nothing but a table of scores, got another database; name another file in tools.cache"
             )
 
     def get(self, key: str) -> float | None:
@@ -57,12 +58,14 @@ class ScoreCache:
             with self._lock, self._database:
                 return self._database.execute(statement, values).fetchone()
         except sqlite3.Error as error:
-            raise ToolError(f"tools.cache {self.path}: cannot be used ({error}); make room, or choose another file") from error
+            raise ToolError(
+                f"tools.cache {self.path}: cannot be used ({error}); make room, or name another file in tools.cache"
+            ) from error
 
 
 def _require_database(path: Path) -> None:
     """Raises FileError for what SQLite would wait for, such as a pipe. A file that is not there yet is made."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
     with open(open_regular(path), "rb") as file:
         if file.read(len(BEGINNING)) not in (b"", BEGINNING):
