@@ -192,7 +192,7 @@ def score_in_words(row: Assessment) -> str:
 def _trust(row: Assessment) -> str:
     if row.sigma is None:
         return ""
-    return f"Such tools are off by about {row.sigma:.2f} levels (σ, by what is published of them), so that η is {row.eta:.2f}. "
+    return f"Tools like these are off by about {row.sigma:.2f} levels (σ), which makes their weight η {row.eta:.2f}. "
 
 
 def bars(row: Assessment) -> list[str]:
