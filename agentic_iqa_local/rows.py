@@ -51,6 +51,10 @@ class Replaced(WriteError):
     """A file of rows whose name another file has by now."""
 
 
+class AnyRow(BaseModel):
+    """Any JSON object."""
+
+
 class RowFile:
     """Rows (JSON objects), one line each; iterating gives those that are there. One process at a time writes.
 
@@ -58,7 +62,7 @@ class RowFile:
     holds something else, or that is a link: who wants one followed does so once (`files.place_for`), before.
     """
 
-    def __init__(self, path: Path, schema: type[BaseModel]):
+    def __init__(self, path: Path, schema: type[BaseModel] = AnyRow):
         self.path, self._schema = path, schema
         try:
             if place_for(path) != path:

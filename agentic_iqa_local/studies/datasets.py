@@ -251,8 +251,9 @@ class _Reader:
         """Adds an item, or notes what is missing. `facts` become texts. Raises DatasetError unless `mos`, and `level` where there
         is one, are numbers of at most `MOST`."""
         for name, value in (("the score", mos), ("the level", 0 if level is None else level)):
-            if not abs(_number(value)) <= MOST:
-                raise self.error(f"a number of at most {MOST:g} as {name} of {image}", repr(value), remedy)
+            if not abs(number := _number(value)) <= MOST:
+                wanted = f"a number of at most {MOST:g}" if math.isfinite(number) else "a number"
+                raise self.error(f"{wanted} as {name} of {image}", repr(value), remedy)
         if paths := self.locate(image, reference, within):
             told = {name: _text(value) for name, value in facts.items()}
             self.items.append(Item(paths[0], _number(mos), paths[1], level=level, extra=extra or {}, **told))
@@ -641,7 +642,7 @@ def _range(ends: Sequence[float]) -> tuple[float, float]:
     low, high = ends
     if not -MOST <= low < high <= MOST:
         raise DatasetError(
-            f"--mos-range {low:g} {high:g}: expected two numbers of at most {MOST:g}, the lower end of the scale first, such as --mos-range 1 5; where "
+            f"--mos-range {low:g} {high:g}: expected two numbers, the lower end of the scale first, of at most {MOST:g}, such as --mos-range 1 5; where "
             "lower scores are better, turn them around in the manifest."
         )
     return low, high
