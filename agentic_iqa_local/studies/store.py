@@ -21,6 +21,8 @@ from agentic_iqa_local.studies.datasets import MOST, Scale
 
 Letter = Literal["A", "B", "C", "D", "E"]
 HumanScore = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
+Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]  # squares and sums of such are finite
+Fused = Annotated[float, Field(ge=1 - 1e-6, le=5 + 1e-6, allow_inf_nan=False)]  # with what rounding may add
 
 
 class _Read(BaseModel):
@@ -41,15 +43,15 @@ class _Read(BaseModel):
 
 
 class _Tool(BaseModel):
-    raw: float | None = None
+    raw: Number | None = None
     normalized: Score | None = None
-    seconds: float | None = None
+    seconds: Number | None = None
     error: str | None = None
 
 
 class _Agent(BaseModel):
     class Fusion(BaseModel):
-        q: Score | None = None
+        q: Fused | None = None
 
     fusion: Fusion | None = None
 
@@ -73,7 +75,7 @@ class _StudyRow(BaseModel):
     agent: _Agent | None = None
     reads: dict[str, _Read] = {}
     tools: dict[str, _Tool] = {}
-    cost: dict[str, dict[str, float]] = {}
+    cost: dict[str, dict[str, Number]] = {}
     question: str | None = None
     task: str | None = None
     question_type: str | None = None
