@@ -351,6 +351,11 @@ ROWS = {
     "a tool beyond every scale": {"tools": {"VSI": {"raw": 1.0, "normalized": HUGE}}},
     "a tool above 5": {"tools": {"VSI": {"raw": 1.0, "normalized": 5.5}}},
     "a tool below 1": {"tools": {"VSI": {"raw": 1.0, "normalized": -1.0}}},
+    "a log-probability above 0": {
+        "reads": {
+            "all_evidence": {"views": [dict.fromkeys(("forward", "reversed"), dict.fromkeys("ABCDE", 5.0)) | {"generated": "A"}]}
+        }
+    },
     "a tool's huge raw score": {"tools": {"VSI": {"raw": HUGE, "normalized": 3.0}}},
     "a huge cost": {"cost": {"agent": {"seconds": HUGE}}},
     "a fused score beyond every scale": {"agent": {"fusion": {"q": HUGE}}},

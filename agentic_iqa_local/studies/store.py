@@ -18,8 +18,10 @@ from agentic_iqa_local.rows import LARGEST_NOTE, RowFile, check_run, rows_in, wr
 from agentic_iqa_local.rows import RowsError as StoreError
 from agentic_iqa_local.state import ExecutorOutput, Score
 from agentic_iqa_local.studies.datasets import MOST, Scale
+from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY
 
 Letter = Literal["A", "B", "C", "D", "E"]
+Logprob = Annotated[float, Field(gt=NO_PROBABILITY, le=LOGPROB_ROUNDING, allow_inf_nan=False)]
 HumanScore = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
 Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]  # squares and sums of such are finite
 Fused = Annotated[float, Field(ge=1 - 1e-6, le=5 + 1e-6, allow_inf_nan=False)]  # with what rounding may add
@@ -29,8 +31,8 @@ class _Read(BaseModel):
     """What is stored of a letter read: log-probabilities of all letters in both orders, for each view."""
 
     class View(BaseModel):
-        forward: dict[Letter, float]
-        reversed: dict[Letter, float]
+        forward: dict[Letter, Logprob]
+        reversed: dict[Letter, Logprob]
         generated: Letter | None = None
 
         @model_validator(mode="after")
