@@ -27,7 +27,7 @@ from agentic_iqa_local.assessment import SCHEMA_VERSION, Assessment, Pipeline, a
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import memory_ran_out
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, place_for, read_json
+from agentic_iqa_local.files import LARGEST, FileError, place_for, read_json
 from agentic_iqa_local.inputs import Item, row_key
 from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.iqa_tools.calibration import map_file_hash
@@ -516,6 +516,8 @@ class Batch:
         return _Attempt(attempt.item, 0.0, self.window, rung=attempt.rung + 1, max_pixels=half)
 
     def _final(self, attempt: _Attempt, row: Assessment) -> Assessment:
+        if (size := len(as_line(row).encode()) + 1) > LARGEST:
+            return self._failure(attempt.item, f"expected a row of at most {LARGEST} bytes, got {size}", row.sha256)
         if MODEL in attempt.ran_out and not attempt.left_behind:
             reason = row.error or "memory ran out during the assessment"
             pixels = f", with at most {attempt.max_pixels} pixels at once" if attempt.max_pixels else ""

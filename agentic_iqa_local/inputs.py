@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 NAMED_ROWS = NAMED_COLUMNS = 5
 LONGEST_NAME = 300  # characters of a file's name in a message
-LARGEST = 2**26  # bytes: a million rows
+LARGEST = 2**29  # bytes: a million rows with long questions
 
 
 class ManifestError(UserError, ValueError):
@@ -106,8 +106,12 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
                 items[item] = number
             except ValueError as error:
                 bad.append(f"line {number}: {_reason(error)}")
-    except (FileError, UnicodeDecodeError, csv.Error) as error:
-        raise ManifestError(f"{path}: expected a manifest in UTF-8, cannot read it: {error}") from error
+    except FileError as error:
+        raise ManifestError(f"{path}: {error}; name another manifest, or divide it") from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: expected a manifest in UTF-8, got {error}; convert it") from error
+    except csv.Error as error:
+        raise ManifestError(f"{path}: expected CSV, got {error}; correct the manifest") from error
     if bad:
         more = f"; and {len(bad) - NAMED_ROWS} more" if len(bad) > NAMED_ROWS else ""
         raise ManifestError(f"{path}: {'; '.join(bad[:NAMED_ROWS])}{more}; correct the manifest")

@@ -43,8 +43,16 @@ class WriteError(RowsError):
     """A row that the disk did not take; the file holds the rows before it, whole."""
 
 
+class UnreadableRow(WriteError):
+    """A row that `RowFile` would refuse to read again; it is not written."""
+
+
 class Replaced(WriteError):
     """A file of rows whose name another file has by now."""
+
+
+class AnyRow(BaseModel):
+    """Any JSON object."""
 
 
 class RowFile:
@@ -54,7 +62,7 @@ class RowFile:
     holds something else, or that is a link: who wants one followed does so once (`files.place_for`), before.
     """
 
-    def __init__(self, path: Path, schema: type[BaseModel] = BaseModel):
+    def __init__(self, path: Path, schema: type[BaseModel] = AnyRow):
         self.path, self._schema = path, schema
         try:
             if place_for(path) != path:
@@ -126,9 +134,15 @@ class RowFile:
             raise RowsError(f"{self.path}: {error}; choose another --out") from error
 
     def append(self, line: str) -> None:
-        """Writes one row, given as JSON text, and waits until the disk has it. Raises WriteError."""
+        """Writes one row, given as JSON text, and waits until the disk has it. Raises WriteError, and UnreadableRow for one that
+        could not be read again."""
+        content = line.encode() + b"\n"
         try:
-            written = _write(self._file, line.encode() + b"\n")
+            _row(content, self._schema)
+        except FileError as error:
+            raise UnreadableRow(f"{self.path}: a row could not be written ({error}); the rows before it are kept") from error
+        try:
+            written = _write(self._file, content)
             os.fsync(self._file.fileno())
         except OSError as error:
             with suppress(OSError):
@@ -241,13 +255,15 @@ def write_run(path: Path, run: dict[str, Any], identity: dict[str, Any]) -> None
     write_whole(path, json.dumps(run | {"identity": identity}, indent=1), sync=True)
 
 
-def write_whole(path: Path, text: str, *, sync: bool = False, encoding: str = "utf-8") -> None:
-    """Writes a text file anew, so that a killed process leaves the old or the new one; with `sync`, a failing machine too.
-    Raises RowsError."""
+def write_whole(path: Path, content: str | bytes, *, sync: bool = False, encoding: str = "utf-8") -> None:
+    """Writes a file anew, so that a killed process leaves the old or the new one; with `sync`, a failing machine too. A text ends
+    with one line end. What lies under the name, such as a link, is replaced and never written through. Raises WriteError."""
     partial = path.with_name(path.name + ".partial")
+    if isinstance(content, str):
+        content = (content.rstrip("\n") + "\n").encode(encoding)
     try:
-        with open(create(partial), "w", encoding=encoding, newline="") as file:
-            file.write(text.rstrip("\n") + "\n")
+        with open(create(partial), "wb") as file:
+            file.write(content)
             file.flush()
             if sync:
                 os.fsync(file.fileno())

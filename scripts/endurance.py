@@ -52,6 +52,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from agentic_iqa_local.commands.console import Parser, safe_streams  # noqa: E402 (found by the line above)
+from agentic_iqa_local.errors import UserError  # noqa: E402
 from agentic_iqa_local.text import one_line  # noqa: E402
 
 PACKAGES = ("pillow", "numpy", "pydantic", "torch", "transformers", "llguidance", "pyiqa")
@@ -713,9 +714,11 @@ def injections(args: argparse.Namespace) -> dict:
 
 def _test_pictures(files: list[Path]) -> Iterator[tuple[str, Image.Image]]:
     """Each photograph as it is and under white noise (standard deviation 45 of 255)."""
+    from agentic_iqa_local.images import load_image
+
     rng = np.random.default_rng(0)
     for file in files:
-        photo = Image.open(file).convert("RGB")
+        photo = load_image(file).pixels
         noisy = np.asarray(photo, np.float32) + rng.normal(0, 45, (*photo.size[::-1], 3))
         yield f"{file.stem}, clean", photo
         yield f"{file.stem}, noisy", Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8))
@@ -779,7 +782,11 @@ def main(argv: list[str] | None = None) -> int:
         "injections": injections,
     }
     began = time.perf_counter()
-    found = runs[args.command](args) | {"seconds": round(time.perf_counter() - began)} | environment()
+    try:
+        found = runs[args.command](args) | {"seconds": round(time.perf_counter() - began)} | environment()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     if "seed" in args:
         found["seed"] = args.seed
     if args.out:

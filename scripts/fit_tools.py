@@ -3,6 +3,7 @@
 
 import argparse
 import sys
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,20 @@ from PIL import Image
 
 from agentic_iqa_local.commands.console import Parser, bar, safe_streams
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, place_for
 from agentic_iqa_local.images import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner, find_tool
-from agentic_iqa_local.iqa_tools.calibration import FitQuality, LogisticMap, evaluate, fit_logistic
-from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
+from agentic_iqa_local.iqa_tools.calibration import (
+    CalibrationError,
+    FitQuality,
+    LogisticMap,
+    evaluate,
+    fit_logistic,
+    read_map_file,
+)
+from agentic_iqa_local.plain_yaml import read_yaml
+from agentic_iqa_local.rows import write_whole
+from agentic_iqa_local.studies.datasets import MOST, DatasetError, load_dataset
 from agentic_iqa_local.text import one_line
 
 ANCHORS = ("FSIM", "SSIM", "VIF", "GMSD")
@@ -55,8 +66,7 @@ def photo_samples(photos: Path, count: int, per_photo: int, crop: int, rng: np.r
         raise DatasetError(f"{photos}: expected at least {count} photographs (--count), found {len(files)}; add some or lower it")
     for choice in bar(rng.choice(len(files), count, replace=False), unit="photograph"):
         file = files[choice]
-        with Image.open(file) as opened:
-            photo = opened.convert("RGB")
+        photo = load_image(file).pixels
         if min(photo.size) < crop:
             raise DatasetError(
                 f"{file}: expected at least {crop} pixels a side (--crop), got {photo.width}×{photo.height}; take it away or lower it"
@@ -79,6 +89,8 @@ def scored_samples(dataset, split: str | None, mos_range: tuple[float, float] | 
             raise DatasetError(f"{dataset.root}: the scale's ends are unknown; give them with --mos-range WORST BEST")
         mos_range = (info.low, info.high) if info.higher_is_better else (info.high, info.low)
     worst, best = mos_range
+    if not (abs(worst) <= MOST and abs(best) <= MOST and worst != best):
+        raise DatasetError(f"--mos-range {worst:g} {best:g}: expected two numbers of at most {MOST:g} that differ; correct them")
     for item in bar(items, unit="image"):
         image, reference = (path and load_image(str(path)).pixels for path in (item.image, item.reference))
         # Split by what is pictured: all distortions of one reference fall on one side.
@@ -107,8 +119,21 @@ def fit_one(tool: str, raw, quality, held_out, source: str, fitted_on: str) -> t
     return logistic.model_copy(update={"notes": f"held out: {check}"}), check
 
 
+def place_of_maps(path: Path) -> Path:
+    """The file of maps that is written as `path`: a link is followed. Raises CalibrationError for one that holds something else."""
+    try:
+        place = place_for(path)
+    except FileError as error:
+        raise CalibrationError(f"{path}: {error}; choose another --out") from error
+    if place.exists():
+        read_map_file(place)
+    return place
+
+
 def write_maps(path: Path, fitted: list[LogisticMap]) -> None:
-    entries = yaml.safe_load(path.read_text(encoding="utf-8"))["maps"] if path.exists() else []
+    """Puts the `fitted` maps into the file `path`, which need not be there yet. Raises CalibrationError and WriteError."""
+    place = place_of_maps(path)
+    entries = read_yaml(place)["maps"] if place.exists() else []
     for logistic in fitted:
         entry = logistic.model_dump(mode="json", exclude_none=True)
         places = [i for i, e in enumerate(entries) if e["tool"] == logistic.tool and "status" not in e]
@@ -117,7 +142,7 @@ def write_maps(path: Path, fitted: list[LogisticMap]) -> None:
         else:
             entries.append(entry)
     body = yaml.safe_dump({"maps": entries}, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)
-    path.write_text(HEADER + body, encoding="utf-8")
+    write_whole(place, HEADER + body)
 
 
 def measure_all(runner: ToolRunner, tools: list[str], image, reference) -> list[float]:
@@ -168,7 +193,9 @@ def plot(folder: Path, logistic: LogisticMap, raw, quality, held_out, check: Fit
     axes.set(xlabel=logistic.tool, ylabel="quality, 1..5", title=f"held out: {check}")
     axes.legend(frameon=False)
     folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{logistic.tool.replace('/', '_')}.png", dpi=150)
+    content = BytesIO()
+    figure.savefig(content, dpi=150)
+    write_whole(folder / f"{logistic.tool.replace('/', '_')}.png", content.getvalue())
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -206,6 +233,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         args.tools = [find_tool(tool).name for tool in args.tools]
+        place_of_maps(args.out)  # before the work
         groups, raws, qualities, rng, source, fitted_on = args.collect(args)
         raw, quality = np.array(raws), np.array(qualities)
         held_out = held_out_groups(groups, rng)

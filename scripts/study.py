@@ -130,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.iqa_tools import find_tool
     from agentic_iqa_local.services import Services
+    from agentic_iqa_local.studies.datasets import LONGEST_QUOTE
     from agentic_iqa_local.studies.run import Plan, check_plan, chosen, run_study
     from agentic_iqa_local.studies.store import check_folder, read_run
 
@@ -139,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         args.dataset, args.key, part_of=args.part_of, mos_range=args.mos_range, split=args.split, limit=args.limit
     )  # fmt: skip
     for name in dataset.missing[:5]:
-        print(f"missing: {one_line(name)}", file=sys.stderr)
+        print(f"missing: {one_line(name):.{LONGEST_QUOTE}}", file=sys.stderr)
     if dataset.missing:
         print(f"{len(dataset.missing)} files that the scores name are missing", file=sys.stderr)
     for reason, number in dataset.left_out.items():
@@ -435,19 +436,27 @@ def add_table(commands: argparse._SubParsersAction) -> None:
 
 
 def table(args: argparse.Namespace) -> int:
+    from agentic_iqa_local.files import FileError, place_for, read_bytes
+    from agentic_iqa_local.rows import write_whole
     from agentic_iqa_local.studies.analysis import StudyError
     from agentic_iqa_local.studies.report import digest
 
     text = "\n".join(digest(folder) for folder in args.reports)
     if args.write:
-        page = args.write.read_text(encoding="utf-8")
+        try:
+            place = place_for(args.write)
+            page = read_bytes(place).decode("utf-8").replace("\r\n", "\n")
+        except FileError as error:
+            raise StudyError(f"{args.write}: {error}; name a page that is there") from error
+        except UnicodeDecodeError as error:
+            raise StudyError(f"{args.write}: expected a page in UTF-8, got {error}; convert it") from error
         before, begin, rest = page.partition("<!-- studies -->\n")
         _, end, after = rest.partition("<!-- end of studies -->")
         if not begin or not end:
             raise StudyError(
                 f"{args.write}: expected the marks <!-- studies --> and <!-- end of studies -->, found none; add them"
             )
-        args.write.write_text(f"{before}{begin}{text}{end}{after}", encoding="utf-8")
+        write_whole(place, f"{before}{begin}{text}{end}{after}")
     else:
         print(text)
     return 0

@@ -6,12 +6,16 @@ are left out on purpose are counted in `Dataset.left_out`: a set never shrinks s
 """
 
 import csv
+import io
 import json
 import math
 import os
 import re
+import string
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -19,11 +23,15 @@ from typing import Any, Literal
 import numpy as np
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, open_regular, read_bytes
 from agentic_iqa_local.levels import LEVEL_WORDS
 from agentic_iqa_local.state import check_choices
 from agentic_iqa_local.text import one_line
 
 Scale = Literal["absolute categories", "paired comparison", "difference", "elo"]
+MOST = 1e9  # the largest score or level, either side of 0; beyond it figures lose their digits
+LARGEST = 2**28  # bytes of a score file: millions of rows
+LONGEST_QUOTE = 300  # characters of a row in a message
 OWN = ("manifest", "questions")  # keys of what a user writes, where the others are as their authors ship them
 
 
@@ -133,7 +141,9 @@ class _Reader:
         self._listings: dict[Path, dict[str, Path]] = {}
 
     def error(self, expected: str, found: str, remedy: str) -> DatasetError:
-        return DatasetError(f"{self.path}: expected {expected} ({self.info.title}), found {found}; {remedy}.")
+        return DatasetError(
+            f"{self.path}: expected {expected:.{LONGEST_QUOTE}} ({self.info.title}), found {found:.{LONGEST_QUOTE}}; {remedy}."
+        )
 
     def find(self, name: str) -> Path | None:
         """The file or folder `name`, or None."""
@@ -166,12 +176,12 @@ class _Reader:
         return (".", *sorted(p.name for p in self.root.iterdir() if p.is_dir()))
 
     def lines(self, path: Path, *columns: str, sheet: str | None = None) -> list[tuple[int, dict[str, Any]]]:
-        """Line numbers and rows of a CSV file or a workbook by lower-case column name. The header is the first row that has all
-        `columns`; rows that are blank in all of them are skipped."""
+        """Line numbers and rows of a CSV file or a workbook by lower-case column name, "" where a row ends early. The header is the
+        first row that has all `columns`; rows that are blank in all of them are skipped."""
         grid = iter(_csv(path) if path.suffix.lower() == ".csv" else _workbook(path, sheet))
         for _, cells in grid:
             if set(columns) <= set(header := _header(cells)):
-                rows = ((line, dict(zip(header, cells, strict=False))) for line, cells in grid)
+                rows = ((line, dict.fromkeys(header, "") | dict(zip(header, cells, strict=False))) for line, cells in grid)
                 return [(line, row) for line, row in rows if _any(row, *columns) is not None]
         own = self.info.key in OWN
         raise self.error(
@@ -194,14 +204,13 @@ class _Reader:
     def matrix(self, name: str, variable: str) -> np.ndarray:
         """A variable of a .mat file, flattened; cells of text as text."""
         from scipy.io import loadmat
-        from scipy.io.matlab import MatReadError
 
-        path = self.need(name)
+        content = _content(self.need(name))
         try:
-            values = loadmat(path)[variable].ravel()
-        except (KeyError, ValueError, NotImplementedError, MatReadError) as error:
+            values = loadmat(io.BytesIO(content), variable_names=[variable])[variable].ravel()
+            return np.array([str(np.ravel(cell)[0]) for cell in values]) if values.dtype == object else values
+        except Exception as error:  # scipy raises nearly any type on a damaged file
             raise self.error(f"{variable} in {name}", repr(error), "restore the authors' file") from error
-        return np.array([str(np.ravel(cell)[0]) for cell in values]) if values.dtype == object else values
 
     def check_lengths(self, *arrays: np.ndarray, length: int | None = None) -> None:
         """Raises DatasetError unless the arrays are equally long, and of `length` where given."""
@@ -227,12 +236,27 @@ class _Reader:
             self.left_out["the reference image is missing"] += path is not None
         return (path, reference_path) if path and (reference_path or not reference) else None
 
-    def add(self, mos: Any, image: str, reference: str | None = None, within: Iterable[str] = (".",), **facts: Any) -> None:
-        """Adds an item, or notes what is missing. Raises DatasetError when `mos` is not a finite number."""
-        if not math.isfinite(score := _number(mos)):
-            raise self.error(f"a number as the score of {image}", repr(mos), "restore the authors' score file")
+    def add(
+        self,
+        mos: Any,
+        image: str,
+        reference: str | None = None,
+        within: Iterable[str] = (".",),
+        *,
+        level: float | None = None,
+        extra: dict[str, Any] | None = None,
+        remedy: str = "restore the authors' score file",
+        **facts: Any,
+    ) -> None:
+        """Adds an item, or notes what is missing. `facts` become texts. Raises DatasetError unless `mos`, and `level` where there
+        is one, are numbers of at most `MOST`."""
+        for name, value in (("the score", mos), ("the level", 0 if level is None else level)):
+            if not abs(number := _number(value)) <= MOST:
+                wanted = f"a number of at most {MOST:g}" if math.isfinite(number) else "a number"
+                raise self.error(f"{wanted} as {name} of {image}", repr(value), remedy)
         if paths := self.locate(image, reference, within):
-            self.items.append(Item(paths[0], score, paths[1], **facts))
+            told = {name: _text(value) for name, value in facts.items()}
+            self.items.append(Item(paths[0], _number(mos), paths[1], level=level, extra=extra or {}, **told))
 
     def ask(self, row: dict[str, Any], within: Iterable[str], split: str | None = None, where: str = "the file") -> None:
         """Adds a question, or notes why not. Choices are a list, a mapping from letters, or a text that separates them by |; the
@@ -251,7 +275,10 @@ class _Reader:
         ):
             known = listed(name for name, value in row.items() if value not in (None, ""))
             raise self.error("image, question and choices in every row", known or "an empty row", f"complete {where}")
-        letters = list(choices) if isinstance(choices, dict) else [chr(ord("A") + i) for i in range(len(choices))]
+        facts = _any(row, "task", "task_type"), _any(row, "question_type", "type"), split or _any(row, "split")
+        if any(isinstance(fact, list | dict) for fact in facts):
+            raise self.error("texts as task, question_type and split", repr(facts), f"correct {where}")
+        letters = list(choices) if isinstance(choices, dict) else list(string.ascii_uppercase[: len(choices)])
         texts = [str(choice) for choice in (choices.values() if isinstance(choices, dict) else choices)]
         if answer is None:
             self.left_out["no answer is published"] += 1
@@ -268,8 +295,7 @@ class _Reader:
         if index is None:
             self.left_out["the answer is none of the choices"] += 1
         elif paths := self.locate(image, reference, within):
-            facts = _any(row, "task", "task_type"), _any(row, "question_type", "type"), split or row.get("split")
-            self.questions.append(Question(paths[0], question, tuple(texts), index, paths[1], *facts))
+            self.questions.append(Question(paths[0], question, tuple(texts), index, paths[1], *map(_text, facts)))
 
 
 def quoted(name: str) -> str:
@@ -295,9 +321,25 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _lines(path: Path) -> list[str]:
+def _text(value: Any) -> str | None:
+    """A fact as text: JSON and workbooks hold numbers too."""
+    return None if value is None else str(value)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_bytes(path, LARGEST)
+    except FileError as error:
+        raise DatasetError(f"{path}: {error}; restore the file.") from error
+
+
+def _decoded(path: Path) -> str:
     # A byte that is not UTF-8 can only spoil the name it stands in, which then shows up as missing.
-    return [line.strip() for line in path.read_text(encoding="utf-8-sig", errors="replace").split("\n") if line.strip()]
+    return _content(path).decode("utf-8-sig", errors="replace")
+
+
+def _lines(path: Path) -> list[str]:
+    return [line.strip() for line in _decoded(path).split("\n") if line.strip()]
 
 
 def _header(cells: Iterable[Any]) -> list[str]:
@@ -306,12 +348,11 @@ def _header(cells: Iterable[Any]) -> list[str]:
 
 def _csv(path: Path) -> list[tuple[int, Sequence[Any]]]:
     """(line, cells) of each row; of a row over several lines, the last."""
-    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-        try:
-            reader = csv.reader(file, skipinitialspace=True)
-            return [(reader.line_num, row) for row in reader]
-        except csv.Error as error:
-            raise DatasetError(f"{path}: expected CSV, found {error}; correct the file.") from error
+    reader = csv.reader(io.StringIO(_decoded(path), newline=""), skipinitialspace=True)
+    try:
+        return [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise DatasetError(f"{path}: expected CSV, found {error}; correct the file.") from error
 
 
 def _workbook(path: Path, sheet: str | None) -> list[tuple[int, Sequence[Any]]]:
@@ -323,13 +364,20 @@ def _workbook(path: Path, sheet: str | None) -> list[tuple[int, Sequence[Any]]]:
             f"{path}: expected openpyxl to read it with, found it not installed; install it, or export the sheet "
             f"{sheet or 'that comes first'} with its column names to {path.with_suffix('.csv').name} beside it."
         ) from None
-    book = load_workbook(path, read_only=True, data_only=True)
+    content = io.BytesIO(_content(path))
     try:
-        if sheet and sheet not in book.sheetnames:
-            raise DatasetError(f"{path}: expected a sheet {sheet}, found {listed(book.sheetnames)}; restore the authors' file.")
-        return list(enumerate((book[sheet] if sheet else book.worksheets[0]).iter_rows(values_only=True), 1))
-    finally:
-        book.close()
+        with zipfile.ZipFile(content) as archive:
+            if (size := sum(member.file_size for member in archive.infolist())) > LARGEST:
+                raise DatasetError(f"{path}: expected at most {LARGEST} bytes when unpacked, found {size}; restore the file.")
+        with closing(load_workbook(content, read_only=True, data_only=True)) as book:
+            if sheet and sheet not in book.sheetnames:
+                names = f"{listed(book.sheetnames):.{LONGEST_QUOTE}}"
+                raise DatasetError(f"{path}: expected a sheet {sheet}, found {names}; restore the authors' file.")
+            return list(enumerate((book[sheet] if sheet else book.worksheets[0]).iter_rows(values_only=True), 1))
+    except DatasetError:
+        raise
+    except Exception as error:  # openpyxl raises nearly any type on a damaged file
+        raise DatasetError(f"{path}: expected a workbook, found {error!r:.{LONGEST_QUOTE}}; restore the file.") from error
 
 
 def _json(path: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -338,17 +386,26 @@ def _json(path: Path) -> list[tuple[int, dict[str, Any]]]:
     try:
         if path.suffix.lower() == ".jsonl":
             rows = []
-            for line, text in enumerate(path.read_text(encoding="utf-8-sig", errors="replace").split("\n"), 1):
-                rows += [(line, json.loads(text))] if text.strip() else []
+            for line, text in enumerate(_decoded(path).split("\n"), 1):
+                rows += [(line, _parsed(text))] if text.strip() else []
         else:
-            rows = list(enumerate(json.loads(path.read_text(encoding="utf-8-sig")), 1))
+            rows = list(enumerate(_parsed(_content(path).decode("utf-8-sig")), 1))
+    except DatasetError:
+        raise
     except (ValueError, TypeError, RecursionError) as error:
-        found = f"{error} in line {line}" if line else error
+        found = f"{error!s:.{LONGEST_QUOTE}} in line {line}" if line else f"{error!s:.{LONGEST_QUOTE}}"
         raise DatasetError(f"{path}: expected JSON, found {found}; correct the file.") from error
     for line, row in rows:
         if not isinstance(row, dict):
             raise DatasetError(f"{path}: expected a list of objects, found {type(row).__name__} in row {line}; correct the file.")
     return rows
+
+
+def _parsed(text: str) -> Any:
+    """Raises ValueError and RecursionError, also for half a character (a lone surrogate), which no row can hold."""
+    value = json.loads(text)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _place(path: Path, line: int) -> str:
@@ -425,7 +482,7 @@ def _csiq(reader: _Reader) -> None:
     columns = "image", "dst_type", "dst_lev", "dmos"
     for row in reader.workbook("csiq.DMOS", *columns, sheet="all_by_image"):
         # A workbook gives the scene 1600 as a number.
-        image = f"{row['image']:g}" if isinstance(row["image"], int | float) else str(row["image"]).strip()
+        image = f"{_number(row['image']):g}" if isinstance(row["image"], int | float) else str(row["image"]).strip()
         kind, level = str(row["dst_type"]).strip().lower(), _number(row["dst_lev"])
         kind = CSIQ_FOLDERS.get(kind, kind)
         reader.add(
@@ -499,7 +556,7 @@ def _agiqa(reader: _Reader) -> None:
     for row in reader.table(reader.need("data.csv"), "name", "prompt", "mos_quality", "mos_align"):
         extra = {"std": _number(row.get("std_quality")), "mos_align": _number(row["mos_align"])}
         extra["generator"] = row["name"].partition("_")[0]
-        reader.add(row["mos_quality"], row["name"], within=within, group=row["prompt"].strip(), extra=extra)
+        reader.add(row["mos_quality"], row["name"], within=within, group=row["prompt"].strip() or None, extra=extra)
 
 
 def _biq(reader: _Reader) -> None:
@@ -565,13 +622,12 @@ def _manifest(reader: _Reader, part_of: str | None = None, mos_range: Sequence[f
         paths = known["image"], known["reference"] or ""
         if not all(isinstance(name, str) for name in paths) or any(isinstance(value, list | dict) for value in known.values()):
             raise reader.error("paths as image and reference, and no lists, in every row", repr(row), remedy)
-        if not math.isfinite(score := _number(known["mos"])):
-            raise reader.error(f"a number as the score of {paths[0]}", repr(known["mos"]), remedy)
-        if mos_range and not mos_range[0] <= score <= mos_range[1]:
+        score = _number(known["mos"])
+        if mos_range and math.isfinite(score) and not mos_range[0] <= score <= mos_range[1]:
             ends = "{:g} to {:g}".format(*mos_range)
             raise reader.error(f"a score from {ends} (--mos-range) for {paths[0]}", f"{score:g}", f"{remedy}, or the range")
         known["group"] = known["group"] or known["reference"]
-        reader.add(**known, level=None if level is None else _number(level), extra=extra)
+        reader.add(**known, level=None if level is None else _number(level), extra=extra, remedy=remedy)
     base = DATASETS[part_of][0] if part_of else replace(reader.info, higher_is_better=True)
     derived = {
         "title": f"part of {base.title}" if part_of else path.name,
@@ -584,9 +640,9 @@ def _manifest(reader: _Reader, part_of: str | None = None, mos_range: Sequence[f
 def _range(ends: Sequence[float]) -> tuple[float, float]:
     """The ends of a scale, the lower one first. Raises DatasetError."""
     low, high = ends
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+    if not -MOST <= low < high <= MOST:
         raise DatasetError(
-            f"--mos-range {low:g} {high:g}: expected two numbers, the lower end of the scale first, such as --mos-range 1 5; where "
+            f"--mos-range {low:g} {high:g}: expected two numbers, the lower end of the scale first, of at most {MOST:g}, such as --mos-range 1 5; where "
             "lower scores are better, turn them around in the manifest."
         )
     return low, high
@@ -597,12 +653,16 @@ def _qbench(reader: _Reader) -> None:
     What the numbers of `type` and `concern` stand for is taken from the order of the authors' tables."""
     reader.need("llvisionqa_dev.json", "llvisionqa_test.json")
     within = reader.anywhere()
-    types, concerns = dict(enumerate(QBENCH_TYPES)), dict(enumerate(QBENCH_CONCERNS))
     for split in ("dev", "test"):
         path = reader.find(f"llvisionqa_{split}.json")
         for _, row in _json(path) if path else []:
-            named = {"question_type": types.get(row.get("type")), "task": concerns.get(row.get("concern"))}
+            named = {"question_type": _at(QBENCH_TYPES, row.get("type")), "task": _at(QBENCH_CONCERNS, row.get("concern"))}
             reader.ask(row | named, within, split)
+
+
+def _at(names: Sequence[str], place: Any) -> str | None:
+    """The name at `place`, which may be anything."""
+    return next((name for number, name in enumerate(names) if number == place), None)
 
 
 def _questions(reader: _Reader) -> None:
@@ -719,8 +779,13 @@ def load_dataset(folder: str | Path, key: str | None = None, **options: Any) -> 
     score is not a number or not within `mos_range`, or no image is there.
     """
     path = Path(folder)
-    if not path.exists():
-        raise DatasetError(f"{path}: expected a data set's folder, found nothing; check the path.")
+    if not os.path.exists(path):  # Path.exists raises for a name that is too long
+        raise DatasetError(f"{path!s:.{LONGEST_QUOTE}}: expected a data set's folder, found nothing; check the path.")
+    if not path.is_dir():
+        try:
+            os.close(open_regular(path))
+        except FileError as error:
+            raise DatasetError(f"{path}: {error}; name a data set's folder or a manifest.") from error
     known = listed(DATASETS)
     if (key := key or detect(path)) is None:
         if path.is_file():

@@ -10,21 +10,25 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import jinja2
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from agentic_iqa_local.files import FileError, read_bytes, read_json
+from agentic_iqa_local.files import FileError, first_mistake, read_bytes, read_json
 from agentic_iqa_local.images import ImageError, load_image
+from agentic_iqa_local.rows import LARGEST_NOTE, write_whole
 from agentic_iqa_local.studies.analysis import MARGIN, Study, StudyError, Table
 from agentic_iqa_local.studies.plots import Drawing
 from agentic_iqa_local.tables import markdown_cell, write_csv
 from agentic_iqa_local.text import printable
 
 THUMBNAIL = 320  # pixels of the longest side
+
+Read, Line = TypeVar("Read"), TypeVar("Line", bound=BaseModel)
 
 TABLES = {
     "modes": (
@@ -153,10 +157,11 @@ def _line(cells: Sequence[str]) -> str:
 def write_table(folder: Path, name: str, title: str, note: str, table: Table) -> None:
     """`name`.csv, with six digits and every bound in its own column, and `name`.md for a reader."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
-        columns = list(dict.fromkeys(key for row in table for key in row))
-        write_csv(file, columns, ({key: _exact(value) for key, value in row.items()} for row in table), lineterminator="\n")
-    (folder / f"{name}.md").write_text(markdown(title, note, table), encoding="utf-8")
+    text = StringIO()
+    columns = list(dict.fromkeys(key for row in table for key in row))
+    write_csv(text, columns, ({key: _exact(value) for key, value in row.items()} for row in table), lineterminator="\n")
+    write_whole(folder / f"{name}.csv", text.getvalue())
+    write_whole(folder / f"{name}.md", markdown(title, note, table))
 
 
 def write_tables(study: Study, folder: Path) -> None:
@@ -169,66 +174,117 @@ def write_figures(drawings: Sequence[Drawing], folder: Path) -> None:
     """PNG and SVG of every figure."""
     folder.mkdir(parents=True, exist_ok=True)
     for drawing in drawings:
-        (folder / f"{drawing.name}.svg").write_bytes(drawing.svg)
-        (folder / f"{drawing.name}.png").write_bytes(drawing.png)
+        write_whole(folder / f"{drawing.name}.svg", drawing.svg)
+        write_whole(folder / f"{drawing.name}.png", drawing.png)
 
 
 def write_run(run: dict[str, Any], folder: Path) -> None:
     """run.json as it was written when the run began: command, configuration, versions, hardware, hashes."""
-    (folder / "run.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / "run.json", json.dumps(run, indent=1))
+
+
+class _Run(BaseModel):
+    """What a table shows of run.json."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    class Data(BaseModel):
+        title: str
+
+    class Model(BaseModel):
+        name: str
+
+    dataset: Data
+    model: Model
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Figure = Annotated[Finite | None, BeforeValidator(lambda cell: cell or None)]  # None where the cell is empty
+
+
+class _Mode(BaseModel):
+    """What a table shows of a line of modes.csv."""
+
+    mode: str
+    n: str
+    failed: str
+    interval_over: str
+    seen: str
+    srcc: Figure
+    srcc_low: Figure
+    srcc_high: Figure
+    plcc_mapped: Figure
+
+
+class _Difference(BaseModel):
+    """What a table shows of a line of differences.csv."""
+
+    first: str
+    second: str
+    srcc_difference: Figure
+    srcc_difference_low: Figure
+    srcc_difference_high: Figure
+    p_holm: Figure
 
 
 def digest(folder: Path) -> str:
     """Markdown of a written report for a README: SRCC, PLCC and the paired difference of every mode. Raises StudyError."""
-    try:
-        return _digest(folder)
-    except FileError as error:
-        raise StudyError(f"{folder}: {error}; name a folder that study.py report wrote") from error
-    except (ValueError, LookupError, TypeError, StopIteration, csv.Error) as error:
-        raise StudyError(
-            f"{folder}: expected the tables of study.py report, got others ({error!r}); make the report anew"
-        ) from error
-
-
-def _digest(folder: Path) -> str:
-    run = read_json(folder / "run.json")
-    modes, differences = (_read_csv(folder / f"{name}.csv") for name in ("modes", "differences"))
-    against = {frozenset((row["first"], row["second"])): row for row in differences}
-    baseline = next(iter(frozenset.intersection(*against)))
-    title, model = run["dataset"]["title"], run["model"]["name"]
+    run = _read(folder / "run.json", lambda file: _Run.model_validate(read_json(file, LARGEST_NOTE), strict=True))
+    modes = _read(folder / "modes.csv", lambda file: _lines(file, _Mode))
+    differences = _read(folder / "differences.csv", lambda file: _lines(file, _Difference))
+    against = {frozenset((row.first, row.second)): row for row in differences}
+    common = frozenset.intersection(*against)
+    baseline = next((name for name in (differences[0].second, differences[0].first) if name in common), None)
+    if baseline is None:
+        raise StudyError(f"{folder / 'differences.csv'}: expected differences to one mode, found others; make the report anew")
     place = folder.as_posix() if re.fullmatch(r"[\w./ -]+", folder.as_posix()) else None
-    first = {key: markdown_cell(value) for key, value in modes[0].items()}
+    first = {name: markdown_cell(getattr(modes[0], name)) for name in ("n", "failed", "interval_over")}
     lines = [
-        f"**{markdown_cell(title)}**, {first['n']} images and {first['failed']} failures, model {markdown_cell(model)}; intervals over "
-        f"{first['interval_over']} ({f'`{place}`' if place else markdown_cell(folder.as_posix())})",
+        f"**{markdown_cell(run.dataset.title)}**, {first['n']} images and {first['failed']} failures, model "
+        f"{markdown_cell(run.model.name)}; intervals over {first['interval_over']} "
+        f"({f'`{place}`' if place else markdown_cell(folder.as_posix())})",
         "",
         _line(["mode", "SRCC", "PLCC, mapped", f"SRCC − that of {baseline}", "p (Holm)"]),
         "|---|---|---|---|---|",
     ]
-    for row in sorted(modes, key=lambda row: -float(row["srcc"] or "nan")):
+    for row in sorted(modes, key=lambda row: math.inf if row.srcc is None else -row.srcc):
         cells = [
-            f"{row['mode']}{' (seen)' if row['seen'] == 'seen' else ''}",
-            _with_interval(row, "srcc"),
-            _two(row["plcc_mapped"]),
+            f"{row.mode}{' (seen)' if row.seen == 'seen' else ''}",
+            _with_interval(row.srcc, row.srcc_low, row.srcc_high),
+            _two(row.plcc_mapped),
         ]
-        if found := against.get(frozenset((row["mode"], baseline))):
-            sign = 1 if found["first"] == row["mode"] else -1
-            cells += [_with_interval(found, "srcc_difference", sign), _two(found["p_holm"])]
+        if found := against.get(frozenset((row.mode, baseline))):
+            ends = found.srcc_difference, found.srcc_difference_low, found.srcc_difference_high
+            if found.first != row.mode:
+                ends = tuple(None if end is None else -end for end in (ends[0], ends[2], ends[1]))
+            cells += [_with_interval(*ends), _two(found.p_holm)]
         lines.append(_line(cells + [""] * (5 - len(cells))))
     return "\n".join([*lines, ""])
 
 
-def _read_csv(file: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(StringIO(read_bytes(file).decode("utf-8"))))
+def _read(file: Path, read: Callable[[Path], Read]) -> Read:
+    """Raises StudyError."""
+    try:
+        return read(file)
+    except FileError as error:
+        raise StudyError(f"{file}: {error}; name a folder that study.py report wrote") from error
+    except (ValidationError, UnicodeDecodeError, csv.Error) as error:
+        said = first_mistake(error) if isinstance(error, ValidationError) else error
+        raise StudyError(f"{file}: expected what study.py report writes, got another: {said}; make the report anew") from error
 
 
-def _two(value: str, sign: int = 1) -> str:
-    return f"{sign * float(value):.2f}".replace("-", "−") if value else "—"
+def _lines(file: Path, schema: type[Line]) -> list[Line]:
+    """One at least."""
+    rows = csv.DictReader(StringIO(read_bytes(file).decode("utf-8"), newline=""), restkey="more")
+    return TypeAdapter(Annotated[list[schema], Field(min_length=1)]).validate_python(list(rows))
 
 
-def _with_interval(row: dict[str, str], key: str, sign: int = 1) -> str:
-    ends = [row[f"{key}_{end}"] for end in ("low", "high")][::sign]
-    return f"{_two(row[key], sign)} ({_two(ends[0], sign)} to {_two(ends[1], sign)})" if row[key] else "—"
+def _two(value: float | None) -> str:
+    return "—" if value is None else f"{value:.2f}".replace("-", "−")
+
+
+def _with_interval(value: float | None, low: float | None, high: float | None) -> str:
+    return "—" if value is None else f"{_two(value)} ({_two(low)} to {_two(high)})"
 
 
 # The page
@@ -249,7 +305,7 @@ def write_html(parts: Sequence[tuple[Study, Sequence[Drawing]]], file: Path, *, 
         thumbnail=_thumbnail if pictures else None,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(printable(page), encoding="utf-8")
+    write_whole(file, printable(page))
 
 
 def _uri(content: bytes, kind: str) -> str:

@@ -7,27 +7,32 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from agentic_iqa_local.files import FileError, first_mistake, open_regular, place_for, read_json
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.prompts import choice_letters
 from agentic_iqa_local.rows import LARGEST_NOTE, RowFile, check_run, rows_in, write_run, write_whole
 from agentic_iqa_local.rows import RowsError as StoreError
-from agentic_iqa_local.state import ExecutorOutput
-from agentic_iqa_local.studies.datasets import Scale
+from agentic_iqa_local.state import ExecutorOutput, Score
+from agentic_iqa_local.studies.datasets import MOST, Scale
+from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY
 
 Letter = Literal["A", "B", "C", "D", "E"]
+Logprob = Annotated[float, Field(gt=NO_PROBABILITY, le=LOGPROB_ROUNDING, allow_inf_nan=False)]
+HumanScore = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
+Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]  # squares and sums of such are finite
+Fused = Annotated[float, Field(ge=1 - 1e-6, le=5 + 1e-6, allow_inf_nan=False)]  # with what rounding may add
 
 
 class _Read(BaseModel):
     """What is stored of a letter read: log-probabilities of all letters in both orders, for each view."""
 
     class View(BaseModel):
-        forward: dict[Letter, float]
-        reversed: dict[Letter, float]
+        forward: dict[Letter, Logprob]
+        reversed: dict[Letter, Logprob]
         generated: Letter | None = None
 
         @model_validator(mode="after")
@@ -40,15 +45,15 @@ class _Read(BaseModel):
 
 
 class _Tool(BaseModel):
-    raw: float | None = None
-    normalized: float | None = None
-    seconds: float | None = None
+    raw: Number | None = None
+    normalized: Score | None = None
+    seconds: Number | None = None
     error: str | None = None
 
 
 class _Agent(BaseModel):
     class Fusion(BaseModel):
-        q: float | None = None
+        q: Fused | None = None
 
     fusion: Fusion | None = None
 
@@ -63,16 +68,16 @@ class _StudyRow(BaseModel):
     error: str | None = None
     agent_error: str | None = None
     split: str | None = None
-    mos: float = 0.0
+    mos: HumanScore = 0.0
     group: str | None = None
     distortion: str | None = None
     subset: str | None = None
-    level: float | None = None
+    level: HumanScore | None = None
     evidence: ExecutorOutput | None = None
     agent: _Agent | None = None
     reads: dict[str, _Read] = {}
     tools: dict[str, _Tool] = {}
-    cost: dict[str, dict[str, float]] = {}
+    cost: dict[str, dict[str, Number]] = {}
     question: str | None = None
     task: str | None = None
     question_type: str | None = None
@@ -108,8 +113,8 @@ class _StudyRun(BaseModel):
         title: str = ""
         kind: Literal["FR", "NR", "MCQ"] = "NR"
         higher_is_better: bool | None = None
-        low: float | None = None
-        high: float | None = None
+        low: HumanScore | None = None
+        high: HumanScore | None = None
         scale: Scale | None = None
         groups: str | None = None
         licence: str = ""
@@ -231,11 +236,11 @@ class Store:
             write_whole(description, json.dumps(run | {"dataset": told}, indent=1), sync=True)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Writes one row and waits until the disk has it. Raises ValueError for a key that is there already, or a number that
-        JSON cannot hold; StoreError when the disk does not take it."""
+        """Writes one row and waits until the disk has it. Raises ValueError for a key that is there already; StoreError for a row
+        that could not be read again, and when the disk does not take it."""
         if row["key"] in self.done:
             raise ValueError(f"{self.folder}: {row['key']} is stored already")
-        self._rows.append(json.dumps(row, allow_nan=False))
+        self._rows.append(json.dumps(row))
         self.done.add(row["key"])
 
     def close(self) -> None:

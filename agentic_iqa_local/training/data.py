@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance
 
+from agentic_iqa_local.images import load_image
 from agentic_iqa_local.training.distortions import Part, Sample, draw_sample
 from agentic_iqa_local.training.embedded import FACTOR
 
@@ -49,12 +50,11 @@ def load_tiles(files: Sequence[Path]) -> list[np.ndarray]:
     """The photographs as uint8 tiles of 512×512.
 
     Those with more than 1024 pixels on their short side are first reduced to that by averaging areas, which removes what a
-    camera's JPEG left.
+    camera's JPEG left. Raises ImageError for a file that is no such picture, ValueError for one that is too small.
     """
     tiles = []
     for file in files:
-        with Image.open(file) as opened:
-            photo = opened.convert("RGB")
+        photo = load_image(file).pixels
         short = min(photo.size)
         if short < SIDE:
             raise ValueError(f"{file}: expected at least {SIDE} pixels a side, got {photo.width}×{photo.height}")
