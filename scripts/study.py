@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from agentic_iqa_local.commands.console import bar, safe_streams, start_logging
+from agentic_iqa_local.commands.console import bar, like_ctrl_c, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.text import one_line
 
@@ -481,16 +481,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        return args.main(args)
+        with like_ctrl_c(signal.default_int_handler):
+            return args.main(args)
     except KeyboardInterrupt:
         kept = ": the rows so far are kept; the same command goes on" if args.command == "run" else ""
         print(f"interrupted{kept}", file=sys.stderr)
@@ -499,8 +495,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
     except OSError as error:
         print(one_line(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}"), file=sys.stderr)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return 2
 
 
