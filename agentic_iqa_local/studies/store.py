@@ -54,6 +54,7 @@ class _Tool(BaseModel):
 class _Agent(BaseModel):
     class Fusion(BaseModel):
         q: Fused | None = None
+        eta: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
 
     fusion: Fusion | None = None
 
