@@ -28,7 +28,7 @@ from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutp
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
 
-SCHEMA_VERSION = 2  # 2: answers that a query lists are choices, and part of a row's key
+SCHEMA_VERSION = 3  # 3: eta and sigma. 2: answers that a query lists are choices, and part of a row's key
 Pipeline = Literal["agent", "letters"]
 
 
