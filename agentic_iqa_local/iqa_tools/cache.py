@@ -65,7 +65,7 @@ class ScoreCache:
 
 def _require_database(path: Path) -> None:
     """Raises FileError for what SQLite would wait for, such as a pipe. A file that is not there yet is made."""
-    if not os.path.lexists(path):
+    if not os.path.exists(path):  # Path.exists raises for a name that no file can have
         return
     with open(open_regular(path), "rb") as file:
         if file.read(len(BEGINNING)) not in (b"", BEGINNING):
