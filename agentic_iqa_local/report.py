@@ -11,6 +11,7 @@ from typing import Any
 
 from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.iqa_tools import TOOLS, ToolInfo
+from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.prompts import chosen_answer
 from agentic_iqa_local.query import named_metrics
@@ -262,14 +263,15 @@ def _reason(image: str, error: str) -> str:
 
 
 def tool_table(tools: Sequence[ToolInfo]) -> str:
-    """Every tool with its availability, what it costs, the range its map can reach, and where the map comes from."""
-    lines = []
+    """Every tool with its availability, what it costs, how reliable it is, the range its map can reach, and where the map comes
+    from."""
+    lines, reliability = [], load_reliability()
     for tool in tools:
         reach = f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no map"
         why = "" if tool.available else f" Unavailable: {tool.reason}."
         lines += [
             f"{tool.name:<14}{tool.reference:<4}{reach:<12}{'available' if tool.available else 'unavailable'}",
-            *_wrapped(f"{tool.description}.{why} Cost: {cost(tool)}. Map: {tool.source or 'none'}"),
+            *_wrapped(f"{tool.description}.{why} Cost: {cost(tool)}. Reliability: {reliability.account(tool.name)}. Map: {tool.source or 'none'}"),
         ]
     return _lines(lines)
 

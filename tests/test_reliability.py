@@ -105,6 +105,14 @@ def test_the_end_of_a_map_says_little_about_what_lies_beyond():
     assert reliability.sigma_of_mean([("NIQE", 5.0)], {"NIQE": (1.0, 5.0)}) == pytest.approx(0.5)  # the scale's own end
 
 
+def test_what_is_known_of_a_tool_is_told():
+    reliability = load_reliability()
+    assert reliability.account("VSI") == "SRCC 0.89 on tid2013, 0.88 on kadid10k; off by about 0.44 levels"
+    assert "0.92 on csiq" in reliability.account("WaDIQaM_FR")
+    assert "on koniq10k (trained on it)" in reliability.account("MUSIQ")
+    assert reliability.account("MAD") == "no published figure was found"
+
+
 def test_a_damaged_record_is_refused():
     with pytest.raises(ValueError, match="known"):
         known(NoSuchTool={"a": 0.5})

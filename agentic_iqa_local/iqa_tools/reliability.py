@@ -97,6 +97,14 @@ class Reliability(_Record):
         unseen = self._records[tool].unseen() if tool in self._records else {}
         return f"SRCC {sum(unseen.values()) / len(unseen):.2f}" if unseen else ""
 
+    def account(self, tool: str) -> str:
+        """What is known of a tool, for a reader: "SRCC 0.89 on tid2013, 0.88 on kadid10k; off by about 0.44 levels"."""
+        if tool not in self._records:
+            return "no published figure was found"
+        record = self._records[tool]
+        told = [f"{entry.srcc:.2f} on {entry.data_set}{' (trained on it)' if entry.seen else ''}" for entry in record.published]
+        return f"SRCC {', '.join(told)}; off by about {record.sigma:.2f} levels"
+
     def sigma(self, tool: str) -> float:
         """Standard deviation of the tool's error, in levels."""
         return self._records[tool].sigma if tool in self._records else self.sigma_unknown
