@@ -34,7 +34,7 @@ from agentic_iqa_local.iqa_tools.calibration import map_file_hash
 from agentic_iqa_local.iqa_tools.reliability import SHIPPED as RELIABILITY
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.levels import LETTER_TO_LEVEL
-from agentic_iqa_local.model_store import models_root, store_manifest
+from agentic_iqa_local.model_store import file_hash, models_root, store_manifest
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters
 from agentic_iqa_local.rows import LARGEST_NOTE, OtherRun, RowFile, RowsError, check_run, write_run, write_whole
@@ -91,7 +91,7 @@ def identity(
         "schema version": SCHEMA_VERSION,
         "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
         "tool maps": map_file_hash(settings.tools.maps or SHIPPED_MAPS),
-        "tool reliability": hashlib.sha256(RELIABILITY.read_bytes()).hexdigest(),
+        "tool reliability": file_hash(RELIABILITY),
         "tool weights": hashlib.sha256(json.dumps(weights).encode()).hexdigest(),
         "versions": versions,
         "device": device.partition(":")[0],

@@ -147,18 +147,16 @@ def check(title: str, remedy: str) -> Callable[[Callable[..., Finding | None]], 
                 finding = ("fail", found, advice) if found else ("fail", str(error), remedy)
             except Exception as error:
                 finding = ("fail", f"{type(error).__name__}: {_told(error)}", remedy)
-            return finding and Check(
-                examined.title(*about), finding[0], *map(one_line, finding[1:]), seconds=round(time.perf_counter() - began, 3)
-            )
+            return finding and Check(examined.title(*about), *finding, seconds=round(time.perf_counter() - began, 3))
 
-        examined.title = lambda *about: one_line(" ".join((title, *about)))
+        examined.title = lambda *about: one_line(" ".join((title, *about)))  # as Check.name has it
         return examined
 
     return decorate
 
 
 def _told(error: BaseException) -> str:
-    return one_line(" ".join(str(error).split())[:300]) or "no message"
+    return " ".join(str(error).split())[:300] or "no message"
 
 
 def gib(size: float) -> str:
@@ -684,7 +682,7 @@ def _work(setup: Setup, pipe: "Connection", log: str) -> None:
             examine_one, about = pipe.recv()
             found: Check | None = examine_one(setup, *about)
             if found and attempts:
-                where = one_line(", ".join(sorted(set(attempts))))
+                where = ", ".join(sorted(set(attempts)))
                 found = replace(
                     found,
                     status="fail" if found.status == "fail" else "warn",
@@ -754,7 +752,7 @@ class Apart:
     def _cause(self) -> tuple[str, str]:
         """Why the process died, and what to do."""
         said = Path(self._log).read_text(errors="replace").split("\n")
-        last = next((f"; the last it said: {one_line(line.strip()[:200])}" for line in reversed(said) if line.strip()), "")
+        last = next((f"; the last it said: {line.strip()[:200]}" for line in reversed(said) if line.strip()), "")
         code = self._code or 0
         if code >= 0:
             return f"the process ended with status {code}{last}", "see what it said, and repair the environment"

@@ -96,9 +96,9 @@ def analyse(query: str, distortions: dict[str, list[str]], images: OpenImages) -
     return ExecutorOutput.model_validate({"distortion_analysis": analysis}).distortion_analysis
 
 
-def usable_tools(images: OpenImages) -> list[ToolInfo]:
-    """The tools that can run on these images: those that are not clearly worse than another first, best first; between equals the
-    configuration's favourites. Raises ToolError when there are none."""
+def ranked_tools(images: OpenImages) -> tuple[list[ToolInfo], list[ToolInfo]]:
+    """The tools that can run on these images: those that are not clearly worse than another, best first, and the others; between
+    equals the configuration's favourites come first. Raises ToolError when there are none."""
     full_reference = images.reference is not None
     settings = images.services.settings.tools
     favourites = settings.full_reference if full_reference else settings.no_reference
@@ -108,14 +108,13 @@ def usable_tools(images: OpenImages) -> list[ToolInfo]:
     if not tools:
         raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
     names = sorted(tools, key=lambda name: favourites.index(name) if name in favourites else len(favourites))
-    return [tools[name] for name in dict.fromkeys([*load_reliability().trusted(names), *names])]
+    trusted = load_reliability().trusted(names)
+    return [tools[name] for name in trusted], [tools[name] for name in names if name not in trusted]
 
 
 def listed_tools(images: OpenImages) -> list[ToolInfo]:
-    """Those of `usable_tools` that are not clearly worse than another of them: what the model may choose from."""
-    tools = usable_tools(images)
-    trusted = load_reliability().trusted([tool.name for tool in tools])
-    return [tool for tool in tools if tool.name in trusted]
+    """What the model may choose from: the tools that are not clearly worse than another, best first. Raises ToolError."""
+    return ranked_tools(images)[0]
 
 
 def default_tool(images: OpenImages) -> str:
@@ -196,12 +195,13 @@ def run_tools(evidence: ExecutorOutput, boxes: dict[str, Box], images: OpenImage
 
 
 def run_tool(name: str, distortion: str, tool: str, box: Box | None, images: OpenImages) -> list[ToolExecutionLog]:
-    """The runs of one entry: the chosen tool, and while that fails the listed ones in their order; the last run counts."""
+    """The runs of one entry: the chosen tool, and while that fails the ranked ones in their order; the last run counts."""
     first = _attempt(name, distortion, tool, box, images, fallback=False)
     if first.error is None:
         return [first]
     try:
-        stand_ins = [info.name for info in usable_tools(images) if info.name != first.tool_name]
+        trusted, others = ranked_tools(images)
+        stand_ins = [info.name for info in (*trusted, *others) if info.name != first.tool_name]
     except ToolError:
         stand_ins = []
     logs = [first]

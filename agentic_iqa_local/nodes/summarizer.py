@@ -180,7 +180,8 @@ def read_and_fuse(prompt: Prompt, tools: Sequence[tuple[str, float]], images: Op
     settings, scores = images.services.settings.fusion, [score for _, score in tools]
     sigma = None
     if settings.eta == "auto" and tools:
-        reachable = {name: logistic.reachable for name, logistic in images.services.tools.maps.items()}
+        maps = images.services.tools.maps
+        reachable = {name: maps[name].reachable for name, _ in tools if name in maps}
         sigma = load_reliability().sigma_of_mean(tools, reachable)
     fusion = fusion_of(settings, sigma)
     mode, letter, p_letter, off_mass = read_probabilities(prompt, LETTERS, images)

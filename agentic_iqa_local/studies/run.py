@@ -165,7 +165,7 @@ def identity(dataset: Dataset, services: Services, plan: Plan) -> dict[str, Any]
         "model": folder_hash(_model_folder(settings, ROLE)),
         "other_models": [folder_hash(_model_folder(settings, role)) for role in ROLES if role != ROLE],
         "maps": map_file_hash(settings.tools.maps or SHIPPED_MAPS),
-        "reliability": hashlib.sha256(RELIABILITY.read_bytes()).hexdigest(),
+        "reliability": file_hash(RELIABILITY),
         "reads": json.loads(json.dumps(asdict(plan))),
         "configuration": json.loads(settings.model_dump_json(exclude={"fusion": True, "tools": {"cache": True}})),
     }
