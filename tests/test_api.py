@@ -311,7 +311,7 @@ def test_the_model_is_loaded_at_the_first_picture_kept_and_freed_at_the_end(phot
 
 
 def test_nothing_is_printed():
-    program = "from agentic_iqa_local import IQA\nIQA(cpu=True)('tests/data/sumac.png', 'tests/data/prudential.png')"
+    program = "from agentic_iqa_local import IQA\nIQA(cpu=True, max_replan_iterations=0)('tests/data/sumac.png', 'tests/data/prudential.png')"
     done = python(program)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
