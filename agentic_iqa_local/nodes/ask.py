@@ -2,9 +2,9 @@
 
 import json
 import logging
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.prompts import Prompt
@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 TRIES = 3
 LOGGED_CHARACTERS = 2000
+_FENCE, _LANGUAGE = "```", "json"
 
 Reply = TypeVar("Reply", bound=BaseModel)
 
@@ -45,7 +46,7 @@ def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSett
         text = text.encode(errors="backslashreplace").decode()  # a lone surrogate is no text that could be kept or sent on
         logger.debug("VLM response: %s", text[:LOGGED_CHARACTERS] + ("… (truncated)" if len(text) > LOGGED_CHARACTERS else ""))
         try:
-            return _validated(text, schema, answer_prefix)
+            return _strict(text, schema, answer_prefix) if session.constrained else _lenient(text, schema, answer_prefix)
         except ValueError as error:
             record = PlannerError.from_exception(
                 error, retry_count=attempt, backend=role.backend, output=text[:LOGGED_CHARACTERS]
@@ -57,10 +58,61 @@ def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSett
     raise InvalidAnswer(attempts, text)
 
 
-def _validated(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
-    """`text` as a `schema`, nothing in it converted, dropped or said twice. Raises ValueError, which pydantic's errors are."""
+def _strict(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
+    """What was written under a grammar as a `schema`, nothing in it converted, dropped or said twice. Raises ValueError, which
+    pydantic's errors are."""
     reply = schema.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     if not text.startswith(answer_prefix):
         raise ValueError(f"expected an answer that begins with {answer_prefix}")
     json.loads(text, object_pairs_hook=with_each_key_once)
     return reply
+
+
+def _lenient(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
+    """What was written without a grammar as a `schema`: indented or not, fenced or not, with blanks around its texts or not. Keys
+    that were not asked for are dropped and texts beyond their limit cut; no value is converted. Raises ValueError."""
+    text = text.strip()
+    if text.startswith(_FENCE) and text.endswith(_FENCE):
+        text = text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix(_LANGUAGE)
+    try:
+        found = json.loads(text, object_pairs_hook=_stripped)
+        begun = json.loads(f'{answer_prefix}"}}') if answer_prefix else {}
+        reply = _without_other_keys(found, schema)
+    except RecursionError as error:
+        raise ValueError("expected JSON of a few levels, got it nested beyond reading") from error
+    said = reply.model_dump(mode="json", by_alias=True)
+    if wrong := {name: said[name] for name, value in begun.items() if said[name] != value}:
+        raise ValueError(f"expected {json.dumps(begun)} as begun, got {json.dumps(wrong)}")
+    return reply
+
+
+def _without_other_keys(found: Any, schema: type[Reply]) -> Reply:
+    """`found` as a `schema`, without the keys that this forbids. Raises ValueError."""
+    try:
+        return _validated(found, schema)
+    except ValidationError as error:
+        others = [mistake["loc"] for mistake in error.errors() if mistake["type"] == "extra_forbidden"]
+        if not others:
+            raise
+    for *path, key in others:
+        part = found
+        for step in path:
+            part = part[step]
+        del part[key]
+    return _validated(found, schema)
+
+
+def _validated(found: Any, schema: type[Reply]) -> Reply:
+    # Through JSON, where a list may stand for a tuple although nothing is converted.
+    return schema.model_validate_json(json.dumps(found), strict=True, by_alias=True, by_name=False, context={"cut": True})
+
+
+def _stripped(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: an object with each key once, without blanks around its texts and those in its lists."""
+    return {name: _strip(value) for name, value in with_each_key_once(pairs).items()}
+
+
+def _strip(value: Any) -> Any:
+    if isinstance(value, list):
+        return [part.strip() if isinstance(part, str) else part for part in value]
+    return value.strip() if isinstance(value, str) else value

@@ -136,6 +136,8 @@ class VLMSession(Protocol):
 
     usage: TokenUsage
     seen: list[SeenImage]
+    constrained: bool
+    """Whether a grammar holds what is generated to the schema; without one the answer is read as it comes."""
 
     def generate(
         self,
