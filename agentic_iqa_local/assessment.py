@@ -24,11 +24,19 @@ from agentic_iqa_local.pictures import Picture, as_file
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, chosen_answer, summarizer_prompt
 from agentic_iqa_local.query import named_metrics
 from agentic_iqa_local.services import PICTURE, OpenImages, Services, load_services, open_images
-from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog, check_choices, check_query
+from agentic_iqa_local.state import (
+    AgenticIQAState,
+    ExecutorOutput,
+    PlannerError,
+    PlannerOutput,
+    ToolExecutionLog,
+    check_choices,
+    check_query,
+)
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
 
-SCHEMA_VERSION = 3  # 3: eta and sigma. 2: answers that a query lists are choices, and part of a row's key
+SCHEMA_VERSION = 4  # 4: failed tries. 3: eta and sigma. 2: answers that a query lists are choices, and part of a row's key
 Pipeline = Literal["agent", "letters"]
 
 
@@ -108,6 +116,9 @@ class Assessment(BaseModel):
     model: dict[str, Any] | None = None
     seconds: float = 0.0
     warnings: list[str] = []
+    failed_tries: list[PlannerError] = Field(
+        [], description="The tries at an answer that failed, with the role and the model's whole output, also where a later one succeeded."
+    )
     error: str | None = None
 
     @property
@@ -346,4 +357,5 @@ def _record(images: OpenImages) -> dict[str, Any]:
         "sha256": images.image.sha256,
         "model": _texts(client.describe()),
         "warnings": images.warnings,
+        "failed_tries": images.failed_tries,
     }

@@ -21,7 +21,7 @@ from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, n
 from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
 from agentic_iqa_local.model_store import BundleError, check_model, environment, models_root
 from agentic_iqa_local.pairs import doubts
-from agentic_iqa_local.state import AgenticIQAState
+from agentic_iqa_local.state import AgenticIQAState, PlannerError
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ClientPool, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 
@@ -104,17 +104,28 @@ def load_pictures(
     return load_pair(image_path, reference_path, **options)
 
 
+class RoleSession:
+    """A model's session as one role of an assessment uses it: `nodes.ask` puts the role's failed tries into `failed_tries`."""
+
+    def __init__(self, session: VLMSession, role: str, failed_tries: list[PlannerError]):
+        self._session, self.role, self.failed_tries = session, role, failed_tries
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
 class OpenImages:
     """One assessment's images with the sessions opened on them.
 
     Each model is opened once on each view, whichever roles use it, so that the images are prefilled once; each tool runs
-    once on each region. `warnings` collects what a user must know about this assessment.
+    once on each region. `warnings` collects what a user must know about this assessment, `failed_tries` what the model said in vain.
     """
 
     def __init__(self, services: Services, image_path: str, reference_path: str | None = None):
         self.services = services
         self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
         self.warnings: list[str] = []
+        self.failed_tries: list[PlannerError] = []
         for loaded in (self.image, self.reference):
             for line in loaded.warnings if loaded else ():
                 self.warn(line)
@@ -165,7 +176,7 @@ class OpenImages:
             box = self.views(role)[view].box
             pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
             self._sessions[key] = client.open(pictures)
-        return self._sessions[key]
+        return RoleSession(self._sessions[key], role, self.failed_tries)
 
     def close_session(self, role: str, view: int) -> None:
         """Frees one view's cache, keeping its counts."""

@@ -135,7 +135,9 @@ class PlannerError(BaseModel):
 
     error_type: str = Field(description="validation_error, api_error or the exception's class name.")
     message: str = Field(description="What went wrong, for a human.")
-    details: dict[str, Any] | None = Field(None, description="The original exception's type, the VLM backend and output.")
+    details: dict[str, Any] | None = Field(
+        None, description="The original exception's type, the role, the VLM backend and its whole output (None: it gave none)."
+    )
     retry_count: int = Field(0, ge=0, description="The attempt that failed, counted from 1; 0 when nothing was retried.")
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
@@ -279,6 +281,7 @@ class AgenticIQAState(TypedDict):
     iteration_count: NotRequired[Annotated[int, replace]]
     max_replan_iterations: NotRequired[int]
     replan_history: NotRequired[Annotated[list[str], replace]]
+    failed_tries: NotRequired[Annotated[list[PlannerError], replace]]
     error: NotRequired[Annotated[str | None, replace]]
 
 

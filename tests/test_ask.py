@@ -3,8 +3,12 @@
 import json
 
 import pytest
+from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
+from agentic_iqa_local import Assessment, assess, run_pipeline
+from agentic_iqa_local.batch import as_line
 from agentic_iqa_local.config import RoleSettings
+from agentic_iqa_local.files import LARGEST
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import (
@@ -17,6 +21,7 @@ from agentic_iqa_local.nodes.replies import (
     summary_reply,
 )
 from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt
+from agentic_iqa_local.vlm_client import VLMError
 
 SUMMARY = {"final_answer": "C", "quality_reasoning": "Edges are soft."}
 COMPACT = json.dumps(SUMMARY)
@@ -169,3 +174,69 @@ def test_every_text_has_its_own_limit():
 def test_a_text_below_its_limit_stays_as_it_is():
     text = (WORDS * 5)[:299]  # breaks off within a sentence, but of the model's own will
     assert asked(json.dumps(SUMMARY | {"quality_reasoning": text}), constrained=True).quality_reasoning == text.strip()
+
+
+# Failed tries
+
+
+def scripted(**replies):
+    return scripted_services(ScriptedClient(scripted_answers(**replies)), ScriptedTools({"NIQE": 2.6}))
+
+
+def tries_of(row) -> list[tuple]:
+    return [(t.details["role"], t.retry_count, t.error_type, t.details["output"]) for t in row.failed_tries]
+
+
+def test_failed_tries_of_every_role_stand_in_the_row_although_a_later_one_succeeded(picture):
+    plan, summary = json.dumps(plan_reply()), '{"final_answer": "C", "quality_reasoning": "Soft."}'
+    services = scripted(PlannerReply=["no plan", plan], SummaryReply=["{}", "[]", summary], DetectionReply=["?", '{"Global": []}'])
+    row = assess(picture, services=services)
+    assert row.error is None
+    assert tries_of(row) == [
+        ("planner", 1, "validation_error", "no plan"),
+        ("executor", 1, "validation_error", "?"),
+        ("summarizer", 1, "validation_error", "{}"),
+        ("summarizer", 2, "validation_error", "[]"),
+    ]
+    assert Assessment.model_validate_json(as_line(row)).failed_tries == row.failed_tries
+
+
+def test_a_row_without_failed_tries_says_so(picture):
+    assert assess(picture, services=scripted()).failed_tries == []
+
+
+def test_a_model_that_fails_is_a_failed_try_without_an_output(picture):
+    row = assess(picture, services=scripted(PlannerReply=VLMError("the card is gone")))
+    assert tries_of(row) == [("planner", 1, "api_error", None)]
+    assert row.failed_tries[0].message == "the card is gone"
+    assert row.failed_tries[0].details["exception"] == "VLMError"
+
+
+def test_the_state_of_a_pipeline_holds_its_failed_tries(picture):
+    state = run_pipeline("Rate it.", picture, services=scripted(PlannerReply="no plan"))
+    assert "no valid JSON" in state["error"]
+    assert [(t.details["role"], t.retry_count) for t in state["failed_tries"]] == [("planner", n) for n in (1, 2, 3)]
+
+
+def test_the_whole_output_is_kept_up_to_a_limit_that_is_said(picture):
+    outputs = ["a" * 100_000, "b" * 123_456, json.dumps(plan_reply())]
+    row = assess(picture, services=scripted(PlannerReply=outputs))
+    whole, cut = (t.details for t in row.failed_tries)
+    assert (whole["output"], whole.get("cut")) == (outputs[0], None)
+    assert (cut["output"], cut["cut"]) == (outputs[1][:100_000], "the first 100000 of 123456 characters")
+
+
+def test_a_row_of_many_long_outputs_can_still_be_written(picture, tmp_path):
+    long = "\u202e" * 200_000  # as JSON \u202e, six characters each
+    replies = dict.fromkeys(("DetectionReply", "AnalysisReply", "SelectionReply", "SummaryReply"), long)
+    row = assess(picture, services=scripted(**replies, PlannerReply=[long, json.dumps(plan_reply())]))
+    assert len(row.failed_tries) >= 5
+    assert all(t.details["cut"] for t in row.failed_tries)
+    assert len(as_line(row).encode()) < LARGEST
+
+
+def test_an_output_that_is_no_text_is_kept_as_text(picture):
+    row = assess(picture, services=scripted(PlannerReply=['{"\ud800": "\x1b[2J', json.dumps(plan_reply())]))
+    (failed,) = row.failed_tries
+    assert failed.details["output"] == '{"\\ud800": "\x1b[2J'
+    assert as_line(row).isprintable()

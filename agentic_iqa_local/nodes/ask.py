@@ -10,12 +10,14 @@ from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.state import PlannerError, with_each_key_once
 from agentic_iqa_local.text import one_line
-from agentic_iqa_local.vlm_client import VLMSession
+from agentic_iqa_local.vlm_client import VLMError, VLMSession
 
 logger = logging.getLogger(__name__)
 
 TRIES = 3
 LOGGED_CHARACTERS = 2000
+LONGEST_OUTPUT, LONGEST_MESSAGE = 100_000, 2000  # characters, in the record of a failed try
+MOST_OUTPUT = 400_000  # characters of all failed tries of an assessment, whose row has an end; from then on those of a log are kept
 _FENCE, _LANGUAGE = "```", "json"
 
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -32,7 +34,7 @@ class InvalidAnswer(RuntimeError):
 
 def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSettings, *, answer_prefix: str = "") -> Reply:
     """A validated `schema`, which goes on from `answer_prefix`. A failed try is logged and repeated with "Return ONLY valid
-    JSON" added to the prompt.
+    JSON" added to the prompt; each is kept in the session's `failed_tries`, if it has them (`services.RoleSession`).
 
     Raises InvalidAnswer after three tries. VLMError from the model itself is not retried: the same call would fail again.
     """
@@ -40,22 +42,43 @@ def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSett
     for attempt in range(1, TRIES + 1):
         asked = prompt if attempt == 1 else prompt.stricter()
         logger.debug("Prompt (attempt %d):\n%s\n%s", attempt, asked.instructions, asked.case)
-        text = session.generate(
-            asked, schema, answer_prefix=answer_prefix, temperature=role.temperature, max_tokens=role.max_tokens
-        )
+        try:
+            text = session.generate(
+                asked, schema, answer_prefix=answer_prefix, temperature=role.temperature, max_tokens=role.max_tokens
+            )
+        except VLMError as error:
+            _keep(error, attempt, None, session, role)
+            raise
         text = text.encode(errors="backslashreplace").decode()  # a lone surrogate is no text that could be kept or sent on
-        logger.debug("VLM response: %s", text[:LOGGED_CHARACTERS] + ("… (truncated)" if len(text) > LOGGED_CHARACTERS else ""))
+        logger.debug("VLM response: %s", _shortened(text))
         try:
             return _strict(text, schema, answer_prefix) if session.constrained else _lenient(text, schema, answer_prefix)
         except ValueError as error:
-            record = PlannerError.from_exception(
-                error, retry_count=attempt, backend=role.backend, output=text[:LOGGED_CHARACTERS]
-            )
-            attempts.append(record)
-            told = one_line(record.model_dump_json())
+            attempts.append(record := _keep(error, attempt, text, session, role))
+            brief = record.model_copy(update={"details": record.details | {"output": text[:LOGGED_CHARACTERS]}})
+            told = one_line(brief.model_dump_json())
             logger.warning("Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, told)
     logger.error("No valid %s after %d attempts. Full VLM output: %r", schema.__name__, TRIES, text)
     raise InvalidAnswer(attempts, text)
+
+
+def _keep(error: Exception, attempt: int, output: str | None, session: VLMSession, role: RoleSettings) -> PlannerError:
+    """The record of a failed try, with its whole output within the limits, put beside the others of the assessment."""
+    tries: list[PlannerError] = getattr(session, "failed_tries", [])
+    details = {"role": getattr(session, "role", None), "output": output}
+    if output is not None:
+        taken = sum(len(earlier.details["output"] or "") for earlier in tries)
+        room = LONGEST_OUTPUT if taken + min(len(output), LONGEST_OUTPUT) <= MOST_OUTPUT else LOGGED_CHARACTERS
+        if len(output) > room:
+            details |= {"output": output[:room], "cut": f"the first {room} of {len(output)} characters"}
+    record = PlannerError.from_exception(error, retry_count=attempt, backend=role.backend, **details)
+    record.message = _shortened(record.message.encode(errors="backslashreplace").decode(), LONGEST_MESSAGE)
+    tries.append(record)
+    return record
+
+
+def _shortened(text: str, most: int = LOGGED_CHARACTERS) -> str:
+    return text[:most] + ("… (truncated)" if len(text) > most else "")
 
 
 def _strict(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
