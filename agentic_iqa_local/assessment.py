@@ -19,7 +19,7 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.nodes.executor import run_tool
 from agentic_iqa_local.nodes.planner import taken_choices
-from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse, read_choices
+from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse, read_choices, without_words
 from agentic_iqa_local.pictures import Picture, as_file
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, chosen_answer, summarizer_prompt
 from agentic_iqa_local.query import named_metrics
@@ -117,7 +117,8 @@ class Assessment(BaseModel):
     seconds: float = 0.0
     warnings: list[str] = []
     failed_tries: list[PlannerError] = Field(
-        [], description="The tries at an answer that failed, with the role and the model's whole output, also where a later one succeeded."
+        [],
+        description="The tries at an answer that failed, with the role and the model's whole output, also where a later one succeeded.",
     )
     error: str | None = None
 
@@ -286,7 +287,10 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         changes |= {"evidence": evidence, "tools": evidence.tool_logs}
     if result is None or final.get("error"):
         return changes
-    if result.error:
+    if result.error and result.fusion:
+        images.warn("the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it")
+        result = without_words(result.fusion, evidence, state.get("choices"), images.services.settings.fusion)
+    elif result.error:
         return changes | {
             "final_answer": result.final_answer,
             "quality_reasoning": result.quality_reasoning,

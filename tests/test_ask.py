@@ -189,7 +189,9 @@ def tries_of(row) -> list[tuple]:
 
 def test_failed_tries_of_every_role_stand_in_the_row_although_a_later_one_succeeded(picture):
     plan, summary = json.dumps(plan_reply()), '{"final_answer": "C", "quality_reasoning": "Soft."}'
-    services = scripted(PlannerReply=["no plan", plan], SummaryReply=["{}", "[]", summary], DetectionReply=["?", '{"Global": []}'])
+    services = scripted(
+        PlannerReply=["no plan", plan], SummaryReply=["{}", "[]", summary], DetectionReply=["?", '{"Global": []}']
+    )
     row = assess(picture, services=services)
     assert row.error is None
     assert tries_of(row) == [

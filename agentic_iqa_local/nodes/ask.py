@@ -17,7 +17,9 @@ logger = logging.getLogger(__name__)
 TRIES = 3
 LOGGED_CHARACTERS = 2000
 LONGEST_OUTPUT, LONGEST_MESSAGE = 100_000, 2000  # characters, in the record of a failed try
-MOST_OUTPUT = 400_000  # characters of all failed tries of an assessment, whose row has an end; from then on those of a log are kept
+MOST_OUTPUT = (
+    400_000  # characters of all failed tries of an assessment, whose row has an end; from then on those of a log are kept
+)
 _FENCE, _LANGUAGE = "```", "json"
 
 Reply = TypeVar("Reply", bound=BaseModel)

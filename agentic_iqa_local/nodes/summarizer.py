@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 ROLE = "summarizer"
 UNABLE = "Unable to determine"
+UNPARSED = "VLM output parsing failed"
 NO_EVIDENCE = "No distortion analysis or tool scores were available; judged from the image directly."
 NO_SCORES = "No tool scores were available."
 
@@ -66,15 +67,14 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
     try:
         with opened(state, config) as images:
             result = summarize(state["query"], evidence, images, scoring=scoring, choices=choices)
-    except InvalidAnswer as error:
-        result = SummarizerOutput(
-            final_answer=UNABLE, quality_reasoning="VLM output parsing failed", need_replan=False, error=str(error)
-        )
-        return {"summarizer_result": result, "iteration_count": iteration}
+    except InvalidAnswer as error:  # of a letter: without logits
+        result = _unable(error)
     except (VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Summarizer failed: %s", reason)
         return {"error": f"Summarizer: {reason}"}
+    if result.error:
+        return {"summarizer_result": result, "iteration_count": iteration}
 
     need_replan, reason = should_replan(evidence, plan.query_scope, plan)
     if need_replan and iteration >= limit:
@@ -93,7 +93,8 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
 def summarize(
     query: str, evidence: ExecutorOutput | None, images: OpenImages, *, scoring: bool, choices: Sequence[str] | None
 ) -> SummarizerOutput:
-    """The answer, without the replan decision. Raises InvalidAnswer, VLMError."""
+    """The answer, without the replan decision. Where the reasoning fails three times, the fusion that was read stays in it. Raises
+    VLMError, and InvalidAnswer where no letter could be had."""
     prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices)
     settings = images.services.settings.fusion
     role = images.services.section(ROLE)
@@ -111,7 +112,10 @@ def summarize(
         prefix = ANSWER_PREFIX + fusion.vlm_letter
     level = LEVEL_WORDS[LETTER_TO_LEVEL[fused_letter(fusion)]] if scoring else None
     schema = summary_reply(letters)
-    reply = ask(images.session(ROLE), prompt, schema, role, answer_prefix=prefix)
+    try:
+        reply = ask(images.session(ROLE), prompt, schema, role, answer_prefix=prefix)
+    except InvalidAnswer as error:
+        return _unable(error, fusion)
     chosen = chosen_answer(choices, fusion.vlm_letter) if choices else None
 
     def mistakes(text: str) -> list[str]:
@@ -119,12 +123,7 @@ def summarize(
 
     reasoning, wrong = reply.quality_reasoning, mistakes(reply.quality_reasoning)
     if wrong:
-        answer = (
-            [f"The answer that the model finds most probable is {chosen} ({fusion.p_c[fusion.vlm_letter]:.2f})."]
-            if choices
-            else []
-        )
-        facts = " ".join(filter(None, [*answer, from_evidence(evidence, level)]))
+        facts = _facts(evidence, fusion, choices)
         logger.info("The reasoning %r %s; asking once more", reasoning, one_line("; ".join(wrong)))
         with suppress(InvalidAnswer):
             reply = ask(images.session(ROLE), prompt.holding_to(facts), schema, role, answer_prefix=prefix)
@@ -142,6 +141,31 @@ def summarize(
         else evidence.model_dump(include={"distortion_analysis", "quality_scores"}, mode="json"),
         fusion=fusion,
     )
+
+
+def _unable(error: InvalidAnswer, fusion: FusionResult | None = None) -> SummarizerOutput:
+    """The specified result of three invalid answers."""
+    return SummarizerOutput(final_answer=UNABLE, quality_reasoning=UNPARSED, need_replan=False, fusion=fusion, error=str(error))
+
+
+def without_words(
+    fusion: FusionResult, evidence: ExecutorOutput | None, choices: Sequence[str] | None, settings: FusionSettings
+) -> SummarizerOutput:
+    """The answer of a fusion whose reasoning failed: its letter, and sentences made of the evidence."""
+    letter = fusion.vlm_letter if choices else fused_letter(fusion)
+    notes = _notes(evidence, votes(evidence, settings.vote), fusion)
+    return SummarizerOutput(
+        final_answer=letter, quality_reasoning=" ".join([_facts(evidence, fusion, choices), *notes]), fusion=fusion
+    )
+
+
+def _facts(evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None) -> str:
+    """What the letters, if any were read, and the evidence say, in sentences."""
+    if not choices:
+        return from_evidence(evidence, LEVEL_WORDS[LETTER_TO_LEVEL[fused_letter(fusion)]] if fusion else None)
+    letter = fusion.vlm_letter
+    answer = f"The answer that the model finds most probable is {chosen_answer(choices, letter)} ({fusion.p_c[letter]:.2f})."
+    return f"{answer} {from_evidence(evidence, None)}".strip()
 
 
 def _notes(evidence: ExecutorOutput | None, scores: list[tuple[str, float]], fusion: FusionResult | None) -> list[str]:
