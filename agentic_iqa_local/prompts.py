@@ -165,10 +165,15 @@ def _query(query: str, choices: Sequence[str] | None) -> list[str]:
 
 
 def planner_prompt(
-    query: str, has_reference: bool, choices: Sequence[str] | None = None, replan_history: Sequence[str] = ()
+    query: str,
+    has_reference: bool,
+    choices: Sequence[str] | None = None,
+    replan_history: Sequence[str] = (),
+    earlier: Sequence[str] = (),
 ) -> Prompt:
-    """The Planner's prompt; `replan_history` carries what the Summarizer found missing in earlier rounds."""
-    lines = [*_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
+    """The Planner's prompt; `replan_history` carries what the Summarizer found missing in earlier rounds, `earlier` the lines of a
+    conversation's earlier turns."""
+    lines = [*earlier, *_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
     if replan_history:
         lines += ["The last plans left gaps. Plan again to close them:", *(" ".join(line.split()) for line in replan_history)]
     return Prompt(PLANNER_TEMPLATE, "\n".join(lines))
@@ -245,12 +250,13 @@ def summarizer_prompt(
     scoring: bool,
     choices: Sequence[str] | None = None,
     reversed_letters: bool = False,
+    earlier: Sequence[str] = (),
 ) -> Prompt:
     """The Summarizer's prompt in scoring or explanation/QA mode; sections without evidence are left out.
 
-    `reversed_letters` gives the scoring options as A. Bad ... E. Excellent.
+    `reversed_letters` gives the scoring options as A. Bad ... E. Excellent; `earlier` are the lines of a conversation's earlier turns.
     """
-    lines = _query(query, choices)
+    lines = [*earlier, *_query(query, choices)]
     if evidence is not None:
         if analysis := format_distortion_analysis(evidence):
             lines.append(f"Distortion analysis: {analysis}")

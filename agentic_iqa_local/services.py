@@ -129,10 +129,19 @@ class OpenImages:
         for loaded in (self.image, self.reference):
             for line in loaded.warnings if loaded else ():
                 self.warn(line)
+        self._of_pictures: list[str] | None = None  # warnings that every turn's assessment has
+        self._earlier = TokenUsage()
         self._sessions: dict[tuple[int, int], VLMSession] = {}
         self._closed_usage = TokenUsage()
         self._seen: dict[tuple[int, int], SeenImage] = {}
         self._readings: dict[tuple[str, Box | None], ToolReading] = {}
+
+    def begin_turn(self) -> None:
+        """Another assessment of the same images begins: what was counted, warned of and failed in an earlier one is not its own."""
+        if self._of_pictures is None:
+            self._of_pictures = self.warnings
+        self.warnings, self.failed_tries = list(self._of_pictures), []
+        self._earlier += self.usage
 
     def warn(self, line: str) -> None:
         """Adds a warning once, to the log and to the result."""
@@ -204,21 +213,24 @@ class OpenImages:
             if box:
                 image, reference = image.crop(box), reference and reference.crop(box)
             with self.services.models_waiting() if tool in ALONE else nullcontext():
-                self._readings[key] = reading = self.services.tools.score(tool, image, reference)
-            if reading.crops:
-                left, top, right, bottom = reading.crops[0]
-                self.warn(
-                    f"{reading.tool} would take long on all {image.width}×{image.height} pixels; it measured "
-                    f"{len(reading.crops)} native-resolution crops of {right - left}×{bottom - top}"
-                )
-        return self._readings[key]
+                self._readings[key] = self.services.tools.score(tool, image, reference)
+        reading = self._readings[key]
+        if reading.crops:
+            width, height = (box[2] - box[0], box[3] - box[1]) if box else (self.image.width, self.image.height)
+            left, top, right, bottom = reading.crops[0]
+            self.warn(
+                f"{reading.tool} would take long on all {width}×{height} pixels; it measured {len(reading.crops)} native-resolution "
+                f"crops of {right - left}×{bottom - top}"
+            )
+        return reading
 
     @property
     def usage(self) -> TokenUsage:
-        """Tokens of all sessions so far."""
-        return sum((s.usage for s in self._sessions.values()), self._closed_usage)
+        """Tokens of all sessions so far, since the turn began."""
+        return sum((s.usage for s in self._sessions.values()), self._closed_usage) - self._earlier
 
     def close(self) -> None:
+        """Frees every cache; the next question opens the sessions anew."""
         for key in list(self._sessions):
             self._close(key)
 

@@ -115,7 +115,10 @@ class PlannerInput(BaseModel):
     query: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = Field(description="The user's question.")
     image_path: str = Field(description="The image to assess.")
     reference_path: str | None = Field(None, description="A pristine reference of the same size, if there is one.")
-    prior_context: dict[str, Any] | None = Field(None, description="Earlier turns or replanning feedback.")
+    prior_context: dict[str, Any] | None = Field(
+        None,
+        description='{"turns": [...]} of a conversation (`conversation.turn`) and {"replan_history": [...]}, replanning feedback.',
+    )
 
     @field_validator("image_path", "reference_path")
     @classmethod
@@ -282,6 +285,7 @@ class AgenticIQAState(TypedDict):
     max_replan_iterations: NotRequired[int]
     replan_history: NotRequired[Annotated[list[str], replace]]
     failed_tries: NotRequired[Annotated[list[PlannerError], replace]]
+    prior_context: NotRequired[dict[str, Any]]
     error: NotRequired[Annotated[str | None, replace]]
 
 

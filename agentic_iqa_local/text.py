@@ -14,7 +14,7 @@ import unicodedata
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 # What ends a sentence: not the dots of "e.g.", nor at the very end one behind a digit, where a number may have been cut.
 _END_OF_SENTENCE = re.compile(
-    r"(?:(?<!\b\w)[.!?…]+[\"')\]”’»]*(?=\s+[^\sa-z])|(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*$|[。！？]+[」』”]*)"
+    r"(?:(?<!\b[^\W\d_])[.!?…]+[\"')\]”’»]*(?=\s+[^\sa-z])|(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*$|[。！？]+[」』”]*)"
 )
 
 

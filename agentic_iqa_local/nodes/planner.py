@@ -11,6 +11,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from pydantic import ValidationError
 
+from agentic_iqa_local.conversation import earlier_lines, going_on
 from agentic_iqa_local.evidence import required_objects
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import PlannerReply
@@ -106,13 +107,13 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
                 "query": state["query"],
                 "image_path": state["image_path"],
                 "reference_path": state.get("reference_path"),
-                "prior_context": {"replan_history": history} if history else None,
+                "prior_context": state.get("prior_context", {}) | ({"replan_history": history} if history else {}) or None,
             },
             context={"decoded": "images" in (config or {}).get("configurable", {})},
         )
     except ValidationError as error:
         return {"error": one_line(f"Planner: {error.errors()[0]['msg'].removeprefix('Value error, ')}")}
-    prompt = planner_prompt(task.query, has_reference, state.get("choices"), history)
+    prompt = planner_prompt(task.query, has_reference, state.get("choices"), history, earlier_lines(task.prior_context))
     try:
         with opened(state, config) as images:
             reply = ask(images.session("planner"), prompt, PlannerReply, images.services.section("planner"))
@@ -120,8 +121,9 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
         reason = one_line(str(error))
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
-    plan, corrections = correct_plan(reply.to_plan(), task.query, has_reference, replanning=bool(history))
-    corrections = taken_choices(task.query, state.get("choices")) + corrections
+    plan, inherited = going_on(reply.to_plan(), task.query, task.prior_context)
+    plan, corrections = correct_plan(plan, task.query, has_reference, replanning=bool(history))
+    corrections = taken_choices(task.query, state.get("choices")) + inherited + corrections
     for line in corrections:
         logger.info("Plan corrected by rule: %s", one_line(line))
     logger.info("Plan: %s", one_line(plan.model_dump_json()))

@@ -13,6 +13,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.conversation import earlier_lines
 from agentic_iqa_local.evidence import contradictions, should_replan, tool_scores, votes
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
@@ -66,7 +67,8 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
     )
     try:
         with opened(state, config) as images:
-            result = summarize(state["query"], evidence, images, scoring=scoring, choices=choices)
+            earlier = earlier_lines(state.get("prior_context"))
+            result = summarize(state["query"], evidence, images, scoring=scoring, choices=choices, earlier=earlier)
     except InvalidAnswer as error:  # of a letter: without logits
         result = _unable(error)
     except (VLMError, OSError, ValueError) as error:
@@ -91,11 +93,17 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
 
 
 def summarize(
-    query: str, evidence: ExecutorOutput | None, images: OpenImages, *, scoring: bool, choices: Sequence[str] | None
+    query: str,
+    evidence: ExecutorOutput | None,
+    images: OpenImages,
+    *,
+    scoring: bool,
+    choices: Sequence[str] | None,
+    earlier: Sequence[str] = (),
 ) -> SummarizerOutput:
     """The answer, without the replan decision. Where the reasoning fails three times, the fusion that was read stays in it. Raises
     VLMError, and InvalidAnswer where no letter could be had."""
-    prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices)
+    prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices, earlier=earlier)
     settings = images.services.settings.fusion
     role = images.services.section(ROLE)
     scores = votes(evidence, settings.vote)
