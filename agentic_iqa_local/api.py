@@ -252,6 +252,11 @@ class Conversation:
             files.callback(self._images.close)
             self._open: ExitStack | None = files.pop_all()
 
+    @property
+    def picture(self) -> str:
+        """The picture's path, or what it is called where it was given in memory: "<array 512×384>"."""
+        return os.fspath(self._picture.name)
+
     def ask(self, query: str | None = None, choices: Sequence[str] | None = None) -> "Assessment":
         """The assessment that answers a query, by default a rating; `choices` as for `agentic_iqa_local.assess`.
 
@@ -306,4 +311,4 @@ class Conversation:
     def __repr__(self) -> str:
         if self._open is None:
             return "Conversation(closed)"
-        return one_line(f"Conversation({os.fspath(self._picture.name)}, {self._asked} asked)")
+        return one_line(f"Conversation({self.picture}, {self._asked} asked)")
