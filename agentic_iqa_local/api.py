@@ -260,12 +260,12 @@ class Conversation:
     def ask(self, query: str | None = None, choices: Sequence[str] | None = None) -> "Assessment":
         """The assessment that answers a query, by default a rating; `choices` as for `agentic_iqa_local.assess`.
 
-        A query that only points on ("And the sky?") is of the last one's kind and has its choices. What went wrong is in the result's
+        A query that only points on ("And the sky?") is of the last one's kind, and about a region it has its choices. What went wrong is in the result's
         `error`. Raises ValueError for a query or choices that make no sense, VLMError for a model that cannot be loaded and
         RuntimeError when the conversation, or its IQA, was closed.
         """
         from agentic_iqa_local.assessment import answered, assessment, question
-        from agentic_iqa_local.conversation import points_on, prior_context, turn
+        from agentic_iqa_local.conversation import prior_context, region_pointed_to, turn
 
         if self._open is None:
             raise RuntimeError("Conversation: expected to be open, but it was closed; open the picture again")
@@ -275,7 +275,7 @@ class Conversation:
         if self._images.reference is None:
             state.pop("reference_path", None)
         corrections = []
-        if self._choices and "choices" not in state and points_on(state["query"]):
+        if self._choices and "choices" not in state and region_pointed_to(state["query"]):
             state["choices"] = self._choices
             corrections = [f"choices: {' | '.join(self._choices)} (those of the last question)"]
         if context := prior_context(self._turns):

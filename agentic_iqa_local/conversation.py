@@ -58,16 +58,21 @@ def points_on(query: str) -> str | None:
     return None if any(_SAYS_MORE.fullmatch(word) or _NOT_TECHNICAL.fullmatch(word) for word in words) else pointed
 
 
+def region_pointed_to(query: str) -> str | None:
+    """The region that a query only points on to; None for a quality word ("And the noise?") and for any other query."""
+    pointed = points_on(query)
+    return pointed and region_in(query, pointed)
+
+
 def going_on(plan: PlannerOutput, query: str, context: dict[str, Any] | None) -> tuple[PlannerOutput, list[str]]:
     """The plan of a query that only points on, of the last turn's type, for the distortions that were asked about there and with the
     region that it points to, and a line for each change; any other plan as it is."""
     turns = (context or {}).get("turns")
-    pointed = points_on(query) if turns else None
-    if pointed is None:
+    if not turns or points_on(query) is None:
         return plan, []
     last = turns[-1]
     changes: dict[str, Any] = {"query_type": last["query_type"]}
-    if region := region_in(query, pointed):
+    if region := region_pointed_to(query):
         types = last["distortions"]
         changes |= {
             "query_scope": [region],

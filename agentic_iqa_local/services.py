@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,7 @@ class OpenImages:
             self._of_pictures = self.warnings
         self.warnings, self.failed_tries = list(self._of_pictures), []
         self._earlier += self.usage
+        self._readings = {key: replace(reading, seconds=0.0) for key, reading in self._readings.items()}
 
     def warn(self, line: str) -> None:
         """Adds a warning once, to the log and to the result."""

@@ -159,6 +159,7 @@ def test_what_points_on_has_the_choices_of_the_last_question(scripted, picture):
         row = conversation.ask("And the sky?")
         assert (row.choices, row.q) == (["yes", "no"], None)
         assert "choices: yes | no (those of the last question)" in row.plan_corrections
+        assert conversation.ask("And the colours?").choices is None  # another matter, no other place
         assert conversation.ask("Rate it").choices is None
         assert conversation.ask("And the sky?").choices is None
 
@@ -185,6 +186,7 @@ def test_a_second_question_of_the_real_model_computes_its_own_text_alone(service
     assert third.tokens.reused >= third.tokens.calls * image
     assert sorted(runs) == sorted({run.tool_name for run in first.tools})  # each measured once
     assert {run.tool_name for run in third.tools} <= set(runs)
+    assert [run.execution_time for run in third.tools] == [0.0] * len(third.tools)
     assert third.tools
     assert (second.plan.query_type, second.plan.query_scope) == ("IQA", ["plant"])
 
