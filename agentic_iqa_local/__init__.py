@@ -5,6 +5,9 @@
     print(result.level, result.q, result.p_c)
     with IQA(config="qwen2_5_vl_7b", gpu=0) as iqa:
         results = iqa(["photo.jpg", array, pillow_image])
+        conversation = iqa.open("photo.jpg")
+        conversation.ask("Rate it")
+        conversation.ask("And the sky?")
 
 Importing the package loads neither torch nor pyiqa nor a model; the first call does.
 """
@@ -16,6 +19,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "IQA": "api",
+    "Conversation": "api",
     "assess": "assessment",
     "Assessment": "assessment",
     "run_pipeline": "graph",
@@ -23,7 +27,7 @@ _PUBLIC = {
     "ScoreFusion": "score_fusion",
 }
 
-__all__ = ["IQA", "Assessment", "ScoreFusion", "assess", "run_pipeline", "visualize_graph"]
+__all__ = ["IQA", "Assessment", "Conversation", "ScoreFusion", "assess", "run_pipeline", "visualize_graph"]
 
 
 def __getattr__(name: str) -> Any:

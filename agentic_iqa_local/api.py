@@ -1,9 +1,12 @@
-"""`IQA`: one set-up, loaded once, that Python code asks about many pictures."""
+"""`IQA`: one set-up, loaded once, that Python code asks about many pictures, and `Conversation`: many questions about one."""
 
 import difflib
 import errno
+import functools
 import os
+import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -15,6 +18,7 @@ from agentic_iqa_local.vlm_client import BACKENDS
 if TYPE_CHECKING:
     from agentic_iqa_local.assessment import Assessment
     from agentic_iqa_local.pictures import Picture
+    from agentic_iqa_local.services import Services
 
 PIPELINES = ("agent", "letters")
 
@@ -127,6 +131,7 @@ class IQA:
             check_folder(Path(settings.model(backend).path), weights=not backend.startswith("server."))
         self.pipeline, self.max_replan_iterations = pipeline, max_replan_iterations
         self._services: Services | None = Services(settings, choose_device(gpu, cpu))
+        self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         _ = self._services.tools  # a bad file of maps is told now
 
     @overload
@@ -144,8 +149,7 @@ class IQA:
         from agentic_iqa_local.assessment import assess
         from agentic_iqa_local.pictures import check_picture
 
-        if self._services is None:
-            raise RuntimeError("IQA: expected to be open, but it was closed; make a new one")
+        services = self._opened()
         check_choices(choices)
         if query is not None:
             check_query(query)
@@ -166,7 +170,7 @@ class IQA:
                 choices,
                 pipeline=self.pipeline,
                 max_replan_iterations=self.max_replan_iterations,
-                services=self._services,
+                services=services,
             )
             for picture, original in zip(images, references, strict=True)
         ]
@@ -174,8 +178,24 @@ class IQA:
 
     __call__ = assess
 
+    def open(self, image: "Picture", reference: "Picture | None" = None) -> "Conversation":
+        """A conversation about a picture, which stays open for it. Raises what `Conversation` does, and ValueError with the pipeline
+        "letters", which reads a whole picture's letters and has no Planner to take a question up."""
+        if self.pipeline != "agent":
+            raise ValueError(f"open: expected the pipeline agent, got {self.pipeline}; make another IQA, or assess one by one")
+        conversation = Conversation(self._opened(), image, reference, max_replan_iterations=self.max_replan_iterations)
+        self._conversations.add(conversation)
+        return conversation
+
+    def _opened(self) -> "Services":
+        if self._services is None:
+            raise RuntimeError("IQA: expected to be open, but it was closed; make a new one")
+        return self._services
+
     def close(self) -> None:
-        """Frees the model and the tools; nothing can be asked afterwards."""
+        """Frees the model and the tools and closes what `open` gave; nothing can be asked afterwards."""
+        for conversation in list(self._conversations):
+            conversation.close()
         if self._services is not None:
             self._services.close()
             self._services = None
@@ -190,3 +210,105 @@ class IQA:
         if self._services is None:
             return "IQA(closed)"
         return one_line(f"IQA({self._services.settings.summarizer.backend} on {self._services.device})")
+
+
+class Conversation:
+    """Questions about one picture, which stays open: its tokens are computed once, each tool measures it once, and a question is told
+    of the turns before it.
+
+        with IQA() as iqa, iqa.open("photo.jpg") as conversation:
+            conversation.ask("Rate it")
+            conversation.ask("And the sky?")
+
+    Raises ImageError (a ValueError), in one sentence, for a picture or a reference that cannot be opened, and TypeError or ValueError
+    for what is none. One question at a time may be asked.
+    """
+
+    def __init__(
+        self,
+        services: "Services",
+        image: "Picture",
+        reference: "Picture | None" = None,
+        *,
+        max_replan_iterations: int | None = None,
+    ):
+        from agentic_iqa_local.assessment import question
+        from agentic_iqa_local.images import ImageError
+        from agentic_iqa_local.pictures import as_file
+        from agentic_iqa_local.services import open_images
+
+        self._services, self._limit = services, max_replan_iterations
+        self._turns: list[dict[str, Any]] = []
+        self._asked, self._choices = 0, None
+        with ExitStack() as files:
+            self._picture = files.enter_context(as_file(image))
+            self._original = None if reference is None else files.enter_context(as_file(reference))
+            try:
+                state = question(self._picture, self._original, None, None, max_replan_iterations, services.settings)
+                _, self._images = open_images(services, state)
+            except ImageError as error:
+                told = self._picture.hide(str(error))
+                raise ImageError(self._original.hide(told) if self._original else told) from None
+            files.callback(self._images.close)
+            self._open: ExitStack | None = files.pop_all()
+
+    @property
+    def picture(self) -> str:
+        """The picture's path, or what it is called where it was given in memory: "<array 512×384>"."""
+        return os.fspath(self._picture.name)
+
+    def ask(self, query: str | None = None, choices: Sequence[str] | None = None) -> "Assessment":
+        """The assessment that answers a query, by default a rating; `choices` as for `agentic_iqa_local.assess`.
+
+        A query that only points on ("And the sky?") is of the last one's kind, and about a region it has its choices. What went wrong is in the result's
+        `error`. Raises ValueError for a query or choices that make no sense, VLMError for a model that cannot be loaded and
+        RuntimeError when the conversation, or its IQA, was closed.
+        """
+        from agentic_iqa_local.assessment import answered, assessment, question
+        from agentic_iqa_local.conversation import prior_context, region_pointed_to, turn
+
+        if self._open is None:
+            raise RuntimeError("Conversation: expected to be open, but it was closed; open the picture again")
+        check_choices(choices)
+        settings = self._services.settings
+        state = question(self._picture, self._original, query, choices, self._limit, settings)
+        if self._images.reference is None:
+            state.pop("reference_path", None)
+        corrections = []
+        if self._choices and "choices" not in state and region_pointed_to(state["query"]):
+            state["choices"] = self._choices
+            corrections = [f"choices: {' | '.join(self._choices)} (those of the last question)"]
+        if context := prior_context(self._turns):
+            state["prior_context"] = context
+        self._images.begin_turn()
+        answer = functools.partial(answered, images=self._images, pipeline="agent")
+        try:
+            row = assessment(state, self._picture, self._original, answer, "agent", settings)
+        except BaseException:  # also Ctrl-C: a cache may hold half a pass
+            self._images.close()
+            raise
+        self._asked += 1
+        row.turn, row.prior_context = self._asked, context
+        row.plan_corrections = corrections + row.plan_corrections
+        if row.error is None:
+            self._turns.append(turn(row.query, row.answer, row.plan))
+            self._choices = state.get("choices")
+        return row
+
+    def close(self) -> None:
+        """Frees what the picture's tokens take, and a file that was written for a picture in memory; nothing can be asked
+        afterwards."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._open is None:
+            return "Conversation(closed)"
+        return one_line(f"Conversation({self.picture}, {self._asked} asked)")

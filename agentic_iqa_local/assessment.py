@@ -2,9 +2,8 @@
 
 import hashlib
 import html
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -19,8 +18,8 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.nodes.executor import run_tool
 from agentic_iqa_local.nodes.planner import taken_choices
-from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse, read_choices
-from agentic_iqa_local.pictures import Picture, as_file
+from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse, read_choices, without_words
+from agentic_iqa_local.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, chosen_answer, summarizer_prompt
 from agentic_iqa_local.query import named_metrics
 from agentic_iqa_local.services import PICTURE, OpenImages, Services, load_services, open_images
@@ -28,6 +27,7 @@ from agentic_iqa_local.state import (
     AgenticIQAState,
     ExecutorOutput,
     PassRecord,
+    PlannerError,
     PlannerOutput,
     ToolExecutionLog,
     check_choices,
@@ -36,7 +36,7 @@ from agentic_iqa_local.state import (
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
 
-SCHEMA_VERSION = 4  # 4: passes, severities' probabilities, outvoted tools, failed tries. 3: eta and sigma. 2: answers that a query lists are choices, and part of a row's key
+SCHEMA_VERSION = 4  # 4: passes, failed tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are choices, and part of a row's key
 Pipeline = Literal["agent", "letters"]
 
 
@@ -120,6 +120,14 @@ class Assessment(BaseModel):
     model: dict[str, Any] | None = None
     seconds: float = 0.0
     warnings: list[str] = []
+    failed_tries: list[PlannerError] = Field(
+        [],
+        description="The tries at an answer that failed, with the role and the model's whole output, also where a later one succeeded.",
+    )
+    turn: int | None = Field(None, description="Which question of a conversation it answers, from 1 on; None outside of one.")
+    prior_context: dict[str, Any] | None = Field(
+        None, description="The earlier turns that the model was told of: the answer and its numbers depend on them."
+    )
     error: str | None = None
 
     @property
@@ -143,7 +151,8 @@ class Assessment(BaseModel):
         return self.model_dump(mode="json", exclude={"evidence": {"tool_logs"}})
 
     @property
-    def _answer(self) -> str:
+    def answer(self) -> str:
+        """The answer in short: "C Fair, q 3.12", "B. No, p 0.62" or free text; why there is none where it failed."""
         if self.error:
             return f"failed: {self.error.removeprefix(f'{one_line(self.image)}: ')}"
         if self.level:
@@ -153,13 +162,13 @@ class Assessment(BaseModel):
         return self.final_answer or "no answer"
 
     def __repr__(self) -> str:
-        return f"Assessment({one_line(f'{self.image}: {self._answer}'):.200})"
+        return f"Assessment({one_line(f'{self.image}: {self.answer}'):.200})"
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
         words = self.choices or [LEVEL_WORDS[LETTER_TO_LEVEL[letter]] for letter in self.p_c or () if letter in LETTER_TO_LEVEL]
-        rows = [("image", self.image), ("reference", self.reference), ("query", self.query), ("answer", self._answer)]
+        rows = [("image", self.image), ("reference", self.reference), ("query", self.query), ("answer", self.answer)]
         rows += [(f"{letter} {word}", f"{p:.3f}") for (letter, p), word in zip((self.p_c or {}).items(), words, strict=False)]
         rows += [(run.tool_name, f"{run.normalized_score:.2f} of 5") for run in self.tools if run.normalized_score is not None]
         rows += [("why", self.quality_reasoning), *(("warning", line) for line in self.warnings)]
@@ -191,7 +200,53 @@ def assess(
     check_choices(choices)
     with as_file(image) as picture, nullcontext() if reference is None else as_file(reference) as original:
         services = services or load_services()
-        row = _assess(picture.path, original and original.path, query, choices, pipeline, max_replan_iterations, services)
+        state = question(picture, original, query, choices, max_replan_iterations, services.settings)
+
+        def answer(state: AgenticIQAState) -> dict[str, Any]:
+            try:
+                state, images = open_images(services, state)
+            except ImageError as error:
+                return {"error": str(error), "sha256": file_sha256(state["image_path"])}
+            try:
+                return answered(state, images, pipeline)
+            finally:
+                images.close()
+
+        return assessment(state, picture, original, answer, pipeline, services.settings)
+
+
+def question(
+    picture: PictureFile,
+    original: PictureFile | None,
+    query: str | None,
+    choices: Sequence[str] | None,
+    max_replan_iterations: int | None,
+    settings: Settings,
+) -> AgenticIQAState:
+    """The state that an assessment starts from, a rating where there is no query. Raises ValueError."""
+    query = DEFAULT_QUERY if query is None else query
+    check_query(query)
+    limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
+    return initial_state(query, str(picture.path), original and str(original.path), limit, choices)
+
+
+def assessment(
+    state: AgenticIQAState,
+    picture: PictureFile,
+    original: PictureFile | None,
+    answer: Callable[[AgenticIQAState], dict[str, Any]],
+    pipeline: Pipeline,
+    settings: Settings,
+) -> Assessment:
+    """What `answer` makes of a state, with the seconds that it took, told by the names that the caller knows the pictures by."""
+    row = unassessed(picture.path, original and original.path, state["query"], state.get("choices"), pipeline, settings)
+    began = time.perf_counter()
+    logged = PICTURE.set(row.image)
+    try:
+        changes = answer(state)
+    finally:
+        PICTURE.reset(logged)
+    row = row.model_copy(update={**changes, "seconds": round(time.perf_counter() - began, 3)})
     row.image, row.reference = path_text(picture.name), original and path_text(original.name)
     for file in filter(None, (picture, original)):
         row.error, row.warnings = file.hide(row.error), [file.hide(line) for line in row.warnings]
@@ -199,45 +254,17 @@ def assess(
     return row
 
 
-def _assess(
-    image: str | os.PathLike[str],
-    reference: str | os.PathLike[str] | None,
-    query: str | None,
-    choices: Sequence[str] | None,
-    pipeline: Pipeline,
-    max_replan_iterations: int | None,
-    services: Services,
-) -> Assessment:
-    settings = services.settings
-    limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
-    query = DEFAULT_QUERY if query is None else query
-    check_query(query)
-    state = initial_state(query, str(image), reference and str(reference), limit, choices)
-    row = unassessed(image, reference, query, state.get("choices"), pipeline, settings)
-    began = time.perf_counter()
-    logged = PICTURE.set(row.image)
+def answered(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline) -> dict[str, Any]:
+    """What a row holds of a question about opened images; whatever goes wrong with them is its `error`. Raises VLMError for a model
+    that cannot be loaded."""
+    services = images.services
+    services.client(ROLE)
+    _ = services.tools  # a bad maps file is an error of the set-up, not of an image
     try:
-        changes = _assessed(state, services, pipeline)
-    finally:
-        PICTURE.reset(logged)
-    return row.model_copy(update={**changes, "seconds": round(time.perf_counter() - began, 3)})
-
-
-def _assessed(state: AgenticIQAState, services: Services, pipeline: Pipeline) -> dict[str, Any]:
-    try:
-        state, images = open_images(services, state)
-    except ImageError as error:
-        return {"error": str(error), "sha256": file_sha256(state["image_path"])}
-    try:
-        services.client(ROLE)
-        _ = services.tools  # a bad maps file is an error of the set-up, not of an image
-        try:
-            changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
-        except (ImageError, ToolError, VLMError) as error:
-            changes = {"error": str(error)}
-        return changes | _record(images)
-    finally:
-        images.close()
+        changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
+    except (ImageError, ToolError, VLMError) as error:
+        changes = {"error": str(error)}
+    return changes | _record(images)
 
 
 def _texts(value: Any) -> Any:
@@ -288,7 +315,10 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         changes |= {"evidence": evidence, "tools": evidence.tool_logs}
     if result is None or final.get("error"):
         return changes
-    if result.error:
+    if result.error and result.fusion:
+        images.warn("the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it")
+        result = without_words(result.fusion, evidence, state.get("choices"), images.services.settings.fusion)
+    elif result.error:
         return changes | {
             "final_answer": result.final_answer,
             "quality_reasoning": result.quality_reasoning,
@@ -359,4 +389,5 @@ def _record(images: OpenImages) -> dict[str, Any]:
         "sha256": images.image.sha256,
         "model": _texts(client.describe()),
         "warnings": images.warnings,
+        "failed_tries": images.failed_tries,
     }

@@ -16,6 +16,7 @@ KEY_SEVERITIES = ("moderate", "severe", "extreme")
 MILD = ("none", "slight")
 HIGH_SCORE = 4.0
 LOW_SCORE = 2.2  # a little above the mirror of 4.0: no map of the tools without weights ends below 2.0 but NIQE's
+FLAWED = 3.0  # the tools' mean below which the Executor looks twice for a distortion
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
 NEARLY_UNIFORM = 0.98  # of the greatest entropy
 LEAST_OVERLAP = 0.05  # Σα_c·p_c; 0.2 where letters or tools say nothing
@@ -42,9 +43,22 @@ def contradictions(evidence: ExecutorOutput) -> list[str]:
             if item.severity in SEVERE and all(score > HIGH_SCORE for _, score in judged):
                 lines.append(f"Contradictory evidence: {item.severity} {item.type} of {name} but high scores ({_told(judged)})")
         if all(item.severity in MILD for item in items) and all(score < LOW_SCORE for _, score in scores.values()):
-            found = _listed(f"{item.severity} {item.type}" for item in items) or "no distortion"
-            lines.append(f"Contradictory evidence: {found} of {name} but low scores ({_told(scores.values())})")
+            lines.append(f"Contradictory evidence: {_mild(items)} of {name} but low scores ({_told(scores.values())})")
     return lines
+
+
+def unexplained(evidence: ExecutorOutput) -> dict[str, str]:
+    """By object, a line where the tools' mean is below `FLAWED` while nothing, or only slight damage, was found: it may be missed."""
+    lines = {}
+    for name, items in (evidence.distortion_analysis or {}).items():
+        scores = dict(_voting(evidence, name).values())
+        if scores and statistics.mean(scores.values()) < FLAWED and all(item.severity in MILD for item in items):
+            lines[name] = f"{_mild(items)} of {name} but low scores ({_told(scores.items())})"
+    return lines
+
+
+def _mild(items: Sequence[DistortionAnalysis]) -> str:
+    return _listed(f"{item.severity} {item.type}" for item in items) or "no distortion"
 
 
 def _voting(evidence: ExecutorOutput, name: str) -> dict[str, tuple[str, float]]:

@@ -73,7 +73,8 @@ def run_graph(state: AgenticIQAState, images: OpenImages, graph: CompiledStateGr
         "recursion_limit": 3 * (limit + 2),  # three nodes a round, and room for the ends
     }
     with tracing_context(enabled=False):  # LangChain would otherwise follow environment variables to a tracing server
-        return (graph or build_graph()).invoke(state, config)
+        final = (graph or build_graph()).invoke(state, config)
+    return {**final, "failed_tries": list(images.failed_tries)}
 
 
 def initial_state(

@@ -178,10 +178,11 @@ def planner_prompt(
     replan_history: Sequence[str] = (),
     plan: PlannerOutput | None = None,
     evidence: ExecutorOutput | None = None,
+    earlier: Sequence[str] = (),
 ) -> Prompt:
     """The Planner's prompt. On a replan `replan_history` carries what the Summarizer found missing in earlier rounds, `plan` and
-    `evidence` what the last one did and found."""
-    lines = [*_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
+    `evidence` what the last one did and found. `earlier` are the lines of a conversation's earlier turns."""
+    lines = [*earlier, *_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
     if replan_history:
         if plan is not None:
             lines.append(f"The last plan: {plan.model_dump_json()}")
@@ -271,12 +272,13 @@ def summarizer_prompt(
     scoring: bool,
     choices: Sequence[str] | None = None,
     reversed_letters: bool = False,
+    earlier: Sequence[str] = (),
 ) -> Prompt:
     """The Summarizer's prompt in scoring or explanation/QA mode; sections without evidence are left out.
 
-    `reversed_letters` gives the scoring options as A. Bad ... E. Excellent.
+    `reversed_letters` gives the scoring options as A. Bad ... E. Excellent; `earlier` are the lines of a conversation's earlier turns.
     """
-    lines = _query(query, choices)
+    lines = [*earlier, *_query(query, choices)]
     if evidence is not None:
         if analysis := format_distortion_analysis(evidence):
             lines.append(f"Distortion analysis: {analysis}")

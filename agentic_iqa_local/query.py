@@ -6,7 +6,7 @@ Thai) are the exception.
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import pairwise
 
 from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
@@ -92,13 +92,14 @@ _QUALITY_WORD = re.compile(
     r"|focus\w*|tint\w*|speckle\w*|soft\w*|fuzz\w*|jpeg|block(ing|iness|y)|ringing|banding|halos?)"
 )
 _THE = r"(?:the|this|that|these|those|my|his|her|its|their|our|your|each|both)"
-_QUALITY_OF = re.compile(
-    r"\b(?:quality|degradations?|art[ie]facts?|distortions?|defects?|damage|clarity|fidelity|\w*blur\w*|nois\w+|grain\w*|sharp\w*|contrast"
+_ASKED_ABOUT = re.compile(
+    rf"\b(?:(?:rate|judge|assess|grade|evaluate|inspect)\s+{_THE}\s+|how\s+(?:\w+\s+){{1,2}}(?:is|are|was|were)\s+{_THE}\s+|(?:quality|degradations?|art[ie]facts?|distortions?|defects?|damage|clarity|fidelity|\w*blur\w*|nois\w+|grain\w*|sharp\w*|contrast"
     r"|bright\w*|compression|colou?rs?|exposure|saturation|focus|halos?|banding|blocking|ringing)"
-    rf"\s+(?:\w+\s+)?(?:of|in|on|affecting|around|across|along)\s+(?:{_THE}|of {_THE})\s+",
+    rf"\s+(?:\w+\s+)?(?:of|in|on|affecting|around|across|along)\s+(?:{_THE}|of {_THE})\s+)",
     re.IGNORECASE,
 )
 _AND = re.compile(rf"\s*(?:(?:,?\s*\b(?:and|or)\b|&)\s+(?:{_THE}\s+)?|,\s+{_THE}\s+)", re.IGNORECASE)
+_BEFORE = rf"\b{_THE}\s+((?:[\w'’-]+\s+){{0,2}}[\w'’-]+)(?:\s+(?:and|or|&)|,\s+and|,\s+or|,)\s+(?:{_THE}\s+)?"
 _LONGEST_REGION = 3  # words
 _ENDS_REGION = _word_set(
     "of in on at to for from by with without against than as like after before into onto over under between near around across "
@@ -109,7 +110,8 @@ _ENDS_REGION = _word_set(
 )
 _NEVER_HEADS = _word_set(
     "best worst main first last second next same other one rest detail details texture textures edge edges part parts side area areas "
-    "region regions place places test copy version upload capture output render print master source camera phone lens sensor screen"
+    "region regions place places test copy version upload capture output render print master source camera phone lens sensor screen "
+    "magnitude impression appearance look damage loss effect impact severity strength amount degree answer option way upload capture"
 )
 _UNSPACED = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
@@ -197,8 +199,10 @@ def region_in(query: str, name: str) -> str | None:
 
 
 def regions_in(query: str, known: Sequence[str] = ()) -> list[str]:
-    """Regions that the query names in so many words, in its order: after "quality of the", "noise in the" and the like, and joined to
-    one of these or of the `known` ones by "and", "or" or a comma. English only; other ways to name a region are not seen."""
+    """Regions that the query names in so many words, in its order: after "rate the", "how sharp is the", "noise in the" and the like,
+    and joined to one of these or of the `known` ones by "and", "or" or a comma. English only; other ways to name a region are not
+    seen."""
+    heads = {_words(name)[-1] for name in known if _words(name)}
     found: dict[str, int] = {}
 
     def follow(end: int) -> None:
@@ -207,16 +211,19 @@ def regions_in(query: str, known: Sequence[str] = ()) -> list[str]:
 
     def add(start: int) -> int:
         phrase = _phrase(query[start:])
-        if not phrase or not (region := _region(query, phrase)):
+        if not phrase or not (region := _region(query, phrase, heads)):
             return len(query)
         found.setdefault(region.casefold(), start)
         return start + len(phrase)
 
-    for match in _QUALITY_OF.finditer(query):
+    for match in _ASKED_ABOUT.finditer(query):
         follow(add(match.end()))
     for name in known:
         for match in re.finditer(rf"\b{re.escape(name)}\b", query, re.IGNORECASE):
             follow(match.end())
+        for match in re.finditer(_BEFORE + rf"{re.escape(name)}\b", query, re.IGNORECASE):
+            if _phrase(match[1]) == match[1]:
+                add(match.start(1))
     return sorted(found, key=found.__getitem__)
 
 
@@ -234,9 +241,10 @@ def _phrase(text: str) -> str:
     return text[:end]
 
 
-def _region(query: str, phrase: str) -> str | None:
+def _region(query: str, phrase: str, heads: Container[str]) -> str | None:
+    """The region that a phrase is the name of; `heads` are the last words of regions that are known."""
     head = _words(phrase)[-1]
-    return None if head in _NEVER_HEADS or head in _WHOLE_PICTURE else region_in(query, phrase)
+    return None if head in _WHOLE_PICTURE or (head in _NEVER_HEADS and head not in heads) else region_in(query, phrase)
 
 
 def holds(text: str, phrase: str) -> bool:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, n
 from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
 from agentic_iqa_local.model_store import BundleError, check_model, environment, models_root
 from agentic_iqa_local.pairs import doubts
-from agentic_iqa_local.state import AgenticIQAState
+from agentic_iqa_local.state import AgenticIQAState, PlannerError
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ClientPool, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 
@@ -105,25 +106,47 @@ def load_pictures(
     return load_pair(image_path, reference_path, **options)
 
 
+class RoleSession:
+    """A model's session as one role of an assessment uses it: `nodes.ask` puts the role's failed tries into `failed_tries`."""
+
+    def __init__(self, session: VLMSession, role: str, failed_tries: list[PlannerError]):
+        self._session, self.role, self.failed_tries = session, role, failed_tries
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
 class OpenImages:
     """One assessment's images with the sessions opened on them.
 
     Each model is opened once on each view, whichever roles use it, so that the images are prefilled once; each tool runs
-    once on each region. `warnings` collects what a user must know about this assessment.
+    once on each region. `warnings` collects what a user must know about this assessment, `failed_tries` what the model said in vain.
     """
 
     def __init__(self, services: Services, image_path: str, reference_path: str | None = None):
         self.services = services
         self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
         self.warnings: list[str] = []
+        self.failed_tries: list[PlannerError] = []
         for loaded in (self.image, self.reference):
             for line in loaded.warnings if loaded else ():
                 self.warn(line)
+        self._of_pictures: list[str] | None = None  # warnings that every turn's assessment has
+        self._earlier = TokenUsage()
         self._sessions: dict[tuple[int, int], VLMSession] = {}
         self._closed_usage = TokenUsage()
         self._seen: dict[tuple[int, int], SeenImage] = {}
         self._readings: dict[tuple[str, Box | None], ToolReading] = {}
         self._lap = (0, time.perf_counter())
+
+    def begin_turn(self) -> None:
+        """Another assessment of the same images begins: what was counted, warned of and failed in an earlier one is not its own."""
+        if self._of_pictures is None:
+            self._of_pictures = self.warnings
+        self.warnings, self.failed_tries = list(self._of_pictures), []
+        self._earlier += self.usage
+        self._lap = (0, time.perf_counter())
+        self._readings = {key: replace(reading, seconds=0.0) for key, reading in self._readings.items()}
 
     def warn(self, line: str) -> None:
         """Adds a warning once, to the log and to the result."""
@@ -167,7 +190,7 @@ class OpenImages:
             box = self.views(role)[view].box
             pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
             self._sessions[key] = client.open(pictures)
-        return self._sessions[key]
+        return RoleSession(self._sessions[key], role, self.failed_tries)
 
     def close_session(self, role: str, view: int) -> None:
         """Frees one view's cache, keeping its counts."""
@@ -195,27 +218,30 @@ class OpenImages:
             if box:
                 image, reference = image.crop(box), reference and reference.crop(box)
             with self.services.models_waiting() if tool in ALONE else nullcontext():
-                self._readings[key] = reading = self.services.tools.score(tool, image, reference)
-            if reading.crops:
-                left, top, right, bottom = reading.crops[0]
-                self.warn(
-                    f"{reading.tool} would take long on all {image.width}×{image.height} pixels; it measured "
-                    f"{len(reading.crops)} native-resolution crops of {right - left}×{bottom - top}"
-                )
-        return self._readings[key]
+                self._readings[key] = self.services.tools.score(tool, image, reference)
+        reading = self._readings[key]
+        if reading.crops:
+            width, height = (box[2] - box[0], box[3] - box[1]) if box else (self.image.width, self.image.height)
+            left, top, right, bottom = reading.crops[0]
+            self.warn(
+                f"{reading.tool} would take long on all {width}×{height} pixels; it measured {len(reading.crops)} native-resolution "
+                f"crops of {right - left}×{bottom - top}"
+            )
+        return reading
 
     @property
     def usage(self) -> TokenUsage:
-        """Tokens of all sessions so far."""
-        return sum((s.usage for s in self._sessions.values()), self._closed_usage)
+        """Tokens of all sessions so far, since the turn began."""
+        return sum((s.usage for s in self._sessions.values()), self._closed_usage) - self._earlier
 
     def lap(self) -> tuple[int, float]:
-        """(tokens prefilled and decoded, seconds) since the last lap, or since the images were opened."""
+        """(tokens prefilled and decoded, seconds) since the last lap, or since the turn began."""
         usage, now = self.usage, time.perf_counter()
         (tokens, began), self._lap = self._lap, (usage.prefilled + usage.decoded, now)
         return self._lap[0] - tokens, now - began
 
     def close(self) -> None:
+        """Frees every cache; the next question opens the sessions anew."""
         for key in list(self._sessions):
             self._close(key)
 

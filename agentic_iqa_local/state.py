@@ -115,7 +115,10 @@ class PlannerInput(BaseModel):
     query: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = Field(description="The user's question.")
     image_path: str = Field(description="The image to assess.")
     reference_path: str | None = Field(None, description="A pristine reference of the same size, if there is one.")
-    prior_context: dict[str, Any] | None = Field(None, description="Earlier turns or replanning feedback.")
+    prior_context: dict[str, Any] | None = Field(
+        None,
+        description='{"turns": [...]} of a conversation (`conversation.turn`) and {"replan_history": [...]}, replanning feedback.',
+    )
 
     @field_validator("image_path", "reference_path")
     @classmethod
@@ -135,7 +138,9 @@ class PlannerError(BaseModel):
 
     error_type: str = Field(description="validation_error, api_error or the exception's class name.")
     message: str = Field(description="What went wrong, for a human.")
-    details: dict[str, Any] | None = Field(None, description="The original exception's type, the VLM backend and output.")
+    details: dict[str, Any] | None = Field(
+        None, description="The original exception's type, the role, the VLM backend and its whole output (None: it gave none)."
+    )
     retry_count: int = Field(0, ge=0, description="The attempt that failed, counted from 1; 0 when nothing was retried.")
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
@@ -340,6 +345,8 @@ class AgenticIQAState(TypedDict):
     iteration_count: NotRequired[Annotated[int, replace]]
     max_replan_iterations: NotRequired[int]
     replan_history: NotRequired[Annotated[list[str], replace]]
+    failed_tries: NotRequired[Annotated[list[PlannerError], replace]]
+    prior_context: NotRequired[dict[str, Any]]
     error: NotRequired[Annotated[str | None, replace]]
 
 

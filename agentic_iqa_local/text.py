@@ -7,10 +7,15 @@ through `printable`; what stands inside a sentence goes through `one_line` befor
 
 import json
 import os
+import re
 import unicodedata
 
 # Controls, invisible formatting such as the reversal of a line, separators of lines, and what UTF-8 cannot encode
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+# What ends a sentence: not the dots of "e.g.", nor at the very end one behind a digit, where a number may have been cut.
+_END_OF_SENTENCE = re.compile(
+    r"(?:(?<!\b[^\W\d_])[.!?…]+[\"')\]”’»]*(?=\s+[^\sa-z])|(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*$|[。！？]+[」』”]*)"
+)
 
 
 def one_line(text: str) -> str:
@@ -48,3 +53,15 @@ def path_text(path: str | os.PathLike[str]) -> str:
     if "\\x" not in text:
         return text
     return name.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+
+
+def whole_sentences(text: str, limit: int) -> str:
+    """`text` as it is where it is shorter than `limit` characters; what reaches the limit may have been cut there, and goes back to its
+    last whole sentence, else to its last whole word with "…"."""
+    if len(text) < limit:
+        return text.strip()
+    text = text[:limit].strip()
+    if ends := [match.end() for match in _END_OF_SENTENCE.finditer(text)]:
+        return text[: ends[-1]]
+    words = text[: limit - 1].rsplit(maxsplit=1)
+    return f"{words[0].rstrip(',;:') if len(words) > 1 else text[: limit - 1]}…"

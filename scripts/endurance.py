@@ -455,7 +455,9 @@ def random_answer(rng: np.random.Generator, text: str) -> str:
 
 
 class OneAnswer:
-    """A session that always answers `text`."""
+    """A session that always answers `text`, held to the schema as a server claims to be."""
+
+    constrained = True
 
     def __init__(self, text: str):
         self.text, self.calls = text, 0

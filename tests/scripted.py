@@ -37,6 +37,8 @@ class ScriptedClient:
 
 
 class ScriptedSession:
+    constrained = False
+
     def __init__(self, client: ScriptedClient, images):
         self.client = client
         self.usage = TokenUsage()

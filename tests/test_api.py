@@ -1,6 +1,7 @@
 """The Python API as a developer meets it: kinds of pictures, results, errors before loading, and silence."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -370,3 +371,40 @@ def test_sets_and_generators_are_no_choices(photo_path, choices):
 def test_a_query_is_a_text(photo_path, query):
     with IQA(cpu=True) as iqa, pytest.raises(ValueError, match="query: expected a text"):
         iqa(photo_path, query=query)
+
+
+# A reasoning that fails
+
+
+def test_a_fused_score_stays_when_the_reasoning_fails_three_times(picture):
+    client = ScriptedClient(scripted_answers(SummaryReply="no JSON"), {letter: math.log(p) for letter, p in
+                            zip("ABCDE", (0.05, 0.05, 0.1, 0.7, 0.1), strict=True)})  # fmt: skip
+    services = scripted_services(client, ScriptedTools({"NIQE": 2.0}))
+    row, state = assess(picture, services=services), run_pipeline("Rate it.", picture, services=services)
+    result = state["summarizer_result"]
+    assert (result.final_answer, result.quality_reasoning) == ("Unable to determine", "VLM output parsing failed")
+    assert row.error is None
+    assert (row.letter, row.level, row.vlm_letter) == ("D", "Poor", "D")  # tools and letters both say 2
+    assert (row.q, row.q_bar, row.p_c) == (result.fusion.q, 2.0, result.fusion.p_c)
+    # the analysis' one finding, then the level, then the fusion's account
+    assert row.quality_reasoning.startswith("Moderate blurs: Edges appear soft. The quality is poor. Fused score ")
+    assert "the model gave no valid reasoning in three tries" in " ".join(row.warnings)
+    assert [t.details["role"] for t in row.failed_tries] == ["summarizer"] * 3
+    assert not row.need_replan
+
+
+def test_a_chosen_answer_stays_when_the_reasoning_fails_three_times(picture):
+    client = ScriptedClient(scripted_answers(SummaryReply="no JSON"), {"A": math.log(0.2), "B": math.log(0.8)})
+    row = assess(
+        picture, query="Is it sharp?", choices=["Yes", "No"], services=scripted_services(client, ScriptedTools({"NIQE": 2.0}))
+    )
+    assert row.error is None
+    assert (row.letter, row.q) == ("B", None)
+    assert row.quality_reasoning.startswith("The answer that the model finds most probable is No (0.80).")
+
+
+def test_a_free_answer_that_fails_three_times_is_a_failure(picture):
+    client = ScriptedClient(scripted_answers(PlannerReply=plan_reply(query_type="Other"), SummaryReply="no JSON"))
+    row = assess(picture, query="What is shown?", services=scripted_services(client, ScriptedTools({})))
+    assert "no valid JSON in 3 attempts" in row.error
+    assert (row.p_c, row.letter) == (None, None)

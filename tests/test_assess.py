@@ -92,7 +92,8 @@ def test_help_teaches(blocked):
     assert done.returncode == 0
     for option in ("--image", "--reference", "--query", "--choices", "--gpu", "--cpu", "--model", "--mode", "--pipeline",
                    "--max-replan-iterations", "--json", "--explain", "--config", "examples:",
-                   "--manifest", "--out", "--resume", "--retry-failed", "--timeout", "--csv", "--background", "--version"):  # fmt: skip
+                   "--manifest", "--out", "--resume", "--retry-failed", "--timeout", "--csv", "--background", "--interactive",
+                   "--version"):  # fmt: skip
         assert option in done.stdout
 
 

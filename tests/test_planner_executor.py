@@ -112,7 +112,8 @@ def test_the_reference_mode_is_a_fact(reference, mode, claimed):
     ],
 )
 def test_source_and_distortions_agree(given, source, distortions):
-    corrected, _ = correct_plan(plan(**given), NAMING, False, replanning=False)
+    query = NAMING if "query_scope" in given else QUERY
+    corrected, _ = correct_plan(plan(**given), query, False, replanning=False)
     assert (corrected.distortion_source, corrected.distortions) == (source, distortions)
     assert corrected.plan.distortion_detection is (source == "Inferred" and corrected.query_type == "IQA")
 

@@ -22,7 +22,7 @@ from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import ModelSettings, Settings
 from agentic_iqa_local.evidence import apart, contradictions, doubts, find_gaps, outvoted, should_replan, votes
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.nodes.planner import correct_plan, flags_against, going_on
+from agentic_iqa_local.nodes.planner import adding_to, correct_plan, flags_against
 from agentic_iqa_local.passes import changes, decided, support
 from agentic_iqa_local.query import regions_in
 from agentic_iqa_local.report import account
@@ -193,7 +193,7 @@ def test_a_gap_switches_on_the_parts_that_can_close_it(kind, scores, on):
 
 def test_a_replan_does_not_change_what_is_asked():
     before = plan(query_scope=["sky"], distortion_source="Explicit", distortions={"sky": ["Noise"]})
-    after = going_on(plan(query_type="Other", query_scope=["sea"], distortions={"sea": ["Blurs"]}), before)
+    after = adding_to(plan(query_type="Other", query_scope=["sea"], distortions={"sea": ["Blurs"]}), before)
     assert (after.query_type, after.query_scope) == ("IQA", ["sky", "sea"])
     assert after.distortions == {"sky": ["Noise"], "sea": ["Blurs"]}
     assert after.plan == EVERY_PART
@@ -217,7 +217,10 @@ def test_an_invented_region_is_asked_about_once_more(picture):
 def test_a_region_that_the_model_misses_is_found_by_its_words():
     for query, known, found in [
         ("Rate the quality of the lawn.", [], ["lawn"]),
-        ("How sharp are the vehicle and the background?", ["vehicle"], ["background"]),
+        ("How sharp are the vehicle and the background?", ["background"], ["vehicle", "background"]),
+        ("Are the vehicle and the background sharp?", ["background"], ["vehicle"]),
+        ("Rate the left side and the right side.", ["left side"], ["left side", "right side"]),
+        ("Rate the overall impression.", [], []),
         ("Is the sky noisy, the sea too?", ["sky"], []),
         ("Is there noise in the sky, the sea and the old boat?", [], ["sky", "sea", "old boat"]),
         ("Rate the perceptual quality of this image.", [], []),
@@ -239,10 +242,10 @@ def test_only_a_model_that_gives_boxes_may_have_tools_measure_a_region():
 
 
 def test_a_missed_distortion_is_looked_for_again_and_what_was_found_stays(picture):
-    """Nothing was found, but the tool reads 1.5: detection is told why it is asked again."""
+    """Twice nothing was found, but the tool reads 1.5: detection is told why it is asked again."""
     client = ScriptedClient(
         scripted_answers(
-            DetectionReply=[{"Global": []}, {"Global": ["Noise"]}],
+            DetectionReply=[{"Global": []}, {"Global": []}, {"Global": ["Noise"]}],
             SelectionReply={"Global": {"Overall quality": "NIQE"}},
             AnalysisReply=judged("severe", "Noise"),
         ),
@@ -250,10 +253,26 @@ def test_a_missed_distortion_is_looked_for_again_and_what_was_found_stays(pictur
     )
     row = rated(picture, client, ScriptedTools({"NIQE": 1.5}))
     assert [item.type for item in row.evidence.distortion_analysis["Global"]] == ["Noise"]
-    assert "low scores (NIQE 1.50)" in prompts(client, "DetectionReply")[1].case
+    assert ["low scores (NIQE 1.50)" in prompt.case for prompt in prompts(client, "DetectionReply")] == [False, True, True]
     assert [(told.kept, told.changed) for told in row.passes] == [(False, []), (True, ["found severe Noise"])]
     assert row.passes[1].asked == row.replan_history[0].removeprefix("[Iteration 1] ")
     assert not row.need_replan
+
+
+@pytest.mark.parametrize(("score", "looks"), [(2.9, 2), (3.1, 1)])
+def test_the_executor_looks_twice_where_tools_find_a_flaw_and_it_did_not(picture, score, looks):
+    client = ScriptedClient(
+        scripted_answers(
+            DetectionReply=[{"Global": []}, {"Global": ["Noise"]}],
+            SelectionReply={"Global": {"Overall quality": "NIQE"}},
+            AnalysisReply=judged("moderate", "Noise"),
+        ),
+        SURE,
+    )
+    row = rated(picture, client, ScriptedTools({"NIQE": score}))
+    assert len(prompts(client, "DetectionReply")) == looks
+    assert [item.type for item in row.evidence.distortion_analysis["Global"]] == ["Noise"] * (looks - 1)
+    assert len(row.passes) == 1
 
 
 def test_distortions_that_the_query_names_and_those_detected_are_united(picture):

@@ -11,7 +11,7 @@ import pytest
 from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands.console import Formatter, SafeStream, like_ctrl_c, safe_streams
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.text import one_line, path_text, printable
+from agentic_iqa_local.text import one_line, path_text, printable, whole_sentences
 
 STEERING = "\x1b[2J\x9b2J\x7f\u202e\u2028\U000e0001\r\n\t"
 
@@ -117,3 +117,26 @@ def test_a_safe_stream_is_the_place_that_it_writes_to():
     assert SafeStream(stream) == stream
     assert stream == SafeStream(stream)
     assert SafeStream(stream) in {stream}
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "kept"),
+    [
+        ("Short.", 20, "Short."),
+        ("  Short  ", 20, "Short"),
+        ("Edges are soft. The sky is ba", 29, "Edges are soft."),
+        ("Is it sharp? Yes! It is qui", 27, "Is it sharp? Yes!"),
+        ('They said "soft." The sky', 25, 'They said "soft."'),
+        ("Edges are soft.", 15, "Edges are soft."),  # whole as it is
+        ("Edges are soft, e.g. JPEG bl", 28, "Edges are soft, e.g. JPEG…"),  # dots inside a sentence
+        ("Noise. The score of 3.", 22, "Noise."),  # of 3.25, as likely as not
+        ("soft edges and", 14, "soft edges…"),  # no sentence: whole words
+        ("soft edges, and", 15, "soft edges…"),
+        ("模糊。天空很", 6, "模糊。"),
+        ("a" * 20, 20, "a" * 19 + "…"),  # one word
+        ("Soft. " * 100, 10, "Soft."),  # beyond the limit
+    ],
+)
+def test_a_text_that_reaches_its_limit_is_cut_at_a_sentence_or_a_word(text, limit, kept):
+    assert whole_sentences(text, limit) == kept
+    assert len(kept) <= limit

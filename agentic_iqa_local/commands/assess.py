@@ -5,6 +5,7 @@ examples:
   {assess} photo.jpg --reference original.png --gpu 0
   {assess} photo.jpg --query "Use NIQE to score this picture."
   {assess} photo.jpg --query "Which distortion dominates?" --choices Blur Noise Compression None
+  {assess} photo.jpg --interactive
   {assess} scans/ --pipeline letters --out results.jsonl --csv results.csv
   {assess} --manifest images.csv --out results.jsonl --resume --retry-failed
   {assess} photo.jpg --config qwen2_5_vl_7b --gpu 0
@@ -14,6 +15,8 @@ Without a picture the sample photograph that ships is assessed.
 On a terminal the answer is text; piped, or with --json, it is one JSON object a line on stdout and nothing else there. With --out
 the objects go to a file instead, each synced to disk as it is finished: after a kill, Ctrl-C or a full disk the same command with
 --resume goes on.
+With --interactive questions about one picture are read from stdin, one a line ("Rate it", then "And the sky?"), until its end, "exit" or
+"quit". The picture stays open, and each question is told of those before it; Ctrl-C stops a question, or between two the session.
 Exit status: 0 all assessed, 1 some picture failed (its row has "error") or the batch could not go on, 2 wrong usage or a model that
 cannot run, 130 interrupted by Ctrl-C or a polite kill (the rows so far are written).
 """
@@ -75,6 +78,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         'lists ("... A. too dark B. too bright", "yes or no") are the choices',
     )
     what.add_argument("--choices", nargs="+", metavar="ANSWER", help="2 to 10 answers: a multiple-choice question")
+    what.add_argument(
+        "--interactive",
+        action="store_true",
+        help="answer questions about one picture, read from stdin one a line; --query is the first; with --out their rows are appended",
+    )
     what.add_argument(
         "--background",
         metavar="COLOUR",
@@ -168,6 +176,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--manifest: expected it alone, got {args.pictures[0]} too; list that in the manifest")
     if args.manifest and args.reference:
         parser.error("--reference: expected with pictures; a manifest has a column reference")
+    if args.interactive:
+        check_interactive(parser, args)
     if args.json not in (None, "-"):
         parser.error(f"--json: expected nothing or - (stdout), got {args.json}; rows go to a file with --out {args.json}")
     if args.out and args.out.suffix.lower() in (".xlsx", ".xls", ".ods", ".tsv", ".txt", ".html"):
@@ -197,6 +207,24 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def check_interactive(parser: Parser, args: argparse.Namespace) -> None:
+    """Ends the program with one sentence for an option that --interactive leaves nothing to do."""
+    csv = args.csv or (args.out and args.out.suffix.lower() == ".csv")
+    for option, given, instead in (
+        ("--manifest", args.manifest, "name one picture"),
+        ("--choices", args.choices, 'end a question with its answers: "Is it noisy? yes or no"'),
+        ("--resume", args.resume, "--out alone appends to the rows of earlier conversations"),
+        ("--retry-failed", args.retry_failed, "ask the question again"),
+        ("--csv", csv, "keep the rows with --out FILE.jsonl"),
+        ("--jobs", args.jobs != parser.get_default("jobs"), "questions are answered one by one"),
+        ("--timeout", args.timeout != parser.get_default("timeout"), "Ctrl-C stops a question"),
+        ("--pipeline", args.pipeline != "agent", "the pipeline letters has no Planner that takes a question up"),
+        ("--list-tools", args.list_tools, "give it alone"),
+    ):
+        if given:
+            parser.error(f"{option}: expected without --interactive; {instead}")
+
+
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
@@ -218,6 +246,8 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
     settings = chosen_settings(args)
     items = [] if args.list_tools else wanted(args, console)
     check_pictures(args, items)
+    if args.interactive and len(items) != 1:
+        raise UsageError(f"--interactive: expected one picture, got {len(items)}; name one of them")
     args.out, args.csv = result_file("--out", args.out), result_file("--csv", args.csv)
     check_table(args, items)
     if args.engine != "server" and not args.list_tools:
@@ -230,6 +260,10 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
     device = choose_device(args.gpu, args.cpu)
     if args.list_tools:
         return list_tools(settings, device, console)
+    if args.interactive:
+        from agentic_iqa_local.commands.interactive import converse
+
+        return converse(args, settings, items[0], device, console, show)
     return run(args, settings, items, device, console)
 
 

@@ -2,20 +2,25 @@
 
 import json
 import logging
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.state import PlannerError, with_each_key_once
 from agentic_iqa_local.text import one_line
-from agentic_iqa_local.vlm_client import VLMSession
+from agentic_iqa_local.vlm_client import VLMError, VLMSession
 
 logger = logging.getLogger(__name__)
 
 TRIES = 3
 LOGGED_CHARACTERS = 2000
+LONGEST_OUTPUT, LONGEST_MESSAGE = 100_000, 2000  # characters, in the record of a failed try
+MOST_OUTPUT = (
+    400_000  # characters of all failed tries of an assessment, whose row has an end; from then on those of a log are kept
+)
+_FENCE, _LANGUAGE = "```", "json"
 
 Reply = TypeVar("Reply", bound=BaseModel)
 
@@ -31,7 +36,7 @@ class InvalidAnswer(RuntimeError):
 
 def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSettings, *, answer_prefix: str = "") -> Reply:
     """A validated `schema`, which goes on from `answer_prefix`. A failed try is logged and repeated with "Return ONLY valid
-    JSON" added to the prompt.
+    JSON" added to the prompt; each is kept in the session's `failed_tries`, if it has them (`services.RoleSession`).
 
     Raises InvalidAnswer after three tries. VLMError from the model itself is not retried: the same call would fail again.
     """
@@ -39,28 +44,100 @@ def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSett
     for attempt in range(1, TRIES + 1):
         asked = prompt if attempt == 1 else prompt.stricter()
         logger.debug("Prompt (attempt %d):\n%s\n%s", attempt, asked.instructions, asked.case)
-        text = session.generate(
-            asked, schema, answer_prefix=answer_prefix, temperature=role.temperature, max_tokens=role.max_tokens
-        )
-        text = text.encode(errors="backslashreplace").decode()  # a lone surrogate is no text that could be kept or sent on
-        logger.debug("VLM response: %s", text[:LOGGED_CHARACTERS] + ("… (truncated)" if len(text) > LOGGED_CHARACTERS else ""))
         try:
-            return _validated(text, schema, answer_prefix)
-        except ValueError as error:
-            record = PlannerError.from_exception(
-                error, retry_count=attempt, backend=role.backend, output=text[:LOGGED_CHARACTERS]
+            text = session.generate(
+                asked, schema, answer_prefix=answer_prefix, temperature=role.temperature, max_tokens=role.max_tokens
             )
-            attempts.append(record)
-            told = one_line(record.model_dump_json())
+        except VLMError as error:
+            _keep(error, attempt, None, session, role)
+            raise
+        text = text.encode(errors="backslashreplace").decode()  # a lone surrogate is no text that could be kept or sent on
+        logger.debug("VLM response: %s", _shortened(text))
+        try:
+            return _strict(text, schema, answer_prefix) if session.constrained else _lenient(text, schema, answer_prefix)
+        except ValueError as error:
+            attempts.append(record := _keep(error, attempt, text, session, role))
+            brief = record.model_copy(update={"details": record.details | {"output": text[:LOGGED_CHARACTERS]}})
+            told = one_line(brief.model_dump_json())
             logger.warning("Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, told)
     logger.error("No valid %s after %d attempts. Full VLM output: %r", schema.__name__, TRIES, text)
     raise InvalidAnswer(attempts, text)
 
 
-def _validated(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
-    """`text` as a `schema`, nothing in it converted, dropped or said twice. Raises ValueError, which pydantic's errors are."""
+def _keep(error: Exception, attempt: int, output: str | None, session: VLMSession, role: RoleSettings) -> PlannerError:
+    """The record of a failed try, with its whole output within the limits, put beside the others of the assessment."""
+    tries: list[PlannerError] = getattr(session, "failed_tries", [])
+    details = {"role": getattr(session, "role", None), "output": output}
+    if output is not None:
+        taken = sum(len(earlier.details["output"] or "") for earlier in tries)
+        room = LONGEST_OUTPUT if taken + min(len(output), LONGEST_OUTPUT) <= MOST_OUTPUT else LOGGED_CHARACTERS
+        if len(output) > room:
+            details |= {"output": output[:room], "cut": f"the first {room} of {len(output)} characters"}
+    record = PlannerError.from_exception(error, retry_count=attempt, backend=role.backend, **details)
+    record.message = _shortened(record.message.encode(errors="backslashreplace").decode(), LONGEST_MESSAGE)
+    tries.append(record)
+    return record
+
+
+def _shortened(text: str, most: int = LOGGED_CHARACTERS) -> str:
+    return text[:most] + ("… (truncated)" if len(text) > most else "")
+
+
+def _strict(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
+    """What was written under a grammar as a `schema`, nothing in it converted, dropped or said twice. Raises ValueError, which
+    pydantic's errors are."""
     reply = schema.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     if not text.startswith(answer_prefix):
         raise ValueError(f"expected an answer that begins with {answer_prefix}")
     json.loads(text, object_pairs_hook=with_each_key_once)
     return reply
+
+
+def _lenient(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
+    """What was written without a grammar as a `schema`: indented or not, fenced or not, with blanks around its texts or not. Keys
+    that were not asked for are dropped and texts beyond their limit cut; no value is converted. Raises ValueError."""
+    text = text.strip()
+    if text.startswith(_FENCE) and text.endswith(_FENCE):
+        text = text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix(_LANGUAGE)
+    try:
+        found = json.loads(text, object_pairs_hook=_stripped)
+        begun = json.loads(f'{answer_prefix}"}}') if answer_prefix else {}
+        reply = _without_other_keys(found, schema)
+    except RecursionError as error:
+        raise ValueError("expected JSON of a few levels, got it nested beyond reading") from error
+    said = reply.model_dump(mode="json", by_alias=True)
+    if wrong := {name: said[name] for name, value in begun.items() if said[name] != value}:
+        raise ValueError(f"expected {json.dumps(begun)} as begun, got {json.dumps(wrong)}")
+    return reply
+
+
+def _without_other_keys(found: Any, schema: type[Reply]) -> Reply:
+    """`found` as a `schema`, without the keys that this forbids. Raises ValueError."""
+    try:
+        return _validated(found, schema)
+    except ValidationError as error:
+        others = [mistake["loc"] for mistake in error.errors() if mistake["type"] == "extra_forbidden"]
+        if not others:
+            raise
+    for *path, key in others:
+        part = found
+        for step in path:
+            part = part[step]
+        del part[key]
+    return _validated(found, schema)
+
+
+def _validated(found: Any, schema: type[Reply]) -> Reply:
+    # Through JSON, where a list may stand for a tuple although nothing is converted.
+    return schema.model_validate_json(json.dumps(found), strict=True, by_alias=True, by_name=False, context={"cut": True})
+
+
+def _stripped(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: an object with each key once, without blanks around its texts and those in its lists."""
+    return {name: _strip(value) for name, value in with_each_key_once(pairs).items()}
+
+
+def _strip(value: Any) -> Any:
+    if isinstance(value, list):
+        return [part.strip() if isinstance(part, str) else part for part in value]
+    return value.strip() if isinstance(value, str) else value

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from langchain_core.runnables import RunnableConfig
 
-from agentic_iqa_local.evidence import disagreement, doubts, is_unlocated, open_severities, outvoted
+from agentic_iqa_local.evidence import disagreement, doubts, is_unlocated, open_severities, outvoted, unexplained
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import OVERALL, Severity
@@ -120,6 +120,8 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
         reachable = {name: fitted.reachable for name, fitted in images.services.tools.maps.items()}
         mark_outvoted(evidence, reachable, images)
         evidence.disagreement = disagreement(evidence, reachable)
+    if flags.distortion_detection:
+        look_twice(evidence, query, images)
     evidence.uncertainty = doubts(evidence)
 
 
@@ -146,6 +148,22 @@ def find_distortions(
     if look or earlier:
         evidence.distortion_set = found
     return found
+
+
+def look_twice(evidence: ExecutorOutput, query: str, images: OpenImages) -> None:
+    """Looks once more for distortions of what the tools find flawed and the analysis does not, and judges those that are new."""
+    if not (missed := unexplained(evidence)):
+        return
+    logger.info("Looking for distortions once more: %s", one_line("; ".join(missed.values())))
+    prompt = detection_prompt(query, list(missed), "; ".join(missed.values()))
+    reply = ask(images.session(ROLE), prompt, detection_reply(list(missed)), images.services.section(ROLE))
+    for name, types in reply.model_dump(by_alias=True).items():
+        known = (evidence.distortion_set or {}).get(name, [])
+        evidence.distortion_set = (evidence.distortion_set or {}) | {name: list(dict.fromkeys([*known, *types]))}
+    distortions = {name: evidence.distortion_set.get(name, []) for name in evidence.distortion_analysis}
+    evidence.distortion_analysis = analyse(
+        evidence, query, distortions, to_judge(evidence, distortions, anew=False), images, None
+    )
 
 
 def to_judge(evidence: ExecutorOutput, distortions: dict[str, list[str]], anew: bool) -> dict[str, list[str]]:

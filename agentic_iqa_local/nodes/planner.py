@@ -13,11 +13,12 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from pydantic import ValidationError
 
+from agentic_iqa_local.conversation import earlier_lines, going_on
 from agentic_iqa_local.evidence import required_objects
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.prompts import planner_prompt
-from agentic_iqa_local.query import choices_in, named_metrics, region_in, regions_in
+from agentic_iqa_local.query import choices_in, holds, named_metrics, region_in, regions_in
 from agentic_iqa_local.services import opened
 from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, PlannerOutput, gaps_to_close
 from agentic_iqa_local.text import one_line
@@ -68,7 +69,7 @@ def regions_of(query: str, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(region for name in names if name != "Global" and (region := region_in(query, name))))
 
 
-def going_on(plan: PlannerOutput, earlier: PlannerOutput) -> PlannerOutput:
+def adding_to(plan: PlannerOutput, earlier: PlannerOutput) -> PlannerOutput:
     """A plan that adds to the one before it: what is asked does not change with what the evidence lacked."""
     regions = [name for name in (*earlier.objects, *plan.objects) if name != "Global"]
     distortions: dict[str, list[str]] = {}
@@ -98,8 +99,7 @@ def correct_plan(
     tool = next(iter(named_metrics(query, has_reference)), None)
     query_type = "IQA" if tool else plan.query_type
     if query_type == "IQA":  # questions about quality name regions in ways that can be told by rule
-        said = {region.casefold() for region in regions}
-        regions += [region for region in regions_in(query, regions) if region not in said]
+        regions += [region for region in regions_in(query, regions) if not any(holds(known, region) for known in regions)]
     scope = regions or "Global"
     changes: dict[str, Any] = {"query_type": query_type, "query_scope": scope, "required_tool": tool}
     if query_type == "Other" or not plan.distortions:
@@ -147,7 +147,7 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
                 "query": state["query"],
                 "image_path": state["image_path"],
                 "reference_path": state.get("reference_path"),
-                "prior_context": {"replan_history": history} if history else None,
+                "prior_context": state.get("prior_context", {}) | ({"replan_history": history} if history else {}) or None,
             },
             context={"decoded": "images" in (config or {}).get("configurable", {})},
         )
@@ -155,7 +155,8 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
         return {"error": one_line(f"Planner: {error.errors()[0]['msg'].removeprefix('Value error, ')}")}
     gaps = gaps_to_close(state)
     before, evidence = (state.get("plan"), state.get("executor_evidence")) if gaps else (None, None)
-    prompt = planner_prompt(task.query, has_reference, state.get("choices"), history, before, evidence)
+    turns = earlier_lines(task.prior_context)
+    prompt = planner_prompt(task.query, has_reference, state.get("choices"), history, before, evidence, earlier=turns)
     try:
         with opened(state, config) as images:
             role = images.services.section("planner")
@@ -170,13 +171,14 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
         reason = one_line(str(error))
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
+    plan, inherited = going_on(plan, task.query, task.prior_context)
     if before is not None:
-        plan = going_on(plan, before)
+        plan = adding_to(plan, before)
     plan, corrections = correct_plan(plan, task.query, has_reference, bool(history), locates)
     if plan.query_type == "IQA" and gaps:
         measured = bool(evidence and evidence.quality_scores)
         plan = plan.model_copy(update={"plan": flags_against(gaps, plan.plan, measured)})
-    corrections = taken_choices(task.query, state.get("choices")) + corrections
+    corrections = taken_choices(task.query, state.get("choices")) + inherited + corrections
     for line in corrections:
         logger.info("Plan corrected by rule: %s", one_line(line))
     logger.info("Plan: %s", one_line(plan.model_dump_json()))

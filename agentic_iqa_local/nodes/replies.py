@@ -4,20 +4,35 @@ Every string and list is bounded, or a small model would run on to its token lim
 (objects, distortions, tools), the model is built for that prompt, so that an answer covers exactly what was asked.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo, create_model
 
 from agentic_iqa_local.levels import OVERALL, UNCLEAR, DistortionType, Severity
 from agentic_iqa_local.state import PlanControlFlags, PlannerOutput
+from agentic_iqa_local.text import whole_sentences
+
+
+def _cut(limit: int) -> Callable[[Any, ValidationInfo], Any]:
+    """A text that a grammar ended at its limit goes back to its last whole sentence; a longer one, which no grammar ended, does so
+    where the validation's context says {"cut": True}, and is refused elsewhere."""
+
+    def cut(text: Any, info: ValidationInfo) -> Any:
+        if not isinstance(text, str):
+            return text
+        cuts = len(text) == limit or (len(text) > limit and (info.context or {}).get("cut"))
+        return whole_sentences(text, limit) if cuts else text
+
+    return cut
+
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
 # A JSON key without escapes: the grammar bounds keys by pattern alone.
 Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
-Explanation = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=160)]
-Reasoning = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=300)]
-FreeAnswer = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=120)]
+Explanation = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=160), BeforeValidator(_cut(160))]
+Reasoning = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=300), BeforeValidator(_cut(300))]
+FreeAnswer = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=120), BeforeValidator(_cut(120))]
 Coordinate = Annotated[int, Field(ge=0, le=20000)]
 
 STRICT = ConfigDict(extra="forbid", populate_by_name=True)

@@ -13,6 +13,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.conversation import earlier_lines
 from agentic_iqa_local.evidence import contradictions, find_gaps, should_replan, tool_scores, votes
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 ROLE = "summarizer"
 UNABLE = "Unable to determine"
+UNPARSED = "VLM output parsing failed"
 NO_EVIDENCE = "No distortion analysis or tool scores were available; judged from the image directly."
 NO_SCORES = "No tool scores were available."
 
@@ -68,12 +70,17 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
     try:
         with opened(state, config) as images:
             try:
-                both_orders = any(gap.kind == "letters" for gap in gaps_to_close(state))
-                result = summarize(state["query"], evidence, images, scoring=scoring, choices=choices, both_orders=both_orders)
-            except InvalidAnswer as error:
-                result = SummarizerOutput(
-                    final_answer=UNABLE, quality_reasoning="VLM output parsing failed", need_replan=False, error=str(error)
+                result = summarize(
+                    state["query"],
+                    evidence,
+                    images,
+                    scoring=scoring,
+                    choices=choices,
+                    both_orders=any(gap.kind == "letters" for gap in gaps_to_close(state)),
+                    earlier=earlier_lines(state.get("prior_context")),
                 )
+            except InvalidAnswer as error:  # of a letter: without logits
+                result = _unable(error)
             return close_pass(state, result, images.lap())
     except (VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
@@ -130,10 +137,11 @@ def summarize(
     scoring: bool,
     choices: Sequence[str] | None,
     both_orders: bool = False,
+    earlier: Sequence[str] = (),
 ) -> SummarizerOutput:
-    """The answer, without the replan decision; `both_orders` reads the scoring letters also with A for Bad. Raises InvalidAnswer,
-    VLMError."""
-    prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices)
+    """The answer, without the replan decision; `both_orders` reads the scoring letters also with A for Bad. Where the reasoning fails
+    three times, the fusion that was read stays in it. Raises VLMError, and InvalidAnswer where no letter could be had."""
+    prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices, earlier=earlier)
     settings = images.services.settings.fusion
     role = images.services.section(ROLE)
     scores = votes(evidence, settings.vote)
@@ -142,8 +150,8 @@ def summarize(
     prefix = ""
     if scoring:
         letters = LETTERS
-        backward = summarizer_prompt(query, evidence, scoring=True, reversed_letters=True) if both_orders else None
-        fusion = read_and_fuse(prompt, scores, images, backward)
+        backward = summarizer_prompt(query, evidence, scoring=True, earlier=earlier, reversed_letters=True)
+        fusion = read_and_fuse(prompt, scores, images, backward if both_orders else None)
         prefix = ANSWER_PREFIX + fused_letter(fusion)
     elif choices:
         letters = choice_letters(choices)
@@ -151,7 +159,10 @@ def summarize(
         prefix = ANSWER_PREFIX + fusion.vlm_letter
     level = LEVEL_WORDS[LETTER_TO_LEVEL[fused_letter(fusion)]] if scoring else None
     schema = summary_reply(letters)
-    reply = ask(images.session(ROLE), prompt, schema, role, answer_prefix=prefix)
+    try:
+        reply = ask(images.session(ROLE), prompt, schema, role, answer_prefix=prefix)
+    except InvalidAnswer as error:
+        return _unable(error, fusion)
     chosen = chosen_answer(choices, fusion.vlm_letter) if choices else None
 
     def mistakes(text: str) -> list[str]:
@@ -159,12 +170,7 @@ def summarize(
 
     reasoning, wrong = reply.quality_reasoning, mistakes(reply.quality_reasoning)
     if wrong:
-        answer = (
-            [f"The answer that the model finds most probable is {chosen} ({fusion.p_c[fusion.vlm_letter]:.2f})."]
-            if choices
-            else []
-        )
-        facts = " ".join(filter(None, [*answer, from_evidence(evidence, level)]))
+        facts = _facts(evidence, fusion, choices)
         logger.info("The reasoning %r %s; asking once more", reasoning, one_line("; ".join(wrong)))
         with suppress(InvalidAnswer):
             reply = ask(images.session(ROLE), prompt.holding_to(facts), schema, role, answer_prefix=prefix)
@@ -182,6 +188,31 @@ def summarize(
         else evidence.model_dump(include={"distortion_analysis", "quality_scores"}, mode="json"),
         fusion=fusion,
     )
+
+
+def _unable(error: InvalidAnswer, fusion: FusionResult | None = None) -> SummarizerOutput:
+    """The specified result of three invalid answers."""
+    return SummarizerOutput(final_answer=UNABLE, quality_reasoning=UNPARSED, need_replan=False, fusion=fusion, error=str(error))
+
+
+def without_words(
+    fusion: FusionResult, evidence: ExecutorOutput | None, choices: Sequence[str] | None, settings: FusionSettings
+) -> SummarizerOutput:
+    """The answer of a fusion whose reasoning failed: its letter, and sentences made of the evidence."""
+    letter = fusion.vlm_letter if choices else fused_letter(fusion)
+    notes = _notes(evidence, votes(evidence, settings.vote), fusion)
+    return SummarizerOutput(
+        final_answer=letter, quality_reasoning=" ".join([_facts(evidence, fusion, choices), *notes]), fusion=fusion
+    )
+
+
+def _facts(evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None) -> str:
+    """What the letters, if any were read, and the evidence say, in sentences."""
+    if not choices:
+        return from_evidence(evidence, LEVEL_WORDS[LETTER_TO_LEVEL[fused_letter(fusion)]] if fusion else None)
+    letter = fusion.vlm_letter
+    answer = f"The answer that the model finds most probable is {chosen_answer(choices, letter)} ({fusion.p_c[letter]:.2f})."
+    return f"{answer} {from_evidence(evidence, None)}".strip()
 
 
 def _notes(evidence: ExecutorOutput | None, scores: list[tuple[str, float]], fusion: FusionResult | None) -> list[str]:

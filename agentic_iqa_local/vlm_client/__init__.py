@@ -59,6 +59,9 @@ class TokenUsage:
     def __add__(self, other: Self) -> "TokenUsage":
         return TokenUsage(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
+    def __sub__(self, other: Self) -> "TokenUsage":
+        return TokenUsage(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
 
 LOGPROB_ROUNDING = 1e-3
 """How far a log-probability may lie above 0, and the letters' probabilities above 1 together: a softmax in float32 over 10⁵
@@ -136,6 +139,8 @@ class VLMSession(Protocol):
 
     usage: TokenUsage
     seen: list[SeenImage]
+    constrained: bool
+    """Whether a grammar holds what is generated to the schema; without one the answer is read as it comes."""
 
     def generate(
         self,

@@ -305,6 +305,8 @@ class ServerClient:
 class ServerSession:
     """One assessment's images, encoded once."""
 
+    constrained = True
+
     def __init__(self, client: ServerClient, images: list[Image.Image]):
         self.client, self.images = client, images
         self.usage = TokenUsage()

@@ -167,6 +167,8 @@ class TransformersClient:
 class TransformersSession:
     """One assessment's images on one model, with the KV cache of the last sequence."""
 
+    constrained = True
+
     def __init__(self, client: TransformersClient, images: list[Image.Image]):
         self.client, self.images = client, images
         self.usage = TokenUsage()

@@ -281,6 +281,8 @@ class Engine:
 class VllmSession:
     """One assessment's images. vLLM keeps the cache, shared by content among sessions."""
 
+    constrained = True
+
     def __init__(self, client: VllmClient, images: list[Image.Image]):
         self.client, self.images = client, images
         self.usage = TokenUsage()
