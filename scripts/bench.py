@@ -675,13 +675,13 @@ def _gap_table(found: dict) -> str:
             )
         lines += [
             "",
-            f"| {name}: nothing planted | n | replanned | bar ≤ 5 % | change of mean \\|error\\| at {most} | tokens more | s more |",
-            "|---|---|---|---|---|---|---|",
+            f"| {name}: nothing planted | sound first passes | replanned | bar ≤ 5 % | change of mean \\|error\\| at {most} | tokens more | s more | all first passes | replanned |",
+            "|---|---|---|---|---|---|---|---|---|",
         ]
         for form, row in model["sound"].items():
             lines.append(
-                f"| {form} | {row['n']} | {row['replanned']['value']:.1%} | {_verdict(row['bars']['replanned'])} | "
-                f"{_signed(row['error_change'])} | {row['added_tokens']:.0f} | {row['added_seconds']:.2f} |"
+                f"| {form} | {row['n']} | {_percent(row['replanned']['value'])} | {_verdict(row['bars']['replanned'])} | "
+                f"{_signed(row['error_change'])} | {row['added_tokens']:.0f} | {row['added_seconds']:.2f} | {row['all']['n']} | {row['all']['replanned']:.0%} |"
             )
     return "\n".join([*lines, ""])
 
@@ -689,6 +689,10 @@ def _gap_table(found: dict) -> str:
 def _over(found: dict) -> str:
     rows = [row["replanned"] for model in found["gaps"].values() for row in model["sound"].values()]
     return rows[0]["interval_over"] if rows else "rows"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
 
 
 def _verdict(holds: bool) -> str:

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ RECOVERED = {"scripted": 0.95}  # share recovered at the highest limit; other mo
 RECOVERED_BY_A_MODEL = 0.50
 REPLANNED_SOUND = 0.05  # share of sound first passes that may be replanned
 REGIONS = (("foreground", "background"), ("left side", "right side"), ("upper half", "lower half"), ("centre", "corners"))
+WORDINGS = ("Rate the quality of the {} and the {}.", "Rate the {} and the {}.", "How good are the {} and the {}?")
 NOT_NAMED = "bicycle"  # no query here names it
 
 REFERENCE, NO_REFERENCE, TWO_REGIONS = FORMS = ("with a reference", "without a reference", "two regions")
@@ -105,8 +107,9 @@ def make_cases(photos: Path, count: int, folder: Path, progress: Callable[[str],
 def question(case: Case, form: str) -> Question:
     """The question of one of FORMS. A clean picture is its own reference, so that it can be asked about without one alone."""
     if form == TWO_REGIONS:
-        scope = REGIONS[case.number % len(REGIONS)]
-        return Question(form, f"Rate the {' and the '.join(scope)}.", scope, None)
+        rng = np.random.default_rng([SEED, case.number, 1])
+        scope = REGIONS[int(rng.integers(len(REGIONS)))]
+        return Question(form, WORDINGS[int(rng.integers(len(WORDINGS)))].format(*scope), scope, None)
     return Question(form, DEFAULT_QUERY, None, case.reference if form == REFERENCE else None)
 
 
@@ -283,7 +286,7 @@ class MissedObject(Gap):
     def plant(self, case, asked, sound, tools):
         if not _sound_scope(sound, asked):
             return None
-        return Plant("PlannerReply", lambda answer: answer | {"query_scope": [asked.scope[case.number // len(REGIONS) % 2]]})
+        return Plant("PlannerReply", lambda answer: answer | {"query_scope": [asked.scope[case.number % 2]]})
 
     def recovered(self, row, sound, case, asked, plant):
         return not set(asked.scope) - set((row.evidence.distortion_analysis if row.evidence else None) or {})
@@ -342,6 +345,14 @@ def _panel_tool(case: Case, sound: Assessment) -> str | None:
 
 def _sound_scope(row: Assessment, asked: Question) -> bool:
     return row.plan is not None and set(row.plan.objects) == set(asked.scope or ["Global"])
+
+
+def is_sound(row: Assessment, case: Case, asked: Question) -> bool:
+    """Whether an unplanted first pass has no gap that the truth shows: the scope is the query's, a true type is found where the
+    strongest distortion has severity 3 or more, and nothing is found on a clean picture. A model's own first pass may fall short."""
+    found, true = _found(row), set(case.crop.sample.families)
+    seen = bool(found & true) if case.crop.sample.severity >= VISIBLE else bool(true) or not found
+    return row.error is None and _sound_scope(row, asked) and seen
 
 
 def _found(row: Assessment) -> set[str]:
@@ -530,20 +541,22 @@ def _gap_summary(runs: Sequence[Run], limits: Sequence[int], least_recovered: fl
 def _sound_summary(runs: Sequence[Run], limits: Sequence[int], draws: int) -> dict[str, Any]:
     first, last = limits[0], limits[-1]
     sample = _draws(runs, draws)
-    replanned = interval(sample.of(_mean, np.array([_noticed(run) for run in runs], float)))
+    sound = [is_sound(run.outcomes[first].row, run.case, run.asked) for run in runs]
+    replanned = interval(sample.of(_mean, np.array([_noticed(run) for run in runs], float), among=np.array(sound)))
     reasons: dict[str, int] = {}
-    for run in runs:
+    for run in compress(runs, sound):
         for entry in run.outcomes[last].row.replan_history[:1]:
             reason = entry.partition("] ")[2].partition(":")[0].split(" of ")[0][:60]
             reasons[reason] = reasons.get(reason, 0) + 1
     return {
-        "n": len(runs),
+        "n": sum(sound),
         "replanned": _figure(replanned),
         "reasons": reasons,
+        "all": {"n": len(runs), "replanned": _share(runs, _noticed)},
         "error_change": _figure(_error_change(runs, sample, first, last)),
         "added_tokens": _mean_change(runs, first, last, "tokens"),
         "added_seconds": _mean_change(runs, first, last, "seconds"),
-        "bars": {"replanned": bool(replanned.value <= REPLANNED_SOUND)},
+        "bars": {"replanned": not replanned.value > REPLANNED_SOUND},
     }
 
 
