@@ -487,41 +487,57 @@ def _memory(device: str, reset: bool = False) -> int:
 
 def gaps(args: argparse.Namespace) -> dict:
     """What replanning makes of planted gaps, on each model."""
-    from agentic_iqa_local.config import load_settings
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.iqa_tools import ToolRunner
-    from agentic_iqa_local.services import Services
-    from agentic_iqa_local.studies.gaps import RECOVERED, RECOVERED_BY_A_MODEL, Bench, make_cases, run_cases, summary
-    from agentic_iqa_local.studies.oracle import Oracle
+    from agentic_iqa_local.studies.gaps import GAPS, RECOVERED, RECOVERED_BY_A_MODEL, Bench, make_cases, run_cases, summary
+    from agentic_iqa_local.studies.store import check_file
 
     if args.pictures < 1 or min(args.limits) < 0:
         raise UserError(
             f"expected --pictures of at least 1 and --limits of at least 0, got {args.pictures} and {min(args.limits)}"
         )
+    for place in filter(None, (args.out, args.rows)):
+        check_file(place)
     device = choose_device(args.gpu, args.gpu is None)
-    runner, readings, limits = ToolRunner(device=device), {}, sorted({0, *args.limits})
-    found = {"model": "planted gaps", "pictures": args.pictures, "limits": limits, "gaps": {}}
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as open_files:
-        rows = open_files.enter_context(args.rows.open("w", encoding="utf-8")) if args.rows else None
+    runner, limits = ToolRunner(device=device), sorted({0, *args.limits})
+    models = {name: _gap_model(name, device, runner) for name in args.model}
+    readings, summaries = {}, {}
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as files:
         cases = make_cases(args.photos, args.pictures, Path(scratch), progress)
-        for name in args.model:
-            settings = (
-                load_settings() if name in ("scripted", "embedded") else load_settings().with_model(str(Path(name).resolve()))
+        rows = files.enter_context(args.rows.open("w", encoding="utf-8")) if args.rows else None
+        for name, services_of in models.items():
+            runs = run_cases(
+                Bench(services_of, limits, readings), cases, progress=lambda line, name=name: progress(f"{name}: {line}")
             )
-            backend, services = settings.summarizer.backend, Services(settings, device, tools=runner)
-
-            def scripted(case, asked, settings=settings, backend=backend):
-                oracle = Oracle(case.crop, asked.scope, asked.reference is not None)
-                return Services(settings, device, {backend: oracle}, runner)
-
-            bench = Bench(scripted if name == "scripted" else lambda *_, services=services: services, limits, readings)
-            runs = run_cases(bench, cases, progress=lambda line, name=name: progress(f"{name}: {line}"))
-            found["gaps"][name] = summary(runs, limits, RECOVERED.get(name, RECOVERED_BY_A_MODEL))
+            summaries[name] = summary(runs, limits, RECOVERED.get(name, RECOVERED_BY_A_MODEL))
             for run in runs if rows else ():
                 rows.writelines(json.dumps({"model": name} | line) + "\n" for line in run.lines())
-            services.close()
-    photos = "two shipped photographs" if args.photos == ROOT / "tests" / "data" else f"{args.photos.name}"
-    return found | {"photos": photos, "environment": environment(args), "date": time.strftime("%Y-%m-%d")}
+    return {
+        "model": "planted gaps", "pictures": args.pictures, "photographs": len({case.photo for case in cases}), "limits": limits,
+        "how": {gap.name: " ".join(gap.__doc__.split()) for gap in GAPS}, "gaps": summaries,
+        "environment": environment(args), "date": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+
+
+def _gap_model(name: str, device: str, runner):
+    """What gives the services that answer a question about a case: the script that knows its truth, or a model, loaded now."""
+    from agentic_iqa_local.config import load_settings
+    from agentic_iqa_local.services import Services
+    from agentic_iqa_local.studies.oracle import Oracle
+
+    settings = load_settings()
+    if name == "scripted":
+
+        def services_of(case, asked):
+            oracle = Oracle(case.crop, asked.scope, asked.reference is not None)
+            return Services(settings, device, {settings.summarizer.backend: oracle}, runner)
+
+        return services_of
+    if name != "embedded":
+        settings = settings.with_model(os.path.abspath(name))
+    services = Services(settings, device, tools=runner)
+    services.client("summarizer")
+    return lambda case, asked: services
 
 
 def environment(args: argparse.Namespace) -> dict:
@@ -656,7 +672,7 @@ def _tool_table(found: dict) -> str:
 def _gap_table(found: dict) -> str:
     most = str(found["limits"][-1])
     lines = [
-        f"{found['pictures']} synthetic pictures of {found['photos']}; limits are `max_replan_iterations`. Noticed: asked to replan. "
+        f"{found['pictures']} synthetic pictures of {found['photographs']} photographs; limits are `max_replan_iterations`. Noticed: asked to replan. "
         "Intervals are 95 %, over " + _over(found) + ".",
     ]
     for name, model in found["gaps"].items():
