@@ -24,11 +24,19 @@ from agentic_iqa_local.pictures import Picture, as_file
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, chosen_answer, summarizer_prompt
 from agentic_iqa_local.query import named_metrics
 from agentic_iqa_local.services import PICTURE, OpenImages, Services, load_services, open_images
-from agentic_iqa_local.state import AgenticIQAState, ExecutorOutput, PlannerOutput, ToolExecutionLog, check_choices, check_query
+from agentic_iqa_local.state import (
+    AgenticIQAState,
+    ExecutorOutput,
+    PassRecord,
+    PlannerOutput,
+    ToolExecutionLog,
+    check_choices,
+    check_query,
+)
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
 
-SCHEMA_VERSION = 3  # 3: eta and sigma. 2: answers that a query lists are choices, and part of a row's key
+SCHEMA_VERSION = 4  # 4: passes, severities' probabilities, outvoted tools, failed tries. 3: eta and sigma. 2: answers that a query lists are choices, and part of a row's key
 Pipeline = Literal["agent", "letters"]
 
 
@@ -103,6 +111,10 @@ class Assessment(BaseModel):
     need_replan: bool = False
     replan_history: list[str] = []
     iteration_count: int = 0
+    passes: list[PassRecord] = Field([], description="Each round of plan, evidence and answer; the latest ten.")
+    both_orders: bool = Field(
+        False, description="True where the letters were also read with A for Bad, and p_c is the mean of both."
+    )
     tokens: Tokens | None = None
     seen: Seen | None = None
     model: dict[str, Any] | None = None
@@ -269,6 +281,7 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         "plan_corrections": final.get("plan_corrections", []),
         "replan_history": final.get("replan_history", []),
         "iteration_count": final.get("iteration_count", 0),
+        "passes": result.passes if result else [],
         "error": final.get("error") or None,
     }
     if evidence is not None:

@@ -1,13 +1,27 @@
-"""Whether the evidence suffices. Pure: evidence and plan in, a decision with its reason out."""
+"""Whether the evidence suffices. Pure: evidence and plan in, a decision with its reason out.
 
-from collections.abc import Iterable
+The limits below were set on synthetic pictures, so that few sound passes are doubted; human scores were not looked at.
+"""
 
-from agentic_iqa_local.levels import OVERALL
-from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from agentic_iqa_local.iqa_tools.reliability import load_reliability
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, OVERALL, UNCLEAR
+from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, FusionResult, Gap, PlannerOutput
 
 SEVERE = ("severe", "extreme")
 KEY_SEVERITIES = ("moderate", "severe", "extreme")
+MILD = ("none", "slight")
 HIGH_SCORE = 4.0
+LOW_SCORE = 2.2  # a little above the mirror of 4.0: no map of the tools without weights ends below 2.0 but NIQE's
+APART = 3.0  # standard deviations of the difference that two tools' errors alone make
+NEARLY_UNIFORM = 0.97  # of the greatest entropy
+LEAST_OVERLAP = 0.05  # Σα_c·p_c; 0.2 where letters or tools say nothing
+OFF_THE_LETTERS = 0.5
+
+Reachable = Mapping[str, tuple[float, float]]  # the ends of what each tool's map can return
 
 
 def required_objects(query_scope: list[str] | str) -> list[str]:
@@ -16,53 +30,162 @@ def required_objects(query_scope: list[str] | str) -> list[str]:
 
 
 def contradictions(evidence: ExecutorOutput) -> list[str]:
-    """One line for each severe or extreme distortion whose own tool score is above 4.0, or whose object's scores all are."""
+    """One line for each of two kinds: a severe or extreme distortion whose own tool score is above 4.0, or whose object's scores
+    all are; an object whose scores are all below 2.2 while nothing, or only slight damage, was found of it."""
     lines = []
     for name, items in (evidence.distortion_analysis or {}).items():
-        scores = (evidence.quality_scores or {}).get(name, {})
+        scores = _voting(evidence, name)
+        if not scores:
+            continue
         for item in items:
-            if item.severity not in SEVERE or not scores:
-                continue
             judged = [scores[item.type]] if item.type in scores else list(scores.values())
-            if all(score > HIGH_SCORE for _, score in judged):
-                tools = ", ".join(f"{tool} {score:.2f}" for tool, score in judged)
-                lines.append(f"Contradictory evidence: {item.severity} {item.type} of {name} but high scores ({tools})")
+            if item.severity in SEVERE and all(score > HIGH_SCORE for _, score in judged):
+                lines.append(f"Contradictory evidence: {item.severity} {item.type} of {name} but high scores ({_told(judged)})")
+        if all(item.severity in MILD for item in items) and all(score < LOW_SCORE for _, score in scores.values()):
+            found = _listed(f"{item.severity} {item.type}" for item in items) or "no distortion"
+            lines.append(f"Contradictory evidence: {found} of {name} but low scores ({_told(scores.values())})")
     return lines
 
 
+def _voting(evidence: ExecutorOutput, name: str) -> dict[str, tuple[str, float]]:
+    """The scores of an object that have a vote, by distortion."""
+    outvoted = {log.tool_name for log in evidence.tool_logs if log.outvoted and log.object_name == name}
+    scores = (evidence.quality_scores or {}).get(name, {})
+    return {distortion: (tool, score) for distortion, (tool, score) in scores.items() if tool not in outvoted}
+
+
+def _told(scores: Iterable[tuple[str, float]]) -> str:
+    return ", ".join(f"{tool} {score:.2f}" for tool, score in dict.fromkeys(scores))
+
+
+def open_severities(evidence: ExecutorOutput) -> dict[str, list[DistortionAnalysis]]:
+    """By object, the distortions whose severity the model cannot tell, or finds all words nearly equally probable for."""
+    read = evidence.severity_probabilities or {}
+    return {
+        name: found
+        for name, items in (evidence.distortion_analysis or {}).items()
+        if (found := [item for item in items if item.severity == UNCLEAR or _is_open(read.get(name, {}).get(item.type))])
+    }
+
+
+def _is_open(probabilities: Mapping[str, float] | None) -> bool:
+    """Whether the entropy is nearly the greatest that so many outcomes can have."""
+    if not probabilities:
+        return False
+    entropy = -math.fsum(p * math.log(p) for p in probabilities.values() if p > 0)
+    return entropy > NEARLY_UNIFORM * math.log(len(probabilities))
+
+
+def apart(one: tuple[str, float], other: tuple[str, float], reachable: Reachable) -> bool:
+    """Whether two tools' scores, (tool, 1..5), lie further apart than their errors explain."""
+    return abs(one[1] - other[1]) > APART * load_reliability().sigma_of_difference(one, other, reachable)
+
+
+def outvoted(scores: Sequence[tuple[str, float]], reachable: Reachable) -> set[str]:
+    """The tools, of three or more, whose score stands apart from every other one, the furthest from the others' median first.
+
+    Two against one is a vote, one against one and two against two are none.
+    """
+    left = dict(scores)
+    while len(left) > 2:
+        alone = {
+            tool: abs(score - statistics.median(left[other] for other in left if other != tool))
+            for tool, score in left.items()
+            if all(apart((tool, score), pair, reachable) for pair in left.items() if pair[0] != tool)
+        }
+        if not alone:
+            break
+        del left[max(alone, key=alone.__getitem__)]
+    return {tool for tool, _ in scores} - left.keys()
+
+
+def disagreements(evidence: ExecutorOutput, reachable: Reachable) -> dict[str, str]:
+    """By object, a line where two tools that vote lie further apart than their errors explain."""
+    lines = {}
+    for name in evidence.quality_scores or {}:
+        scores = sorted(set(_voting(evidence, name).values()), key=lambda pair: pair[1])
+        if len(scores) > 1 and apart(scores[0], scores[-1], reachable):
+            lines[name] = f"tools disagree about {name} ({_told(scores)})"
+    return lines
+
+
+def doubts(evidence: ExecutorOutput, reachable: Reachable | None) -> str | None:
+    """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`: severities that cannot be told, and tools
+    that disagree (not looked at without `reachable`: whoever names the tools wants those). None where nothing is."""
+    lines = [
+        f"cannot tell how severe {item.type} of {name} is" for name, items in open_severities(evidence).items() for item in items
+    ]
+    lines += [] if reachable is None else disagreements(evidence, reachable).values()
+    return "; ".join(lines) or None
+
+
 def should_replan(
-    executor_output: ExecutorOutput | None, query_scope: list[str] | str, plan: PlannerOutput | None = None
+    executor_output: ExecutorOutput | None,
+    query_scope: list[str] | str,
+    plan: PlannerOutput | None = None,
+    fusion: FusionResult | None = None,
 ) -> tuple[bool, str]:
     """(need_replan, reason).
 
     With two arguments the specification's literal code: an analysis must cover the scope, and there must be scores. With
-    the plan a gap counts only where the plan asked for that part; a failed executor, a contradiction and explicit
-    uncertainty count too. A tool that was tried and could not run is a warning elsewhere, not a reason here.
+    the plan, and the letters if they were read, the first of `find_gaps`.
     """
     evidence = executor_output or ExecutorOutput()
+    if plan is not None:
+        gaps = find_gaps(evidence, plan, fusion)
+        return bool(gaps), gaps[0].reason if gaps else ""
     objects = required_objects(query_scope)
-    if plan is None:
-        missing = [name for name in objects if name not in (evidence.distortion_analysis or objects)]
-        if missing:
-            return True, f"Missing analysis for {_listed(missing)}"
-        return (False, "") if evidence.quality_scores else (True, "No tool scores available")
+    missing = [name for name in objects if name not in (evidence.distortion_analysis or objects)]
+    if missing:
+        return True, f"Missing analysis for {_listed(missing)}"
+    return (False, "") if evidence.quality_scores else (True, "No tool scores available")
+
+
+def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: FusionResult | None = None) -> list[Gap]:
+    """What another pass should gather anew, the most serious first.
+
+    A part that is missing counts only where the plan asked for it; a failed executor, a contradiction, explicit uncertainty and
+    letters that say nothing, or the opposite of the tools, count too. A tool that was tried and could not run is a warning
+    elsewhere, not a gap.
+    """
+    evidence = evidence or ExecutorOutput()
+    objects = required_objects(plan.query_scope)
+    gaps = []
     if evidence.error:
-        return True, f"Executor failed: {evidence.error}"
+        gaps.append(Gap(kind="executor", reason=f"Executor failed: {evidence.error}", objects=objects))
     missing = [name for name in objects if name not in (evidence.distortion_analysis or {})]
     if plan.plan.distortion_analysis and missing:
-        return True, f"Missing analysis for {_listed(missing)}"
-    if plan.plan.tool_execution and (gap := _score_gap(evidence, objects, plan)):
-        return True, gap
+        gaps.append(Gap(kind="analysis", reason=f"Missing analysis for {_listed(missing)}", objects=missing))
+    if plan.plan.tool_execution and (reason := _score_gap(evidence, objects, plan)):
+        gaps.append(Gap(kind="scores", reason=reason, objects=objects))
     if lines := contradictions(evidence):
-        return True, lines[0]
+        gaps.append(Gap(kind="contradiction", reason=lines[0], objects=objects))
     if evidence.uncertainty:
-        return True, f"Executor is uncertain: {evidence.uncertainty}"
-    return False, ""
+        gaps.append(Gap(kind="uncertain", reason=f"Executor is uncertain: {evidence.uncertainty}", objects=objects))
+    if reason := _letter_gap(fusion):
+        gaps.append(Gap(kind="letters", reason=reason, objects=objects))
+    return gaps
+
+
+def _letter_gap(fusion: FusionResult | None) -> str | None:
+    """What is wrong with the letters that were read in one order; once they were read in both, nothing more can be done. Letters
+    that prefer nothing are a gap only where no tool speaks."""
+    if fusion is None or fusion.q is None or fusion.mode != "logits" or fusion.both_orders:
+        return None
+    if (fusion.off_letter_mass or 0) > OFF_THE_LETTERS:
+        return f"{fusion.off_letter_mass:.0%} of the probability lies off the letters"
+    if fusion.q_bar is None:
+        return "No tool scores, and the letters are nearly equally probable" if _is_open(fusion.p_c) else None
+    levels = {letter: LETTER_TO_LEVEL[letter] for letter in fusion.p_c}
+    if sum(fusion.alpha[level] * fusion.p_c[letter] for letter, level in levels.items()) < LEAST_OVERLAP:
+        alone = sum(p * levels[letter] for letter, p in fusion.p_c.items())
+        return f"Letters and tools exclude each other: the letters say {alone:.1f}, the tools {fusion.q_bar:.1f}"
+    return None
 
 
 def _score_gap(evidence: ExecutorOutput, objects: list[str], plan: PlannerOutput) -> str | None:
     """Which scores are missing, leaving out those whose tools were tried and failed: another plan would not get them either."""
-    scores = evidence.quality_scores or {}
+    scores = {name: found for name, found in (evidence.quality_scores or {}).items() if not is_unlocated(evidence, name)}
     failed = {(log.object_name, log.distortion) for log in evidence.tool_logs if log.error}
     if not scores and not failed:
         return "No tool scores available"
@@ -72,9 +195,14 @@ def _score_gap(evidence: ExecutorOutput, objects: list[str], plan: PlannerOutput
     for name in objects:
         covered = {*scores.get(name, {}), *(distortion for owner, distortion in failed if owner == name)}
         missing = [d for d in key_distortions(evidence, name, plan) if d not in covered]
-        if missing and OVERALL not in covered:
+        if missing and not any(purpose.startswith(OVERALL) for purpose in covered):
             return f"Missing tool scores for {_listed(missing)} of {name}"
     return None
+
+
+def is_unlocated(evidence: ExecutorOutput, name: str) -> bool:
+    """Whether the tools measured the whole picture because the model, which gives boxes, found none of this region."""
+    return name in (evidence.boxes or {}) and evidence.boxes[name] is None
 
 
 def key_distortions(evidence: ExecutorOutput, name: str, plan: PlannerOutput) -> list[str]:
@@ -85,18 +213,16 @@ def key_distortions(evidence: ExecutorOutput, name: str, plan: PlannerOutput) ->
 
 
 def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[tuple[str, float]]:
-    """The (tool, score) that q̄ is the mean of: one for each distinct (tool, region) run, or one for each listed entry."""
+    """The (tool, score) that q̄ is the mean of: one for each distinct (tool, region) run, or one for each listed entry; none of a
+    tool that was outvoted."""
     if evidence is None or not evidence.quality_scores:
         return []
+    counted = {name: _voting(evidence, name).values() for name in evidence.quality_scores}
     if vote == "entries":
-        return [pair for scores in evidence.quality_scores.values() for pair in scores.values()]
+        return [pair for scores in counted.values() for pair in scores]
     crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"}
     # The score is part of the key: two different scores cannot come from one run.
-    runs = {
-        (tool, name if name in crops else None, score)
-        for name, scores in evidence.quality_scores.items()
-        for tool, score in scores.values()
-    }
+    runs = {(tool, name if name in crops else None, score) for name, scores in counted.items() for tool, score in scores}
     return sorted(((tool, score) for tool, _, score in runs), key=lambda pair: pair[::-1])
 
 

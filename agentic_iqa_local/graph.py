@@ -14,7 +14,14 @@ from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.query import choices_in
 from agentic_iqa_local.services import OpenImages, Services, load_services, open_images
-from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, AgenticIQAState, check_choices, check_limit, replan_limit
+from agentic_iqa_local.state import (
+    DEFAULT_MAX_REPLAN_ITERATIONS,
+    AgenticIQAState,
+    check_choices,
+    check_limit,
+    may_replan,
+    replan_limit,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +34,7 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     need_replan = bool(result and result.need_replan and not state.get("error"))
     iteration = state.get("iteration_count", 0)
     limit = replan_limit(state)
-    decision = "planner" if need_replan and iteration < limit else "__end__"
+    decision = "planner" if need_replan and may_replan(state) else "__end__"
     logger.info(
         "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s", need_replan, iteration, limit, decision
     )

@@ -12,5 +12,7 @@ DISTORTION_TYPES: tuple[str, ...] = get_args(DistortionType)
 
 Severity = Literal["none", "slight", "moderate", "severe", "extreme"]
 
+UNCLEAR = "unclear"  # said in place of a severity that cannot be told
+
 # What stands in for a distortion when none was found and a tool still has to judge the object as a whole.
 OVERALL = "Overall quality"

@@ -124,6 +124,13 @@ class Prompt:
         """The same prompt after an invalid answer."""
         return Prompt(self.instructions, f"{self.case}\n{STRICTER}.")
 
+    def without_regions(self, invented: Sequence[str]) -> "Prompt":
+        """The same prompt after a plan about regions that the query does not name."""
+        names = json.dumps(list(invented), ensure_ascii=False)
+        return Prompt(
+            self.instructions, f'{self.case}\nThe query does not name {names}. Name regions that stand in it, else "Global".'
+        )
+
     def holding_to(self, facts: str) -> "Prompt":
         """The same prompt after an answer that contradicted its evidence."""
         return Prompt(self.instructions, f"{self.case}\nYour reasoning must agree with this: {facts}")
@@ -165,34 +172,49 @@ def _query(query: str, choices: Sequence[str] | None) -> list[str]:
 
 
 def planner_prompt(
-    query: str, has_reference: bool, choices: Sequence[str] | None = None, replan_history: Sequence[str] = ()
+    query: str,
+    has_reference: bool,
+    choices: Sequence[str] | None = None,
+    replan_history: Sequence[str] = (),
+    plan: PlannerOutput | None = None,
+    evidence: ExecutorOutput | None = None,
 ) -> Prompt:
-    """The Planner's prompt; `replan_history` carries what the Summarizer found missing in earlier rounds."""
+    """The Planner's prompt. On a replan `replan_history` carries what the Summarizer found missing in earlier rounds, `plan` and
+    `evidence` what the last one did and found."""
     lines = [*_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
     if replan_history:
+        if plan is not None:
+            lines.append(f"The last plan: {plan.model_dump_json()}")
+        lines += [
+            f"Its evidence: {found}"
+            for found in filter(
+                None, (evidence and format_distortion_analysis(evidence), evidence and format_quality_scores(evidence))
+            )
+        ]
         lines += ["The last plans left gaps. Plan again to close them:", *(" ".join(line.split()) for line in replan_history)]
     return Prompt(PLANNER_TEMPLATE, "\n".join(lines))
 
 
-def detection_prompt(query: str, objects: Sequence[str]) -> Prompt:
-    """Asks which distortions each object has."""
-    return Prompt(
-        DETECTION_TEMPLATE, "\n".join([*_query(query, None), f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"])
-    )
+def _gap(reason: str | None) -> list[str]:
+    return [f"The last pass left a gap. Look again: {' '.join(reason.split())}"] if reason else []
 
 
-def analysis_prompt(query: str, distortions: dict[str, list[str]]) -> Prompt:
-    """Asks for the severity and impact of each distortion."""
-    return Prompt(
-        ANALYSIS_TEMPLATE, "\n".join([*_query(query, None), f"Distortions: {json.dumps(distortions, ensure_ascii=False)}"])
-    )
+def detection_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
+    """Asks which distortions each object has; `gap` says why it is asked again."""
+    named = f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"
+    return Prompt(DETECTION_TEMPLATE, "\n".join([*_query(query, None), named, *_gap(gap)]))
 
 
-def location_prompt(objects: Sequence[str], coordinates: str) -> Prompt:
-    """Asks where each object is; `coordinates` says in which units the model was taught to answer."""
-    return Prompt(
-        LOCATION_TEMPLATE.replace("COORDINATES", coordinates), f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"
-    )
+def analysis_prompt(query: str, distortions: dict[str, list[str]], gap: str | None = None) -> Prompt:
+    """Asks for the severity and impact of each distortion; `gap` says why it is asked again."""
+    named = f"Distortions: {json.dumps(distortions, ensure_ascii=False)}"
+    return Prompt(ANALYSIS_TEMPLATE, "\n".join([*_query(query, None), named, *_gap(gap)]))
+
+
+def location_prompt(objects: Sequence[str], coordinates: str, gap: str | None = None) -> Prompt:
+    """Asks where each object is; `coordinates` says in which units the model was taught to answer, `gap` why it is asked again."""
+    named = f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"
+    return Prompt(LOCATION_TEMPLATE.replace("COORDINATES", coordinates), "\n".join([named, *_gap(gap)]))
 
 
 def selection_prompt(query: str, distortions: dict[str, list[str]], tools: Sequence[tuple[str, str]]) -> Prompt:
@@ -216,7 +238,11 @@ def format_distortion_analysis(evidence: ExecutorOutput) -> str | None:
     if not evidence.distortion_analysis:
         return None
     return json.dumps(
-        {name: [a.model_dump() for a in items] for name, items in evidence.distortion_analysis.items()}, ensure_ascii=False
+        {
+            name: [item.model_dump(include={"type", "severity", "explanation"}) for item in items]
+            for name, items in evidence.distortion_analysis.items()
+        },
+        ensure_ascii=False,
     )
 
 

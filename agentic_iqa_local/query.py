@@ -91,6 +91,26 @@ _QUALITY_WORD = re.compile(
     r"(de|un|over|under)?(blur\w*|nois\w*|grain\w*|sharp\w*|contrast\w*|bright\w*|dark\w*|compress\w*|colou?r\w*|expos\w*|satur\w*"
     r"|focus\w*|tint\w*|speckle\w*|soft\w*|fuzz\w*|jpeg|block(ing|iness|y)|ringing|banding|halos?)"
 )
+_THE = r"(?:the|this|that|these|those|my|his|her|its|their|our|your|each|both)"
+_QUALITY_OF = re.compile(
+    r"\b(?:quality|degradations?|art[ie]facts?|distortions?|defects?|damage|clarity|fidelity|\w*blur\w*|nois\w+|grain\w*|sharp\w*|contrast"
+    r"|bright\w*|compression|colou?rs?|exposure|saturation|focus|halos?|banding|blocking|ringing)"
+    rf"\s+(?:\w+\s+)?(?:of|in|on|affecting|around|across|along)\s+(?:{_THE}|of {_THE})\s+",
+    re.IGNORECASE,
+)
+_AND = re.compile(rf"\s*(?:(?:,?\s*\b(?:and|or)\b|&)\s+(?:{_THE}\s+)?|,\s+{_THE}\s+)", re.IGNORECASE)
+_LONGEST_REGION = 3  # words
+_ENDS_REGION = _word_set(
+    "of in on at to for from by with without against than as like after before into onto over under between near around across "
+    "is are was were be been being do does did has have had can could should would will may might must look looks looked seem seems "
+    "appear appears show shows suffer suffers lose lost keep kept come came get gets got go goes and or but nor vs versus compared "
+    "relative please if when while because since that which who where how what why there here not too very so really quite enough "
+    "more less most least still also just only it they them you i we me us out off up down both worries bothers any a an"
+)
+_NEVER_HEADS = _word_set(
+    "best worst main first last second next same other one rest detail details texture textures edge edges part parts side area areas "
+    "region regions place places test copy version upload capture output render print master source camera phone lens sensor screen"
+)
 _UNSPACED = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 
@@ -174,6 +194,49 @@ def region_in(query: str, name: str) -> str | None:
             if not (_is_no_region(run[0]) or _is_no_region(run[-1])) and holds(query, " ".join(run)):
                 return name if length == len(words) else " ".join(run)
     return None
+
+
+def regions_in(query: str, known: Sequence[str] = ()) -> list[str]:
+    """Regions that the query names in so many words, in its order: after "quality of the", "noise in the" and the like, and joined to
+    one of these or of the `known` ones by "and", "or" or a comma. English only; other ways to name a region are not seen."""
+    found: dict[str, int] = {}
+
+    def follow(end: int) -> None:
+        while joined := _AND.match(query, end):
+            end = add(joined.end())
+
+    def add(start: int) -> int:
+        phrase = _phrase(query[start:])
+        if not phrase or not (region := _region(query, phrase)):
+            return len(query)
+        found.setdefault(region.casefold(), start)
+        return start + len(phrase)
+
+    for match in _QUALITY_OF.finditer(query):
+        follow(add(match.end()))
+    for name in known:
+        for match in re.finditer(rf"\b{re.escape(name)}\b", query, re.IGNORECASE):
+            follow(match.end())
+    return sorted(found, key=found.__getitem__)
+
+
+def _phrase(text: str) -> str:
+    """The words at the start of `text` that can name a region."""
+    end = 0
+    for word in re.finditer(r"\s*([\w'’-]+)", text):
+        lower = word[1].lower()
+        ends = lower in _ENDS_REGION or lower in _NO_REGION or _QUALITY_WORD.fullmatch(lower)
+        if word.start() != end or ends or (end and lower.endswith("ed")):
+            break
+        end = word.end()
+        if len(text[:end].split()) == _LONGEST_REGION:
+            break
+    return text[:end]
+
+
+def _region(query: str, phrase: str) -> str | None:
+    head = _words(phrase)[-1]
+    return None if head in _NEVER_HEADS or head in _WHOLE_PICTURE else region_in(query, phrase)
 
 
 def holds(text: str, phrase: str) -> bool:

@@ -6,7 +6,7 @@ The check is made of words: a distortion counts as named where a clause names it
 import re
 from collections.abc import Sequence
 
-from agentic_iqa_local.levels import DISTORTION_TYPES, LEVEL_WORDS
+from agentic_iqa_local.levels import DISTORTION_TYPES, LEVEL_WORDS, UNCLEAR
 from agentic_iqa_local.query import holds
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 
@@ -75,9 +75,10 @@ _EVERYDAY = re.compile(r"yes|no|none|other|maybe|.", re.IGNORECASE)
 
 
 def findings(evidence: ExecutorOutput | None) -> dict[str, list[DistortionAnalysis]]:
-    """The distortions of each object that the analysis found; one whose severity is none was looked for and not found."""
+    """The distortions of each object that the analysis found; one whose severity is none was looked for and not found, and of one
+    that is unclear nothing is known."""
     analysis = (evidence and evidence.distortion_analysis) or {}
-    return {name: [item for item in items if item.severity != "none"] for name, items in analysis.items()}
+    return {name: [item for item in items if item.severity not in ("none", UNCLEAR)] for name, items in analysis.items()}
 
 
 def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None) -> list[str]:
@@ -160,6 +161,10 @@ def from_evidence(evidence: ExecutorOutput | None, level: str | None) -> str:
             sentence = f"{item.severity.capitalize()} {item.type.lower()}{of}"
             told = f"{sentence}: {item.explanation.rstrip('.')}."
             sentences.append(f"{sentence}." if misstatements(told, evidence, level) else told)
+    for name, items in ((evidence and evidence.distortion_analysis) or {}).items():
+        unclear = " and ".join(item.type.lower() for item in items if item.severity == UNCLEAR)
+        if unclear:
+            sentences.append(f"How severe {unclear} {'is' if name == 'Global' else f'of {name} is'} cannot be told.")
     if not sentences and evidence is not None and evidence.distortion_analysis is not None:
         sentences.append("No visible distortion was found.")
     if level is not None:

@@ -271,7 +271,9 @@ def tool_table(tools: Sequence[ToolInfo]) -> str:
         why = "" if tool.available else f" Unavailable: {tool.reason}."
         lines += [
             f"{tool.name:<14}{tool.reference:<4}{reach:<12}{'available' if tool.available else 'unavailable'}",
-            *_wrapped(f"{tool.description}.{why} Cost: {cost(tool)}. Reliability: {reliability.account(tool.name)}. Map: {tool.source or 'none'}"),
+            *_wrapped(
+                f"{tool.description}.{why} Cost: {cost(tool)}. Reliability: {reliability.account(tool.name)}. Map: {tool.source or 'none'}"
+            ),
         ]
     return _lines(lines)
 

@@ -7,6 +7,7 @@ configuration themselves.
 import functools
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -122,6 +123,7 @@ class OpenImages:
         self._closed_usage = TokenUsage()
         self._seen: dict[tuple[int, int], SeenImage] = {}
         self._readings: dict[tuple[str, Box | None], ToolReading] = {}
+        self._lap = (0, time.perf_counter())
 
     def warn(self, line: str) -> None:
         """Adds a warning once, to the log and to the result."""
@@ -206,6 +208,12 @@ class OpenImages:
     def usage(self) -> TokenUsage:
         """Tokens of all sessions so far."""
         return sum((s.usage for s in self._sessions.values()), self._closed_usage)
+
+    def lap(self) -> tuple[int, float]:
+        """(tokens prefilled and decoded, seconds) since the last lap, or since the images were opened."""
+        usage, now = self.usage, time.perf_counter()
+        (tokens, began), self._lap = self._lap, (usage.prefilled + usage.decoded, now)
+        return self._lap[0] - tokens, now - began
 
     def close(self) -> None:
         for key in list(self._sessions):

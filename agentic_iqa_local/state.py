@@ -154,7 +154,7 @@ class DistortionAnalysis(BaseModel):
     """One distortion of one object: how severe it is and what it does to the picture."""
 
     type: NonBlank
-    severity: Severity
+    severity: Severity | Literal["unclear"] = Field(description="unclear: the model says that it cannot tell.")
     explanation: NonBlank
 
 
@@ -171,6 +171,10 @@ class ToolExecutionLog(BaseModel):
     cached: bool = Field(False, description="True when the raw score came from the cache on disk.")
     region: Literal["global", "crop"] = Field("global", description="Whether the tool saw the whole image or the object's box.")
     crops: int = Field(0, ge=0, description="Native-resolution crops measured in place of all pixels; 0: all pixels.")
+    outvoted: bool = Field(
+        False,
+        description="True when the score stands apart from every other tool's by more than their errors explain: no vote in q̄.",
+    )
     error: str | None = None
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
@@ -180,10 +184,20 @@ class ExecutorOutput(BaseModel):
 
     distortion_set: dict[str, list[str]] | None = None
     distortion_analysis: dict[str, list[DistortionAnalysis]] | None = None
+    severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = Field(
+        None, description="{object: {distortion: {severity: probability where the model wrote its word, renormalised}}}."
+    )
     selected_tools: dict[str, dict[str, str]] | None = None
     quality_scores: dict[str, dict[str, tuple[str, Score]]] | None = None
     tool_logs: list[ToolExecutionLog] = Field(default_factory=list)
-    uncertainty: str | None = Field(None, description="Set when a subtask said that it could not tell.")
+    boxes: dict[str, tuple[int, int, int, int] | None] | None = Field(
+        None,
+        description="left, top, right, bottom in pixels of each region that tools were to measure; null where the model found none. "
+        "None where nothing was to be located, or the model gives no boxes.",
+    )
+    uncertainty: str | None = Field(
+        None, description="What a subtask could not tell, or the model's own probabilities left open."
+    )
     error: str | None = Field(None, description="Why the executor failed, when it did.")
 
     @property
@@ -212,6 +226,47 @@ class FusionResult(BaseModel):
     sigma: float | None = Field(
         None, description="The error of q_bar in levels that η = 1/(2σ²) comes from; None where the settings give η itself."
     )
+    both_orders: bool = Field(
+        False, description="True where the letters were also read with A for Bad, and p_c is the mean of both readings."
+    )
+
+
+class Gap(BaseModel):
+    """What the evidence of a pass lacks, and which part of it another pass should gather anew."""
+
+    model_config = {"frozen": True}
+
+    kind: Literal["executor", "analysis", "scores", "contradiction", "uncertain", "letters"]
+    reason: NonBlank
+    objects: tuple[str, ...] = ()
+
+
+class PassRecord(BaseModel):
+    """One round of plan, evidence and answer: what it was to close, what it saw, measured and concluded, and what it cost."""
+
+    number: int = Field(ge=1)
+    asked: str | None = Field(None, description="The gap that this pass was to close; None for the first.")
+    changed: list[str] = Field([], description="What differs from the pass before.")
+    seen: str = Field(description="The distortions that the model found.")
+    measured: str = Field(description="The tools' scores.")
+    concluded: str = Field(description="The answer.")
+    decided: Literal["seen", "measured", "concluded"] = Field(
+        description="What decided: the model's letters (seen), the tools (measured), or both alike and the answer alone (concluded)."
+    )
+    q: float | None = None
+    dq: float | None = Field(None, description="q less that of the pass before.")
+    gaps: list[str] = Field([], description="What the evidence still lacked.")
+    tokens: int = Field(0, ge=0, description="Tokens prefilled and decoded.")
+    seconds: float = Field(0.0, ge=0)
+    kept: bool = Field(True, description="Whether the answer is this pass's; the best supported one counts.")
+
+
+class Basis(BaseModel):
+    """What an answer rests on: a replan that turns out worse supported gives way to it."""
+
+    plan: PlannerOutput
+    plan_corrections: list[str] = []
+    evidence: ExecutorOutput | None
 
 
 class SummarizerOutput(BaseModel):
@@ -244,6 +299,9 @@ class SummarizerOutput(BaseModel):
     reasoning_corrections: list[str] = Field(
         [], description="What the model's own reasoning got wrong twice, so that sentences made of the evidence stand in for it."
     )
+    gaps: list[Gap] = Field([], description="What the evidence lacks; another pass is to close them when need_replan is true.")
+    passes: list[PassRecord] = Field([], description="The latest ten passes, this one and those before it.")
+    basis: Basis | None = Field(None, exclude=True, repr=False, description="Plan and evidence of this answer.")
     error: str | None = Field(None, description="Set when no answer could be had; final_answer is then no score.")
 
     @model_validator(mode="after")
@@ -264,8 +322,10 @@ class AgenticIQAState(TypedDict):
 
     It starts with the query and the image; the Planner adds `plan`, the Executor `executor_evidence`, the Summarizer
     `summarizer_result` and, when it asks for another round, a higher `iteration_count` and one more `replan_history`
-    entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan overwrites plan, evidence and result; nothing
-    grows with the number of rounds. A state without evidence or result is valid: the graph may end earlier.
+    entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan starts from the plan and evidence before it and
+    overwrites them; where the new round turns out worse supported, the Summarizer puts the earlier one back. Its result holds
+    what the next round should close (`gaps`) and an account of the latest ten rounds (`passes`); nothing else grows with their
+    number. A state without evidence or result is valid: the graph may end earlier.
     """
 
     query: str
@@ -323,6 +383,17 @@ def replan_limit(state: AgenticIQAState) -> int:
     """The state's limit; absent or None means the default, 0 stays 0."""
     limit = state.get("max_replan_iterations")
     return DEFAULT_MAX_REPLAN_ITERATIONS if limit is None else limit
+
+
+def may_replan(state: AgenticIQAState) -> bool:
+    """The one place where the limit is judged: whether fewer rounds were asked for than it allows."""
+    return state.get("iteration_count", 0) < replan_limit(state)
+
+
+def gaps_to_close(state: AgenticIQAState) -> list[Gap]:
+    """What the last pass's Summarizer asked the present one to close; nothing in a first pass."""
+    result = state.get("summarizer_result")
+    return result.gaps if result and result.need_replan else []
 
 
 def append_replan_reason(history: list[str], iteration: int, reason: str) -> list[str]:

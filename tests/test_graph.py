@@ -250,10 +250,11 @@ def test_a_planner_that_fails_on_replan_leaves_the_earlier_evidence(picture, fai
 def test_an_executor_that_fails_on_replan_reaches_the_summarizer(picture, failure):
     client = never_satisfied(DetectionReply=[{"Global": ["Blurs"]}, failure])
     final = run(client, picture, 3)
-    assert final["executor_evidence"].error
-    assert final["executor_evidence"].quality_scores is None  # the first round's scores are not passed off as this one's
-    assert final["executor_evidence"].error in final["summarizer_result"].quality_reasoning
-    assert final["summarizer_result"].need_replan
+    result = final["summarizer_result"]
+    assert [told.gaps[0].startswith("Executor failed") for told in result.passes] == [False, True, True]
+    assert [told.kept for told in result.passes] == [True, False, False]  # the first is better supported, and stays
+    assert final["executor_evidence"] == result.basis.evidence and final["executor_evidence"].error is None
+    assert result.need_replan
     assert final["iteration_count"] == calls(client)["PlannerReply"] == 3  # the limit ends it
     assert "error" not in final
 

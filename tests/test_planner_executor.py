@@ -125,7 +125,7 @@ def test_a_scope_of_global_alone_is_no_region():
 
 def test_flags_follow_the_rules_whatever_the_model_said():
     corrected, corrections = correct_plan(
-        plan(query_scope=["car"], plan=dict.fromkeys(ALL_OFF, True)), NAMING, False, replanning=False
+        plan(query_scope=["car", "sky"], plan=dict.fromkeys(ALL_OFF, True)), NAMING, False, replanning=False
     )
     assert corrected.plan == PlanControlFlags(distortion_detection=True, distortion_analysis=True)
     assert len(corrections) == 1

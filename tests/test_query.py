@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from conftest import DATA
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
@@ -224,7 +225,8 @@ def test_a_question_about_a_region_says_in_words_what_was_not_measured(picture):
             PlannerReply=plan_reply(query_scope=["sky"]),
             DetectionReply={"sky": ["Blurs"]},
             AnalysisReply={"sky": [{"type": "Blurs", "severity": "moderate", "explanation": "Edges appear soft."}]},
-        )
+        ),
+        logprobs=dict(zip("ABCDE", np.log([0.1, 0.2, 0.5, 0.1, 0.1]), strict=True)),  # no preference would be a gap
     )
     row = assess(picture, query="Is the sky blurred?", services=scripted_services(client, ScriptedTools({"NIQE": 4.0})))
     told = " ".join(account(row).split())

@@ -281,7 +281,9 @@ def result_file(option: str, file: Path | None) -> Path | None:
     except FileError as error:
         raise UsageError(f"{option} {file}: {error}; choose a file in a folder of yours") from error
     if len(os.fsencode(place.name + LONGEST_SUFFIX)) > LONGEST_NAME:
-        raise UsageError(f"{option} {file}: expected a name that leaves room for {LONGEST_SUFFIX} behind it; choose a shorter one")
+        raise UsageError(
+            f"{option} {file}: expected a name that leaves room for {LONGEST_SUFFIX} behind it; choose a shorter one"
+        )
     if not os.access(place if place.exists() else folder, os.W_OK):
         raise UsageError(f"{option} {file}: it cannot be written; choose a file in a folder of yours")
     return place

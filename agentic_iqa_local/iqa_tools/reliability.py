@@ -122,6 +122,14 @@ class Reliability(_Record):
         rho = np.array([[self._correlation(a, b) for b, _ in scores] for a, _ in scores])
         return float(math.sqrt(sigmas @ rho @ sigmas) / len(scores))
 
+    def sigma_of_difference(
+        self, one: tuple[str, float], other: tuple[str, float], reachable: Mapping[str, tuple[float, float]]
+    ) -> float:
+        """Standard deviation of how far two tools' scores, (tool, score 1..5), lie apart by their errors alone, in levels:
+        √(σ_i² + σ_j² − 2ρσ_iσ_j). Near-copies make errors of their own too, so that ρ is that of any two tools."""
+        a, b = (self._sigma_at(tool, score, reachable.get(tool, (LOWEST, HIGHEST))) for tool, score in (one, other))
+        return math.sqrt(a**2 + b**2 - 2 * self.error_correlation * a * b)
+
     def _sigma_at(self, tool: str, score: float, ends: tuple[float, float]) -> float:
         beyond = 0.0
         if score >= ends[1] - FLAT:

@@ -1,28 +1,43 @@
 """The Executor: gathers the evidence that the plan asks for. Four subtasks, each only if its flag is on."""
 
+import json
 import logging
+import re
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any
+from typing import Any, get_args
 
 from langchain_core.runnables import RunnableConfig
 
+from agentic_iqa_local.evidence import doubts, is_unlocated, open_severities, outvoted
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.levels import OVERALL
+from agentic_iqa_local.levels import OVERALL, Severity
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import analysis_reply, detection_reply, location_reply, selection_reply
-from agentic_iqa_local.prompts import analysis_prompt, detection_prompt, location_prompt, selection_prompt
+from agentic_iqa_local.prompts import Prompt, analysis_prompt, detection_prompt, location_prompt, selection_prompt
 from agentic_iqa_local.query import named_tools
+from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.services import Box, OpenImages, opened
-from agentic_iqa_local.state import AgenticIQAState, DistortionAnalysis, ExecutorOutput, PlannerOutput, ToolExecutionLog
+from agentic_iqa_local.state import (
+    AgenticIQAState,
+    DistortionAnalysis,
+    ExecutorOutput,
+    Gap,
+    PlannerOutput,
+    ToolExecutionLog,
+    gaps_to_close,
+)
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
 
 ROLE = "executor"
+SEVERITIES = get_args(Severity)
+SEVERITY_VALUE = re.compile(r'"severity": "')
 COORDINATES = {"pixels": "pixels of the image", "thousandths": "thousandths of the image's width and height"}
 
 
@@ -38,10 +53,11 @@ def executor_node(state: AgenticIQAState, config: RunnableConfig | None = None) 
         return {}
     if "plan" not in state:
         return {"error": "Executor: the state has no plan; the Planner must run first"}
-    evidence = ExecutorOutput()
+    plan, gaps = state["plan"], gaps_to_close(state)
+    evidence = earlier_evidence(state) if gaps else ExecutorOutput()
     try:
         with opened(state, config) as images:
-            gather(evidence, state["query"], state["plan"], images)
+            gather(evidence, state["query"], plan, images, gaps)
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
         evidence.error = one_line(str(error))
         logger.error("Executor failed: %s", evidence.error)
@@ -53,47 +69,182 @@ def executor_node(state: AgenticIQAState, config: RunnableConfig | None = None) 
     return {"executor_evidence": ExecutorOutput.model_validate(evidence.model_dump())}
 
 
-def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: OpenImages) -> None:
-    """Fills `evidence` in place, subtask by subtask, so that what was found stays when a later one fails."""
-    flags, role = plan.plan, images.services.section(ROLE)
-    distortions: dict[str, list[str]] = {name: (plan.distortions or {}).get(name, []) for name in plan.objects}
+def earlier_evidence(state: AgenticIQAState) -> ExecutorOutput:
+    """What earlier passes found about the objects of the present plan: a pass that closes a gap starts from it."""
+    objects, earlier = state["plan"].objects, state.get("executor_evidence") or ExecutorOutput()
 
-    if flags.distortion_detection:
-        reply = ask(images.session(ROLE), detection_prompt(query, plan.objects), detection_reply(plan.objects), role)
-        distortions = {name: list(dict.fromkeys(types)) for name, types in reply.model_dump(by_alias=True).items()}
-        evidence.distortion_set = distortions
+    def kept(part: dict[str, Any] | None) -> dict[str, Any] | None:
+        return {name: found for name, found in part.items() if name in objects} or None if part else None
 
+    return ExecutorOutput(
+        distortion_set=kept(earlier.distortion_set),
+        distortion_analysis=kept(earlier.distortion_analysis),
+        severity_probabilities=kept(earlier.severity_probabilities),
+        selected_tools=kept(earlier.selected_tools),
+        quality_scores=kept(earlier.quality_scores),
+        tool_logs=[log for log in earlier.tool_logs if log.object_name in objects],
+        boxes=kept(earlier.boxes),
+    )
+
+
+def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: OpenImages, gaps: Sequence[Gap] = ()) -> None:
+    """Fills `evidence` in place, subtask by subtask, so that what was found stays when a later one fails.
+
+    With `gaps` it holds what earlier passes found: only what is missing or in doubt is asked for again, with the reason, and one more
+    tool measures where scores contradict each other, the analysis or the letters.
+    """
+    flags = plan.plan
+    kinds = {gap.kind for gap in gaps}
+    reason = gaps[0].reason if gaps else None
+    distortions = find_distortions(evidence, query, plan, images, gaps)
+    unjudged = to_judge(evidence, distortions, anew=bool(kinds & {"contradiction"}))
     with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
+        measured = None
         try:
-            if flags.tool_selection and plan.required_tool is None:
-                evidence.selected_tools = with_panel(select_tools(query, distortions, images), images)
-            elif flags.tool_selection or flags.tool_execution:
-                first = plan.required_tool or default_tool(images)
-                others = [tool for tool in named_tools(query, images.reference is not None) if tool != first]
+            chosen = choose_tools(evidence, query, plan, distortions, images, gaps)
+            if chosen:
                 evidence.selected_tools = {
-                    name: dict.fromkeys(types or [OVERALL], first) | {f"{OVERALL} ({tool})": tool for tool in others}
-                    for name, types in distortions.items()
+                    name: (evidence.selected_tools or {}).get(name, {}) | chosen.get(name, {}) for name in distortions
                 }
-            if flags.tool_execution and evidence.selected_tools:
-                boxes = locate([name for name in evidence.selected_tools if name != "Global"], images)
+            if flags.tool_execution and chosen:
+                find_boxes(evidence, [name for name in chosen if name != "Global"], images, reason)
                 images.services.tools.prepare()
-                measured = background.submit(copy_context().run, run_tools, evidence, boxes, images)
+                measured = background.submit(copy_context().run, run_tools, evidence, chosen, images)
         finally:
             if flags.distortion_analysis:
-                evidence.distortion_analysis = analyse(query, distortions, images)
-        if flags.tool_execution and evidence.selected_tools:
+                evidence.distortion_analysis = analyse(evidence, query, distortions, unjudged, images, reason)
+        if measured is not None:
             measured.result()
+    if evidence.quality_scores and plan.required_tool is None:  # whoever names tools wants those
+        reachable = {name: fitted.reachable for name, fitted in images.services.tools.maps.items()}
+        mark_outvoted(evidence, reachable, images)
+        evidence.uncertainty = doubts(evidence, reachable)
+    else:
+        evidence.uncertainty = doubts(evidence, None)
 
 
-def analyse(query: str, distortions: dict[str, list[str]], images: OpenImages) -> dict[str, list[DistortionAnalysis]]:
-    """The model's judgement of each distortion; nothing is asked about objects without any."""
-    found = {name: types for name, types in distortions.items() if types}
-    analysis: dict[str, Any] = {name: [] for name in distortions}
-    if found:
+def find_distortions(
+    evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: OpenImages, gaps: Sequence[Gap]
+) -> dict[str, list[str]]:
+    """By object, the distortions that the query names, those of earlier passes, and those that the model now detects."""
+    earlier = evidence.distortion_set or {}
+    named = plan.distortions or {}
+    look = plan.plan.distortion_detection and (
+        not gaps
+        or any(gap.kind in ("contradiction", "executor") for gap in gaps)
+        or any(name not in earlier for name in plan.objects)
+    )
+    detected: dict[str, list[str]] = {}
+    if look:
+        prompt = detection_prompt(query, plan.objects, gaps[0].reason if gaps else None)
+        reply = ask(images.session(ROLE), prompt, detection_reply(plan.objects), images.services.section(ROLE))
+        detected = reply.model_dump(by_alias=True)
+    found = {
+        name: list(dict.fromkeys([*named.get(name, []), *earlier.get(name, []), *detected.get(name, [])]))
+        for name in plan.objects
+    }
+    if look or earlier:
+        evidence.distortion_set = found
+    return found
+
+
+def to_judge(evidence: ExecutorOutput, distortions: dict[str, list[str]], anew: bool) -> dict[str, list[str]]:
+    """By object, the distortions that were not judged yet or whose severity is open; all of them where `anew`."""
+    in_doubt = open_severities(evidence)
+    settled = {
+        name: {item.type for item in items if item not in in_doubt.get(name, [])}
+        for name, items in (evidence.distortion_analysis or {}).items()
+    }
+    return {name: [kind for kind in types if anew or kind not in settled.get(name, set())] for name, types in distortions.items()}
+
+
+def choose_tools(
+    evidence: ExecutorOutput,
+    query: str,
+    plan: PlannerOutput,
+    distortions: dict[str, list[str]],
+    images: OpenImages,
+    gaps: Sequence[Gap],
+) -> dict[str, dict[str, str]]:
+    """{object: {distortion: tool}}: what is to run now. Raises ToolError when no tool can run."""
+    flags = plan.plan
+    if not (flags.tool_selection or flags.tool_execution):
+        return {}
+    lacking = {name: types for name, types in distortions.items() if not (evidence.quality_scores or {}).get(name)}
+    lacking |= {name: types for name, types in distortions.items() if is_unlocated(evidence, name)}
+    if plan.required_tool is not None:
+        others = [tool for tool in named_tools(query, images.reference is not None) if tool != plan.required_tool]
+        return {
+            name: dict.fromkeys(types or [OVERALL], plan.required_tool) | {f"{OVERALL} ({tool})": tool for tool in others}
+            for name, types in lacking.items()
+        }
+    chosen: dict[str, dict[str, str]] = {}
+    if lacking:
+        selected = select_tools(query, lacking, images) if flags.tool_selection else {name: {} for name in lacking}
+        chosen = with_panel(selected, images)
+    if flags.tool_execution and any(gap.kind in ("scores", "contradiction", "uncertain", "letters") for gap in gaps):
+        for name in distortions.keys() - lacking.keys():
+            if another := another_tool(evidence, name, images):
+                chosen[name] = {f"{OVERALL} ({another})": another}
+    return chosen
+
+
+def another_tool(evidence: ExecutorOutput, name: str, images: OpenImages) -> str | None:
+    """The best tool that has not been tried on an object; None where all have."""
+    tried = {log.tool_name for log in evidence.tool_logs if log.object_name == name}
+    trusted, others = ranked_tools(images)
+    return next((tool.name for tool in (*trusted, *others) if tool.name not in tried), None)
+
+
+def analyse(
+    evidence: ExecutorOutput,
+    query: str,
+    distortions: dict[str, list[str]],
+    unjudged: dict[str, list[str]],
+    images: OpenImages,
+    reason: str | None,
+) -> dict[str, list[DistortionAnalysis]]:
+    """The model's judgement of each of the `unjudged` distortions, and what is known of the others; nothing is asked about objects
+    without any."""
+    asked = {name: types for name, types in unjudged.items() if types}
+    judged: dict[str, Any] = {}
+    if asked:
         role = images.services.section(ROLE)
-        reply = ask(images.session(ROLE), analysis_prompt(query, found), analysis_reply(found), role)
-        analysis |= reply.model_dump(by_alias=True)
-    return ExecutorOutput.model_validate({"distortion_analysis": analysis}).distortion_analysis
+        prompt = analysis_prompt(query, asked, reason)
+        reply = ask(images.session(ROLE), prompt, analysis_reply(asked), role)
+        judged = reply.model_dump(by_alias=True)
+        evidence.severity_probabilities = evidence.severity_probabilities or {}
+        for name, read in read_severities(prompt, judged, images).items():
+            evidence.severity_probabilities[name] = evidence.severity_probabilities.get(name, {}) | read
+    new = ExecutorOutput.model_validate({"distortion_analysis": judged}).distortion_analysis
+    analysis = {}
+    for name, types in distortions.items():
+        known = {item.type: item for item in (evidence.distortion_analysis or {}).get(name, [])}
+        known |= {item.type: item for item in new.get(name, [])}
+        analysis[name] = [known[kind] for kind in types if kind in known]
+    return analysis
+
+
+def read_severities(
+    prompt: Prompt, judged: dict[str, Sequence[dict[str, Any]]], images: OpenImages
+) -> dict[str, dict[str, dict[str, float]]]:
+    """How probable the model finds each severity where it wrote one, {object: {distortion: {severity: p}}}. Nothing in modes without
+    logits, and where a severity is not told apart from the others by its first token."""
+    client, session = images.services.client(ROLE), images.session(ROLE)
+    if images.services.settings.fusion.mode != "logits" or not getattr(client, "reads_words", False):
+        return {}
+    written = json.dumps(judged, ensure_ascii=False)
+    places = [match.end() for match in SEVERITY_VALUE.finditer(written)]
+    items = [(name, item["type"]) for name, items in judged.items() for item in items]
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for (name, kind), place in reversed(list(zip(items, places, strict=True))):  # the last first: each cuts the cache shorter
+        try:
+            read = session.read_letters(prompt, written[:place], SEVERITIES)
+        except VLMError as error:
+            logger.info("Severities were not read: %s", one_line(str(error)))
+            return {}
+        found.setdefault(name, {})[kind] = letter_probabilities(read.logprobs)
+    return found
 
 
 def ranked_tools(images: OpenImages) -> tuple[list[ToolInfo], list[ToolInfo]]:
@@ -151,15 +302,26 @@ def select_tools(query: str, distortions: dict[str, list[str]], images: OpenImag
     return reply.model_dump(by_alias=True)
 
 
-def locate(objects: list[str], images: OpenImages) -> dict[str, Box]:
-    """Boxes in pixels of the whole image, where the model gives usable ones; the others' tools see the whole image."""
-    services = images.services
-    style = services.settings.model(services.section(ROLE).backend).boxes
-    if style == "none" or not objects:
-        return {}
+def find_boxes(evidence: ExecutorOutput, objects: list[str], images: OpenImages, reason: str | None) -> None:
+    """Adds the boxes of regions that have none yet, where the model gives any; without a box tools see the whole image."""
+    wanted = [name for name in objects if (evidence.boxes or {}).get(name) is None]
+    if wanted and box_style(images) != "none":
+        found = locate(wanted, images, reason)
+        evidence.boxes = (evidence.boxes or {}) | {name: found.get(name) for name in wanted}
+
+
+def box_style(images: OpenImages) -> str:
+    """How the Executor's model gives boxes; "none" where it does not."""
+    return images.services.settings.model(images.services.section(ROLE).backend).boxes
+
+
+def locate(objects: list[str], images: OpenImages, reason: str | None = None) -> dict[str, Box]:
+    """Boxes in pixels of the whole image, where the model finds usable ones."""
+    services, style = images.services, box_style(images)
     session, view = images.session(ROLE), images.views(ROLE)[0].box
     try:
-        reply = ask(session, location_prompt(objects, COORDINATES[style]), location_reply(objects), services.section(ROLE))
+        prompt = location_prompt(objects, COORDINATES[style], reason)
+        reply = ask(session, prompt, location_reply(objects), services.section(ROLE))
     except InvalidAnswer as error:
         images.warn(f"no box for {', '.join(objects)}, tools see the whole image: {error}")
         return {}
@@ -182,16 +344,33 @@ def locate(objects: list[str], images: OpenImages) -> dict[str, Box]:
     return boxes
 
 
-def run_tools(evidence: ExecutorOutput, boxes: dict[str, Box], images: OpenImages) -> None:
-    """Runs the selected tools and logs each run; a tool that cannot run is replaced by the default one, and marked so."""
-    scores: dict[str, dict[str, tuple[str, float]]] = {}
-    for name, chosen in (evidence.selected_tools or {}).items():
-        for distortion, tool in chosen.items():
-            entry = run_tool(name, distortion, tool, boxes.get(name), images)
+def run_tools(evidence: ExecutorOutput, chosen: dict[str, dict[str, str]], images: OpenImages) -> None:
+    """Runs the chosen tools and logs each run; a tool that cannot run is replaced by the default one, and marked so."""
+    scores = dict(evidence.quality_scores or {})
+    for name, tools in chosen.items():
+        box = (evidence.boxes or {}).get(name)
+        if box:  # what was measured of the whole picture before the region was found does not count
+            evidence.tool_logs = [log for log in evidence.tool_logs if log.object_name != name or log.region == "crop"]
+            scores.pop(name, None)
+        for distortion, tool in tools.items():
+            entry = run_tool(name, distortion, tool, box, images)
             evidence.tool_logs += entry
             if entry[-1].normalized_score is not None:
-                scores.setdefault(name, {})[distortion] = (entry[-1].tool_name, entry[-1].normalized_score)
+                scores[name] = scores.get(name, {}) | {distortion: (entry[-1].tool_name, entry[-1].normalized_score)}
     evidence.quality_scores = scores
+
+
+def mark_outvoted(evidence: ExecutorOutput, reachable: dict[str, tuple[float, float]], images: OpenImages) -> None:
+    """Takes the vote from tools that stand apart from all others on the same object, and says so."""
+    for name, scores in (evidence.quality_scores or {}).items():
+        alone = outvoted(list(dict.fromkeys(scores.values())), reachable)
+        for log in evidence.tool_logs:
+            if log.object_name == name:
+                log.outvoted = log.tool_name in alone
+        for tool in sorted(alone):
+            images.warn(
+                f"{tool} has no vote: its score of {'the picture' if name == 'Global' else name} stands apart from every other tool's"
+            )
 
 
 def run_tool(name: str, distortion: str, tool: str, box: Box | None, images: OpenImages) -> list[ToolExecutionLog]:

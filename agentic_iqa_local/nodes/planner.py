@@ -6,6 +6,8 @@ rules. Where its answer differs, code corrects it and says so.
 """
 
 import logging
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -15,9 +17,9 @@ from agentic_iqa_local.evidence import required_objects
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.prompts import planner_prompt
-from agentic_iqa_local.query import choices_in, named_metrics, region_in
+from agentic_iqa_local.query import choices_in, named_metrics, region_in, regions_in
 from agentic_iqa_local.services import opened
-from agentic_iqa_local.state import AgenticIQAState, PlanControlFlags, PlannerInput, PlannerOutput
+from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, PlannerOutput, gaps_to_close
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -49,17 +51,39 @@ def derive_flags(
     )
 
 
-def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replanning: bool) -> tuple[PlannerOutput, list[str]]:
+def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) -> PlanControlFlags:
+    """The flags with the parts on that gaps of the last pass need: scores that contradict each other, the analysis or the letters
+    want another tool, where tools had measured (`scores`)."""
+    kinds = {gap.kind for gap in gaps}
+    wanted = {
+        "distortion_detection": "contradiction" in kinds,
+        "distortion_analysis": bool(kinds & {"analysis", "contradiction", "uncertain"}),
+        "tool_execution": "scores" in kinds or (scores and bool(kinds & {"contradiction", "uncertain", "letters"})),
+    }
+    return flags.model_copy(update={name: True for name, on in wanted.items() if on})
+
+
+def regions_of(query: str, names: Sequence[str]) -> list[str]:
+    """Those of `names` that stand in the query; one that does not is invented."""
+    return list(dict.fromkeys(region for name in names if name != "Global" and (region := region_in(query, name))))
+
+
+def correct_plan(
+    plan: PlannerOutput, query: str, has_reference: bool, replanning: bool, locates: bool = False
+) -> tuple[PlannerOutput, list[str]]:
     """The plan with its derivable fields set by rule, and one line for each correction.
 
-    On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of.
+    On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of. Where it gives boxes
+    (`locates`), it may always have tools measure a region.
     """
-    # A region that the query does not name is invented.
-    named = [region for name in plan.objects if name != "Global" and (region := region_in(query, name))]
-    scope = list(dict.fromkeys(named)) or "Global"
+    regions = regions_of(query, plan.objects)
     # The first tool named; the Executor runs the others too. What the model recommends is no tool that the query names.
     tool = next(iter(named_metrics(query, has_reference)), None)
     query_type = "IQA" if tool else plan.query_type
+    if query_type == "IQA":  # questions about quality name regions in ways that can be told by rule
+        said = {region.casefold() for region in regions}
+        regions += [region for region in regions_in(query, regions) if region not in said]
+    scope = regions or "Global"
     changes: dict[str, Any] = {"query_type": query_type, "query_scope": scope, "required_tool": tool}
     if query_type == "Other" or not plan.distortions:
         changes |= {"distortion_source": "Inferred", "distortions": None}
@@ -72,9 +96,9 @@ def correct_plan(plan: PlannerOutput, query: str, has_reference: bool, replannin
     changes["reference_mode"] = "Full-Reference" if has_reference else "No-Reference"
     source = changes["distortion_source"]
     flags = derive_flags(query_type, scope, source, tool)
-    if replanning and query_type == "IQA":
-        wanted = plan.plan.model_dump()
-        flags = PlanControlFlags(**{name: on or wanted[name] for name, on in flags.model_dump().items()})
+    free = list(PlanControlFlags.model_fields) if replanning else ["tool_execution"] if locates and scope != "Global" else []
+    if query_type == "IQA":
+        flags = flags.model_copy(update={name: True for name in free if getattr(plan.plan, name)})
     changes["plan"] = flags
     corrected = plan.model_copy(update=changes)
     return corrected, [
@@ -112,15 +136,27 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
         )
     except ValidationError as error:
         return {"error": one_line(f"Planner: {error.errors()[0]['msg'].removeprefix('Value error, ')}")}
-    prompt = planner_prompt(task.query, has_reference, state.get("choices"), history)
+    gaps = gaps_to_close(state)
+    earlier = (state.get("plan"), state.get("executor_evidence")) if gaps else (None, None)
+    prompt = planner_prompt(task.query, has_reference, state.get("choices"), history, *earlier)
     try:
         with opened(state, config) as images:
-            reply = ask(images.session("planner"), prompt, PlannerReply, images.services.section("planner"))
+            role = images.services.section("planner")
+            session = images.session("planner")
+            plan = ask(session, prompt, PlannerReply, role).to_plan()
+            if plan.query_scope != "Global" and not regions_of(task.query, plan.objects):
+                logger.info("The query names none of the regions %s; asking once more", one_line(str(plan.objects)))
+                with suppress(InvalidAnswer):
+                    plan = ask(session, prompt.without_regions(plan.objects), PlannerReply, role).to_plan()
+            locates = images.services.settings.model(images.services.section("executor").backend).boxes != "none"
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
-    plan, corrections = correct_plan(reply.to_plan(), task.query, has_reference, replanning=bool(history))
+    plan, corrections = correct_plan(plan, task.query, has_reference, bool(history), locates)
+    if plan.query_type == "IQA" and gaps:
+        measured = bool(earlier[1] and earlier[1].quality_scores)
+        plan = plan.model_copy(update={"plan": flags_against(gaps, plan.plan, measured)})
     corrections = taken_choices(task.query, state.get("choices")) + corrections
     for line in corrections:
         logger.info("Plan corrected by rule: %s", one_line(line))

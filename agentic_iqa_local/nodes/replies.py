@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
-from agentic_iqa_local.levels import OVERALL, DistortionType, Severity
+from agentic_iqa_local.levels import OVERALL, UNCLEAR, DistortionType, Severity
 from agentic_iqa_local.state import PlanControlFlags, PlannerOutput
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
@@ -78,7 +78,7 @@ def analysis_reply(distortions: dict[str, Sequence[str]]) -> type[BaseModel]:
             "Analysis",
             __config__=STRICT,
             type=(Literal[distortion], ...),
-            severity=(Severity, ...),
+            severity=(Severity | Literal[UNCLEAR], ...),
             explanation=(Explanation, ...),
         )
 

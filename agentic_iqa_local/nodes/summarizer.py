@@ -13,22 +13,26 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from agentic_iqa_local.config import FusionSettings
-from agentic_iqa_local.evidence import contradictions, should_replan, tool_scores, votes
+from agentic_iqa_local.evidence import contradictions, find_gaps, should_replan, tool_scores, votes
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import letter_reply, summary_reply
+from agentic_iqa_local.passes import record, support
 from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, choice_letters, chosen_answer, is_scoring, summarizer_prompt
 from agentic_iqa_local.reasoning import from_evidence, misstatements, speaks_for_another
 from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities
 from agentic_iqa_local.services import OpenImages, opened
 from agentic_iqa_local.state import (
+    REPLAN_HISTORY_LIMIT,
     AgenticIQAState,
+    Basis,
     ExecutorOutput,
     FusionResult,
     SummarizerOutput,
     append_replan_reason,
-    replan_limit,
+    gaps_to_close,
+    may_replan,
 )
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
@@ -51,8 +55,6 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
     if missing := [key for key in ("plan", "executor_evidence") if key not in state]:
         return {"error": f"Summarizer: the state has no {' and no '.join(missing)}; run the earlier nodes first"}
     plan, evidence, choices = state["plan"], state["executor_evidence"], state.get("choices")
-    iteration = state.get("iteration_count", 0)
-    limit = replan_limit(state)
     scoring = is_scoring(plan, choices)
     logger.info(
         "Summarizer: query_type=%s, mode=%s, %d distortions, %d tool scores, image=%s, reference=%s",
@@ -65,25 +67,55 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
     )
     try:
         with opened(state, config) as images:
-            result = summarize(state["query"], evidence, images, scoring=scoring, choices=choices)
-    except InvalidAnswer as error:
-        result = SummarizerOutput(
-            final_answer=UNABLE, quality_reasoning="VLM output parsing failed", need_replan=False, error=str(error)
-        )
-        return {"summarizer_result": result, "iteration_count": iteration}
+            try:
+                both_orders = any(gap.kind == "letters" for gap in gaps_to_close(state))
+                result = summarize(state["query"], evidence, images, scoring=scoring, choices=choices, both_orders=both_orders)
+            except InvalidAnswer as error:
+                result = SummarizerOutput(
+                    final_answer=UNABLE, quality_reasoning="VLM output parsing failed", need_replan=False, error=str(error)
+                )
+            return close_pass(state, result, images.lap())
     except (VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Summarizer failed: %s", reason)
         return {"error": f"Summarizer: {reason}"}
 
-    need_replan, reason = should_replan(evidence, plan.query_scope, plan)
-    if need_replan and iteration >= limit:
+
+def close_pass(state: AgenticIQAState, result: SummarizerOutput, cost: tuple[int, float]) -> dict[str, Any]:
+    """The state's changes after a pass: its own result, or that of an earlier one that is better supported, and whether to plan
+    again. `cost` is in tokens and seconds."""
+    plan, evidence, earlier = state["plan"], state["executor_evidence"], state.get("summarizer_result")
+    if earlier is not None and not (earlier.need_replan and earlier.basis):
+        earlier = None  # of another run
+    result.basis = Basis(plan=plan, plan_corrections=state.get("plan_corrections", []), evidence=evidence)
+    result.gaps = [] if result.error else find_gaps(evidence, plan, result.fusion)
+    passes = [*earlier.passes] if earlier else []
+    passes.append(record(result, earlier, earlier and earlier.replan_reason, cost))
+    changes: dict[str, Any] = {}
+    failed = bool(result.error)
+    if earlier is not None and support(earlier) > support(result):
+        logger.info("Pass %d is less well supported than an earlier one, whose answer stays", passes[-1].number)
+        passes[-1].kept = False
+        result = earlier.model_copy(update={"need_replan": False, "replan_reason": None})
+        changes = {
+            "plan": result.basis.plan,
+            "plan_corrections": result.basis.plan_corrections,
+            "executor_evidence": result.basis.evidence,
+        }
+    else:
+        passes = [*(told.model_copy(update={"kept": False}) for told in passes[:-1]), passes[-1]]
+    result.passes = passes[-REPLAN_HISTORY_LIMIT:]
+    iteration = state.get("iteration_count", 0)
+    changes |= {"summarizer_result": result, "iteration_count": iteration}
+    basis = result.basis
+    need_replan, reason = should_replan(basis.evidence, basis.plan.query_scope, basis.plan, result.fusion)
+    if failed or not need_replan:
+        return changes
+    if not may_replan(state):
         logger.warning("Max replanning iterations reached")
-        need_replan = False
-    if not need_replan:
-        return {"summarizer_result": result, "iteration_count": iteration}
+        return changes
     logger.info("need_replan=true, replan_reason=%s, iteration_count=%d", one_line(reason), iteration)
-    return {
+    return changes | {
         "summarizer_result": result.model_copy(update={"need_replan": True, "replan_reason": reason}),
         "iteration_count": iteration + 1,
         "replan_history": append_replan_reason(state.get("replan_history", []), iteration + 1, reason),
@@ -91,9 +123,16 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
 
 
 def summarize(
-    query: str, evidence: ExecutorOutput | None, images: OpenImages, *, scoring: bool, choices: Sequence[str] | None
+    query: str,
+    evidence: ExecutorOutput | None,
+    images: OpenImages,
+    *,
+    scoring: bool,
+    choices: Sequence[str] | None,
+    both_orders: bool = False,
 ) -> SummarizerOutput:
-    """The answer, without the replan decision. Raises InvalidAnswer, VLMError."""
+    """The answer, without the replan decision; `both_orders` reads the scoring letters also with A for Bad. Raises InvalidAnswer,
+    VLMError."""
     prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices)
     settings = images.services.settings.fusion
     role = images.services.section(ROLE)
@@ -103,7 +142,8 @@ def summarize(
     prefix = ""
     if scoring:
         letters = LETTERS
-        fusion = read_and_fuse(prompt, scores, images)
+        backward = summarizer_prompt(query, evidence, scoring=True, reversed_letters=True) if both_orders else None
+        fusion = read_and_fuse(prompt, scores, images, backward)
         prefix = ANSWER_PREFIX + fused_letter(fusion)
     elif choices:
         letters = choice_letters(choices)
@@ -175,8 +215,11 @@ def fused_letter(fusion: FusionResult) -> str:
     return ScoreFusion().map_to_level(fusion.q)
 
 
-def read_and_fuse(prompt: Prompt, tools: Sequence[tuple[str, float]], images: OpenImages) -> FusionResult:
-    """p_c from the model's letters, averaged over the image's views, fused with the scores (1..5) of `tools`."""
+def read_and_fuse(
+    prompt: Prompt, tools: Sequence[tuple[str, float]], images: OpenImages, backward: Prompt | None = None
+) -> FusionResult:
+    """p_c from the model's letters, averaged over the image's views, fused with the scores (1..5) of `tools`. `backward` is the
+    prompt whose letters mean the opposite levels; with it p_c is the mean of both readings."""
     settings, scores = images.services.settings.fusion, [score for _, score in tools]
     sigma = None
     if settings.eta == "auto" and tools:
@@ -185,6 +228,11 @@ def read_and_fuse(prompt: Prompt, tools: Sequence[tuple[str, float]], images: Op
         sigma = load_reliability().sigma_of_mean(tools, reachable)
     fusion = fusion_of(settings, sigma)
     mode, letter, p_letter, off_mass = read_probabilities(prompt, LETTERS, images)
+    if backward is not None:
+        _, _, turned, turned_off = read_probabilities(backward, LETTERS, images)
+        p_letter = {own: (p + turned[LETTERS[-1 - i]]) / 2 for i, (own, p) in enumerate(p_letter.items())}
+        letter = max(p_letter, key=p_letter.get)
+        off_mass = None if off_mass is None else (off_mass + turned_off) / 2
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in p_letter.items()}
     if not scores:
         images.note("no tool scores: q rests on the model's letters alone")  # ScoreFusion logs it
@@ -199,6 +247,7 @@ def read_and_fuse(prompt: Prompt, tools: Sequence[tuple[str, float]], images: Op
         dq_dqbar=fusion.sensitivity(scores, p_c),
         eta=fusion.eta if scores else None,
         sigma=sigma,
+        both_orders=backward is not None,
     )
 
 

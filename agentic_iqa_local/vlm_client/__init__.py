@@ -149,7 +149,8 @@ class VLMSession(Protocol):
         """The whole answer as JSON text, beginning with `answer_prefix`. It may break off at `max_tokens`."""
 
     def read_letters(self, prompt: "Prompt", answer_prefix: str, letters: Sequence[str]) -> LetterRead:
-        """Log-probabilities of `letters` as the token right after `answer_prefix`. Raises VLMError if one is not a single token."""
+        """Log-probabilities of `letters` as the token right after `answer_prefix`. Raises VLMError if one is not a single token.
+        A client with `reads_words` takes words too, and reads the first token of each."""
 
     def close(self) -> None:
         """Frees the cache."""
@@ -160,6 +161,7 @@ class VLMClient(Protocol):
 
     name: str
     reads_logits: bool
+    reads_words: bool
     limits: PixelLimits
 
     def open(self, images: Sequence["Image.Image"]) -> VLMSession:

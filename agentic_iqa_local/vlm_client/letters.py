@@ -1,7 +1,8 @@
-"""Answer letters as token ids, resolved in context.
+"""Answer letters, and words to choose from, as token ids, resolved in context.
 
 `A` and ` A`, or `"A` and `A`, are different tokens with different distributions, so a letter's id is what the tokenizer
-makes of it right after the prompt's own end: encode(tail + letter) must be encode(tail) plus exactly one id.
+makes of it right after the prompt's own end: encode(tail + letter) must be encode(tail) plus exactly one id. A word stands for
+its first token there, which no other of the words may begin with.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,17 +11,18 @@ from agentic_iqa_local.vlm_client import VLMError
 
 
 def resolve_letters(encode: Callable[[str], list[int]], tail: str, letters: Sequence[str]) -> dict[str, int]:
-    """Letter → token id after `tail`. Raises VLMError where a letter merges with the tail, splits, or shares an id."""
+    """Letter, or word → token id after `tail`. Raises VLMError where one merges with the tail, a letter splits, or two share an id."""
     base = encode(tail)
     ids: dict[str, int] = {}
     for letter in letters:
         longer = encode(tail + letter)
-        if longer[:-1] != base:
+        tokens = longer[len(base) :]
+        if longer[: len(base)] != base or not tokens or (len(letter) == 1 and len(tokens) > 1):
             raise VLMError(
                 f"tokenizer: expected the answer letter {letter!r} to be one token after {tail[-24:]!r}, "
                 f"got {longer[len(base) - 1 :]} after {base[-2:]}; this model's letters cannot be read here"
             )
-        ids[letter] = longer[-1]
+        ids[letter] = tokens[0]
     if len(set(ids.values())) != len(ids):
         raise VLMError(f"tokenizer: expected a token of its own for each of the letters {', '.join(letters)}, got {ids}")
     return ids

@@ -169,7 +169,7 @@ class _Deadline:
 class ServerClient:
     """A connection to one served model. Sessions may be used from many threads."""
 
-    reads_logits = True
+    reads_logits = reads_words = True
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings, weights=False)

@@ -76,7 +76,7 @@ def _no_progress_bar() -> Iterator[None]:
 class TransformersClient:
     """A loaded model, its processor and its grammar tokenizer."""
 
-    reads_logits = True
+    reads_logits = reads_words = True
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings)

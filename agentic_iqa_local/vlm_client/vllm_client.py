@@ -45,7 +45,7 @@ CPU_BLOCK = 32  # tokens a block of the cache: vLLM's default of 128 on a CPU wo
 class VllmClient:
     """A loaded model. Sessions may be used from many threads; what they ask is batched."""
 
-    reads_logits = True
+    reads_logits = reads_words = True
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings)
