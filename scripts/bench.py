@@ -506,12 +506,14 @@ def gaps(args: argparse.Namespace) -> dict:
         cases = make_cases(args.photos, args.pictures, Path(scratch), progress)
         rows = files.enter_context(args.rows.open("w", encoding="utf-8")) if args.rows else None
         for name, services_of in models.items():
-            runs = run_cases(
-                Bench(services_of, limits, readings), cases, progress=lambda line, name=name: progress(f"{name}: {line}")
-            )
+            runs = []
+            for run in run_cases(
+                Bench(services_of, limits, readings), cases, lambda line, name=name: progress(f"{name}: {line}")
+            ):
+                runs.append(run)
+                if rows:
+                    rows.writelines(json.dumps({"model": name} | line) + "\n" for line in run.lines())
             summaries[name] = summary(runs, limits, RECOVERED.get(name, RECOVERED_BY_A_MODEL))
-            for run in runs if rows else ():
-                rows.writelines(json.dumps({"model": name} | line) + "\n" for line in run.lines())
     return {
         "model": "planted gaps", "pictures": args.pictures, "photographs": len({case.photo for case in cases}), "limits": limits,
         "how": {gap.name: " ".join(gap.__doc__.split()) for gap in GAPS}, "gaps": summaries,

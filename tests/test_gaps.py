@@ -14,7 +14,7 @@ from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
+from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, ToolExecutionLog
 from agentic_iqa_local.studies import gaps
 from agentic_iqa_local.studies.gaps import NO_REFERENCE, REFERENCE, TWO_REGIONS, Bench, Case, Gap, Outcome, Plant, Run
 from agentic_iqa_local.studies.oracle import Oracle
@@ -105,7 +105,21 @@ def test_a_wrong_tool_is_chosen_and_reads_two_levels_beside_the_truth(bench, mak
 @pytest.mark.parametrize(("q", "recovered"), [(3.2, True), (2.76, True), (3.26, False), (2.7, False), (None, False)])
 def test_a_misreading_is_made_good_where_q_is_within_a_quarter_level(name, q, recovered):
     asked = gaps.Question(REFERENCE, "Rate it.", None, None)
-    assert gap_named(name).recovered(outcome(q).row, outcome(3.0).row, _case_of(3.0), asked, Plant()) == recovered
+    assert gap_named(name).recovered(outcome(q).row, outcome(3.0).row, _case_of(3.0), asked, Plant(tool="VSI")) == recovered
+
+
+@pytest.mark.parametrize(
+    ("q", "outvoted", "recovered"), [(2.6, True, True), (2.6, False, False), (1.76, True, True), (1.74, True, False)]
+)
+def test_a_reading_without_a_vote_is_made_good_where_q_is_as_near_to_the_truth(q, outvoted, recovered):
+    # pseudo-MOS 2.5 and unplanted q 3.0: an error of 0.5, so that q may be off by up to 0.75
+    log = ToolExecutionLog(
+        tool_name="VSI", object_name="Global", distortion="Blurs", raw_score=1, normalized_score=1, outvoted=outvoted
+    )
+    row = outcome(q).row.model_copy(update={"tools": [log]})
+    asked = gaps.Question(REFERENCE, "Rate it.", None, None)
+    found = gap_named("wrong tool").recovered(row, outcome(3.0).row, _case_of(2.5), asked, Plant(tool="VSI"))
+    assert found == recovered
 
 
 def test_a_wrong_tool_needs_two_levels_of_room():

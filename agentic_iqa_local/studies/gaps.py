@@ -215,9 +215,9 @@ class Gap:
 class WrongTool(Gap):
     """The model chooses a tool that misjudges this picture: one of the panel, in turn, that reads two levels beside the pseudo-MOS.
 
-    Only where the tool's map has room for two levels. Recovered: q is within 0.25 of the unplanted one, because the reading has no
-    vote or is outweighed. With a reference only: without one two tools are all there is without weights, and none can tell which
-    of them is wrong.
+    Only where the tool's map has room for two levels. Recovered: q is within 0.25 of the unplanted one, or the reading has no vote
+    and q is no more than 0.25 further from the pseudo-MOS than the unplanted one (the tools that join may know better). With a
+    reference only: without one two tools are all there is without weights, and none can tell which of them is wrong.
     """
 
     name, forms = "wrong tool", (REFERENCE,)
@@ -243,7 +243,11 @@ class WrongTool(Gap):
         return reading if low <= reading <= high else None
 
     def recovered(self, row, sound, case, asked, plant):
-        return row.q is not None and sound.q is not None and abs(row.q - sound.q) <= AS_SOUND
+        if row.q is None or sound.q is None:
+            return False
+        further = abs(row.q - case.crop.quality) - abs(sound.q - case.crop.quality)
+        no_vote = any(log.tool_name == plant.tool and log.outvoted for log in row.tools)
+        return abs(row.q - sound.q) <= AS_SOUND or (no_vote and further <= AS_SOUND)
 
 
 class ContradictoryScores(WrongTool):
@@ -474,17 +478,15 @@ class Bench:
         return Outcome(row, tokens, row.seconds + tools.saved)
 
 
-def run_cases(
-    bench: Bench, cases: Sequence[Case], gaps: Sequence[Gap] = GAPS, progress: Callable[[str], None] = lambda _: None
-) -> list[Run]:
+def run_cases(bench: Bench, cases: Sequence[Case], progress: Callable[[str], None] = lambda _: None) -> Iterator[Run]:
     """Every gap in every case where it makes a difference, and nothing planted in every form of question."""
-    runs: list[Run] = []
     for done, case in enumerate(cases, start=1):
-        forms = [form for form in FORMS if case.crop.sample.parts or form != REFERENCE]
-        runs += [bench.sound(case, form) for form in forms]
-        runs += [run for gap in gaps if (run := bench.planted(case, gap)) is not None]
+        for form in FORMS if case.crop.sample.parts else (NO_REFERENCE, TWO_REGIONS):
+            yield bench.sound(case, form)
+        for gap in GAPS:
+            if (run := bench.planted(case, gap)) is not None:
+                yield run
         progress(f"{done} of {len(cases)} pictures")
-    return runs
 
 
 # Statistics
