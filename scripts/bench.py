@@ -674,7 +674,8 @@ def _tool_table(found: dict) -> str:
 def _gap_table(found: dict) -> str:
     most = str(found["limits"][-1])
     lines = [
-        f"{found['pictures']} synthetic pictures of {found['photographs']} photographs; limits are `max_replan_iterations`. Noticed: asked to replan. "
+        f"{found['pictures']} synthetic pictures of {found['photographs']} photographs; limits are `max_replan_iterations`. What is recovered at 0 needed no "
+        "replan; noticed: a replan was asked for. "
         "Intervals are 95 %, over " + _over(found) + ".",
     ]
     for name, model in found["gaps"].items():
@@ -687,9 +688,10 @@ def _gap_table(found: dict) -> str:
         for gap, row in model["gaps"].items():
             shares = [f"{row['limits'][str(limit)]['recovered']['value']:.0%}" for limit in found["limits"]]
             end = row["limits"][most]
+            tokens = "–" if name == "scripted" else f"{end['added_tokens']:.0f}"
             lines.append(
                 f"| {gap} | {row['n']} | {row['noticed']:.0%} | {' | '.join(shares)} | {_verdict(row['bars']['recovered'])} | "
-                f"{_signed(end['error_change'])} | {_verdict(row['bars']['error'])} | {end['added_tokens']:.0f} | {end['added_seconds']:.2f} |"
+                f"{_signed(end['error_change'])} | {_verdict(row['bars']['error'])} | {tokens} | {end['added_seconds']:.2f} |"
             )
         lines += [
             "",
@@ -697,9 +699,10 @@ def _gap_table(found: dict) -> str:
             "|---|---|---|---|---|---|---|---|---|",
         ]
         for form, row in model["sound"].items():
+            tokens = "–" if name == "scripted" else f"{row['added_tokens']:.0f}"
             lines.append(
                 f"| {form} | {row['n']} | {_percent(row['replanned']['value'])} | {_verdict(row['bars']['replanned'])} | "
-                f"{_signed(row['error_change'])} | {row['added_tokens']:.0f} | {row['added_seconds']:.2f} | {row['all']['n']} | {row['all']['replanned']:.0%} |"
+                f"{_signed(row['error_change'])} | {tokens} | {row['added_seconds']:.2f} | {row['all']['n']} | {row['all']['replanned']:.0%} |"
             )
     return "\n".join([*lines, ""])
 

@@ -336,12 +336,16 @@ def test_the_command_writes_json_that_the_table_shows(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--photos", "{empty}"], "expected a folder of photographs"),
+        (["--photos", "{}/empty"], "expected a folder of photographs"),
+        (["--photos", "{}/small"], "expected at least 512 pixels a side, got 200×100; take it out"),
         (["--pictures", "0"], "expected --pictures of at least 1"),
         (["--limits", "-1"], "--limits of at least 0"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_one_sentence(tmp_path, arguments, told):
-    arguments = [argument.format(empty=tmp_path) for argument in arguments]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "small").mkdir()
+    Image.new("RGB", (200, 100)).save(tmp_path / "small" / "photo.png")
+    arguments = [argument.format(tmp_path) for argument in arguments]
     with pytest.raises(bench_script.UserError, match=told):
         bench_script.gaps(bench_script.parse(["gaps", "--model", "scripted", *arguments]))

@@ -76,7 +76,7 @@ def make_cases(photos: Path, count: int, folder: Path, progress: Callable[[str],
     """`count` pictures of 384×384 in `folder`, made of the photographs in the folder `photos` in turn.
 
     Each is another crop, scale and tone of its photograph, with distortions drawn as for the training: 12 % clean, a third of the
-    others with two, severities uniform in 1..5. Raises UserError for a folder without photographs, and as `load_tiles` does.
+    others with two, severities uniform in 1..5. Raises UserError for a folder without photographs, and for one that cannot be used.
     """
     files = photo_files(photos) if photos.is_dir() else []
     if not files:
@@ -87,7 +87,10 @@ def make_cases(photos: Path, count: int, folder: Path, progress: Callable[[str],
         file = files[order[number % len(order)]]
         rng = np.random.default_rng([SEED, number])
         if file not in tiles:
-            tiles[file] = load_tiles([file])
+            try:
+                tiles[file] = load_tiles([file])
+            except ValueError as error:  # too small
+                raise UserError(f"{error}; take it out of the folder") from error
         clean = vary(tiles[file][int(rng.integers(len(tiles[file])))], rng)
         sample = draw_sample(clean, rng)
         case = Case(
