@@ -187,7 +187,7 @@ def _score_gap(evidence: ExecutorOutput, objects: list[str], plan: PlannerOutput
     """Which scores are missing, leaving out those whose tools were tried and failed: another plan would not get them either."""
     scores = {name: found for name, found in (evidence.quality_scores or {}).items() if not is_unlocated(evidence, name)}
     failed = {(log.object_name, log.distortion) for log in evidence.tool_logs if log.error}
-    if not scores and not failed:
+    if not evidence.quality_scores and not failed:
         return "No tool scores available"
     unscored = [name for name in objects if not scores.get(name) and name not in {name for name, _ in failed}]
     if unscored:

@@ -12,16 +12,21 @@ from typing import Any
 from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.iqa_tools import TOOLS, ToolInfo
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL, UNCLEAR
 from agentic_iqa_local.prompts import chosen_answer
 from agentic_iqa_local.query import named_metrics
-from agentic_iqa_local.state import DistortionAnalysis, PlannerOutput
+from agentic_iqa_local.state import DistortionAnalysis, PassRecord, PlannerOutput
 from agentic_iqa_local.text import one_line
 
 BAR_WIDTH = 30
 WIDEST, NARROWEST = 100, 40  # columns of text
 AGREE, DISAGREE = 0.5, 1.0  # levels between the tools' mean and the model's expectation
 WHOLE = "whole picture"
+DECIDED = {
+    "seen": "what the model saw decided",
+    "measured": "what the tools measured decided",
+    "concluded": "no part outweighed the others",
+}
 NAMED = 5  # pictures in each list of a batch's summary
 MODES = {
     "logits": "read from its logits",
@@ -89,6 +94,8 @@ def account(row: Assessment) -> str:
         lines += ["", "Plan", *_wrapped(plan_in_words(row.plan))]
         lines += [line for correction in row.plan_corrections for line in _wrapped(f"Corrected by rule: {correction}")]
         lines += [line for reason in row.replan_history for line in _wrapped(f"Planned again: {reason}")]
+    if len(row.passes) > 1:
+        lines += ["", "Passes", *(line for told in row.passes for line in _wrapped(pass_in_words(told)))]
     if row.evidence and row.evidence.distortion_analysis is not None:
         lines += ["", "Evidence"]
         for name, items in row.evidence.distortion_analysis.items():
@@ -137,10 +144,28 @@ def plan_in_words(plan: PlannerOutput) -> str:
     return f"Quality of {about}, {against}; {looks}{tool}. Parts: {', '.join(parts) or 'none'}."
 
 
+def pass_in_words(told: PassRecord) -> str:
+    """What a pass was to close, what it did otherwise, saw, measured and concluded, and what it left open."""
+    asked = f", to close: {told.asked.rstrip('.')}" if told.asked else ""
+    changed = f" Changed: {'; '.join(told.changed) or 'nothing'}." if told.number > 1 else ""
+    moved = f" ({told.dq:+.2f})" if told.dq is not None else ""
+    left = f" Left open: {'; '.join(told.gaps)}." if told.gaps else ""
+    kept = "" if told.kept else " Its answer was not kept."
+    return (
+        f"{told.number}{asked}.{changed} Seen: {told.seen}. Measured: {told.measured}. Concluded: {told.concluded}{moved}; "
+        f"{DECIDED[told.decided]}.{left} {told.tokens} tokens, {told.seconds:.1f} s.{kept}"
+    )
+
+
 def evidence_in_words(name: str, items: Sequence[DistortionAnalysis]) -> list[str]:
     """What the analysis found of one object; what it looked for in vain is no finding."""
     owner = WHOLE if name == "Global" else name
-    found = [f"{owner}: {item.severity} {item.type}. {item.explanation}" for item in items if item.severity != "none"]
+    found = [
+        f"{owner}: {item.severity} {item.type}. {item.explanation}" for item in items if item.severity not in ("none", UNCLEAR)
+    ]
+    found += [
+        f"{owner}: how severe {item.type} is cannot be told. {item.explanation}" for item in items if item.severity == UNCLEAR
+    ]
     sought = ", ".join(item.type for item in items if item.severity == "none")
     if found and sought:
         return [*found, f"{owner}: not found: {sought}"]
@@ -170,6 +195,8 @@ def tools_in_words(row: Assessment) -> list[str]:
             notes.append(f"{run.tool_name} failed: {run.error}")
         elif run.fallback:
             notes.append(f"{run.tool_name} stood in for it.")
+        if run.outvoted:
+            notes.append(f"{run.tool_name} has no vote: it stands apart from every other tool.")
         if run.error is None and run.object_name != "Global" and run.region == "global":
             notes.append(f"{run.tool_name} measured the whole picture: {run.object_name} has no box.")
     return lines + [line for note in dict.fromkeys(notes) for line in _wrapped(note)]
@@ -186,8 +213,13 @@ def score_in_words(row: Assessment) -> str:
     alone = "no preference" if row.vlm_letter is None else f"{expected:.2f}, its likeliest letter {row.vlm_letter}"
     return (
         f"The tools' mean (q̄) is {row.q_bar:.2f}, the model's letters alone say {alone}: they {agree} ({row.q_bar:.1f} against "
-        f"{expected:.1f}); {verdict}. {_trust(row)}One level more from the tools would move q by {row.dq_dqbar:.2f}."
+        f"{expected:.1f}); {verdict}{_decided(row)}. {_trust(row)}One level more from the tools would move q by {row.dq_dqbar:.2f}."
     )
+
+
+def _decided(row: Assessment) -> str:
+    kept = next((told for told in reversed(row.passes) if told.kept), None)
+    return f"; {DECIDED[kept.decided]}" if kept and kept.decided != "concluded" else ""
 
 
 def _trust(row: Assessment) -> str:

@@ -253,7 +253,8 @@ def test_an_executor_that_fails_on_replan_reaches_the_summarizer(picture, failur
     result = final["summarizer_result"]
     assert [told.gaps[0].startswith("Executor failed") for told in result.passes] == [False, True, True]
     assert [told.kept for told in result.passes] == [True, False, False]  # the first is better supported, and stays
-    assert final["executor_evidence"] == result.basis.evidence and final["executor_evidence"].error is None
+    assert final["executor_evidence"] == result.basis.evidence
+    assert final["executor_evidence"].error is None
     assert result.need_replan
     assert final["iteration_count"] == calls(client)["PlannerReply"] == 3  # the limit ends it
     assert "error" not in final

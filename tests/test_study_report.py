@@ -522,7 +522,12 @@ def test_where_results_go_is_checked_before_the_work(tmp_path, arguments):
     name, *options = arguments
     wanted = {"file/out": "Not a directory", "/proc/out": "No such file or directory"}
     if name == "fit":
-        wanted = {"file/out": "Not a directory", "none/fit.json": "found no", ".": "found a folder", "/proc/fit.json": "No such file"}
+        wanted = {
+            "file/out": "Not a directory",
+            "none/fit.json": "found no",
+            ".": "found a folder",
+            "/proc/fit.json": "No such file",
+        }
     if name == "synthetic":
         wanted["."] = "expected a new folder"
     for out, message in wanted.items():

@@ -349,6 +349,8 @@ def run_tools(evidence: ExecutorOutput, chosen: dict[str, dict[str, str]], image
     scores = dict(evidence.quality_scores or {})
     for name, tools in chosen.items():
         box = (evidence.boxes or {}).get(name)
+        if is_unlocated(evidence, name) and name in scores:  # the whole picture was measured in an earlier pass
+            continue
         if box:  # what was measured of the whole picture before the region was found does not count
             evidence.tool_logs = [log for log in evidence.tool_logs if log.object_name != name or log.region == "crop"]
             scores.pop(name, None)

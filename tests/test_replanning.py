@@ -1,0 +1,415 @@
+"""What a replan does: the gap reaches the Executor, what was found stays, the better supported pass wins, and the row tells each.
+
+A scripted model forces each gap; the last tests ask the embedded model.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from scripted import (
+    BACKEND,
+    ScriptedClient,
+    ScriptedTools,
+    moderate_blur,
+    plan_reply,
+    prompts,
+    scripted_answers,
+    scripted_services,
+)
+
+from agentic_iqa_local.assessment import assess
+from agentic_iqa_local.config import ModelSettings, Settings
+from agentic_iqa_local.evidence import apart, contradictions, doubts, find_gaps, outvoted, should_replan, votes
+from agentic_iqa_local.iqa_tools.reliability import load_reliability
+from agentic_iqa_local.nodes.planner import correct_plan, flags_against
+from agentic_iqa_local.passes import changes, decided, support
+from agentic_iqa_local.query import regions_in
+from agentic_iqa_local.report import account
+from agentic_iqa_local.state import (
+    Basis,
+    DistortionAnalysis,
+    ExecutorOutput,
+    FusionResult,
+    Gap,
+    PlanControlFlags,
+    PlannerOutput,
+    SummarizerOutput,
+    ToolExecutionLog,
+)
+
+EVERY_PART = PlanControlFlags(distortion_detection=True, distortion_analysis=True, tool_selection=True, tool_execution=True)
+SURE = dict(zip("ABCDE", np.log([0.02, 0.06, 0.12, 0.6, 0.18]), strict=True))  # near Poor
+
+
+def plan(**changes) -> PlannerOutput:
+    return PlannerOutput.model_validate(plan_reply(**changes))
+
+
+def judged(severity: str, kind: str = "Blurs", name: str = "Global") -> dict:
+    return {name: [{"type": kind, "severity": severity, "explanation": "It shows."}]}
+
+
+def evidence(severity: str | None, *scores: tuple[str, float], **fields) -> ExecutorOutput:
+    """One blur of that severity (None: nothing was found), and whole-picture scores."""
+    return ExecutorOutput(
+        distortion_analysis={"Global": [DistortionAnalysis(**item) for item in judged(severity)["Global"]] if severity else []},
+        quality_scores={"Global": {f"Overall quality ({tool})": (tool, score) for tool, score in scores}},
+        **fields,
+    )
+
+
+def rated(picture, client, tools, limit=2, settings=None, **options):
+    return assess(picture, services=scripted_services(client, tools, settings), max_replan_iterations=limit, **options)
+
+
+# Gaps
+
+
+@pytest.mark.parametrize(
+    ("severity", "score", "contradicts"),
+    [
+        ("severe", 4.1, True), ("extreme", 4.1, True), ("severe", 3.9, False), ("moderate", 4.9, False),
+        (None, 2.1, True), ("none", 2.1, True), ("slight", 2.1, True), ("slight", 2.3, False), ("moderate", 1.1, False),
+        ("unclear", 1.1, False),
+    ],
+)  # fmt: skip
+def test_contradictions_count_in_both_directions(severity, score, contradicts):
+    found = evidence(severity, ("VSI", score), ("FSIM", score))
+    assert bool(contradictions(found)) is contradicts
+    assert should_replan(found, "Global", plan())[0] is contradicts
+
+
+def test_one_tool_that_disagrees_leaves_no_contradiction_with_the_analysis():
+    assert contradictions(evidence("severe", ("VSI", 4.5), ("FSIM", 3.0))) == []
+    assert contradictions(evidence("slight", ("VSI", 1.5), ("FSIM", 3.0))) == []
+
+
+def test_a_severity_that_cannot_be_told_is_uncertain():
+    assert doubts(evidence("unclear"), {}) == "cannot tell how severe Blurs of Global is"
+    assert doubts(evidence("moderate"), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "open_"),
+    [
+        # entropies over ln 5 = 1.609: 1, 0.9918 and 0.8437 of the greatest; the limit is 0.97
+        ((0.2, 0.2, 0.2, 0.2, 0.2), True), ((0.15, 0.2, 0.25, 0.2, 0.2), True), ((0.1, 0.1, 0.5, 0.2, 0.1), False),
+    ],
+)  # fmt: skip
+def test_severities_that_are_nearly_equally_probable_cannot_be_told(probabilities, open_):
+    words = dict(zip(("none", "slight", "moderate", "severe", "extreme"), probabilities, strict=True))
+    found = evidence("moderate", severity_probabilities={"Global": {"Blurs": words}})
+    assert (doubts(found, {}) is not None) is open_
+
+
+def test_tools_stand_apart_when_three_deviations_of_their_difference_do_not_reach():
+    sigma = {record.tool: record.sigma for record in load_reliability().tools}
+    rho = load_reliability().error_correlation
+    reach = 3 * math.sqrt(sigma["VSI"] ** 2 + sigma["FSIM"] ** 2 - 2 * rho * sigma["VSI"] * sigma["FSIM"])
+    assert not apart(("VSI", 2.0), ("FSIM", 2.0 + 0.99 * reach), {})
+    assert apart(("VSI", 2.0), ("FSIM", 2.0 + 1.01 * reach), {})
+
+
+@pytest.mark.parametrize(
+    ("scores", "alone"),
+    [
+        ({"VSI": 2.0, "FSIM": 2.1, "GMSD": 4.9}, {"GMSD"}),
+        ({"VSI": 1.1, "FSIM": 4.5, "GMSD": 4.6}, {"VSI"}),
+        ({"VSI": 2.0, "FSIM": 4.9}, set()),  # one against one
+        ({"VSI": 1.2, "FSIM": 1.2, "GMSD": 4.8, "MS-SSIM": 4.8}, set()),  # two against two
+        ({"VSI": 2.0, "FSIM": 2.1, "GMSD": 2.4}, set()),
+        ({"VSI": 2.0, "FSIM": 2.1, "GMSD": 4.8, "PSNR": 2.0, "MS-SSIM": 2.1}, {"GMSD"}),
+    ],
+)
+def test_a_tool_is_outvoted_by_all_others_only(scores, alone):
+    assert outvoted(list(scores.items()), {}) == alone
+
+
+def test_an_outvoted_tool_has_no_vote_and_no_say_in_contradictions():
+    logs = [
+        ToolExecutionLog(
+            tool_name="GMSD", object_name="Global", distortion="Blurs", raw_score=1, normalized_score=4.9, outvoted=True
+        )
+    ]
+    found = evidence("severe", ("GMSD", 4.9), tool_logs=logs)
+    assert (votes(found), votes(found, "entries"), contradictions(found)) == ([], [], [])
+
+
+def fused(p: dict[str, float], q_bar: float | None, alpha: dict[int, float] | None = None, **fields) -> FusionResult:
+    values = {"mode": "logits", "vlm_letter": "A", "off_letter_mass": 0.0, "q": 3.0} | fields
+    return FusionResult(p_c=p, q_bar=q_bar, alpha=alpha or dict.fromkeys(range(1, 6), 0.2), **values)
+
+
+FLAT, EXCELLENT = dict.fromkeys("ABCDE", 0.2), {"A": 0.97, "B": 0.03, "C": 0.0, "D": 0.0, "E": 0.0}
+LOW = {1: 0.7, 2: 0.3, 3: 0.0, 4: 0.0, 5: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("fusion", "gap"),
+    [
+        (fused(FLAT, None), "nearly equally probable"),
+        (fused(FLAT, 3.0), None),  # the tools speak
+        (fused(EXCELLENT, 1.3, LOW), "exclude each other: the letters say 5.0, the tools 1.3"),
+        (fused(EXCELLENT, 1.3, LOW, both_orders=True), None),  # nothing more can be read
+        (fused(EXCELLENT, 1.3, LOW, mode="classification"), None),
+        (fused(EXCELLENT, 4.0, off_letter_mass=0.7), "70% of the probability lies off the letters"),
+        (fused(EXCELLENT, 4.0), None),
+    ],
+)
+def test_letters_that_say_nothing_or_the_opposite_are_a_gap(fusion, gap):
+    found = find_gaps(evidence("moderate", ("VSI", 3.0)), plan(), fusion)
+    assert [g.kind for g in found] == (["letters"] if gap else [])
+    assert gap is None or gap in found[0].reason
+
+
+# The Planner
+
+
+def test_the_planner_is_given_the_last_plan_and_what_it_found(picture):
+    client = ScriptedClient(scripted_answers(AnalysisReply=moderate_blur(severity="severe")), SURE)
+    rated(picture, client, ScriptedTools({"NIQE": 4.5}))
+    first, second = prompts(client, "PlannerReply")
+    assert "The last plan" not in first.case
+    assert 'The last plan: {"query_type":"IQA"' in second.case
+    assert '"severity": "severe"' in second.case and '["NIQE", 4.5]' in second.case  # noqa: PT018 - one line of the prompt
+
+
+@pytest.mark.parametrize(
+    ("kind", "scores", "on"),
+    [
+        ("contradiction", True, {"distortion_detection", "distortion_analysis", "tool_execution"}),
+        ("uncertain", False, {"distortion_analysis"}),
+        ("scores", False, {"tool_execution"}),
+        ("letters", True, {"tool_execution"}),
+        ("letters", False, set()),
+    ],
+)
+def test_a_gap_switches_on_the_parts_that_can_close_it(kind, scores, on):
+    flags = flags_against([Gap(kind=kind, reason="why")], PlanControlFlags(), scores)
+    assert {name for name, value in flags.model_dump().items() if value} == on
+
+
+def test_an_invented_region_is_asked_about_once_more(picture):
+    client = ScriptedClient(
+        scripted_answers(
+            PlannerReply=[plan_reply(query_scope=["tree"]), plan_reply(query_scope=["sky"])],
+            DetectionReply={"sky": ["Blurs"]},
+            AnalysisReply=moderate_blur("sky"),
+        ),
+        SURE,
+    )
+    row = rated(picture, client, ScriptedTools({"NIQE": 3.0}), query="The sky looks odd to me, what is wrong?")
+    _, second = prompts(client, "PlannerReply")
+    assert 'The query does not name ["tree"]' in second.case
+    assert row.plan.query_scope == ["sky"]
+
+
+def test_a_region_that_the_model_misses_is_found_by_its_words():
+    for query, known, found in [
+        ("Rate the quality of the lawn.", [], ["lawn"]),
+        ("How sharp are the vehicle and the background?", ["vehicle"], ["background"]),
+        ("Is the sky noisy, the sea too?", ["sky"], []),
+        ("Is there noise in the sky, the sea and the old boat?", [], ["sky", "sea", "old boat"]),
+        ("Rate the perceptual quality of this image.", [], []),
+        ("How much grain is in this shot?", [], []),
+    ]:
+        assert regions_in(query, known) == found
+    corrected, lines = correct_plan(plan(query_scope=["vehicle"]), "How sharp are the vehicle and the background?", False, False)
+    assert corrected.query_scope == ["vehicle", "background"]
+    assert lines[0].startswith("query_scope")
+
+
+def test_only_a_model_that_gives_boxes_may_have_tools_measure_a_region():
+    wanted = plan(query_scope=["sky"])
+    assert not correct_plan(wanted, "Is the sky noisy?", False, replanning=False)[0].plan.tool_execution
+    assert correct_plan(wanted, "Is the sky noisy?", False, replanning=False, locates=True)[0].plan.tool_execution
+
+
+# The Executor
+
+
+def test_a_missed_distortion_is_looked_for_again_and_what_was_found_stays(picture):
+    """Nothing was found, but the tool reads 1.5: detection is told why it is asked again."""
+    client = ScriptedClient(
+        scripted_answers(
+            DetectionReply=[{"Global": []}, {"Global": ["Noise"]}],
+            SelectionReply={"Global": {"Overall quality": "NIQE"}},
+            AnalysisReply=judged("severe", "Noise"),
+        ),
+        SURE,
+    )
+    row = rated(picture, client, ScriptedTools({"NIQE": 1.5}))
+    assert [item.type for item in row.evidence.distortion_analysis["Global"]] == ["Noise"]
+    assert "low scores (NIQE 1.50)" in prompts(client, "DetectionReply")[1].case
+    assert [(told.kept, told.changed) for told in row.passes] == [(False, []), (True, ["found severe Noise"])]
+    assert row.passes[1].asked == row.replan_history[0].removeprefix("[Iteration 1] ")
+    assert not row.need_replan
+
+
+def test_distortions_that_the_query_names_and_those_detected_are_united(picture):
+    """The query names noise, of which there is none to see; the tools say Poor, and the second look finds blur."""
+    client = ScriptedClient(
+        scripted_answers(
+            PlannerReply=plan_reply(distortion_source="Explicit", distortions={"Global": ["Noise"]}),
+            DetectionReply={"Global": ["Blurs"]},
+            SelectionReply={"Global": {"Noise": "NIQE"}},
+            AnalysisReply=[
+                judged("none", "Noise"),
+                {"Global": judged("none", "Noise")["Global"] + judged("severe", "Blurs")["Global"]},
+            ],
+        ),
+        SURE,
+    )
+    row = rated(picture, client, ScriptedTools({"NIQE": 1.5}), query="How noisy is it?")
+    found = {item.type: item.severity for item in row.evidence.distortion_analysis["Global"]}
+    assert found == {"Noise": "none", "Blurs": "severe"}
+    assert len(row.passes) == 2
+
+
+def test_tools_that_disagree_bring_a_third_and_the_one_alone_loses_its_vote(picture):
+    client = ScriptedClient(scripted_answers(SelectionReply={"Global": {"Blurs": "NIQE"}}), SURE)
+    tools = ScriptedTools({"NIQE": 4.9, "PIQE": 2.0, "BRISQUE": 2.1})
+    row = rated(picture, client, tools)
+    assert "tools disagree about Global (PIQE 2.00, NIQE 4.90)" in row.passes[0].gaps[0]
+    assert [name for name, _ in tools.runs] == ["NIQE", "PIQE", "BRISQUE"]  # each once: what was measured stays
+    assert {log.tool_name for log in row.tools if log.outvoted} == {"NIQE"}
+    assert row.q_bar == pytest.approx(2.05)  # of PIQE and BRISQUE
+    assert any(line.startswith("NIQE has no vote") for line in row.warnings)
+    assert not row.need_replan
+
+
+def test_tools_that_the_query_names_are_not_outvoted(picture):
+    client = ScriptedClient(scripted_answers(), SURE)
+    tools = ScriptedTools({"NIQE": 4.9, "PIQE": 2.0, "BRISQUE": 2.1})
+    row = rated(picture, client, tools, query="Rate it by NIQE, PIQE and BRISQUE.")
+    assert row.q_bar == pytest.approx(3.0)
+    assert len(row.passes) == 1
+
+
+def test_only_the_distortion_in_doubt_is_judged_again(picture):
+    both = {"Global": judged("moderate", "Noise")["Global"] + judged("unclear", "Blurs")["Global"]}
+    client = ScriptedClient(
+        scripted_answers(
+            DetectionReply={"Global": ["Noise", "Blurs"]},
+            SelectionReply={"Global": {"Noise": "NIQE", "Blurs": "NIQE"}},
+            AnalysisReply=[both, judged("slight", "Blurs")],
+        ),
+        SURE,
+    )
+    row = rated(picture, client, ScriptedTools({"NIQE": 2.6}))
+    assert len(prompts(client, "DetectionReply")) == 1
+    assert '{"Global": ["Blurs"]}' in prompts(client, "AnalysisReply")[1].case
+    assert {i.type: i.severity for i in row.evidence.distortion_analysis["Global"]} == {"Noise": "moderate", "Blurs": "slight"}
+    assert row.passes[0].gaps == ["Executor is uncertain: cannot tell how severe Blurs of Global is"]
+    assert not row.need_replan
+
+
+def test_a_region_without_a_box_is_a_gap_that_a_second_look_closes(picture):
+    """The specification's "Missing tool scores for vehicle region": it happens with a model that gives boxes, and is closed."""
+    client = ScriptedClient(
+        scripted_answers(
+            PlannerReply=plan_reply(query_scope=["vehicle"]),
+            DetectionReply={"vehicle": ["Blurs"]},
+            AnalysisReply=moderate_blur("vehicle"),
+            LocationReply=[{"vehicle": None}, {"vehicle": [32, 16, 80, 56]}],
+        ),
+        SURE,
+    )
+    tools = ScriptedTools({"NIQE": 2.6})
+    settings = Settings(models={BACKEND.partition(".")[2]: ModelSettings(boxes="pixels")})
+    row = rated(picture, client, tools, settings=settings, query="Is the vehicle blurred?")
+    assert row.replan_history == ["[Iteration 1] Missing tool scores for vehicle region"]
+    assert tools.runs == [("NIQE", (96, 64)), ("NIQE", (48, 40))]
+    assert [(log.object_name, log.region) for log in row.tools] == [("vehicle", "crop")]
+    assert row.evidence.boxes == {"vehicle": (32, 16, 80, 56)}
+    assert "tools measured vehicle alone" in row.passes[1].changed
+    assert not row.need_replan
+
+
+def test_letters_that_the_tools_exclude_are_read_in_the_other_order_too(picture):
+    """Forward the model says A (Excellent), where A means Bad it says A again: its letters follow the order, not the picture."""
+    client = ScriptedClient(scripted_answers(), dict(zip("ABCDE", np.log([0.99, 0.004, 0.003, 0.002, 0.001]), strict=True)))
+    row = rated(picture, client, ScriptedTools({"NIQE": 1.2}))
+    assert "exclude each other" in row.replan_history[0]
+    assert row.both_orders
+    # the mean of (.99, .004, .003, .002, .001) and its mirror
+    assert list(row.p_c.values()) == pytest.approx([0.4955, 0.003, 0.003, 0.003, 0.4955])
+    assert "the letters were read in both orders" in row.passes[1].changed
+    assert len(prompts(client, "read_letters")) == 3
+
+
+# Which pass wins
+
+
+def answer(gaps: list[Gap], error: str | None = None) -> SummarizerOutput:
+    return SummarizerOutput(final_answer="C", quality_reasoning="Because.", gaps=gaps, error=error)
+
+
+def test_support_puts_an_answer_before_none_and_missing_parts_before_doubts():
+    missing, doubt = Gap(kind="scores", reason="a"), Gap(kind="uncertain", reason="b")
+    ranked = [
+        answer([]),
+        answer([doubt]),
+        answer([doubt, doubt]),
+        answer([missing]),
+        answer([missing, doubt]),
+        answer([], "failed"),
+    ]
+    assert sorted(ranked, key=support, reverse=True) == ranked
+
+
+def test_a_second_pass_that_is_worse_gives_way_to_the_first(picture):
+    """The first pass lacks certainty alone; the second breaks off, and its answer is not taken."""
+    client = ScriptedClient(scripted_answers(AnalysisReply=[judged("unclear"), "no JSON"]), SURE)
+    row = rated(picture, client, ScriptedTools({"NIQE": 2.6}))
+    assert [told.kept for told in row.passes] == [True, False]
+    assert row.evidence.error is None
+    assert row.error is None
+    assert "Its answer was not kept" in account(row)
+
+
+@pytest.mark.parametrize(
+    ("p", "q_bar", "q", "part"),
+    [
+        ({"A": 1.0, "B": 0.0, "C": 0.0, "D": 0.0, "E": 0.0}, 2.0, 2.4, "measured"),
+        ({"A": 1.0, "B": 0.0, "C": 0.0, "D": 0.0, "E": 0.0}, 2.0, 4.6, "seen"),
+        ({"A": 1.0, "B": 0.0, "C": 0.0, "D": 0.0, "E": 0.0}, 4.8, 4.9, "concluded"),  # both say Excellent
+        ({"A": 1.0, "B": 0.0, "C": 0.0, "D": 0.0, "E": 0.0}, None, 5.0, "seen"),
+    ],
+)
+def test_what_lies_nearer_to_the_score_decided(p, q_bar, q, part):
+    assert decided(fused(p, q_bar, q=q)) == part
+
+
+def test_an_answer_that_is_no_level_was_concluded():
+    assert decided(None) == "concluded"
+
+
+def test_changes_name_scope_severities_and_tools():
+    before = Basis(plan=plan(), evidence=evidence("slight", ("VSI", 2.0)))
+    log = ToolExecutionLog(tool_name="FSIM", object_name="Global", distortion="Blurs", raw_score=1, normalized_score=2.0)
+    after = Basis(plan=plan(query_scope=["sky"]), evidence=evidence("severe", ("VSI", 2.0), tool_logs=[log]))
+    assert changes(before, after) == ["about sky, before Global", "Blurs: severe, before slight", "FSIM measured too"]
+
+
+# The embedded model
+
+
+def test_the_embedded_model_says_how_probable_each_severity_is(services, photo_path):
+    row = assess(photo_path, query="How noisy is this picture?", services=services)
+    read = row.evidence.severity_probabilities["Global"]
+    assert set(read) == {item.type for item in row.evidence.distortion_analysis["Global"]}
+    for item in row.evidence.distortion_analysis["Global"]:
+        assert sum(read[item.type].values()) == pytest.approx(1)
+        assert max(read[item.type], key=read[item.type].get) == item.severity  # greedy decoding wrote the likeliest word
+
+
+def test_a_single_pass_tells_what_it_saw_measured_and_concluded(services, photo_path):
+    row = assess(photo_path, services=services)
+    (told,) = row.passes
+    assert told.kept
+    assert f"q {row.q:.2f}" in told.concluded
+    assert all(f"{log.tool_name} {log.normalized_score:.2f}" in told.measured for log in row.tools)
+    assert told.tokens == row.tokens.prefilled + row.tokens.decoded
+    assert (told.q, told.dq, told.changed) == (row.q, None, [])
