@@ -740,7 +740,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
+        print("interrupted: no result was written", file=sys.stderr)
         return 130
     return 0
 

@@ -157,11 +157,16 @@ def test_the_chosen_tool_fails_and_another_stands_in(bench, make_case, number, f
     )  # nothing failed there
 
 
-def test_a_missed_object_lacks_one_region(bench, make_case):
-    run, row, sound = both(bench, make_case(), "missed object")
-    assert row.plan.query_scope == [run.asked.scope[0]]
-    assert not run.recovered[0]
-    assert gap_named("missed object").recovered(sound, sound, run.case, run.asked, Plant())
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_missed_object_lacks_one_region(bench, make_case, number):
+    case, gap = make_case(number), gap_named("missed object")
+    sound = bench.sound(case, TWO_REGIONS)
+    row, scope = sound.outcomes[0].row, sound.asked.scope
+    plant = gap.plant(case, sound.asked, row, None)
+    assert (plant.schema, plant.edit({"query_scope": list(scope)})) == ("PlannerReply", {"query_scope": [scope[number]]})
+    assert gap.recovered(row, row, case, sound.asked, plant)
+    half = ExecutorOutput(distortion_analysis={scope[number]: row.evidence.distortion_analysis[scope[number]]})
+    assert not gap.recovered(row.model_copy(update={"evidence": half}), row, case, sound.asked, plant)
 
 
 def test_a_missed_distortion_is_not_detected(bench, make_case):
@@ -175,6 +180,11 @@ def test_a_missed_distortion_is_not_detected(bench, make_case):
     assert not gap.recovered(unseen, sound, run.case, run.asked, Plant())
 
 
+def test_misses_are_told_apart_by_whether_a_score_can_show_them(bench, make_case):
+    variants = [bench.planted(make_case(6, quality=quality), gap_named("missed distortion")).variant for quality in (2.9, 3.0)]
+    assert variants == ["quality below 3", "quality of 3 or better"]
+
+
 def test_only_a_visible_distortion_is_missed(bench, make_case):
     assert bench.planted(make_case(2, parts=(Part("gaussian_blur", 2),)), gap_named("missed distortion")) is None
     assert bench.planted(make_case(4, parts=(Part("gaussian_blur", 3),)), gap_named("missed distortion")) is not None
@@ -184,7 +194,7 @@ def test_only_a_visible_distortion_is_missed(bench, make_case):
     ("number", "form", "planned"),
     [(0, TWO_REGIONS, "Global"), (1, TWO_REGIONS, ["bicycle"]), (2, NO_REFERENCE, ["bicycle"]), (3, REFERENCE, ["bicycle"])],
 )
-def test_a_wrong_scope_is_planned(bench, make_case, monkeypatch, number, form, planned):
+def test_a_wrong_scope_is_planned(bench, make_case, number, form, planned):
     case = make_case(number)
     gap, sound = gap_named("wrong scope"), bench.sound(case, form)
     plant = gap.plant(case, sound.asked, sound.outcomes[0].row, None)

@@ -37,6 +37,7 @@ SEED = 20261123
 LIMITS = (0, 1, 2, 3)
 MISJUDGED = 2.0  # levels between the truth and what a wrong tool reads
 AS_SOUND = 0.25  # levels of q within which a planted assessment counts as the unplanted one
+FAIR = 3.0
 VISIBLE = 3  # severity (1..5) of the strongest distortion from which missing it is a gap
 RECOVERED = {"scripted": 0.95}  # share recovered at the highest limit; other models:
 RECOVERED_BY_A_MODEL = 0.50
@@ -308,7 +309,8 @@ class MissedDistortion(Gap):
     def plant(self, case, asked, sound, tools):
         if case.crop.sample.severity < VISIBLE or not _found(sound) & set(case.crop.sample.families):
             return None
-        return Plant("DetectionReply", lambda answer: {name: [] for name in answer})
+        variant = "quality below 3" if case.crop.quality < FAIR else "quality of 3 or better"  # what scores and letters can show
+        return Plant("DetectionReply", lambda answer: {name: [] for name in answer}, variant=variant)
 
     def recovered(self, row, sound, case, asked, plant):
         return bool(_found(row) & (_found(sound) | set(case.crop.sample.families)))
