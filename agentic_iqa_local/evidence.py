@@ -17,7 +17,7 @@ MILD = ("none", "slight")
 HIGH_SCORE = 4.0
 LOW_SCORE = 2.2  # a little above the mirror of 4.0: no map of the tools without weights ends below 2.0 but NIQE's
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
-NEARLY_UNIFORM = 0.97  # of the greatest entropy
+NEARLY_UNIFORM = 0.98  # of the greatest entropy
 LEAST_OVERLAP = 0.05  # Σα_c·p_c; 0.2 where letters or tools say nothing
 OFF_THE_LETTERS = 0.5
 
@@ -99,24 +99,23 @@ def outvoted(scores: Sequence[tuple[str, float]], reachable: Reachable) -> set[s
     return {tool for tool, _ in scores} - left.keys()
 
 
-def disagreements(evidence: ExecutorOutput, reachable: Reachable) -> dict[str, str]:
-    """By object, a line where two tools that vote lie further apart than their errors explain."""
-    lines = {}
+def disagreement(evidence: ExecutorOutput, reachable: Reachable) -> str | None:
+    """Which tools that vote lie further apart than their errors explain; None where none do."""
+    lines = []
     for name in evidence.quality_scores or {}:
         scores = sorted(set(_voting(evidence, name).values()), key=lambda pair: pair[1])
         if len(scores) > 1 and apart(scores[0], scores[-1], reachable):
-            lines[name] = f"tools disagree about {name} ({_told(scores)})"
-    return lines
+            lines.append(f"tools disagree about {name} ({_told(scores)})")
+    return "; ".join(lines) or None
 
 
-def doubts(evidence: ExecutorOutput, reachable: Reachable | None) -> str | None:
+def doubts(evidence: ExecutorOutput) -> str | None:
     """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`: severities that cannot be told, and tools
-    that disagree (not looked at without `reachable`: whoever names the tools wants those). None where nothing is."""
+    that disagree. None where nothing is."""
     lines = [
         f"cannot tell how severe {item.type} of {name} is" for name, items in open_severities(evidence).items() for item in items
     ]
-    lines += [] if reachable is None else disagreements(evidence, reachable).values()
-    return "; ".join(lines) or None
+    return "; ".join(filter(None, [*lines, evidence.disagreement])) or None
 
 
 def should_replan(
@@ -161,7 +160,8 @@ def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: Fusi
     if lines := contradictions(evidence):
         gaps.append(Gap(kind="contradiction", reason=lines[0], objects=objects))
     if evidence.uncertainty:
-        gaps.append(Gap(kind="uncertain", reason=f"Executor is uncertain: {evidence.uncertainty}", objects=objects))
+        kind = "tools" if evidence.disagreement else "severity"
+        gaps.append(Gap(kind=kind, reason=f"Executor is uncertain: {evidence.uncertainty}", objects=objects))
     if reason := _letter_gap(fusion):
         gaps.append(Gap(kind="letters", reason=reason, objects=objects))
     return gaps

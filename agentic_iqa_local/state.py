@@ -195,6 +195,7 @@ class ExecutorOutput(BaseModel):
         description="left, top, right, bottom in pixels of each region that tools were to measure; null where the model found none. "
         "None where nothing was to be located, or the model gives no boxes.",
     )
+    disagreement: str | None = Field(None, description="Which tools lie further apart than their errors explain.")
     uncertainty: str | None = Field(
         None, description="What a subtask could not tell, or the model's own probabilities left open."
     )
@@ -236,7 +237,7 @@ class Gap(BaseModel):
 
     model_config = {"frozen": True}
 
-    kind: Literal["executor", "analysis", "scores", "contradiction", "uncertain", "letters"]
+    kind: Literal["executor", "analysis", "scores", "contradiction", "tools", "severity", "letters"]
     reason: NonBlank
     objects: tuple[str, ...] = ()
 

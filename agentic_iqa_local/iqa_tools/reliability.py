@@ -92,6 +92,11 @@ class Reliability(_Record):
         trusted = [tool for tool in known if min(leads[tool]) >= -CLEARLY_WORSE]
         return sorted(trusted, key=lambda tool: -sum(lead > 0 for lead in leads[tool]))
 
+    def trailing(self, tools: Sequence[str], best: str) -> list[str]:
+        """`tools` in the order of how far their SRCC trails that of `best`; those that share no data set with it last, as given."""
+        leads = {tool: lead for tool in tools if (lead := self.lead(tool, best)) is not None}
+        return sorted(tools, key=lambda tool: -leads.get(tool, -2.0))
+
     def summary(self, tool: str) -> str:
         """The tool's SRCC on the data sets that it has not seen, for whoever chooses among tools; empty where none is known."""
         unseen = self._records[tool].unseen() if tool in self._records else {}

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from langchain_core.runnables import RunnableConfig
 
-from agentic_iqa_local.evidence import doubts, is_unlocated, open_severities, outvoted
+from agentic_iqa_local.evidence import disagreement, doubts, is_unlocated, open_severities, outvoted
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import OVERALL, Severity
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 ROLE = "executor"
 SEVERITIES = get_args(Severity)
+ANOTHER_TOOL = ("scores", "contradiction", "tools", "letters")  # kinds of gaps that another opinion may close
 SEVERITY_VALUE = re.compile(r'"severity": "')
 COORDINATES = {"pixels": "pixels of the image", "thousandths": "thousandths of the image's width and height"}
 
@@ -118,9 +119,8 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
     if evidence.quality_scores and plan.required_tool is None:  # whoever names tools wants those
         reachable = {name: fitted.reachable for name, fitted in images.services.tools.maps.items()}
         mark_outvoted(evidence, reachable, images)
-        evidence.uncertainty = doubts(evidence, reachable)
-    else:
-        evidence.uncertainty = doubts(evidence, None)
+        evidence.disagreement = disagreement(evidence, reachable)
+    evidence.uncertainty = doubts(evidence)
 
 
 def find_distortions(
@@ -182,7 +182,7 @@ def choose_tools(
     if lacking:
         selected = select_tools(query, lacking, images) if flags.tool_selection else {name: {} for name in lacking}
         chosen = with_panel(selected, images)
-    if flags.tool_execution and any(gap.kind in ("scores", "contradiction", "uncertain", "letters") for gap in gaps):
+    if flags.tool_execution and any(gap.kind in ANOTHER_TOOL for gap in gaps):
         for name in distortions.keys() - lacking.keys():
             if another := another_tool(evidence, name, images):
                 chosen[name] = {f"{OVERALL} ({another})": another}
@@ -248,7 +248,7 @@ def read_severities(
 
 
 def ranked_tools(images: OpenImages) -> tuple[list[ToolInfo], list[ToolInfo]]:
-    """The tools that can run on these images: those that are not clearly worse than another, best first, and the others; between
+    """The tools that can run on these images: those that are not clearly worse than another, and the others, each best first; between
     equals the configuration's favourites come first. Raises ToolError when there are none."""
     full_reference = images.reference is not None
     settings = images.services.settings.tools
@@ -259,8 +259,10 @@ def ranked_tools(images: OpenImages) -> tuple[list[ToolInfo], list[ToolInfo]]:
     if not tools:
         raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
     names = sorted(tools, key=lambda name: favourites.index(name) if name in favourites else len(favourites))
-    trusted = load_reliability().trusted(names)
-    return [tools[name] for name in trusted], [tools[name] for name in names if name not in trusted]
+    reliability = load_reliability()
+    trusted = reliability.trusted(names)
+    others = reliability.trailing([name for name in names if name not in trusted], trusted[0])
+    return [tools[name] for name in trusted], [tools[name] for name in others]
 
 
 def listed_tools(images: OpenImages) -> list[ToolInfo]:

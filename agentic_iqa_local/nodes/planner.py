@@ -57,8 +57,8 @@ def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) ->
     kinds = {gap.kind for gap in gaps}
     wanted = {
         "distortion_detection": "contradiction" in kinds,
-        "distortion_analysis": bool(kinds & {"analysis", "contradiction", "uncertain"}),
-        "tool_execution": "scores" in kinds or (scores and bool(kinds & {"contradiction", "uncertain", "letters"})),
+        "distortion_analysis": bool(kinds & {"analysis", "contradiction", "severity"}),
+        "tool_execution": "scores" in kinds or (scores and bool(kinds & {"contradiction", "tools", "letters"})),
     }
     return flags.model_copy(update={name: True for name, on in wanted.items() if on})
 
@@ -66,6 +66,23 @@ def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) ->
 def regions_of(query: str, names: Sequence[str]) -> list[str]:
     """Those of `names` that stand in the query; one that does not is invented."""
     return list(dict.fromkeys(region for name in names if name != "Global" and (region := region_in(query, name))))
+
+
+def going_on(plan: PlannerOutput, earlier: PlannerOutput) -> PlannerOutput:
+    """A plan that adds to the one before it: what is asked does not change with what the evidence lacked."""
+    regions = [name for name in (*earlier.objects, *plan.objects) if name != "Global"]
+    distortions: dict[str, list[str]] = {}
+    for named in filter(None, (earlier.distortions, plan.distortions)):
+        for name, types in named.items():
+            distortions[name] = list(dict.fromkeys([*distortions.get(name, []), *types]))
+    return plan.model_copy(
+        update={
+            "query_type": earlier.query_type,
+            "query_scope": list(dict.fromkeys(regions)) or "Global",
+            "distortion_source": "Explicit" if distortions else "Inferred",
+            "distortions": distortions or None,
+        }
+    )
 
 
 def correct_plan(
@@ -137,8 +154,8 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
     except ValidationError as error:
         return {"error": one_line(f"Planner: {error.errors()[0]['msg'].removeprefix('Value error, ')}")}
     gaps = gaps_to_close(state)
-    earlier = (state.get("plan"), state.get("executor_evidence")) if gaps else (None, None)
-    prompt = planner_prompt(task.query, has_reference, state.get("choices"), history, *earlier)
+    before, evidence = (state.get("plan"), state.get("executor_evidence")) if gaps else (None, None)
+    prompt = planner_prompt(task.query, has_reference, state.get("choices"), history, before, evidence)
     try:
         with opened(state, config) as images:
             role = images.services.section("planner")
@@ -153,9 +170,11 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
         reason = one_line(str(error))
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
+    if before is not None:
+        plan = going_on(plan, before)
     plan, corrections = correct_plan(plan, task.query, has_reference, bool(history), locates)
     if plan.query_type == "IQA" and gaps:
-        measured = bool(earlier[1] and earlier[1].quality_scores)
+        measured = bool(evidence and evidence.quality_scores)
         plan = plan.model_copy(update={"plan": flags_against(gaps, plan.plan, measured)})
     corrections = taken_choices(task.query, state.get("choices")) + corrections
     for line in corrections:
