@@ -7,6 +7,7 @@
     python scripts/bench.py quantization --gpu 0 --model models/Qwen2.5-VL-7B-Instruct --out benchmarks/gpu_quantization.json
     python scripts/bench.py tools --gpu 0 --side 1024 2048 4096 --out benchmarks/gpu_tools.json
     python scripts/bench.py tools --threads 1 --side 512 1024 2048 3464 --out benchmarks/cpu_tools.json
+    python scripts/bench.py gaps --out benchmarks/planted_gaps.json
     python scripts/bench.py table --write README.md
 
 Arms: naive (transformers, every role computes the images again, template text is decoded), shared (transformers with its
@@ -16,6 +17,10 @@ embedded one too, which the product would show five crops of it. Programs: lette
 reversed), agent_nr and agent_fr (the whole agent), agent_scored (agent_nr with the tools' scores on disk already: what tools
 add), questions (five on one picture). `run` writes one JSON file with machine and versions; `table` makes the README's tables
 and bars from the committed files, and lists what has not been run.
+
+`gaps` plants one gap at a time in the first pass of assessments of synthetic pictures, and says how often the replans make it
+good, what they do to the error against the pseudo-MOS, and what they cost (agentic_iqa_local/studies/gaps.py says how each is
+planted). "scripted" answers by what was done to the picture: it shows the mechanism alone.
 """
 
 import argparse
@@ -31,6 +36,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -87,7 +93,18 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     tools = commands.add_parser("tools", help="memory and seconds of each tool that is available here")
     tools.add_argument("--side", type=int, nargs="+", default=[1024, 2048], help="pixels a side (default: 1024 2048)")
     tools.add_argument("--threads", type=int, metavar="N", help="CPU cores that a tool may use (default: all)")
-    for command in (run, cold, quantization, tools):
+    gaps = commands.add_parser("gaps", help="what replanning makes of planted gaps")
+    gaps.add_argument(
+        "--photos", type=Path, default=ROOT / "tests" / "data", help="folder of clean photographs (default: tests/data)"
+    )
+    gaps.add_argument("--pictures", type=int, default=100, metavar="N", help="synthetic pictures (default: %(default)s)")
+    gaps.add_argument("--limits", type=int, nargs="+", default=[1, 2, 3], help="max_replan_iterations beside 0 (default: 1 2 3)")
+    gaps.add_argument(
+        "--model", nargs="+", default=["scripted", "embedded"], metavar="NAME",
+        help="scripted, embedded, or a model folder (default: scripted embedded)",
+    )  # fmt: skip
+    gaps.add_argument("--rows", type=Path, metavar="FILE", help="every assessment as a JSON line, to see what was not recovered")
+    for command in (run, cold, quantization, tools, gaps):
         command.add_argument("--gpu", metavar="N", help="GPU (default: CPU)")
         command.add_argument("--out", type=Path, help="result file (JSON)")
     for command in (run, cold, quantization):
@@ -468,6 +485,63 @@ def _memory(device: str, reset: bool = False) -> int:
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
+def gaps(args: argparse.Namespace) -> dict:
+    """What replanning makes of planted gaps, on each model."""
+    from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.iqa_tools import ToolRunner
+    from agentic_iqa_local.studies.gaps import GAPS, RECOVERED, RECOVERED_BY_A_MODEL, Bench, make_cases, run_cases, summary
+    from agentic_iqa_local.studies.store import check_file
+
+    if args.pictures < 1 or min(args.limits) < 0:
+        raise UserError(
+            f"expected --pictures of at least 1 and --limits of at least 0, got {args.pictures} and {min(args.limits)}"
+        )
+    for place in filter(None, (args.out, args.rows)):
+        check_file(place)
+    device = choose_device(args.gpu, args.gpu is None)
+    runner, limits = ToolRunner(device=device), sorted({0, *args.limits})
+    models = {name: _gap_model(name, device, runner) for name in args.model}
+    readings, summaries = {}, {}
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as files:
+        cases = make_cases(args.photos, args.pictures, Path(scratch), progress)
+        rows = files.enter_context(args.rows.open("w", encoding="utf-8")) if args.rows else None
+        for name, services_of in models.items():
+            runs = []
+            for run in run_cases(
+                Bench(services_of, limits, readings), cases, lambda line, name=name: progress(f"{name}: {line}")
+            ):
+                runs.append(run)
+                if rows:
+                    rows.writelines(json.dumps({"model": name} | line) + "\n" for line in run.lines())
+            summaries[name] = summary(runs, limits, RECOVERED.get(name, RECOVERED_BY_A_MODEL))
+    return {
+        "model": "planted gaps", "pictures": args.pictures, "photographs": len({case.photo for case in cases}), "limits": limits,
+        "how": {gap.name: " ".join(gap.__doc__.split()) for gap in GAPS}, "gaps": summaries,
+        "environment": environment(args), "date": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+
+
+def _gap_model(name: str, device: str, runner):
+    """What gives the services that answer a question about a case: the script that knows its truth, or a model, loaded now."""
+    from agentic_iqa_local.config import load_settings
+    from agentic_iqa_local.services import Services
+    from agentic_iqa_local.studies.oracle import Oracle
+
+    settings = load_settings()
+    if name == "scripted":
+
+        def services_of(case, asked):
+            oracle = Oracle(case.crop, asked.scope, asked.reference is not None)
+            return Services(settings, device, {settings.summarizer.backend: oracle}, runner)
+
+        return services_of
+    if name != "embedded":
+        settings = settings.with_model(os.path.abspath(name))
+    services = Services(settings, device, tools=runner)
+    services.client("summarizer")
+    return lambda case, asked: services
+
+
 def environment(args: argparse.Namespace) -> dict:
     from agentic_iqa_local.devices import choose_device, describe_device
 
@@ -488,7 +562,7 @@ def environment(args: argparse.Namespace) -> dict:
 
 def tables(folder: Path) -> str:
     """Markdown of every committed result file, and of those that are missing."""
-    kinds = {"rows": _run_table, "quantization": _quantization_table, "tools": _tool_table}
+    kinds = {"rows": _run_table, "quantization": _quantization_table, "tools": _tool_table, "gaps": _gap_table}
     parts = []
     for file in sorted(folder.glob("*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -597,6 +671,62 @@ def _tool_table(found: dict) -> str:
     return "\n".join([*lines, ""])
 
 
+def _gap_table(found: dict) -> str:
+    most = str(found["limits"][-1])
+    lines = [
+        f"{found['pictures']} synthetic pictures of {found['photographs']} photographs; limits are `max_replan_iterations`. What is recovered at 0 needed no "
+        "replan; noticed: a replan was asked for. "
+        "Intervals are 95 %, over " + _over(found) + ".",
+    ]
+    for name, model in found["gaps"].items():
+        recovered = " | ".join(f"recovered at {limit}" for limit in found["limits"])
+        lines += [
+            "",
+            f"| {name}: planted | n | noticed | {recovered} | bar | change of mean \\|error\\| at {most} | not worse | tokens more | s more |",
+            "|---|---|---|" + "---|" * len(found["limits"]) + "---|---|---|---|---|",
+        ]
+        for gap, row in model["gaps"].items():
+            shares = [f"{row['limits'][str(limit)]['recovered']['value']:.0%}" for limit in found["limits"]]
+            end = row["limits"][most]
+            tokens = "–" if name == "scripted" else f"{end['added_tokens']:.0f}"
+            lines.append(
+                f"| {gap} | {row['n']} | {row['noticed']:.0%} | {' | '.join(shares)} | {_verdict(row['bars']['recovered'])} | "
+                f"{_signed(end['error_change'])} | {_verdict(row['bars']['error'])} | {tokens} | {end['added_seconds']:.2f} |"
+            )
+        lines += [
+            "",
+            f"| {name}: nothing planted | sound first passes | replanned | bar ≤ 5 % | change of mean \\|error\\| at {most} | tokens more | s more | all first passes | replanned |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for form, row in model["sound"].items():
+            tokens = "–" if name == "scripted" else f"{row['added_tokens']:.0f}"
+            lines.append(
+                f"| {form} | {row['n']} | {_percent(row['replanned']['value'])} | {_verdict(row['bars']['replanned'])} | "
+                f"{_signed(row['error_change'])} | {tokens} | {row['added_seconds']:.2f} | {row['all']['n']} | {row['all']['replanned']:.0%} |"
+            )
+    return "\n".join([*lines, ""])
+
+
+def _over(found: dict) -> str:
+    rows = [row["replanned"] for model in found["gaps"].values() for row in model["sound"].values()]
+    return rows[0]["interval_over"] if rows else "rows"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
+
+
+def _verdict(holds: bool) -> str:
+    return "holds" if holds else "misses"
+
+
+def _signed(figure: dict) -> str:
+    if figure["value"] is None:
+        return "–"
+    bounds = "" if figure["low"] is None else f" [{figure['low']:+.3f}, {figure['high']:+.3f}]"
+    return f"{figure['value']:+.3f}{bounds}"
+
+
 def progress(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
@@ -609,6 +739,9 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, OSError) as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted: no result was written", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -627,7 +760,7 @@ def write_measurements(args: argparse.Namespace) -> None:
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints goes to stderr
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
-    found = {"run": run, "cold": cold, "quantization": quantization, "tools": tools}[args.command](args)
+    found = {"run": run, "cold": cold, "quantization": quantization, "tools": tools, "gaps": gaps}[args.command](args)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     else:
