@@ -28,6 +28,7 @@ class Oracle:
 
     name = "oracle"
     reads_logits = True
+    reads_words = False
     limits = PixelLimits(factor=32, min_pixels=32 * 32, max_pixels=1024 * 1024)
 
     def __init__(self, crop: Crop, scope: Sequence[str] | None, full_reference: bool) -> None:
@@ -44,6 +45,8 @@ class Oracle:
 
 
 class OracleSession:
+    constrained = True
+
     def __init__(self, oracle: Oracle, images: Sequence[Image.Image]) -> None:
         self.oracle, self.usage = oracle, TokenUsage()
         self.seen = [SeenImage(image.width, image.height, image.width * image.height // 32**2) for image in images]
