@@ -16,6 +16,7 @@ KEY_SEVERITIES = ("moderate", "severe", "extreme")
 MILD = ("none", "slight")
 HIGH_SCORE = 4.0
 LOW_SCORE = 2.2  # a little above the mirror of 4.0: no map of the tools without weights ends below 2.0 but NIQE's
+LOW_QUALITY = 2.9  # the fused score below which damage should have been found
 FLAWED = 3.0  # the tools' mean below which the Executor looks twice for a distortion
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
 NEARLY_UNIFORM = 0.98  # of the greatest entropy
@@ -55,6 +56,17 @@ def unexplained(evidence: ExecutorOutput) -> dict[str, str]:
         if scores and statistics.mean(scores.values()) < FLAWED and all(item.severity in MILD for item in items):
             lines[name] = f"{_mild(items)} of {name} but low scores ({_told(scores.items())})"
     return lines
+
+
+def _unseen_flaw(evidence: ExecutorOutput, fusion: FusionResult | None) -> str | None:
+    """A line where the fused score is low, though neither the analysis nor the tools' mean says so: the letters saw something. Where
+    the tools' mean is low as well the Executor has looked twice already."""
+    found = [item for items in (evidence.distortion_analysis or {}).values() for item in items]
+    if not evidence.distortion_analysis or fusion is None or fusion.q is None or fusion.q >= LOW_QUALITY or unexplained(evidence):
+        return None
+    if any(item.severity not in MILD for item in found):
+        return None
+    return f"Contradictory evidence: {_mild(found)} was found but the quality is {fusion.q:.1f} of 5"
 
 
 def _mild(items: Sequence[DistortionAnalysis]) -> str:
@@ -171,7 +183,10 @@ def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: Fusi
         gaps.append(Gap(kind="analysis", reason=f"Missing analysis for {_listed(missing)}", objects=missing))
     if plan.plan.tool_execution and (reason := _score_gap(evidence, objects, plan)):
         gaps.append(Gap(kind="scores", reason=reason, objects=objects))
-    if lines := contradictions(evidence):
+    lines = contradictions(evidence)
+    if not lines and plan.plan.distortion_analysis and (line := _unseen_flaw(evidence, fusion)):
+        lines = [line]
+    if lines:
         gaps.append(Gap(kind="contradiction", reason=lines[0], objects=objects))
     if evidence.uncertainty:
         kind = "tools" if evidence.disagreement else "severity"

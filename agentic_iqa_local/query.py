@@ -108,6 +108,7 @@ _ENDS_REGION = _word_set(
     "relative please if when while because since that which who where how what why there here not too very so really quite enough "
     "more less most least still also just only it they them you i we me us out off up down both worries bothers any a an"
 )
+_PLACES = _word_set("left right upper lower top bottom central middle front back")
 _NEVER_HEADS = _word_set(
     "best worst main first last second next same other one rest detail details texture textures edge edges part parts side area areas "
     "region regions place places test copy version upload capture output render print master source camera phone lens sensor screen "
@@ -243,8 +244,9 @@ def _phrase(text: str) -> str:
 
 def _region(query: str, phrase: str, heads: Container[str]) -> str | None:
     """The region that a phrase is the name of; `heads` are the last words of regions that are known."""
-    head = _words(phrase)[-1]
-    return None if head in _WHOLE_PICTURE or (head in _NEVER_HEADS and head not in heads) else region_in(query, phrase)
+    *before, head = _words(phrase)
+    vague = head in _NEVER_HEADS and head not in heads and not _PLACES.intersection(before)
+    return None if vague or head in _WHOLE_PICTURE else region_in(query, phrase)
 
 
 def holds(text: str, phrase: str) -> bool:

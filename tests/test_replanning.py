@@ -267,7 +267,7 @@ def test_the_executor_looks_twice_where_tools_find_a_flaw_and_it_did_not(picture
             SelectionReply={"Global": {"Overall quality": "NIQE"}},
             AnalysisReply=judged("moderate", "Noise"),
         ),
-        SURE,
+        dict(zip("ABCDE", np.log([0.05, 0.3, 0.5, 0.1, 0.05]), strict=True)),
     )
     row = rated(picture, client, ScriptedTools({"NIQE": score}))
     assert len(prompts(client, "DetectionReply")) == looks
@@ -441,3 +441,20 @@ def test_a_single_pass_tells_what_it_saw_measured_and_concluded(services, photo_
     assert all(f"{log.tool_name} {log.normalized_score:.2f}" in told.measured for log in row.tools)
     assert told.tokens == row.tokens.prefilled + row.tokens.decoded
     assert (told.q, told.dq, told.changed) == (row.q, None, [])
+
+
+@pytest.mark.parametrize(
+    ("severity", "score", "q", "contradicts"),
+    [
+        (None, 3.3, 2.8, True),
+        ("slight", 3.3, 2.8, True),
+        ("moderate", 3.3, 2.8, False),
+        ("unclear", 3.3, 2.8, False),
+        (None, 3.3, 3.0, False),
+        (None, 2.9, 2.8, False),  # below 3 the Executor has looked twice
+    ],
+)
+def test_letters_that_see_a_flaw_which_nothing_else_shows_are_a_contradiction(severity, score, q, contradicts):
+    fusion = fused({"A": 0.0, "B": 0.1, "C": 0.2, "D": 0.6, "E": 0.1}, score, q=q)
+    gaps = find_gaps(evidence(severity, ("NIQE", score)), plan(), fusion)
+    assert ("the quality is 2.8 of 5" in "".join(gap.reason for gap in gaps)) is contradicts

@@ -54,7 +54,11 @@ def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSett
         text = text.encode(errors="backslashreplace").decode()  # a lone surrogate is no text that could be kept or sent on
         logger.debug("VLM response: %s", _shortened(text))
         try:
-            return _strict(text, schema, answer_prefix) if getattr(session, "constrained", False) else _lenient(text, schema, answer_prefix)
+            return (
+                _strict(text, schema, answer_prefix)
+                if getattr(session, "constrained", False)
+                else _lenient(text, schema, answer_prefix)
+            )
         except ValueError as error:
             attempts.append(record := _keep(error, attempt, text, session, role))
             brief = record.model_copy(update={"details": record.details | {"output": text[:LOGGED_CHARACTERS]}})
