@@ -49,7 +49,7 @@ Return the JSON:
 ANALYSIS_TEMPLATE = """System:
 You analyse distortions. For each distortion listed, judge its severity and explain its visual impact.
 Severity is one of none, slight, moderate, severe, extreme: none when it is barely visible. Keep each explanation short
-and about visual quality only.
+and about visual quality only, below 160 characters.
 Return the JSON:
 {"<object or Global>": [{"type": "<distortion>", "severity": "<level>", "explanation": "<text>"}]}
 """
