@@ -20,6 +20,9 @@ TEST_PREAMBLE = "The image is the test image."
 PAIR_PREAMBLE = "The first image is the pristine reference, the second image is the test image."
 DEFAULT_QUERY = "Rate the perceptual quality of this image."
 STRICTER = "Return ONLY valid JSON"
+REASONING_LIMIT = (
+    "Keep quality_reasoning below 300 characters."  # in the case: the Summarizer's templates are the specification's
+)
 
 PLANNER_TEMPLATE = f"""System:
 You are the planner of an image quality assessment system. Read the user's query and plan the assessment.
@@ -278,7 +281,7 @@ def summarizer_prompt(
 
     `reversed_letters` gives the scoring options as A. Bad ... E. Excellent; `earlier` are the lines of a conversation's earlier turns.
     """
-    lines = [*earlier, *_query(query, choices)]
+    lines = [REASONING_LIMIT, *earlier, *_query(query, choices)]
     if evidence is not None:
         if analysis := format_distortion_analysis(evidence):
             lines.append(f"Distortion analysis: {analysis}")

@@ -13,6 +13,7 @@ from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, p
 from agentic_iqa_local import graph
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.graph import build_graph, decide_next_node, initial_state, run_graph, run_pipeline, visualize_graph
+from agentic_iqa_local.prompts import REASONING_LIMIT
 from agentic_iqa_local.services import OpenImages
 from agentic_iqa_local.state import SummarizerOutput
 from agentic_iqa_local.vlm_client import VLMError
@@ -322,7 +323,7 @@ def test_a_query_stays_one_json_string_in_every_prompt(picture, query):
         "SummaryReply",
     }
     for _, prompt in client.calls:
-        first, *others = prompt.case.split("\n")
+        first, *others = prompt.case.removeprefix(f"{REASONING_LIMIT}\n").split("\n")
         assert json.loads(first.removeprefix("Query: ")) == query
         assert not any("final_answer" in line or "System:" in line for line in others)
         assert query not in prompt.instructions

@@ -120,7 +120,8 @@ def test_either_place_in_the_chat_keeps_images_and_the_whole_text(layout, images
 
 @pytest.mark.parametrize("scoring", [True, False])
 def test_evidence_stands_in_the_prompt_as_the_specified_json(scoring):
-    lines = summarizer_prompt(QUERY, evidence(), scoring=scoring).case.splitlines()
+    limit, *lines = summarizer_prompt(QUERY, evidence(), scoring=scoring).case.splitlines()
+    assert limit == "Keep quality_reasoning below 300 characters."  # what the schema allows
     shown = {name: json.loads(text) for name, _, text in (line.partition(": ") for line in lines)}
     assert shown == {"Query": QUERY, "Distortion analysis": ANALYSIS, "Tool scores": SCORES}
 
@@ -137,13 +138,13 @@ def test_evidence_stands_in_the_prompt_as_the_specified_json(scoring):
     ids=["None", "empty", "empty parts", "no scores", "no analysis"],
 )
 def test_sections_without_evidence_are_left_out(given, sections):
-    lines = summarizer_prompt(QUERY, given, scoring=True).case.splitlines()
+    _, *lines = summarizer_prompt(QUERY, given, scoring=True).case.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["Query", *sections]
 
 
 def test_choices_are_embedded_with_their_letters():
     case = summarizer_prompt("Which is blurred?", None, scoring=False, choices=["The car", 'The "sky"']).case
-    assert case.splitlines()[1:] == ["Choices:", "A. The car", 'B. The \\"sky\\"']
+    assert case.splitlines()[2:] == ["Choices:", "A. The car", 'B. The \\"sky\\"']
 
 
 # The specification's example
