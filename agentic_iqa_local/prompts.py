@@ -51,7 +51,8 @@ Return the JSON:
 
 ANALYSIS_TEMPLATE = """System:
 You analyse distortions. For each distortion listed, judge its severity and explain its visual impact.
-Severity is one of none, slight, moderate, severe, extreme: none when it is barely visible. Keep each explanation short
+Severity is one of none, slight, moderate, severe, extreme: none when it is barely visible, unclear when it
+cannot be told. Keep each explanation short
 and about visual quality only, below 160 characters.
 Return the JSON:
 {"<object or Global>": [{"type": "<distortion>", "severity": "<level>", "explanation": "<text>"}]}
