@@ -265,7 +265,7 @@ class Conversation:
         RuntimeError when the conversation, or its IQA, was closed.
         """
         from agentic_iqa_local.assessment import answered, assessment, question
-        from agentic_iqa_local.conversation import prior_context, region_pointed_to, turn
+        from agentic_iqa_local.conversation import prior_context, regions_pointed_to, turn
 
         if self._open is None:
             raise RuntimeError("Conversation: expected to be open, but it was closed; open the picture again")
@@ -275,7 +275,7 @@ class Conversation:
         if self._images.reference is None:
             state.pop("reference_path", None)
         corrections = []
-        if self._choices and "choices" not in state and region_pointed_to(state["query"]):
+        if self._choices and "choices" not in state and regions_pointed_to(state["query"]):
             state["choices"] = self._choices
             corrections = [f"choices: {' | '.join(self._choices)} (those of the last question)"]
         if context := prior_context(self._turns):

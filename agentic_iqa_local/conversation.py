@@ -58,10 +58,11 @@ def points_on(query: str) -> str | None:
     return None if any(_SAYS_MORE.fullmatch(word) or _NOT_TECHNICAL.fullmatch(word) for word in words) else pointed
 
 
-def region_pointed_to(query: str) -> str | None:
-    """The region that a query only points on to; None for a quality word ("And the noise?") and for any other query."""
+def regions_pointed_to(query: str) -> list[str]:
+    """The regions that a query only points on to; none for a quality word ("And the noise?") and for any other query."""
     pointed = points_on(query)
-    return pointed and region_in(query, pointed)
+    parts = re.split(r"\s*&\s*|\s+(?:and|or|und|oder|et|ou|y|e)\s+", pointed) if pointed else []
+    return list(dict.fromkeys(region for part in parts if (region := region_in(query, part))))
 
 
 def going_on(plan: PlannerOutput, query: str, context: dict[str, Any] | None) -> tuple[PlannerOutput, list[str]]:
@@ -72,12 +73,12 @@ def going_on(plan: PlannerOutput, query: str, context: dict[str, Any] | None) ->
         return plan, []
     last = turns[-1]
     changes: dict[str, Any] = {"query_type": last["query_type"]}
-    if region := region_pointed_to(query):
+    if regions := regions_pointed_to(query):
         types = last["distortions"]
         changes |= {
-            "query_scope": [region],
+            "query_scope": regions,
             "distortion_source": "Explicit" if types else "Inferred",
-            "distortions": {region: types} if types else None,
+            "distortions": dict.fromkeys(regions, types) if types else None,
         }
     lines = [
         f"{name}: {getattr(plan, name)} → {value} (the query goes on from the last one)"

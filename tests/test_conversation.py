@@ -12,7 +12,16 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, prompts, scripte
 
 from agentic_iqa_local import IQA, Assessment, Conversation, assess
 from agentic_iqa_local.batch import as_line
-from agentic_iqa_local.conversation import LONGEST_ANSWER, MOST_TURNS, earlier_lines, going_on, points_on, prior_context, turn
+from agentic_iqa_local.conversation import (
+    LONGEST_ANSWER,
+    MOST_TURNS,
+    earlier_lines,
+    going_on,
+    points_on,
+    prior_context,
+    regions_pointed_to,
+    turn,
+)
 from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.state import PlannerOutput
 from agentic_iqa_local.vlm_client import VLMError
@@ -349,3 +358,9 @@ def test_a_fused_score_of_a_turn_whose_reasoning_failed_is_told_on(picture):
     conversation.ask("Rate it")
     assert conversation.ask("Rate it").prior_context["turns"][0]["answer"].startswith("C Fair, q ")
     conversation.close()
+
+
+def test_several_regions_can_be_pointed_to():
+    assert regions_pointed_to("What about the left side and the right side?") == ["left side", "right side"]
+    assert regions_pointed_to("And the sky?") == ["sky"]
+    assert regions_pointed_to("And the noise?") == []

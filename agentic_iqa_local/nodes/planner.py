@@ -165,7 +165,9 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
             if plan.query_scope != "Global" and not regions_of(task.query, plan.objects):
                 logger.info("The query names none of the regions %s; asking once more", one_line(str(plan.objects)))
                 with suppress(InvalidAnswer):
-                    plan = ask(session, prompt.without_regions(plan.objects), PlannerReply, role).to_plan()
+                    second = ask(session, prompt.without_regions(plan.objects), PlannerReply, role).to_plan()
+                    if second.query_scope == "Global" or regions_of(task.query, second.objects):
+                        plan = second
             locates = images.services.settings.model(images.services.section("executor").backend).boxes != "none"
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
