@@ -62,7 +62,8 @@ def regions_pointed_to(query: str) -> list[str]:
     """The regions that a query only points on to; none for a quality word ("And the noise?") and for any other query."""
     pointed = points_on(query)
     parts = re.split(r"\s*&\s*|\s+(?:and|or|und|oder|et|ou|y|e)\s+", pointed) if pointed else []
-    return list(dict.fromkeys(region for part in parts if (region := region_in(query, part))))
+    named = (_DETERMINER.sub("", part, count=1) for part in parts)
+    return list(dict.fromkeys(region for part in named if (region := region_in(query, part))))
 
 
 def going_on(plan: PlannerOutput, query: str, context: dict[str, Any] | None) -> tuple[PlannerOutput, list[str]]:

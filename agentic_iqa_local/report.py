@@ -115,6 +115,9 @@ def account(row: Assessment) -> str:
         lines += _wrapped(
             f"(Put together from the evidence and the answer, because the model's own words contradicted them: it {wrong}.)"
         )
+    if row.failed_tries:
+        tries = f"{len(row.failed_tries)} failed {'try' if len(row.failed_tries) == 1 else 'tries'} of the model"
+        lines += _wrapped(f"({tries} on the way; the JSON row holds what it wrote.)")
     if row.warnings:
         lines += ["", "Warnings", *(line for warning in row.warnings for line in _wrapped(warning))]
     if row.tokens and row.seen and row.model:

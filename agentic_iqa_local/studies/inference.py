@@ -119,6 +119,7 @@ def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutp
     row["plan"] = state["plan"].model_dump(mode="json") if "plan" in state else None
     row["plan_corrections"] = state.get("plan_corrections", [])
     row["replan_history"] = state.get("replan_history", [])
+    row["passes"] = [told.model_dump(mode="json") for told in result.passes] if result else []
     row["evidence"] = evidence and evidence.model_dump(mode="json")
     row["agent"] = result and result.model_dump(mode="json", include={"final_answer", "quality_reasoning", "fusion"})
     row["agent_error"] = state.get("error") or (evidence and evidence.error) or (result and result.error)
