@@ -153,7 +153,7 @@ def pass_in_words(told: PassRecord) -> str:
     changed = f" Changed: {'; '.join(told.changed) or 'nothing'}." if told.number > 1 else ""
     moved = f" ({told.dq:+.2f})" if told.dq is not None else ""
     left = f" Left open: {'; '.join(told.gaps)}." if told.gaps else ""
-    kept = "" if told.kept else " Its answer was not kept."
+    kept = " Its answer counts." if told.kept else ""
     return (
         f"{told.number}{asked}.{changed} Seen: {told.seen}. Measured: {told.measured}. Concluded: {told.concluded}{moved}; "
         f"{DECIDED[told.decided]}.{left} {told.tokens} tokens, {told.seconds:.1f} s.{kept}"

@@ -69,21 +69,12 @@ def regions_of(query: str, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(region for name in names if name != "Global" and (region := region_in(query, name))))
 
 
-def adding_to(plan: PlannerOutput, earlier: PlannerOutput) -> PlannerOutput:
-    """A plan that adds to the one before it: what is asked does not change with what the evidence lacked."""
-    regions = [name for name in (*earlier.objects, *plan.objects) if name != "Global"]
-    distortions: dict[str, list[str]] = {}
-    for named in filter(None, (earlier.distortions, plan.distortions)):
-        for name, types in named.items():
-            distortions[name] = list(dict.fromkeys([*distortions.get(name, []), *types]))
-    return plan.model_copy(
-        update={
-            "query_type": earlier.query_type,
-            "query_scope": list(dict.fromkeys(regions)) or "Global",
-            "distortion_source": "Explicit" if distortions else "Inferred",
-            "distortions": distortions or None,
-        }
-    )
+def adding_to(plan: PlannerOutput, earlier: PlannerOutput, query: str) -> PlannerOutput:
+    """A plan that adds parts, and regions of the query, to the one before it: what is asked does not change with what the evidence
+    lacked."""
+    regions = [name for name in (*earlier.objects, *regions_of(query, plan.objects)) if name != "Global"]
+    asked = earlier.model_dump(include={"query_type", "distortion_source", "distortions", "required_tool"})
+    return plan.model_copy(update=asked | {"query_scope": list(dict.fromkeys(regions)) or "Global"})
 
 
 def correct_plan(
@@ -162,7 +153,7 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
             role = images.services.section("planner")
             session = images.session("planner")
             plan = ask(session, prompt, PlannerReply, role).to_plan()
-            if plan.query_scope != "Global" and not regions_of(task.query, plan.objects):
+            if before is None and plan.query_scope != "Global" and not regions_of(task.query, plan.objects):
                 logger.info("The query names none of the regions %s; asking once more", one_line(str(plan.objects)))
                 with suppress(InvalidAnswer):
                     second = ask(session, prompt.without_regions(plan.objects), PlannerReply, role).to_plan()
@@ -175,7 +166,7 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
         return {"error": f"Planner: {reason}"}
     plan, inherited = going_on(plan, task.query, task.prior_context)
     if before is not None:
-        plan = adding_to(plan, before)
+        plan = adding_to(plan, before, task.query)
     plan, corrections = correct_plan(plan, task.query, has_reference, bool(history), locates)
     if plan.query_type == "IQA" and gaps:
         measured = bool(evidence and evidence.quality_scores)
