@@ -395,7 +395,7 @@ def test_a_second_pass_that_is_worse_gives_way_to_the_first(picture):
     assert [told.kept for told in row.passes] == [True, False]
     assert row.evidence.error is None
     assert row.error is None
-    first, second = account(row).split("  2, to close")
+    first, second = " ".join(account(row).split()).split(" 2, to close")
     assert "Its answer counts." in first
     assert "Its answer counts." not in second
 
