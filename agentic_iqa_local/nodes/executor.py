@@ -95,10 +95,9 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
     tool measures where scores contradict each other, the analysis or the letters.
     """
     flags = plan.plan
-    kinds = {gap.kind for gap in gaps}
     reason = gaps[0].reason if gaps else None
     distortions = find_distortions(evidence, query, plan, images, gaps)
-    unjudged = to_judge(evidence, distortions, anew=bool(kinds & {"contradiction"}))
+    unjudged = to_judge(evidence, distortions, anew=any(gap.kind == "contradiction" for gap in gaps))
     with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
         measured = None
         try:
@@ -120,7 +119,7 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
         reachable = {name: fitted.reachable for name, fitted in images.services.tools.maps.items()}
         mark_outvoted(evidence, reachable, images)
         evidence.disagreement = disagreement(evidence, reachable)
-    if flags.distortion_detection:
+    if flags.distortion_detection and not gaps:
         look_twice(evidence, query, images)
     evidence.uncertainty = doubts(evidence)
 
