@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentic_iqa_local.config import FusionSettings, Settings
+from agentic_iqa_local.evidence import evidence_warnings
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images import ImageError, read_file
 from agentic_iqa_local.iqa_tools import ToolError
@@ -302,18 +303,25 @@ def file_sha256(path: str | Path) -> str | None:
 
 def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     final = run_graph(state, images)
-    evidence, result = final.get("executor_evidence"), final.get("summarizer_result")
+    result, error = final.get("summarizer_result"), final.get("error") or None
+    broken_off = error and result and result.basis and not result.error
+    if broken_off:  # what an earlier pass answered stays, with what it rests on
+        images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
+        final, error = {**final, **result.basis.state()}, None
+    evidence = final.get("executor_evidence")
     changes: dict[str, Any] = {
         "plan": final.get("plan"),
         "plan_corrections": final.get("plan_corrections", []),
         "replan_history": final.get("replan_history", []),
         "iteration_count": final.get("iteration_count", 0),
         "passes": result.passes if result else [],
-        "error": final.get("error") or None,
+        "error": error,
     }
     if evidence is not None:
         changes |= {"evidence": evidence, "tools": evidence.tool_logs}
-    if result is None or final.get("error"):
+        for line in evidence_warnings(evidence):
+            images.warn(line)
+    if result is None or error:
         return changes
     if result.error and result.fusion:
         images.warn("the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agentic_iqa_local.query import named_metrics, region_in
+from agentic_iqa_local.query import named_metrics, region_called
 from agentic_iqa_local.state import PlannerOutput
 from agentic_iqa_local.text import whole_sentences
 
@@ -61,9 +61,11 @@ def points_on(query: str) -> str | None:
 def regions_pointed_to(query: str) -> list[str]:
     """The regions that a query only points on to; none for a quality word ("And the noise?") and for any other query."""
     pointed = points_on(query)
+    if pointed and re.search(rf"\b(?:in|for)\s+{re.escape(pointed)}", query, re.IGNORECASE):  # "And for printing?"
+        return []
     parts = re.split(r"\s*&\s*|\s+(?:and|or|und|oder|et|ou|y|e)\s+", pointed) if pointed else []
     named = (_DETERMINER.sub("", part, count=1) for part in parts)
-    return list(dict.fromkeys(region for part in named if (region := region_in(query, part))))
+    return list(dict.fromkeys(region for part in named if (region := region_called(query, part))))
 
 
 def going_on(plan: PlannerOutput, query: str, context: dict[str, Any] | None) -> tuple[PlannerOutput, list[str]]:

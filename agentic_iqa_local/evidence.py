@@ -66,11 +66,11 @@ def _unseen_flaw(evidence: ExecutorOutput, fusion: FusionResult | None) -> str |
         return None
     if any(item.severity not in MILD for item in found):
         return None
-    return f"Contradictory evidence: {_mild(found)} was found but the quality is {fusion.q:.1f} of 5"
+    return f"Contradictory evidence: {_mild(found)} was found but the fused score is {fusion.q:.1f} of 5"
 
 
 def _mild(items: Sequence[DistortionAnalysis]) -> str:
-    return _listed(f"{item.severity} {item.type}" for item in items) or "no distortion"
+    return _listed(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
 
 
 def _voting(evidence: ExecutorOutput, name: str) -> dict[str, tuple[str, float]]:
@@ -144,6 +144,17 @@ def doubts(evidence: ExecutorOutput) -> str | None:
     return "; ".join(filter(None, [*lines, evidence.disagreement])) or None
 
 
+def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
+    """What whoever reads the scores must know: tools without a vote, and regions that were not found."""
+    alone = dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted)
+    lines = [
+        f"{tool} has no vote: its score of {'the picture' if name == 'Global' else name} stands apart from every other tool's"
+        for tool, name in alone
+    ]
+    missed = [name for name, box in (evidence.boxes or {}).items() if box is None]
+    return lines + ([f"no box for {_listed(missed)}, tools see the whole image"] if missed else [])
+
+
 def should_replan(
     executor_output: ExecutorOutput | None,
     query_scope: list[str] | str,
@@ -177,22 +188,22 @@ def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: Fusi
     objects = required_objects(plan.query_scope)
     gaps = []
     if evidence.error:
-        gaps.append(Gap(kind="executor", reason=f"Executor failed: {evidence.error}", objects=objects))
+        gaps.append(Gap(kind="executor", reason=f"Executor failed: {evidence.error}"))
     missing = [name for name in objects if name not in (evidence.distortion_analysis or {})]
     if plan.plan.distortion_analysis and missing:
-        gaps.append(Gap(kind="analysis", reason=f"Missing analysis for {_listed(missing)}", objects=missing))
+        gaps.append(Gap(kind="analysis", reason=f"Missing analysis for {_listed(missing)}"))
     if plan.plan.tool_execution and (reason := _score_gap(evidence, objects, plan)):
-        gaps.append(Gap(kind="scores", reason=reason, objects=objects))
+        gaps.append(Gap(kind="scores", reason=reason))
     lines = contradictions(evidence)
     if not lines and plan.plan.distortion_analysis and (line := _unseen_flaw(evidence, fusion)):
         lines = [line]
     if lines:
-        gaps.append(Gap(kind="contradiction", reason=lines[0], objects=objects))
+        gaps.append(Gap(kind="contradiction", reason=lines[0]))
     if evidence.uncertainty:
         kind = "tools" if evidence.disagreement else "severity"
-        gaps.append(Gap(kind=kind, reason=f"Executor is uncertain: {evidence.uncertainty}", objects=objects))
+        gaps.append(Gap(kind=kind, reason=f"Executor is uncertain: {evidence.uncertainty}"))
     if reason := _letter_gap(fusion):
-        gaps.append(Gap(kind="letters", reason=reason, objects=objects))
+        gaps.append(Gap(kind="letters", reason=reason))
     return gaps
 
 

@@ -3,8 +3,7 @@
 from typing import Literal
 
 from agentic_iqa_local.evidence import votes
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
-from agentic_iqa_local.reasoning import findings
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR
 from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import Basis, ExecutorOutput, FusionResult, PassRecord, SummarizerOutput
 
@@ -23,19 +22,29 @@ def seen(evidence: ExecutorOutput | None) -> str:
     if evidence is None or evidence.distortion_analysis is None:
         return "nothing was looked for"
     found = [
-        f"{item.severity} {item.type}{'' if name == 'Global' else f' of {name}'}"
-        for name, items in findings(evidence).items()
+        f"{item.type}{_of(name)}, severity unclear" if item.severity == UNCLEAR else f"{item.severity} {item.type}{_of(name)}"
+        for name, items in evidence.distortion_analysis.items()
         for item in items
+        if item.severity != "none"
     ]
     return ", ".join(found) or "no distortion"
 
 
 def measured(evidence: ExecutorOutput | None) -> str:
     """The tools' scores, 1..5; those without a vote are named."""
-    counted = dict.fromkeys(f"{tool} {score:.2f}" for tool, score in votes(evidence))
+    regions = (evidence and evidence.quality_scores) or {}
+    counted = dict.fromkeys(
+        f"{tool} {score:.2f}{_of(name)}"
+        for name in regions
+        for tool, score in votes(evidence.model_copy(update={"quality_scores": {name: regions[name]}}))
+    )
     ignored = dict.fromkeys(log.tool_name for log in (evidence.tool_logs if evidence else ()) if log.outvoted)
     told = ", ".join(counted) or "nothing"
     return f"{told} (without a vote: {', '.join(ignored)})" if ignored else told
+
+
+def _of(name: str) -> str:
+    return "" if name == "Global" else f" of {name}"
 
 
 def concluded(result: SummarizerOutput) -> str:
@@ -49,8 +58,8 @@ def concluded(result: SummarizerOutput) -> str:
 def decided(fusion: FusionResult | None) -> Literal["seen", "measured", "concluded"]:
     """What decided the answer: the model's letters ("seen"), the tools ("measured"), whichever lies nearer to q; "concluded" where
     both name the same level, or the answer was not fused."""
-    if fusion is None or fusion.q is None:
-        return "concluded"
+    if fusion is None or fusion.q is None or fusion.vlm_letter is None:
+        return "concluded" if fusion is None or fusion.q_bar is None else "measured"
     if fusion.q_bar is None:
         return "seen"
     letters = sum(p * LETTER_TO_LEVEL[letter] for letter, p in fusion.p_c.items())

@@ -84,7 +84,8 @@ _WHOLE_PICTURE = _word_set(
 _NO_REGION = _word_set(
     "quality score scores rating rate level levels value result grade number reference original pristine distortion distortions "
     "degradation artifact artifacts artefact artefacts defect defects problem problems issue issues impairment resolution focus "
-    "exposure lighting saturation tone tones hue hues grading aberration chromatic perceptual technical visual tool metric iqa "
+    "pixelation vignetting aliasing moiré moire posterization posterisation ghosting haze clarity fidelity composition realism upscaling "
+    "legibility exposure lighting saturation tone tones hue hues grading aberration chromatic perceptual technical visual tool metric iqa "
     "qualität qualité calidad qualità qualidade качество 质量 品質"
 )
 _QUALITY_WORD = re.compile(
@@ -92,11 +93,15 @@ _QUALITY_WORD = re.compile(
     r"|focus\w*|tint\w*|speckle\w*|soft\w*|fuzz\w*|jpeg|block(ing|iness|y)|ringing|banding|halos?)"
 )
 _THE = r"(?:the|this|that|these|those|my|his|her|its|their|our|your|each|both)"
-_ASKED_ABOUT = re.compile(
-    rf"\b(?:(?:rate|judge|assess|grade|evaluate|inspect)\s+{_THE}\s+|how\s+(?:\w+\s+){{1,2}}(?:is|are|was|were)\s+{_THE}\s+|(?:quality|degradations?|art[ie]facts?|distortions?|defects?|damage|clarity|fidelity|\w*blur\w*|nois\w+|grain\w*|sharp\w*|contrast"
+_QUALITY_OF = re.compile(
+    r"\b(?:quality|degradations?|art[ie]facts?|distortions?|defects?|damage|clarity|fidelity|\w*blur\w*|nois\w+|grain\w*|sharp\w*|contrast"
     r"|bright\w*|compression|colou?rs?|exposure|saturation|focus|halos?|banding|blocking|ringing)"
-    rf"\s+(?:\w+\s+)?(?:of|in|on|affecting|around|across|along)\s+(?:{_THE}|of {_THE})\s+)",
+    rf"\s+(?:\w+\s+)?(?:of|in|on|affecting|around|across|along)\s+(?:{_THE}|of {_THE})\s+",
     re.IGNORECASE,
+)
+# What follows these may be anything ("rate the composition"), so that only two things that are joined are taken for regions.
+_RATED = re.compile(
+    rf"\b(?:rate|judge|assess|grade|evaluate|inspect|how\s+(?:\w+\s+){{1,2}}(?:is|are|was|were))\s+{_THE}\s+", re.IGNORECASE
 )
 _AND = re.compile(rf"\s*(?:(?:,?\s*\b(?:and|or)\b|&)\s+(?:{_THE}\s+)?|,\s+{_THE}\s+)", re.IGNORECASE)
 _BEFORE = rf"\b{_THE}\s+((?:[\w'’-]+\s+){{0,2}}[\w'’-]+)(?:\s+(?:and|or|&)|,\s+and|,\s+or|,)\s+(?:{_THE}\s+)?"
@@ -106,7 +111,9 @@ _ENDS_REGION = _word_set(
     "is are was were be been being do does did has have had can could should would will may might must look looks looked seem seems "
     "appear appears show shows suffer suffers lose lost keep kept come came get gets got go goes and or but nor vs versus compared "
     "relative please if when while because since that which who where how what why there here not too very so really quite enough "
-    "more less most least still also just only it they them you i we me us out off up down both worries bothers any a an"
+    "more less most least still also just only it they them you i we me us out off up down both worries bothers any a an "
+    "severe bad visible strong noticeable noisy blurry slight mild heavy good poor fine ok okay acceptable worse better best worst now "
+    "today yet briefly honestly"
 )
 _PLACES = _word_set("left right upper lower top bottom central middle front back")
 _NEVER_HEADS = _word_set(
@@ -200,41 +207,44 @@ def region_in(query: str, name: str) -> str | None:
 
 
 def regions_in(query: str, known: Sequence[str] = ()) -> list[str]:
-    """Regions that the query names in so many words, in its order: after "rate the", "how sharp is the", "noise in the" and the like,
-    and joined to one of these or of the `known` ones by "and", "or" or a comma. English only; other ways to name a region are not
-    seen."""
+    """Regions that the query names in so many words, in its order: after "quality of the", "noise in the" and the like, two and more
+    after "rate the" or "how sharp are the", and what "and", "or" or a comma joins to one of these or of the `known` ones. English
+    only; other ways to name a region are not seen."""
     heads = {_words(name)[-1] for name in known if _words(name)}
     found: dict[str, int] = {}
 
-    def follow(end: int) -> None:
-        while joined := _AND.match(query, end):
-            end = add(joined.end())
+    def joined(end: int) -> dict[str, int]:
+        """The regions that go on from `end`."""
+        match = _AND.match(query, end)
+        return chain(match.end()) if match else {}
 
-    def add(start: int) -> int:
+    def chain(start: int) -> dict[str, int]:
+        """The region at `start` and those that are joined to it, with their places."""
         phrase = _phrase(query[start:])
-        if not phrase or not (region := _region(query, phrase, heads)):
-            return len(query)
-        found.setdefault(region.casefold(), start)
-        return start + len(phrase)
+        region = region_called(query, phrase, heads)
+        return {region.casefold(): start} | joined(start + len(phrase)) if region else {}
 
-    for match in _ASKED_ABOUT.finditer(query):
-        follow(add(match.end()))
+    for match in _QUALITY_OF.finditer(query):
+        found |= chain(match.end())
+    for match in _RATED.finditer(query):
+        found |= several if len(several := chain(match.end())) > 1 else {}
     for name in known:
         for match in re.finditer(rf"\b{re.escape(name)}\b", query, re.IGNORECASE):
-            follow(match.end())
+            found |= joined(match.end())
         for match in re.finditer(_BEFORE + rf"{re.escape(name)}\b", query, re.IGNORECASE):
-            if _phrase(match[1]) == match[1]:
-                add(match.start(1))
+            region = region_called(query, match[1], heads)
+            found |= {region.casefold(): match.start(1)} if region else {}
     return sorted(found, key=found.__getitem__)
 
 
 def _phrase(text: str) -> str:
-    """The words at the start of `text` that can name a region."""
+    """The words at the start of `text` that can name a region; none where a word of quality follows them ("the lens blur")."""
     end = 0
     for word in re.finditer(r"\s*([\w'’-]+)", text):
         lower = word[1].lower()
-        ends = lower in _ENDS_REGION or lower in _NO_REGION or _QUALITY_WORD.fullmatch(lower)
-        if word.start() != end or ends or (end and lower.endswith("ed")):
+        if word.start() == end and (lower in _NO_REGION or _QUALITY_WORD.fullmatch(lower)):
+            return ""
+        if word.start() != end or lower in _ENDS_REGION or (end and lower.endswith("ed")):
             break
         end = word.end()
         if len(text[:end].split()) == _LONGEST_REGION:
@@ -242,8 +252,10 @@ def _phrase(text: str) -> str:
     return text[:end]
 
 
-def _region(query: str, phrase: str, heads: Container[str]) -> str | None:
-    """The region that a phrase is the name of; `heads` are the last words of regions that are known."""
+def region_called(query: str, phrase: str, heads: Container[str] = ()) -> str | None:
+    """The region that a phrase of the query is the name of as a whole; `heads` are last words of names that are regions for sure."""
+    if not phrase or _phrase(phrase) != phrase:
+        return None
     *before, head = _words(phrase)
     vague = head in _NEVER_HEADS and head not in heads and not _PLACES.intersection(before)
     return None if vague or head in _WHOLE_PICTURE else region_in(query, phrase)

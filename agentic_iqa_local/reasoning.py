@@ -94,10 +94,11 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
     for items in findings(evidence).values():
         for item in items:
             found.setdefault(item.type, set()).add(item.severity)
+    unclear = {item.type for items in evidence.distortion_analysis.values() for item in items if item.severity == UNCLEAR}
     text = _HARMLESS.sub("it", text)
     held = False
     for clause in _CLAUSE.split(text):
-        for kind in DISTORTION_TYPES:
+        for kind in (kind for kind in DISTORTION_TYPES if kind in found or kind not in unclear):
             for mention in _NAMED[kind].finditer(clause):
                 before, behind = clause[: mention.start()], clause[mention.end() :]
                 severities = found.get(kind, set())
@@ -164,7 +165,7 @@ def from_evidence(evidence: ExecutorOutput | None, level: str | None) -> str:
     for name, items in ((evidence and evidence.distortion_analysis) or {}).items():
         unclear = " and ".join(item.type.lower() for item in items if item.severity == UNCLEAR)
         if unclear:
-            sentences.append(f"How severe {unclear} {'is' if name == 'Global' else f'of {name} is'} cannot be told.")
+            sentences.append(f"The severity of {unclear}{'' if name == 'Global' else f' of {name}'} cannot be told.")
     if not sentences and evidence is not None and evidence.distortion_analysis is not None:
         sentences.append("No visible distortion was found.")
     if level is not None:

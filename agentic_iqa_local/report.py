@@ -93,7 +93,7 @@ def account(row: Assessment) -> str:
     if row.plan:
         lines += ["", "Plan", *_wrapped(plan_in_words(row.plan))]
         lines += [line for correction in row.plan_corrections for line in _wrapped(f"Corrected by rule: {correction}")]
-        lines += [line for reason in row.replan_history for line in _wrapped(f"Planned again: {reason}")]
+        lines += [line for told in row.passes[1:] for line in _wrapped(f"Planned again: {told.asked}")]
     if len(row.passes) > 1:
         lines += ["", "Passes", *(line for told in row.passes for line in _wrapped(pass_in_words(told)))]
     if row.evidence and row.evidence.distortion_analysis is not None:

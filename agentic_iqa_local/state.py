@@ -238,13 +238,12 @@ class FusionResult(BaseModel):
 
 
 class Gap(BaseModel):
-    """What the evidence of a pass lacks, and which part of it another pass should gather anew."""
+    """What the evidence of a pass lacks."""
 
     model_config = {"frozen": True}
 
     kind: Literal["executor", "analysis", "scores", "contradiction", "tools", "severity", "letters"]
     reason: NonBlank
-    objects: tuple[str, ...] = ()
 
 
 class PassRecord(BaseModel):
@@ -260,7 +259,7 @@ class PassRecord(BaseModel):
         description="What decided: the model's letters (seen), the tools (measured), or both alike and the answer alone (concluded)."
     )
     q: float | None = None
-    dq: float | None = Field(None, description="q less that of the pass before.")
+    dq: float | None = Field(None, description="q less that of the answer that this pass began with.")
     gaps: list[str] = Field([], description="What the evidence still lacked.")
     tokens: int = Field(0, ge=0, description="Tokens prefilled and decoded.")
     seconds: float = Field(0.0, ge=0)
@@ -273,6 +272,10 @@ class Basis(BaseModel):
     plan: PlannerOutput
     plan_corrections: list[str] = []
     evidence: ExecutorOutput | None
+
+    def state(self) -> dict[str, Any]:
+        """As the state holds it."""
+        return {"plan": self.plan, "plan_corrections": self.plan_corrections, "executor_evidence": self.evidence}
 
 
 class SummarizerOutput(BaseModel):
@@ -303,7 +306,9 @@ class SummarizerOutput(BaseModel):
     used_evidence: dict[str, Any] | None = Field(None, description="The evidence that the answer rests on.")
     fusion: FusionResult | None = Field(None, description="The letter read and fusion; None for free-text answers.")
     reasoning_corrections: list[str] = Field(
-        [], description="What the model's own reasoning got wrong twice, so that sentences made of the evidence stand in for it."
+        [],
+        description="What the model's own reasoning got wrong; asked again it was wrong too, so that sentences made of the "
+        "evidence stand in for it.",
     )
     gaps: list[Gap] = Field([], description="What the evidence lacks; another pass is to close them when need_replan is true.")
     passes: list[PassRecord] = Field([], description="The latest ten passes, this one and those before it.")
@@ -401,7 +406,9 @@ def may_replan(state: AgenticIQAState) -> bool:
 def gaps_to_close(state: AgenticIQAState) -> list[Gap]:
     """What the last pass's Summarizer asked the present one to close; nothing in a first pass."""
     result = state.get("summarizer_result")
-    return result.gaps if result and result.need_replan else []
+    if not (result and result.need_replan):
+        return []
+    return result.gaps or [Gap(kind="analysis", reason=result.replan_reason)]
 
 
 def append_replan_reason(history: list[str], iteration: int, reason: str) -> list[str]:

@@ -84,7 +84,7 @@ def _cells(row: Row) -> Row:
     scored = row["q"] is not None
     analysis = (row["evidence"] or {}).get("distortion_analysis") or {}
     found = [
-        f"{item['severity']} {item['type']}" + ("" if name == "Global" else f" ({name})")
+        f"{item['severity']} {item['type']}".replace("unclear ", "possible ") + ("" if name == "Global" else f" ({name})")
         for name, items in analysis.items()
         for item in items
         if item["severity"] != "none"

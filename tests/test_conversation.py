@@ -363,4 +363,12 @@ def test_a_fused_score_of_a_turn_whose_reasoning_failed_is_told_on(picture):
 def test_several_regions_can_be_pointed_to():
     assert regions_pointed_to("What about the left side and the right side?") == ["left side", "right side"]
     assert regions_pointed_to("And the sky?") == ["sky"]
-    assert regions_pointed_to("And the noise?") == []
+    for query in (
+        "And the noise?",
+        "And for printing?",
+        "And in German?",
+        "And from 1 to 10?",
+        "And on a phone?",
+        "The second one?",
+    ):
+        assert regions_pointed_to(query) == []

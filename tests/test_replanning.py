@@ -37,6 +37,7 @@ from agentic_iqa_local.state import (
     SummarizerOutput,
     ToolExecutionLog,
 )
+from agentic_iqa_local.vlm_client import VLMError
 
 EVERY_PART = PlanControlFlags(distortion_detection=True, distortion_analysis=True, tool_selection=True, tool_execution=True)
 SURE = dict(zip("ABCDE", np.log([0.02, 0.06, 0.12, 0.6, 0.18]), strict=True))  # near Poor
@@ -222,6 +223,10 @@ def test_a_region_that_the_model_misses_is_found_by_its_words():
         ("Are the vehicle and the background sharp?", ["background"], ["vehicle"]),
         ("Rate the left side and the right side.", ["left side"], ["left side", "right side"]),
         ("Rate the overall impression.", [], []),
+        ("How severe is the pixelation?", [], []),
+        ("Rate the video quality of the lens blur.", [], []),
+        ("Is the noise in the background severe?", [], ["background"]),
+        ("How good are the sky and the boat?", [], ["sky", "boat"]),
         ("Is the sky noisy, the sea too?", ["sky"], []),
         ("Is there noise in the sky, the sea and the old boat?", [], ["sky", "sea", "old boat"]),
         ("Rate the perceptual quality of this image.", [], []),
@@ -346,8 +351,7 @@ def test_a_region_without_a_box_is_a_gap_that_a_second_look_closes(picture):
         SURE,
     )
     tools = ScriptedTools({"NIQE": 2.6})
-    settings = Settings(models={BACKEND.partition(".")[2]: ModelSettings(boxes="pixels")})
-    row = rated(picture, client, tools, settings=settings, query="Is the vehicle blurred?")
+    row = rated(picture, client, tools, settings=boxed(), query="Is the vehicle blurred?")
     assert row.replan_history == ["[Iteration 1] Missing tool scores for vehicle region"]
     assert tools.runs == [("NIQE", (96, 64)), ("NIQE", (48, 40))]
     assert [(log.object_name, log.region) for log in row.tools] == [("vehicle", "crop")]
@@ -368,7 +372,95 @@ def test_letters_that_the_tools_exclude_are_read_in_the_other_order_too(picture)
     assert len(prompts(client, "read_letters")) == 3
 
 
+def boxed() -> Settings:
+    return Settings(models={BACKEND.partition(".")[2]: ModelSettings(boxes="pixels")})
+
+
+def test_another_tool_joins_those_that_measured_a_region_before(picture):
+    client = ScriptedClient(
+        scripted_answers(
+            PlannerReply=plan_reply(query_scope=["sky"]),
+            DetectionReply={"sky": ["Blurs"]},
+            SelectionReply={"sky": {"Blurs": "NIQE"}},
+            AnalysisReply=[moderate_blur("sky", "severe"), moderate_blur("sky", "slight")],
+            LocationReply={"sky": [32, 16, 80, 56]},
+        ),
+        SURE,
+    )
+    tools = ScriptedTools({"NIQE": 4.6, "PIQE": 4.5, "BRISQUE": 4.4})
+    row = rated(picture, client, tools, settings=boxed(), query="Is the sky blurred?")
+    assert tools.runs == [(name, (48, 40)) for name in ("NIQE", "PIQE", "BRISQUE")]
+    assert row.q_bar == pytest.approx(4.5)
+    assert [log.region for log in row.tools] == ["crop"] * 3
+    assert len(prompts(client, "LocationReply")) == 1
+
+
+def test_a_second_opinion_is_no_tool_that_was_tried_before(picture):
+    """The third tool fails, and nothing may stand in for it that has its vote already."""
+    client = ScriptedClient(scripted_answers(AnalysisReply=moderate_blur(severity="severe")), SURE)
+    tools = ScriptedTools({"NIQE": 4.6, "PIQE": 4.5}, names=["NIQE", "PIQE", "BRISQUE"])
+    row = rated(picture, client, tools)
+    assert [(log.tool_name, log.error is None) for log in row.tools] == [("NIQE", True), ("PIQE", True), ("BRISQUE", False)]
+    assert row.q_bar == pytest.approx(4.55)
+
+
+def test_tools_that_failed_are_not_run_again(picture):
+    client = ScriptedClient(scripted_answers(AnalysisReply=[judged("unclear"), judged("slight")]), SURE)
+    tools = ScriptedTools({}, names=["NIQE", "PIQE"])
+    row = rated(picture, client, tools, limit=3)
+    assert [told.number for told in row.passes][:2] == [1, 2]
+    assert len(row.tools) == 4  # each of two entries, and what should have stood in for it
+
+
+def test_a_second_look_that_gives_nothing_is_no_failure(picture):
+    client = ScriptedClient(
+        scripted_answers(DetectionReply=[{"Global": []}, "no JSON"], SelectionReply={"Global": {"Overall quality": "NIQE"}}), SURE
+    )
+    row = rated(picture, client, ScriptedTools({"NIQE": 2.5}), limit=0)
+    assert row.evidence.error is None
+    assert row.evidence.distortion_set == {"Global": []}
+
+
+def test_both_orders_once_read_are_read_in_later_passes_too(picture):
+    """The second pass reads both orders; its severity is open, and the third must not go back to one order."""
+    client = ScriptedClient(
+        scripted_answers(AnalysisReply=[judged("moderate"), judged("unclear"), judged("moderate")]),
+        dict(zip("ABCDE", np.log([0.99, 0.004, 0.003, 0.002, 0.001]), strict=True)),
+    )
+    detected = ["Blurs"]
+    row = rated(picture, client, ScriptedTools({"NIQE": 1.2}), limit=3)
+    assert row.evidence.distortion_set == {"Global": detected}
+    assert row.both_orders
+    assert not any("exclude each other" in gap for gap in row.passes[-1].gaps)
+
+
 # Which pass wins
+
+
+@pytest.mark.parametrize("failing", ["PlannerReply", "SummaryReply"])
+def test_an_answer_stays_when_a_later_pass_breaks_off(picture, failing):
+    replies = {
+        "PlannerReply": [plan_reply(), VLMError("out of memory")],
+        "SummaryReply": ['{"final_answer": "C", "quality_reasoning": "Edges appear soft."}', VLMError("out of memory")],
+    }
+    answers = scripted_answers(AnalysisReply=moderate_blur(severity="severe"), **{failing: replies[failing]})
+    row = rated(picture, ScriptedClient(answers, SURE), ScriptedTools({"NIQE": 4.5, "PIQE": 4.4}))
+    assert row.error is None
+    assert row.q is not None
+    assert len(row.passes) == 1
+    assert [log.tool_name for log in row.tools] == ["NIQE", "PIQE"]
+    assert any("another pass was asked for and failed (" in line and "out of memory" in line for line in row.warnings)
+
+
+def test_a_pass_that_is_kept_has_the_votes_that_it_counted(picture):
+    """The third tool outvotes one of the first pass's, but that pass breaks off and is not kept."""
+    client = ScriptedClient(scripted_answers(AnalysisReply=[judged("unclear"), "no JSON"]), SURE)
+    tools = ScriptedTools({"NIQE": 4.9, "PIQE": 2.0, "BRISQUE": 2.1})
+    row = rated(picture, client, tools)
+    assert [told.kept for told in row.passes] == [True, False]
+    assert [log.outvoted for log in row.tools] == [False, False]
+    assert row.q_bar == pytest.approx(3.45)
+    assert not any("no vote" in line for line in row.warnings)
 
 
 def answer(gaps: list[Gap], error: str | None = None) -> SummarizerOutput:
@@ -460,4 +552,4 @@ def test_a_single_pass_tells_what_it_saw_measured_and_concluded(services, photo_
 def test_letters_that_see_a_flaw_which_nothing_else_shows_are_a_contradiction(severity, score, q, contradicts):
     fusion = fused({"A": 0.0, "B": 0.1, "C": 0.2, "D": 0.6, "E": 0.1}, score, q=q)
     gaps = find_gaps(evidence(severity, ("NIQE", score)), plan(), fusion)
-    assert ("the quality is 2.8 of 5" in "".join(gap.reason for gap in gaps)) is contradicts
+    assert ("the fused score is 2.8 of 5" in "".join(gap.reason for gap in gaps)) is contradicts

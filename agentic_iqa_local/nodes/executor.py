@@ -4,14 +4,14 @@ import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, get_args
 
 from langchain_core.runnables import RunnableConfig
 
-from agentic_iqa_local.evidence import disagreement, doubts, is_unlocated, open_severities, outvoted, unexplained
+from agentic_iqa_local.evidence import disagreement, doubts, open_severities, outvoted, unexplained
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import OVERALL, Severity
@@ -83,7 +83,7 @@ def earlier_evidence(state: AgenticIQAState) -> ExecutorOutput:
         severity_probabilities=kept(earlier.severity_probabilities),
         selected_tools=kept(earlier.selected_tools),
         quality_scores=kept(earlier.quality_scores),
-        tool_logs=[log for log in earlier.tool_logs if log.object_name in objects],
+        tool_logs=[log.model_copy() for log in earlier.tool_logs if log.object_name in objects],
         boxes=kept(earlier.boxes),
     )
 
@@ -101,13 +101,14 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
     with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
         measured = None
         try:
+            if flags.tool_execution:
+                find_boxes(evidence, [name for name in distortions if name != "Global"], images, reason)
             chosen = choose_tools(evidence, query, plan, distortions, images, gaps)
             if chosen:
                 evidence.selected_tools = {
                     name: (evidence.selected_tools or {}).get(name, {}) | chosen.get(name, {}) for name in distortions
                 }
             if flags.tool_execution and chosen:
-                find_boxes(evidence, [name for name in chosen if name != "Global"], images, reason)
                 images.services.tools.prepare()
                 measured = background.submit(copy_context().run, run_tools, evidence, chosen, images)
         finally:
@@ -117,7 +118,7 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
             measured.result()
     if evidence.quality_scores and plan.required_tool is None:  # whoever names tools wants those
         reachable = {name: fitted.reachable for name, fitted in images.services.tools.maps.items()}
-        mark_outvoted(evidence, reachable, images)
+        mark_outvoted(evidence, reachable)
         evidence.disagreement = disagreement(evidence, reachable)
     if flags.distortion_detection and not gaps:
         look_twice(evidence, query, images)
@@ -155,7 +156,11 @@ def look_twice(evidence: ExecutorOutput, query: str, images: OpenImages) -> None
         return
     logger.info("Looking for distortions once more: %s", one_line("; ".join(missed.values())))
     prompt = detection_prompt(query, list(missed), "; ".join(missed.values()))
-    reply = ask(images.session(ROLE), prompt, detection_reply(list(missed)), images.services.section(ROLE))
+    try:
+        reply = ask(images.session(ROLE), prompt, detection_reply(list(missed)), images.services.section(ROLE))
+    except InvalidAnswer as error:
+        logger.info("The second look gave nothing: %s", error)
+        return
     for name, types in reply.model_dump(by_alias=True).items():
         known = (evidence.distortion_set or {}).get(name, [])
         evidence.distortion_set = (evidence.distortion_set or {}) | {name: list(dict.fromkeys([*known, *types]))}
@@ -187,8 +192,7 @@ def choose_tools(
     flags = plan.plan
     if not (flags.tool_selection or flags.tool_execution):
         return {}
-    lacking = {name: types for name, types in distortions.items() if not (evidence.quality_scores or {}).get(name)}
-    lacking |= {name: types for name, types in distortions.items() if is_unlocated(evidence, name)}
+    lacking = {name: types for name, types in distortions.items() if _is_unmeasured(evidence, name)}
     if plan.required_tool is not None:
         others = [tool for tool in named_tools(query, images.reference is not None) if tool != plan.required_tool]
         return {
@@ -200,10 +204,19 @@ def choose_tools(
         selected = select_tools(query, lacking, images) if flags.tool_selection else {name: {} for name in lacking}
         chosen = with_panel(selected, images)
     if flags.tool_execution and any(gap.kind in ANOTHER_TOOL for gap in gaps):
-        for name in distortions.keys() - lacking.keys():
-            if another := another_tool(evidence, name, images):
+        for name in distortions:
+            if name not in lacking and (another := another_tool(evidence, name, images)):
                 chosen[name] = {f"{OVERALL} ({another})": another}
     return chosen
+
+
+def _is_unmeasured(evidence: ExecutorOutput, name: str) -> bool:
+    """Whether no tool was tried on an object, or only on the whole picture before its box was found."""
+    return all(log.object_name != name or _precedes_box(log, evidence) for log in evidence.tool_logs)
+
+
+def _precedes_box(log: ToolExecutionLog, evidence: ExecutorOutput) -> bool:
+    return log.region == "global" and (evidence.boxes or {}).get(log.object_name) is not None
 
 
 def another_tool(evidence: ExecutorOutput, name: str, images: OpenImages) -> str | None:
@@ -230,9 +243,11 @@ def analyse(
         prompt = analysis_prompt(query, asked, reason)
         reply = ask(images.session(ROLE), prompt, analysis_reply(asked), role)
         judged = reply.model_dump(by_alias=True)
-        evidence.severity_probabilities = evidence.severity_probabilities or {}
-        for name, read in read_severities(prompt, judged, images).items():
-            evidence.severity_probabilities[name] = evidence.severity_probabilities.get(name, {}) | read
+        before, read = evidence.severity_probabilities or {}, read_severities(prompt, judged, images)
+        evidence.severity_probabilities = {
+            name: {kind: p for kind, p in before.get(name, {}).items() if kind not in asked.get(name, [])} | read.get(name, {})
+            for name in before.keys() | read.keys()
+        } or None
     new = ExecutorOutput.model_validate({"distortion_analysis": judged}).distortion_analysis
     analysis = {}
     for name, types in distortions.items():
@@ -317,7 +332,11 @@ def select_tools(query: str, distortions: dict[str, list[str]], images: OpenImag
         return {name: dict.fromkeys(types or [OVERALL], tools[0].name) for name, types in distortions.items()}
     lines = [(t.name, tool_line(t.reference, t.good_for, reliability.summary(t.name))) for t in tools]
     schema = selection_reply(distortions, [t.name for t in tools])
-    reply = ask(images.session(ROLE), selection_prompt(query, distortions, lines), schema, images.services.section(ROLE))
+    try:
+        reply = ask(images.session(ROLE), selection_prompt(query, distortions, lines), schema, images.services.section(ROLE))
+    except InvalidAnswer as error:
+        images.warn(f"the model chose no tool ({error}); those of the configuration measured")
+        return {name: {} for name in distortions}
     return reply.model_dump(by_alias=True)
 
 
@@ -342,7 +361,7 @@ def locate(objects: list[str], images: OpenImages, reason: str | None = None) ->
         prompt = location_prompt(objects, COORDINATES[style], reason)
         reply = ask(session, prompt, location_reply(objects), services.section(ROLE))
     except InvalidAnswer as error:
-        images.warn(f"no box for {', '.join(objects)}, tools see the whole image: {error}")
+        logger.warning("No box for %s: %s", one_line(", ".join(objects)), error)
         return {}
     seen = session.seen[-1]
     scale_x, scale_y = (1000, 1000) if style == "thousandths" else (seen.width, seen.height)
@@ -368,40 +387,38 @@ def run_tools(evidence: ExecutorOutput, chosen: dict[str, dict[str, str]], image
     scores = dict(evidence.quality_scores or {})
     for name, tools in chosen.items():
         box = (evidence.boxes or {}).get(name)
-        if is_unlocated(evidence, name) and name in scores:  # the whole picture was measured in an earlier pass
-            continue
-        if box:  # what was measured of the whole picture before the region was found does not count
-            evidence.tool_logs = [log for log in evidence.tool_logs if log.object_name != name or log.region == "crop"]
+        if any(log.object_name == name and _precedes_box(log, evidence) for log in evidence.tool_logs):
+            evidence.tool_logs = [log for log in evidence.tool_logs if log.object_name != name]
             scores.pop(name, None)
+        tried = {log.tool_name for log in evidence.tool_logs if log.object_name == name}
         for distortion, tool in tools.items():
-            entry = run_tool(name, distortion, tool, box, images)
+            entry = run_tool(name, distortion, tool, box, images, tried)
             evidence.tool_logs += entry
             if entry[-1].normalized_score is not None:
                 scores[name] = scores.get(name, {}) | {distortion: (entry[-1].tool_name, entry[-1].normalized_score)}
     evidence.quality_scores = scores
 
 
-def mark_outvoted(evidence: ExecutorOutput, reachable: dict[str, tuple[float, float]], images: OpenImages) -> None:
-    """Takes the vote from tools that stand apart from all others on the same object, and says so."""
+def mark_outvoted(evidence: ExecutorOutput, reachable: dict[str, tuple[float, float]]) -> None:
+    """Takes the vote from tools that stand apart from all others on the same object."""
     for name, scores in (evidence.quality_scores or {}).items():
         alone = outvoted(list(dict.fromkeys(scores.values())), reachable)
         for log in evidence.tool_logs:
             if log.object_name == name:
                 log.outvoted = log.tool_name in alone
-        for tool in sorted(alone):
-            images.warn(
-                f"{tool} has no vote: its score of {'the picture' if name == 'Global' else name} stands apart from every other tool's"
-            )
 
 
-def run_tool(name: str, distortion: str, tool: str, box: Box | None, images: OpenImages) -> list[ToolExecutionLog]:
-    """The runs of one entry: the chosen tool, and while that fails the ranked ones in their order; the last run counts."""
+def run_tool(
+    name: str, distortion: str, tool: str, box: Box | None, images: OpenImages, tried: Container[str] = ()
+) -> list[ToolExecutionLog]:
+    """The runs of one entry: the chosen tool, and while that fails the ranked ones in their order but for those that were `tried` in
+    an earlier pass; the last run counts."""
     first = _attempt(name, distortion, tool, box, images, fallback=False)
     if first.error is None:
         return [first]
     try:
         trusted, others = ranked_tools(images)
-        stand_ins = [info.name for info in (*trusted, *others) if info.name != first.tool_name]
+        stand_ins = [info.name for info in (*trusted, *others) if info.name != first.tool_name and info.name not in tried]
     except ToolError:
         stand_ins = []
     logs = [first]

@@ -70,11 +70,12 @@ def regions_of(query: str, names: Sequence[str]) -> list[str]:
 
 
 def adding_to(plan: PlannerOutput, earlier: PlannerOutput, query: str) -> PlannerOutput:
-    """A plan that adds parts, and regions of the query, to the one before it: what is asked does not change with what the evidence
-    lacked."""
-    regions = [name for name in (*earlier.objects, *regions_of(query, plan.objects)) if name != "Global"]
-    asked = earlier.model_dump(include={"query_type", "distortion_source", "distortions", "required_tool"})
-    return plan.model_copy(update=asked | {"query_scope": list(dict.fromkeys(regions)) or "Global"})
+    """A plan that adds parts, and regions of the query to such regions, to the one before it: what is asked does not change with what
+    the evidence lacked."""
+    asked = earlier.model_dump(include={"query_type", "query_scope", "distortion_source", "distortions", "required_tool"})
+    if earlier.query_scope != "Global":
+        asked["query_scope"] = list(dict.fromkeys([*earlier.query_scope, *regions_of(query, plan.objects)]))
+    return plan.model_copy(update=asked)
 
 
 def correct_plan(

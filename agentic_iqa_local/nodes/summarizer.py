@@ -32,7 +32,6 @@ from agentic_iqa_local.state import (
     FusionResult,
     SummarizerOutput,
     append_replan_reason,
-    gaps_to_close,
     may_replan,
 )
 from agentic_iqa_local.text import one_line
@@ -76,7 +75,7 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
                     images,
                     scoring=scoring,
                     choices=choices,
-                    both_orders=any(gap.kind == "letters" for gap in gaps_to_close(state)),
+                    both_orders=_reads_both_orders(state),
                     earlier=earlier_lines(state.get("prior_context")),
                 )
             except InvalidAnswer as error:  # of a letter: without logits
@@ -86,6 +85,14 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
         reason = one_line(str(error))
         logger.error("Summarizer failed: %s", reason)
         return {"error": f"Summarizer: {reason}"}
+
+
+def _reads_both_orders(state: AgenticIQAState) -> bool:
+    """Whether the last pass asks for it, or did it."""
+    result = state.get("summarizer_result")
+    if not (result and result.need_replan):
+        return False
+    return any(gap.kind == "letters" for gap in result.gaps) or bool(result.fusion and result.fusion.both_orders)
 
 
 def close_pass(state: AgenticIQAState, result: SummarizerOutput, cost: tuple[int, float]) -> dict[str, Any]:
@@ -104,11 +111,7 @@ def close_pass(state: AgenticIQAState, result: SummarizerOutput, cost: tuple[int
         logger.info("Pass %d is less well supported than an earlier one, whose answer stays", passes[-1].number)
         passes[-1].kept = False
         result = earlier.model_copy(update={"need_replan": False, "replan_reason": None})
-        changes = {
-            "plan": result.basis.plan,
-            "plan_corrections": result.basis.plan_corrections,
-            "executor_evidence": result.basis.evidence,
-        }
+        changes = result.basis.state()
     else:
         passes = [*(told.model_copy(update={"kept": False}) for told in passes[:-1]), passes[-1]]
     result.passes = passes[-REPLAN_HISTORY_LIMIT:]
@@ -258,12 +261,7 @@ def read_and_fuse(
         reachable = {name: maps[name].reachable for name, _ in tools if name in maps}
         sigma = load_reliability().sigma_of_mean(tools, reachable)
     fusion = fusion_of(settings, sigma)
-    mode, letter, p_letter, off_mass = read_probabilities(prompt, LETTERS, images)
-    if backward is not None:
-        _, _, turned, turned_off = read_probabilities(backward, LETTERS, images)
-        p_letter = {own: (p + turned[LETTERS[-1 - i]]) / 2 for i, (own, p) in enumerate(p_letter.items())}
-        letter = max(p_letter, key=p_letter.get)
-        off_mass = None if off_mass is None else (off_mass + turned_off) / 2
+    mode, letter, p_letter, off_mass = read_probabilities(prompt, LETTERS, images, backward)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in p_letter.items()}
     if not scores:
         images.note("no tool scores: q rests on the model's letters alone")  # ScoreFusion logs it
@@ -291,9 +289,10 @@ def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> 
 
 
 def read_probabilities(
-    prompt: Prompt, letters: Sequence[str], images: OpenImages
+    prompt: Prompt, letters: Sequence[str], images: OpenImages, backward: Prompt | None = None
 ) -> tuple[Mode, str | None, dict[str, float], float | None]:
-    """(mode used, the model's own letter, probability of each letter, probability off the letters), averaged over views."""
+    """(mode used, the model's own letter, probability of each letter, probability off the letters), averaged over views, and with
+    `backward`, whose letters mean the opposite, over both prompts."""
     settings = images.services.settings.fusion
     mode = settings.mode
     if mode == "uniform":
@@ -310,14 +309,18 @@ def read_probabilities(
     reads, off_masses = [], []
     for view in range(len(images.views(ROLE))):
         session = images.session(ROLE, view)
-        if mode == "logits":
-            read = session.read_letters(prompt, ANSWER_PREFIX, letters)
-            reads.append(letter_probabilities(read.logprobs, settings.temperature))
-            off_masses.append(read.off_letter_mass)
-        else:
-            answer = ask(session, prompt, letter_reply(letters), images.services.section(ROLE)).final_answer
-            rest = (1 - settings.classification_confidence) / (len(letters) - 1)
-            reads.append({letter: settings.classification_confidence if letter == answer else rest for letter in letters})
+        for asked in filter(None, (backward, prompt)):  # the reasoning goes on from the last one
+            if mode == "logits":
+                read = session.read_letters(asked, ANSWER_PREFIX, letters)
+                found = letter_probabilities(read.logprobs, settings.temperature)
+                off_masses.append(read.off_letter_mass)
+            else:
+                answer = ask(session, asked, letter_reply(letters), images.services.section(ROLE)).final_answer
+                rest = (1 - settings.classification_confidence) / (len(letters) - 1)
+                found = {letter: settings.classification_confidence if letter == answer else rest for letter in letters}
+            if asked is backward:
+                found = dict(zip(letters, reversed(found.values()), strict=True))
+            reads.append(found)
         if view > 0:
             images.close_session(ROLE, view)
     probabilities = {letter: sum(read[letter] for read in reads) / len(reads) for letter in letters}
