@@ -441,7 +441,7 @@ def test_both_orders_once_read_are_read_in_later_passes_too(picture):
 def test_an_answer_stays_when_a_later_pass_breaks_off(picture, failing):
     replies = {
         "PlannerReply": [plan_reply(), VLMError("out of memory")],
-        "SummaryReply": ['{"final_answer": "C", "quality_reasoning": "Edges appear soft."}', VLMError("out of memory")],
+        "SummaryReply": ['{"final_answer": "B", "quality_reasoning": "Edges appear soft."}', VLMError("out of memory")],
     }
     answers = scripted_answers(AnalysisReply=moderate_blur(severity="severe"), **{failing: replies[failing]})
     row = rated(picture, ScriptedClient(answers, SURE), ScriptedTools({"NIQE": 4.5, "PIQE": 4.4}))
