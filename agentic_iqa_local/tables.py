@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, TextIO
 
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR
 from agentic_iqa_local.prompts import chosen_answer
 from agentic_iqa_local.text import one_line
 
@@ -84,10 +84,10 @@ def _cells(row: Row) -> Row:
     scored = row["q"] is not None
     analysis = (row["evidence"] or {}).get("distortion_analysis") or {}
     found = [
-        f"{item['severity']} {item['type']}".replace("unclear ", "possible ") + ("" if name == "Global" else f" ({name})")
+        f"{item['severity']} {item['type']}" + ("" if name == "Global" else f" ({name})")
         for name, items in analysis.items()
         for item in items
-        if item["severity"] != "none"
+        if item["severity"] not in ("none", UNCLEAR)
     ]
     cells = {
         "image": row["image"], "reference": row["reference"], "query": row["query"], "choices": "|".join(row["choices"] or ()),

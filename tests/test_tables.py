@@ -4,7 +4,7 @@ import csv
 import io
 
 import pytest
-from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
+from scripted import ScriptedClient, ScriptedTools, moderate_blur, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.tables import csv_text, safe_cell
@@ -28,6 +28,14 @@ def test_a_table_has_a_line_for_each_row_and_a_column_for_each_tool(picture):
     assert (second["NIQE raw"], second["PIQE 1-5"]) == ("3.0", "2.0")
     assert first["distortions"] == "moderate Blurs"
     assert sum(float(first[f"p_{letter}"]) for letter in "ABCDE") == pytest.approx(1)
+
+
+@pytest.mark.parametrize("severity", ["none", "unclear"])
+def test_what_was_not_found_or_cannot_be_told_is_no_distortion_of_the_table(picture, severity):
+    client = ScriptedClient(scripted_answers(AnalysisReply=moderate_blur(severity=severity)))
+    services = scripted_services(client, ScriptedTools({"NIQE": 3.0}))
+    (row,) = read([assess(picture, services=services).to_dict()])
+    assert row["distortions"] == ""
 
 
 def test_a_chosen_answer_stands_in_words_and_a_failure_has_its_reason_alone(picture, tmp_path):
