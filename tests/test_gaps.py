@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from PIL import Image
 
 from agentic_iqa_local.assessment import Assessment
@@ -20,7 +21,6 @@ from agentic_iqa_local.studies.gaps import NO_REFERENCE, REFERENCE, TWO_REGIONS,
 from agentic_iqa_local.studies.oracle import Oracle
 from agentic_iqa_local.training.data import Crop
 from agentic_iqa_local.training.distortions import Part, Sample, distort
-from tests.conftest import ROOT
 from tests.scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 SPEC = importlib.util.spec_from_file_location("bench", ROOT / "scripts" / "bench.py")

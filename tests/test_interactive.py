@@ -140,6 +140,7 @@ def test_at_a_terminal_ctrl_c_stops_a_question_and_then_the_session(photo_path):
     terminal.type("Rate it\n")
     at = terminal.until("Fused score", at)  # it goes on
     terminal.until("> ", at)
+    time.sleep(0.5)  # no hand is as quick as to fall between the prompt and Python's waiting for a key
     terminal.type("\x03")
     terminal.until("interrupted", at)
     assert terminal.status() == 130
