@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image
+from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.config import load_settings
@@ -21,7 +22,6 @@ from agentic_iqa_local.studies.gaps import NO_REFERENCE, REFERENCE, TWO_REGIONS,
 from agentic_iqa_local.studies.oracle import Oracle
 from agentic_iqa_local.training.data import Crop
 from agentic_iqa_local.training.distortions import Part, Sample, distort
-from tests.scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 SPEC = importlib.util.spec_from_file_location("bench", ROOT / "scripts" / "bench.py")
 bench_script = importlib.util.module_from_spec(SPEC)
