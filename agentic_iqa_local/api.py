@@ -260,8 +260,8 @@ class Conversation:
     def ask(self, query: str | None = None, choices: Sequence[str] | None = None) -> "Assessment":
         """The assessment that answers a query, by default a rating; `choices` as for `agentic_iqa_local.assess`.
 
-        A query that only points on ("And the sky?") is of the last one's kind, and about a region it has its choices. What went wrong is in the result's
-        `error`. Raises ValueError for a query or choices that make no sense, VLMError for a model that cannot be loaded and
+        A query that only points on ("And the sky?") is of the last one's kind, and about a region it has its choices. What went
+        wrong is in the result's `error`. Raises ValueError for a query or choices that make no sense, VLMError for a model that cannot be loaded and
         RuntimeError when the conversation, or its IQA, was closed.
         """
         from agentic_iqa_local.assessment import answered, assessment, question

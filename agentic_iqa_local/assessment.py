@@ -37,7 +37,8 @@ from agentic_iqa_local.state import (
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
 
-SCHEMA_VERSION = 4  # 4: passes, failed tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are choices, and part of a row's key
+# 4: passes, failed tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are choices, and part of a row's key
+SCHEMA_VERSION = 4
 Pipeline = Literal["agent", "letters"]
 
 

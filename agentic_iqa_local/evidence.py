@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, OVERALL, UNCLEAR
+from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, FusionResult, Gap, PlannerOutput
 
 SEVERE = ("severe", "extreme")
@@ -216,9 +217,8 @@ def _letter_gap(fusion: FusionResult | None) -> str | None:
         return f"{fusion.off_letter_mass:.0%} of the probability lies off the letters"
     if fusion.q_bar is None:
         return "No tool scores, and the letters are nearly equally probable" if _is_open(fusion.p_c) else None
-    levels = {letter: LETTER_TO_LEVEL[letter] for letter in fusion.p_c}
-    if sum(fusion.alpha[level] * fusion.p_c[letter] for letter, level in levels.items()) < LEAST_OVERLAP:
-        alone = sum(p * levels[letter] for letter, p in fusion.p_c.items())
+    if sum(fusion.alpha[LETTER_TO_LEVEL[letter]] * p for letter, p in fusion.p_c.items()) < LEAST_OVERLAP:
+        alone = expected_level(fusion.p_c)
         return f"Letters and tools exclude each other: the letters say {alone:.1f}, the tools {fusion.q_bar:.1f}"
     return None
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from agentic_iqa_local.evidence import votes
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR
-from agentic_iqa_local.score_fusion import ScoreFusion
+from agentic_iqa_local.score_fusion import ScoreFusion, expected_level
 from agentic_iqa_local.state import Basis, ExecutorOutput, FusionResult, PassRecord, SummarizerOutput
 
 SERIOUS = ("executor", "analysis", "scores")
@@ -62,7 +62,7 @@ def decided(fusion: FusionResult | None) -> Literal["seen", "measured", "conclud
         return "concluded" if fusion is None or fusion.q_bar is None else "measured"
     if fusion.q_bar is None:
         return "seen"
-    letters = sum(p * LETTER_TO_LEVEL[letter] for letter, p in fusion.p_c.items())
+    letters = expected_level(fusion.p_c)
     level = ScoreFusion().map_to_level
     if level(letters) == level(fusion.q_bar):
         return "concluded"

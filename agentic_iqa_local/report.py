@@ -15,6 +15,7 @@ from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL, UNCLEAR
 from agentic_iqa_local.prompts import chosen_answer
 from agentic_iqa_local.query import named_metrics
+from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import DistortionAnalysis, PassRecord, PlannerOutput
 from agentic_iqa_local.text import one_line
 
@@ -207,7 +208,7 @@ def tools_in_words(row: Assessment) -> list[str]:
 
 def score_in_words(row: Assessment) -> str:
     """How the letters and the tools made q, and how far they agree."""
-    expected = sum(p * LETTER_TO_LEVEL[letter] for letter, p in row.p_c.items())
+    expected = expected_level(row.p_c)
     verdict = f"together q {row.q:.2f}, nearest to {row.final_answer} {LEVEL_WORDS[LETTER_TO_LEVEL[row.final_answer]]}"
     if row.q_bar is None:
         return f"No tool measured this, so the score rests on the model alone: q {row.q:.2f}, nearest to {verdict.rpartition('to ')[2]}."

@@ -158,6 +158,11 @@ class ScoreFusion:
         return level
 
 
+def expected_level(p_c: Mapping[str, float]) -> float:
+    """The mean level, 1..5, of the letters' probabilities: what they say without any tool."""
+    return sum(p * LETTER_TO_LEVEL[letter] for letter, p in p_c.items())
+
+
 def letter_probabilities(logprobs: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:
     """Log-probabilities of letters → probabilities over these letters alone, (3) with a temperature.
 

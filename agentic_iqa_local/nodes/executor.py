@@ -138,9 +138,7 @@ def find_distortions(
     )
     detected: dict[str, list[str]] = {}
     if look:
-        prompt = detection_prompt(query, plan.objects, gaps[0].reason if gaps else None)
-        reply = ask(images.session(ROLE), prompt, detection_reply(plan.objects), images.services.section(ROLE))
-        detected = reply.model_dump(by_alias=True)
+        detected = detect(query, plan.objects, images, gaps[0].reason if gaps else None)
     found = {
         name: list(dict.fromkeys([*named.get(name, []), *earlier.get(name, []), *detected.get(name, [])]))
         for name in plan.objects
@@ -150,18 +148,24 @@ def find_distortions(
     return found
 
 
+def detect(query: str, objects: list[str], images: OpenImages, reason: str | None) -> dict[str, list[str]]:
+    """The distortions that the model sees of each object; `reason` says why it is asked again. Raises InvalidAnswer, VLMError."""
+    prompt = detection_prompt(query, objects, reason)
+    reply = ask(images.session(ROLE), prompt, detection_reply(objects), images.services.section(ROLE))
+    return reply.model_dump(by_alias=True)
+
+
 def look_twice(evidence: ExecutorOutput, query: str, images: OpenImages) -> None:
     """Looks once more for distortions of what the tools find flawed and the analysis does not, and judges those that are new."""
     if not (missed := unexplained(evidence)):
         return
     logger.info("Looking for distortions once more: %s", one_line("; ".join(missed.values())))
-    prompt = detection_prompt(query, list(missed), "; ".join(missed.values()))
     try:
-        reply = ask(images.session(ROLE), prompt, detection_reply(list(missed)), images.services.section(ROLE))
+        detected = detect(query, list(missed), images, "; ".join(missed.values()))
     except InvalidAnswer as error:
         logger.info("The second look gave nothing: %s", error)
         return
-    for name, types in reply.model_dump(by_alias=True).items():
+    for name, types in detected.items():
         known = (evidence.distortion_set or {}).get(name, [])
         evidence.distortion_set = (evidence.distortion_set or {}) | {name: list(dict.fromkeys([*known, *types]))}
     distortions = {name: evidence.distortion_set.get(name, []) for name in evidence.distortion_analysis}

@@ -153,8 +153,10 @@ def summarize(
     prefix = ""
     if scoring:
         letters = LETTERS
-        backward = summarizer_prompt(query, evidence, scoring=True, earlier=earlier, reversed_letters=True)
-        fusion = read_and_fuse(prompt, scores, images, backward if both_orders else None)
+        backward = None
+        if both_orders:
+            backward = summarizer_prompt(query, evidence, scoring=True, earlier=earlier, reversed_letters=True)
+        fusion = read_and_fuse(prompt, scores, images, backward)
         prefix = ANSWER_PREFIX + fused_letter(fusion)
     elif choices:
         letters = choice_letters(choices)
