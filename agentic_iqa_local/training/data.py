@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageEnhance
 
 from agentic_iqa_local.images import load_image
-from agentic_iqa_local.training.distortions import Part, Sample, draw_sample
+from agentic_iqa_local.training.distortions import Part, Sample, distort, draw_camera_parts, draw_local_part, draw_parts
 from agentic_iqa_local.training.embedded import FACTOR
 
 logger = logging.getLogger(__name__)
@@ -27,8 +27,11 @@ PHOTO_SUFFIXES = (".png", ".webp", ".jpg", ".jpeg")
 HELD_OUT = 40
 SPLIT_SEED = 20261121
 SIDE, VARIED_SIDE = 512, 384
+MIRRORED = {"top left": "top right", "top right": "top left", "bottom left": "bottom right", "bottom right": "bottom left"}
+WHOLE_SHARE = 0.3  # of the batches are whole pictures of the varied pool
 KERNELS = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 SHARD = 100
+LOCAL_SHARE, CAMERA_SHARE = 0.2, 0.2  # of the pool: one distortion in one quarter; several mild ones at once
 LEVEL_WIDTH = 0.7
 
 
@@ -116,9 +119,16 @@ class Pool:
         """Side of each row's picture in pixels."""
         return np.concatenate([np.full(len(shard), shard.shape[1]) for shard in self.pictures])
 
-    def draw(self, count: int, side: int, rng: np.random.Generator) -> np.ndarray:
-        """Indices of `count` rows whose pictures have at least `side` pixels a side."""
-        weights = np.where(self.sides >= side, self.weights, 0)
+    @cached_property
+    def local(self) -> np.ndarray:
+        """Whether each row has a distortion in one place alone."""
+        return np.array([any(p["place"] for p in row["parts"]) for row in self.rows])
+
+    def draw(self, count: int, side: int, rng: np.random.Generator, whole: bool = False) -> np.ndarray:
+        """Indices of `count` rows whose pictures have at least `side` pixels a side; `whole`: exactly so many. Only whole pictures
+        have local distortions, since their quality is the whole picture's."""
+        fits = self.sides == side if whole else (self.sides >= side) & ~self.local
+        weights = np.where(fits, self.weights, 0)
         return rng.choice(len(self.rows), size=count, p=weights / weights.sum())
 
     def crop(self, index: int, height: int, width: int, rng: np.random.Generator) -> Crop:
@@ -132,8 +142,10 @@ class Pool:
             part = pixels[top : top + height, left : left + width]
             return np.ascontiguousarray(part[:, ::-1] if mirrored else part)
 
-        sample = Sample(cut(self.pictures[shard][place]), tuple(Part(**p) for p in row["parts"]))
-        return Crop(sample, cut(self.clean[shard][place]), row["quality"])
+        parts = tuple(Part(**p) for p in row["parts"])
+        if mirrored:
+            parts = tuple(replace(p, place=MIRRORED.get(p.place)) for p in parts)
+        return Crop(Sample(cut(self.pictures[shard][place]), parts), cut(self.clean[shard][place]), row["quality"])
 
 
 def _make_shard(number: int, folder: Path, varied: bool, seed: int, count: int = SHARD) -> int:
@@ -148,10 +160,13 @@ def _make_shard(number: int, folder: Path, varied: bool, seed: int, count: int =
         rng = np.random.default_rng([seed, 9, number * SHARD + i])
         tile = np.asarray(tiles[rng.integers(len(tiles))])
         clean[i] = vary(tile, rng) if varied else tile
-        sample = draw_sample(clean[i], rng)
-        pictures[i] = sample.image
-        parts = [{"kind": p.kind, "severity": p.severity} for p in sample.parts]
-        rows.append({"quality": round(measure(sample.image, clean[i]), 4), "parts": parts})
+        drawn = rng.random()
+        if drawn < LOCAL_SHARE:
+            parts = draw_local_part(rng)
+        else:
+            parts = draw_camera_parts(rng) if drawn < LOCAL_SHARE + CAMERA_SHARE else draw_parts(rng)
+        pictures[i] = distort(clean[i], parts, rng).image
+        rows.append({"quality": round(measure(pictures[i], clean[i]), 4), "parts": [asdict(p) for p in parts]})
     np.save(folder / f"pictures_{number:03d}.npy", pictures)
     np.save(folder / f"clean_{number:03d}.npy", clean)
     partial = folder / f"rows_{number:03d}.partial"
@@ -186,9 +201,11 @@ def build_pool(files: Sequence[Path], folder: Path, plain: int, varied: int, see
 
 def draw_crops(pool: Pool, tokens: int, sides: tuple[int, ...], rng: np.random.Generator, most: int | None = None) -> list[Crop]:
     """Crops of one random size (so that they stack), as many as `tokens` image tokens allow and no more than `most`."""
-    height, width = (FACTOR * int(rng.choice(sides)) for _ in range(2))
+    whole = rng.random() < WHOLE_SHARE
+    height, width = (VARIED_SIDE if whole else FACTOR * int(rng.choice(sides)) for _ in range(2))
     count = min(most or tokens, max(1, tokens // (height * width // FACTOR**2)))
-    return [pool.crop(int(i), height, width, rng) for i in pool.draw(count, max(height, width), rng)]
+    drawn = pool.draw(count, max(height, width), rng, whole)
+    return [pool.crop(int(i), height, width, rng) for i in drawn]
 
 
 def level_targets(quality: np.ndarray, width: float = LEVEL_WIDTH) -> np.ndarray:

@@ -225,16 +225,30 @@ KINDS_BY_FAMILY: dict[str, tuple[str, ...]] = {
 }
 
 CLEAN_SHARE, PAIR_SHARE = 0.12, 0.35
+# Where a distortion is that is not everywhere: the quarter's top and left edge, in halves of the picture.
+PLACES = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
+SOFT_EDGE = 1 / 24  # of the side, over which a local distortion fades
+CAMERA_KINDS = {
+    "Brightness change": ("brighten", "darken", "darken"),
+    "Contrast": ("contrast_decrease", "contrast_increase"),
+    "Color distortions": ("desaturate", "colour_cast"),
+    "Blurs": ("gaussian_blur", "defocus_blur", "motion_blur", "denoise", "upscale"),
+    "Noise": ("white_noise", "chroma_noise", "poisson_noise", "blotchy_noise"),
+    "Sharpness": ("oversharpen", "halo"),
+    "Compression": ("jpeg", "jpeg", "webp"),
+}
+CAMERA_FAMILIES = tuple(CAMERA_KINDS)
 # The order in which a camera and what follows it do their damage: light, lens, sensor, processing, storage.
 STAGES = ("Brightness change", "Contrast", "Color distortions", "Blurs", "Noise", "Sharpness", "Compression")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One distortion of a picture; severity 1..5."""
+    """One distortion of a picture; severity 1..5; `place` is a key of PLACES, None when it is everywhere."""
 
     kind: str
     severity: int
+    place: str | None = None
 
     @property
     def family(self) -> str:
@@ -272,10 +286,38 @@ def draw_parts(rng: np.random.Generator, pair_share: float = PAIR_SHARE) -> tupl
     return tuple(sorted(parts, key=lambda part: -part.severity))
 
 
+def draw_local_part(rng: np.random.Generator) -> tuple[Part, ...]:
+    """One kind in one quarter of the picture, severity 2..5."""
+    family = str(rng.choice(DISTORTION_TYPES))
+    return (Part(str(rng.choice(KINDS_BY_FAMILY[family])), int(rng.integers(2, 6)), str(rng.choice(list(PLACES)))),)
+
+
+def draw_camera_parts(rng: np.random.Generator) -> tuple[Part, ...]:
+    """What a careless photograph has: two to four families at once, one of them severity 1..4, the others at most as strong."""
+    families = rng.permutation(CAMERA_FAMILIES)[: int(rng.integers(2, 5))]
+    worst = int(rng.integers(1, 5))
+    severities = [worst, *(int(rng.integers(1, worst + 1)) for _ in families[1:])]
+    return tuple(
+        Part(str(rng.choice(CAMERA_KINDS[str(family)])), severity) for family, severity in zip(families, severities, strict=True)
+    )
+
+
+def place_mask(place: str, height: int, width: int) -> np.ndarray:
+    """H×W float32 in 0..1: 1 within the quarter `place`, falling off over SOFT_EDGE of the side at its inner edges."""
+    mask = np.zeros((height, width), np.float32)
+    top, left = PLACES[place]
+    mask[top * height // 2 : (top + 1) * height // 2, left * width // 2 : (left + 1) * width // 2] = 1
+    return ndimage.gaussian_filter(mask, (SOFT_EDGE * height / 2, SOFT_EDGE * width / 2), mode="nearest")
+
+
 def distort(image: np.ndarray, parts: tuple[Part, ...], rng: np.random.Generator) -> Sample:
     """Applies `parts` to `image` (uint8 H×W×3) in the order of STAGES."""
     for part in sorted(parts, key=lambda part: STAGES.index(part.family)):
-        image = DISTORTIONS[part.kind].apply(image, part.severity, rng)
+        changed = DISTORTIONS[part.kind].apply(image, part.severity, rng)
+        if part.place is not None:
+            mask = place_mask(part.place, *image.shape[:2])[..., None]
+            changed = np.rint(mask * changed + (1 - mask) * image).astype(np.uint8)
+        image = changed
     return Sample(image, parts)
 
 
