@@ -104,7 +104,8 @@ def grafted_model(gguf_folder: Path) -> Qwen2_5_VLForConditionalGeneration:
     model = Qwen2_5_VLForConditionalGeneration(config).eval()
     language = model.model.language_model
     missing, unexpected = language.load_state_dict(read_llama(gguf_in(gguf_folder)), strict=False)
-    assert not unexpected and all(name.endswith("_proj.bias") for name in missing), (missing, unexpected)
+    if unexpected or not all(name.endswith("_proj.bias") for name in missing):
+        raise ValueError(f"expected the GGUF to lack biases alone, got missing {missing} and unexpected {unexpected}")
     with torch.no_grad():
         for name in missing:
             language.get_parameter(name).zero_()
