@@ -28,6 +28,7 @@ HELD_OUT = 40
 SPLIT_SEED = 20261121
 SIDE, VARIED_SIDE = 512, 384
 MIRRORED = {"top left": "top right", "top right": "top left", "bottom left": "bottom right", "bottom right": "bottom left"}
+CELL = 64  # pixels a side of what the teacher's features describe
 WHOLE_SHARE = 0.3  # of the batches are whole pictures of the varied pool
 KERNELS = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 SHARD = 100
@@ -133,10 +134,16 @@ class Pool:
 
     def crop(self, index: int, height: int, width: int, rng: np.random.Generator) -> Crop:
         """A random crop, mirrored half of the time, on the block grid of the codec two times out of three."""
+        return self.crop_at(index, height, width, rng)[0]
+
+    def crop_at(
+        self, index: int, height: int, width: int, rng: np.random.Generator
+    ) -> tuple[Crop, tuple[int, int, bool] | None]:
+        """`crop` with its (top, left, mirrored), where it lies on the cells of the teacher's features, else None."""
         row, shard, place = self.rows[index], index // SHARD, index % SHARD
-        step = 8 if rng.random() < 2 / 3 else 1
+        step = CELL if rng.random() < 2 / 3 else 1
         top, left = (step * int(rng.integers(0, (self.sides[index] - length) // step + 1)) for length in (height, width))
-        mirrored = rng.random() < 0.5
+        mirrored = bool(rng.random() < 0.5)
 
         def cut(pixels: np.ndarray) -> np.ndarray:
             part = pixels[top : top + height, left : left + width]
@@ -145,7 +152,8 @@ class Pool:
         parts = tuple(Part(**p) for p in row["parts"])
         if mirrored:
             parts = tuple(replace(p, place=MIRRORED.get(p.place)) for p in parts)
-        return Crop(Sample(cut(self.pictures[shard][place]), parts), cut(self.clean[shard][place]), row["quality"])
+        crop = Crop(Sample(cut(self.pictures[shard][place]), parts), cut(self.clean[shard][place]), row["quality"])
+        return crop, (top, left, mirrored) if top % CELL == left % CELL == 0 else None
 
 
 def _make_shard(number: int, folder: Path, varied: bool, seed: int, count: int = SHARD) -> int:

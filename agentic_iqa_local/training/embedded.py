@@ -285,6 +285,30 @@ def load_vision(model: Qwen2_5_VLForConditionalGeneration, folder: Path) -> None
     model.model.visual.load_state_dict(donor.model.visual.state_dict())
 
 
+def grow_vision(visual: torch.nn.Module, donor: torch.nn.Module, embedding_rms: float) -> None:
+    """Starts a deeper and wider tower as the same function as `donor`: what it has more of adds nothing at first.
+
+    Only the merger's last layer, into another width, starts afresh, at the size of the language model's embeddings.
+    """
+    weights = donor.state_dict()
+    with torch.no_grad():
+        for name, weight in visual.state_dict().items():
+            if name.startswith("merger.mlp.2."):
+                weight.normal_(std=embedding_rms / weight.shape[-1] ** 0.5) if weight.ndim == 2 else weight.zero_()
+            elif name in weights:
+                grown = [slice(0, size) for size in weights[name].shape]
+                if weight.ndim == 2:
+                    weight.normal_(std=weights[name].std().item())
+                if name.endswith("down_proj.weight"):
+                    weight.zero_()
+                weight[tuple(grown)] = weights[name]
+            elif weight.ndim == 2:
+                silent = name.endswith(("attn.proj.weight", "down_proj.weight"))
+                weight.zero_() if silent else weight.normal_(std=weight.shape[1] ** -0.5)
+            elif "norm" not in name:
+                weight.zero_()
+
+
 def save_model(model: Qwen2_5_VLForConditionalGeneration, processor: Qwen2_5_VLProcessor, folder: Path) -> None:
     """Writes bf16 safetensors, configuration, tokenizer and processor, as any transformers checkpoint."""
     half = build_model(processor.tokenizer, seed=0)

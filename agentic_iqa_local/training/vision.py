@@ -18,6 +18,8 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_
 
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.training.data import Crop, Pool, draw_crops, level_targets, pixel_values
+from agentic_iqa_local.training.distortions import place_mask
+from agentic_iqa_local.training.embedded import FACTOR
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,58 @@ def level_loss(log_probabilities: torch.Tensor, target: torch.Tensor, levels: to
     return -(target * log_probabilities).sum(-1).mean() + 0.5 * error.square().mean()
 
 
+# What each picture token says to the language model: one word of each kind, as an inner product with the word's embedding.
+WORDS = {
+    "type": (" blur", " color", " compression", " noise", " brightness", " sharp", " contrast", " clean"),
+    "level": (" excellent", " good", " fair", " poor", " bad"),
+    "severity": (" none", " slight", " moderate", " severe", " extreme"),
+}
+SEVERITY_WORD = np.array([0, 1, 2, 2, 3, 4])  # of severity 0..5
+
+
+class WordHeads(nn.Module):
+    """Reads words off picture tokens by the language model's own embeddings, which stay as they are: B×T×width → logits of each
+    group of WORDS. Tokens that speak its language need little training of the language model."""
+
+    def __init__(self, embeddings: torch.Tensor, tokenizer):
+        super().__init__()
+        self.rms = embeddings.square().mean().sqrt().item()
+        self.scale = nn.Parameter(torch.full((len(WORDS),), 4.0))
+        for group, words in WORDS.items():
+            ids = [tokenizer.encode(word, add_special_tokens=False) for word in words]
+            if any(len(one) != 1 for one in ids):
+                raise ValueError(f"expected words of one token, got {dict(zip(words, ids, strict=True))}")
+            rows = embeddings[[one[0] for one in ids]].detach()
+            self.register_buffer(group, nn.functional.normalize(rows - rows.mean(0), dim=-1), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {
+            group: scale / (self.rms * tokens.shape[-1] ** 0.5) * tokens @ getattr(self, group).T
+            for group, scale in zip(WORDS, self.scale, strict=True)
+        }
+
+    def losses(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Cross-entropies of all groups over all tokens, and how far the tokens' size is from that of words."""
+        loss = 2 * (tokens.square().mean(-1).sqrt() / self.rms).log().square().mean()
+        for group, logits in self(tokens).items():
+            loss = loss + nn.functional.cross_entropy(logits.flatten(0, 1), labels[f"token_{group}"].flatten(0, 1))
+        return loss
+
+
+class Teacher(nn.Module):
+    """Predicts a pretrained encoder's features of each cell of 64×64 pixels from the four picture tokens in it."""
+
+    def __init__(self, width: int, features: int):
+        super().__init__()
+        self.predict = nn.Linear(width, features)
+
+    def loss(self, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """`tokens` B×h×w×width, `target` B×(h/2)×(w/2)×features, each feature of unit variance."""
+        batch, height, width, _ = tokens.shape
+        cells = tokens.view(batch, height // 2, 2, width // 2, 2, -1).mean((2, 4))
+        return nn.functional.smooth_l1_loss(self.predict(cells), target)
+
+
 def head_losses(
     heads: VisionHeads, tokens: torch.Tensor, labels: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, float]]:
@@ -69,19 +123,38 @@ def head_losses(
 
 
 def crop_labels(crops: list[Crop]) -> dict[str, torch.Tensor]:
-    """Types (a distribution, in proportion to severity), severity, quality and level distribution of each crop."""
+    """Types (a distribution, in proportion to severity), severity, quality and level distribution of each crop, and the same of
+    each of its picture tokens (`token_…`, N×T×classes), which differ where a distortion is in one place."""
     types = np.zeros((len(crops), len(CLASSES)), np.float32)
     for row, crop in zip(types, crops, strict=True):
         for part in crop.sample.parts:
             row[CLASSES.index(part.family)] += part.severity / sum(p.severity for p in crop.sample.parts)
         row[-1] = not crop.sample.parts
     quality = np.array([c.quality for c in crops])
+    severity = np.array([c.sample.severity for c in crops])
+    level = level_targets(quality).astype(np.float32)
+    height, width = (side // FACTOR for side in crops[0].clean.shape[:2])
+    damaged = np.stack([_damaged(crop, height, width) for crop in crops]).reshape(len(crops), -1, 1)
+    clean = np.eye(len(CLASSES), dtype=np.float32)[-1]
     return {
         "type": torch.from_numpy(types),
-        "severity": torch.tensor([c.sample.severity for c in crops]),
+        "severity": torch.from_numpy(severity),
         "quality": torch.from_numpy(quality).float(),
-        "level": torch.from_numpy(level_targets(quality)).float(),
+        "level": torch.from_numpy(level),
+        "token_type": torch.from_numpy(damaged * types[:, None] + (1 - damaged) * clean),
+        "token_level": torch.from_numpy(level[:, None]).expand(-1, height * width, -1),
+        "token_severity": torch.from_numpy(
+            damaged * np.eye(5, dtype=np.float32)[SEVERITY_WORD[severity]][:, None] + (1 - damaged) * np.eye(5, dtype=np.float32)[0]
+        ),
     }
+
+
+def _damaged(crop: Crop, height: int, width: int) -> np.ndarray:
+    """height×width: how much of each token a distortion covers, 0..1."""
+    places = [part.place for part in crop.sample.parts]
+    if not places or None in places:
+        return np.full((height, width), float(bool(places)), np.float32)
+    return np.max([place_mask(place, height, width) for place in places], axis=0)
 
 
 def _linear_patch_embedding(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -137,6 +210,8 @@ def run_phase(
     floor: float = 0.03,
     slower: Callable[[str], float] = lambda name: 1.0,
     save_every: float = 120.0,
+    minutes: float = math.inf,
+    every: int = 50,
 ) -> None:
     """The training loop of a phase: resumes from `checkpoint`, saves there, and logs a curve.
 
@@ -144,7 +219,12 @@ def run_phase(
     loss and a dict of figures. Interrupting it loses at most `save_every` seconds.
     """
     modules = nn.ModuleList(module for module, _ in groups)
-    rates = [(peak * slower(name), parameter) for module, peak in groups for name, parameter in module.named_parameters()]
+    rates = [
+        (peak * slower(name), parameter)
+        for module, peak in groups
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
     optimizer = torch.optim.AdamW(
         [{"params": [p for r, p in rates if r == rate], "peak": rate} for rate in dict.fromkeys(r for r, _ in rates)],
         weight_decay=decay,
@@ -153,17 +233,19 @@ def run_phase(
     step = 0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
-        modules.load_state_dict(state["modules"])
+        modules.load_state_dict(state["modules"], strict=False)
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
         logger.info("%s: resumed at step %d of %d", name, step, steps)
 
     def save() -> None:
         partial = checkpoint.with_suffix(".partial")
-        torch.save({"modules": modules.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, partial)
+        learned = {name: value.detach() for name, value in modules.named_parameters() if value.requires_grad}
+        torch.save({"modules": learned, "optimizer": optimizer.state_dict(), "step": step}, partial)
         partial.replace(checkpoint)
 
     device = next(modules.parameters()).device
+    bfloat16 = device.type == "cuda" or torch.cpu._is_amx_tile_supported()
     begun = saved = time.monotonic()
     figures: dict[str, list[float]] = {}
     if step < steps:
@@ -171,7 +253,7 @@ def run_phase(
         for batch in DataLoader(batches(step), batch_size=None, num_workers=1, prefetch_factor=4):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step / steps, group["peak"], step, floor=floor)
-            with torch.autocast(device.type, torch.bfloat16):
+            with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
                 loss, seen = losses(batch)
             optimizer.zero_grad()
             loss.backward()
@@ -180,14 +262,14 @@ def run_phase(
             step += 1
             for key, value in {"loss": loss.item(), **seen}.items():
                 figures.setdefault(key, []).append(value)
-            if step % 50 == 0 or step == steps:
+            if step % every == 0 or step == steps:
                 means = {key: round(float(np.mean(values)), 4) for key, values in figures.items()}
                 log({"phase": name, "step": step, "of": steps, "seconds": round(time.monotonic() - begun), **means})
                 figures.clear()
             if time.monotonic() - saved > save_every:
                 save()
                 saved = time.monotonic()
-            if step >= steps:
+            if step >= steps or time.monotonic() - begun > 60 * minutes:
                 break
         save()
 

@@ -1,0 +1,85 @@
+"""Low-rank adapters on the language model, W + s·B·A (LoRA, Hu et al., ICLR 2022), kept apart from what they adapt.
+
+peft does the same; on a CPU its separate products, casts and sums take as long as training all weights would, and this does not.
+"""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+SCALING = 2.0
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    """y = x·Wᵀ + b + s·(x·Aᵀ)·Bᵀ without a gradient of W; x is N×in."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, a, b):
+        inner = x @ a.T
+        y = nn.functional.linear(x, weight, bias)
+        y.addmm_(inner, b.T, alpha=SCALING)
+        ctx.save_for_backward(x, weight, a, b, inner)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight, a, b, inner = ctx.saved_tensors
+        through = gradient @ b
+        to_x = None
+        if ctx.needs_input_grad[0]:
+            to_x = gradient @ weight
+            to_x.addmm_(through, a, alpha=SCALING)
+        return to_x, None, None, SCALING * (through.T @ x), SCALING * (gradient.T @ inner)
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with an adapter of `rank`; B starts at zero, so nothing changes at first."""
+
+    def __init__(self, linear: nn.Linear, rank: int):
+        super().__init__()
+        self.linear = linear.requires_grad_(False)
+        self.lora_A = nn.Parameter(torch.randn(rank, linear.in_features) / linear.in_features**0.5)
+        self.lora_B = nn.Parameter(torch.zeros(linear.out_features, rank))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = _AdaptedProduct.apply(x.flatten(0, -2), self.linear.weight, self.linear.bias, self.lora_A, self.lora_B)
+        return y.unflatten(0, x.shape[:-1])
+
+
+def add_adapters(language: nn.Module, rank: int) -> None:
+    """Adapters of `rank` on every projection of `language`, whose own weights are frozen."""
+    language.requires_grad_(False)
+    for parent in list(language.modules()):
+        for name, child in list(parent.named_children()):
+            if name in PROJECTIONS:
+                setattr(parent, name, Adapted(child, rank))
+
+
+def adapters(language: nn.Module) -> dict[str, torch.Tensor]:
+    """{"layers.0.mlp.up_proj.lora_A": r×in, "….lora_B": out×r, ...}."""
+    return {name: weight.detach() for name, weight in language.named_parameters() if "lora_" in name}
+
+
+def save_adapters(language: nn.Module, file: Path) -> None:
+    """Writes them as bfloat16 safetensors, with the scaling in the metadata."""
+    tensors = {name: weight.bfloat16().contiguous().cpu() for name, weight in adapters(language).items()}
+    save_file(tensors, file, metadata={"scaling": str(SCALING)})
+
+
+def load_adapters(language: nn.Module, file: Path) -> None:
+    """Puts the adapters of `file` into those of `language`, which must have the same rank."""
+    language.load_state_dict({name: weight.float() for name, weight in load_file(file).items()}, strict=False)
+
+
+def merged(language: nn.Module) -> dict[str, torch.Tensor]:
+    """The state of the plain language model with W + s·B·A in place of W, in float32."""
+    state = {}
+    for name, module in language.named_modules():
+        if isinstance(module, Adapted):
+            change = SCALING * (module.lora_B.double() @ module.lora_A.double())
+            state[f"{name}.weight"] = (module.linear.weight.double() + change).float()
+    plain = {name.replace(".linear.", "."): value for name, value in language.state_dict().items() if "lora_" not in name}
+    return {name: value.detach().clone() for name, value in (plain | state).items()}
