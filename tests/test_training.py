@@ -36,8 +36,10 @@ def pool(photo):
     """One photograph, clean and with motion blur of severity 4; the qualities are arbitrary."""
     clean = np.asarray(photo)[:512, :512]
     blurred = distort(clean, (Part("motion_blur", 4),), np.random.default_rng(0)).image
-    rows = [{"quality": 4.27, "parts": []}, {"quality": 1.9, "parts": [{"kind": "motion_blur", "severity": 4}]}]
-    return Pool([np.stack([clean, blurred])], [np.stack([clean, clean])], rows)
+    rows = [{"quality": 4.27, "parts": []}, {"quality": 1.9, "parts": [{"kind": "motion_blur", "severity": 4, "place": None}]}]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(data, "WHOLE_SHARE", 0)  # it holds no whole pictures of the smaller side
+        yield Pool([np.stack([clean, blurred])], [np.stack([clean, clean])], rows)
 
 
 def test_all_seven_families_have_kinds():

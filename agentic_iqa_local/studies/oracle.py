@@ -16,7 +16,8 @@ from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.state import PlannerOutput
 from agentic_iqa_local.training.data import Crop, level_targets
-from agentic_iqa_local.training.roles import EFFECTS, SEVERITY_WORDS, visible_parts
+from agentic_iqa_local.training.roles import visible_parts
+from agentic_iqa_local.training.sentences import EFFECTS, SEVERITY_WORDS, sentence
 from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage
 
 ON_LETTERS = 0.999  # of the probability; the rest lies on other tokens, as with a model that answers as it is asked to
@@ -98,7 +99,7 @@ def _analysis(oracle: Oracle, schema: type[BaseModel]) -> dict[str, list[dict[st
         return {
             "type": distortion,
             "severity": SEVERITY_WORDS[part.severity if part else 0],
-            "explanation": EFFECTS[part.kind][0] if part else "It is not visible.",
+            "explanation": sentence(EFFECTS[part.kind][0]) if part else "It is not visible.",
         }
 
     asked = {
