@@ -11,6 +11,7 @@ from torch import nn
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SCALING = 2.0
+FIRST_LAYER = 8  # the lower layers stay as they are: no gradient goes through them where the text alone is learned
 
 
 class _AdaptedProduct(torch.autograd.Function):
@@ -49,10 +50,10 @@ class Adapted(nn.Module):
         return y.unflatten(0, x.shape[:-1])
 
 
-def add_adapters(language: nn.Module, rank: int) -> None:
-    """Adapters of `rank` on every projection of `language`, whose own weights are frozen."""
+def add_adapters(language: nn.Module, rank: int, first_layer: int = FIRST_LAYER) -> None:
+    """Adapters of `rank` on every projection from `first_layer` on; all other weights of `language` are frozen."""
     language.requires_grad_(False)
-    for parent in list(language.modules()):
+    for parent in [module for layer in language.layers[first_layer:] for module in layer.modules()]:
         for name, child in list(parent.named_children()):
             if name in PROJECTIONS:
                 setattr(parent, name, Adapted(child, rank))

@@ -74,11 +74,11 @@ class WordHeads(nn.Module):
             if any(len(one) != 1 for one in ids):
                 raise ValueError(f"expected words of one token, got {dict(zip(words, ids, strict=True))}")
             rows = embeddings[[one[0] for one in ids]].detach()
-            self.register_buffer(group, nn.functional.normalize(rows - rows.mean(0), dim=-1), persistent=False)
+            self.register_buffer(f"{group}_words", nn.functional.normalize(rows - rows.mean(0), dim=-1), persistent=False)
 
     def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         return {
-            group: scale / (self.rms * tokens.shape[-1] ** 0.5) * tokens @ getattr(self, group).T
+            group: scale / (self.rms * tokens.shape[-1] ** 0.5) * tokens @ getattr(self, f"{group}_words").T
             for group, scale in zip(WORDS, self.scale, strict=True)
         }
 
