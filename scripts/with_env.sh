@@ -46,7 +46,7 @@ if ! up_to_date "$venv" "${from[@]}"; then
     fill "$venv" --constraint "$root/constraints.txt" --editable "$root[test]"
     made "$venv" "${from[@]}"
 fi
-if [ -d "$parts" ] && ! assembled; then
+if [ -f "$parts/assembly.json" ] && ! assembled; then
     echo "Assembling $model (once, about 20 seconds, 0.1 GB to download) ..." >&2
     assemble
 fi

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import DATA, EMBEDDED
+from conftest import DATA, TINY
 from PIL import Image
 from scipy.stats import spearmanr
 
@@ -24,23 +24,23 @@ KINDS = ("gaussian_blur", "upscale", "white_noise", "impulse_noise", "jpeg", "pa
 
 
 def test_card_and_records_are_of_these_weights():
-    digest = weights_hash(EMBEDDED)
-    assert digest in (EMBEDDED / "README.md").read_text(encoding="utf-8")
+    digest = weights_hash(TINY)
+    assert digest in (TINY / "README.md").read_text(encoding="utf-8")
     for record in ("training.json", "evaluation.json"):
-        assert json.loads((EMBEDDED / record).read_text(encoding="utf-8"))["weights_sha256"] == digest
+        assert json.loads((TINY / record).read_text(encoding="utf-8"))["weights_sha256"] == digest
 
 
 def test_the_card_is_what_its_records_say(tmp_path):
     folder = tmp_path / "embedded"
-    shutil.copytree(EMBEDDED, folder)
+    shutil.copytree(TINY, folder)
     (folder / "README.md").unlink()
     write_card(folder)
-    assert (folder / "README.md").read_text(encoding="utf-8") == (EMBEDDED / "README.md").read_text(encoding="utf-8")
+    assert (folder / "README.md").read_text(encoding="utf-8") == (TINY / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_card_of_other_weights_is_refused(tmp_path):
     folder = tmp_path / "embedded"
-    shutil.copytree(EMBEDDED, folder)
+    shutil.copytree(TINY, folder)
     with (folder / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         last = file.read(1)
@@ -55,10 +55,10 @@ def test_hours_count_every_run_of_a_resumed_phase():
 
 
 def test_the_folder_is_small_safetensors_without_code():
-    assert sum(f.stat().st_size for f in EMBEDDED.iterdir()) <= 32e6
-    assert not [f.name for f in EMBEDDED.iterdir() if f.suffix in {".py", ".bin", ".pt", ".pkl"}]
-    assert json.loads((EMBEDDED / "config.json").read_text())["architectures"] == ["Qwen2_5_VLForConditionalGeneration"]
-    assert "auto_map" not in (EMBEDDED / "config.json").read_text()
+    assert sum(f.stat().st_size for f in TINY.iterdir()) <= 32e6
+    assert not [f.name for f in TINY.iterdir() if f.suffix in {".py", ".bin", ".pt", ".pkl"}]
+    assert json.loads((TINY / "config.json").read_text())["architectures"] == ["Qwen2_5_VLForConditionalGeneration"]
+    assert "auto_map" not in (TINY / "config.json").read_text()
 
 
 @pytest.fixture(scope="module")

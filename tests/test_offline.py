@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import MODELS, ROOT
 
 from agentic_iqa_local import model_store
 from agentic_iqa_local.iqa_tools import TOOLS
@@ -62,7 +62,7 @@ def offline(tmp_path):
             for name, value in os.environ.items()
             if not name.startswith(("AGENTIC_IQA_", "HF_", "TORCH_", "TRANSFORMERS_"))
         }
-        environment |= {"SOCKETS": str(log), "OMP_NUM_THREADS": "1"} | ({} if HAS_NAMESPACES else {"REFUSE": "1"}) | variables
+        environment |= {"SOCKETS": str(log), "OMP_NUM_THREADS": "1", "AGENTIC_IQA_MODELS": str(MODELS)} | ({} if HAS_NAMESPACES else {"REFUSE": "1"}) | variables
         environment["PYTHONPATH"] = f"{tmp_path / 'audit'}:{variables.get('PYTHONPATH', ROOT)}"
         line = [*(NAMESPACE if HAS_NAMESPACES else []), sys.executable, *map(str, arguments)]
         done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment, timeout=300)
