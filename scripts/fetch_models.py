@@ -64,6 +64,7 @@ from agentic_iqa_local.model_store import (  # noqa: E402
     meter,
     write_bundle,
 )
+from agentic_iqa_local.paths import EMBEDDED, about_missing_model  # noqa: E402
 from agentic_iqa_local.text import one_line  # noqa: E402
 
 if TYPE_CHECKING:
@@ -108,8 +109,12 @@ CLIP = {
     "clip/ViT-B-32.pt": "https://openaipublic.azureedge.net/clip/models/40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32.pt",
 }
 
-OWN = "this project's own; embedded/README.md names its photographs' licences"
-FREE = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", OWN.lower())
+OWN = "this project's own"
+EMBEDDED_LICENCE = (
+    "this project's own, embedded/README.md names its photographs' licences; SmolLM2's weights in it are under Apache-2.0 "
+    "(embedded/LICENSE-SmolLM2)"
+)
+FREE = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", OWN.lower(), EMBEDDED_LICENCE.lower())
 TERMS = {
     "cc-by-nc-sa-4.0": (
         "no commercial use, changes under the same licence",
@@ -330,11 +335,13 @@ def require_whole(folder: Path, names: Iterable[str]) -> None:
 def model_folder(folder: str, local: Path, repos: dict[str, Repo], downloads: Path) -> list[Wanted]:
     """A vision-language model's files: from the folder `local` if there is one, else from its repository. Raises FetchError."""
     if folder not in repos and local.is_dir():
-        licence = OWN if folder == "embedded" else REPOS[folder].licence if folder in REPOS else "unknown"
+        licence = EMBEDDED_LICENCE if folder == "embedded" else REPOS[folder].licence if folder in REPOS else "unknown"
         names = chosen((place.name for place in local.iterdir() if place.is_file()), str(local))
         require_whole(local, names)
         return [Wanted(f"{folder}/{name}", local / name, f"local folder {folder}", licence) for name in names]
     repo = repos.get(folder) or REPOS.get(folder)
+    if repo is None and local == EMBEDDED:
+        raise FetchError(about_missing_model(local))
     if repo is None:
         raise FetchError(
             f"model {folder}: expected the folder {local} or a known repository, found neither; "
@@ -411,7 +418,7 @@ def wheels(engine: str, folder: Path) -> Iterator[Wanted]:
     with tempfile.TemporaryDirectory() as place:
         # pip builds from a copy: it leaves files in the source, and would pack what an earlier build left there.
         source = Path(place) / "source"
-        for part in ("agentic_iqa_local", "configs", "models/embedded"):
+        for part in ("agentic_iqa_local", "configs", "models/embedded-parts"):
             shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
         for file in ("pyproject.toml", "README.md"):
             shutil.copyfile(ROOT / file, source / file)

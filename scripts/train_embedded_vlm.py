@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Trains, evaluates and saves the small embedded VLM of models/embedded.
+"""Trains, evaluates and saves the small VLM of models/tiny, on which the tests run.
 
-    python scripts/train_embedded_vlm.py train --photos PHOTOS --work runs/embedded
-    python scripts/train_embedded_vlm.py evaluate --photos PHOTOS --model models/embedded
+    python scripts/train_embedded_vlm.py train --photos PHOTOS --work runs/tiny
+    python scripts/train_embedded_vlm.py evaluate --photos PHOTOS --model models/tiny
 
 Training first makes a pool of distorted photographs with their pseudo-MOS, then has three phases, each resumed from its
 checkpoint in --work when it is interrupted: the vision tower alone; the language model on the pipeline's own prompts; and all
@@ -32,7 +32,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     train.add_argument("--sources", default="not named", help="what the photographs are and their licences, for the model card")
     train.add_argument("--notes", default="", help="what else the model card should say of this training")
     train.add_argument("--work", type=Path, required=True, help="folder for the pool, checkpoints and the training curve")
-    train.add_argument("--out", type=Path, default=Path("models/embedded"), help="model folder to write (default: %(default)s)")
+    train.add_argument("--out", type=Path, default=Path("models/tiny"), help="model folder to write (default: %(default)s)")
     train.add_argument("--vision-from", type=Path, help="model folder whose vision tower to start from (default: afresh)")
     train.add_argument("--pool", type=int, default=5600, help="distorted photographs to make (default: %(default)s)")
     train.add_argument("--varied-pool", type=int, default=8000, help="as many of varied photographs (default: %(default)s)")
@@ -48,7 +48,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     train.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     test = commands.add_parser("evaluate", help="measure a model folder on the fixed test set")
     test.add_argument("--photos", type=Path, required=True, help="the folder that training used")
-    test.add_argument("--model", type=Path, default=Path("models/embedded"), help="model folder (default: %(default)s)")
+    test.add_argument("--model", type=Path, default=Path("models/tiny"), help="model folder (default: %(default)s)")
     test.add_argument(
         "--queries",
         type=Path,

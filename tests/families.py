@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from conftest import EMBEDDED
+from conftest import TINY
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
@@ -49,7 +49,7 @@ def make_sensitive(model):
 
 def build(family: str, folder: Path) -> None:
     """Saves model and processor of `family` to `folder`, as its maker's checkpoints are laid out."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TINY, local_files_only=True)
     more = MORE_TOKENS.get(family, [])
     if family in ("smolvlm", "idefics3"):
         more = [*more, *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))]

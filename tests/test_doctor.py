@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from conftest import EMBEDDED, ROOT
+from conftest import TINY, ROOT
 from pydantic import ValidationError
 
 from agentic_iqa_local import doctor
@@ -34,7 +34,7 @@ def run(*args, **environment):
     return subprocess.run(command, capture_output=True, text=True, env=env)
 
 
-def setup_of(folder=EMBEDDED, engine="transformers", device="cpu", quick=False, tools=None, **options) -> Setup:
+def setup_of(folder=TINY, engine="transformers", device="cpu", quick=False, tools=None, **options) -> Setup:
     """The default configuration with the model in `folder`, loaded with `options`."""
     backend = {"backend": f"{engine}.{folder.name}"}
     settings = Settings(
@@ -49,13 +49,13 @@ def setup_of(folder=EMBEDDED, engine="transformers", device="cpu", quick=False, 
     return setup
 
 
-def renderer(folder=EMBEDDED, **options):
+def renderer(folder=TINY, **options):
     from agentic_iqa_local.vlm_client.rendering import Renderer  # here: processes apart import this file, and need no torch
 
     return Renderer(folder.name, ModelSettings(path=str(folder), **options))
 
 
-def load(folder=EMBEDDED, **options):
+def load(folder=TINY, **options):
     from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 
     return TransformersClient(folder.name, ModelSettings(path=str(folder), **options), "cpu")
@@ -174,7 +174,7 @@ def test_another_python_without_the_packages_is_told_in_one_sentence():
 
 
 def test_a_missing_weight_file_is_found(tmp_path):
-    shutil.copytree(EMBEDDED, tmp_path / "embedded")
+    shutil.copytree(TINY, tmp_path / "embedded")
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (tmp_path / "embedded" / "model.safetensors.index.json").write_text(json.dumps(index))
     found = doctor.model_folder(setup_of(tmp_path / "embedded"), BACKEND)
@@ -184,7 +184,7 @@ def test_a_missing_weight_file_is_found(tmp_path):
 
 
 def test_a_truncated_weight_file_is_found_without_loading_it(tmp_path):
-    shutil.copytree(EMBEDDED, tmp_path / "embedded")
+    shutil.copytree(TINY, tmp_path / "embedded")
     os.truncate(tmp_path / "embedded" / "model.safetensors", 100_000)
     found = doctor.model_folder(setup_of(tmp_path / "embedded"), BACKEND)
     assert (found.status, found.remedy) == ("fail", "copy the folder again")
@@ -205,7 +205,7 @@ def test_a_model_that_hardly_answers_with_letters_is_a_warning(flat_model, tmp_p
     """All logits of the flat model are equal: of V tokens five are letters, so 1 − 5/V of the probability lies off them."""
     shutil.copytree(flat_model, tmp_path / "flat")
     found = doctor.letters(setup_of(tmp_path / "flat"), "transformers.flat")
-    vocabulary = json.loads((EMBEDDED / "config.json").read_text())["text_config"]["vocab_size"]
+    vocabulary = json.loads((TINY / "config.json").read_text())["text_config"]["vocab_size"]
     assert found.status == "warn"
     assert f"{1 - 5 / vocabulary:.2%} of the probability" in found.found
 
@@ -216,7 +216,7 @@ def test_a_model_that_hardly_answers_with_letters_is_a_warning(flat_model, tmp_p
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     """A models folder into which the embedded model was unpacked."""
-    return unpacked({f"embedded/{file.name}": file for file in EMBEDDED.iterdir()}, tmp_path, monkeypatch)
+    return unpacked({f"embedded/{file.name}": file for file in TINY.iterdir()}, tmp_path, monkeypatch)
 
 
 def unpacked(places, tmp_path, monkeypatch):
@@ -260,7 +260,7 @@ def test_a_folder_beside_those_of_the_manifest_is_not_called_verified(store):
     found = doctor.models_folder(Setup(load_settings().with_model("other"), cpu=True))
     assert found.status == "warn"
     assert f"does not list {store / 'other'}" in found.found
-    of_the_checkout = Setup(load_settings().with_model(str(EMBEDDED)), cpu=True)
+    of_the_checkout = Setup(load_settings().with_model(str(TINY)), cpu=True)
     assert doctor.models_folder(of_the_checkout).status == "pass"
 
 
@@ -400,7 +400,7 @@ def test_a_score_cache_is_not_made_by_looking_for_it(tmp_path):
 
 
 def test_parameters_are_those_of_the_loaded_model(client):
-    assert read_weights(EMBEDDED).numbers == client.model.num_parameters()
+    assert read_weights(TINY).numbers == client.model.num_parameters()
 
 
 def kv_bytes(session) -> tuple[int, int]:
@@ -432,11 +432,11 @@ def test_weights_and_cache_of_other_families(family, photo, family_folder):
 def test_quantised_weights_take_what_the_loaded_model_takes(kind):
     small = load(quantization=kind, dtype="float32")
     # transformers counts parameters and buffers, but not the scales of quantised weights: a few per cent at most.
-    assert doctor.weight_bytes(EMBEDDED, kind, 4) == pytest.approx(small.model.get_memory_footprint(), rel=0.03)
+    assert doctor.weight_bytes(TINY, kind, 4) == pytest.approx(small.model.get_memory_footprint(), rel=0.03)
 
 
 def test_a_folder_that_is_quantised_already_counts_as_it_lies_there(tmp_path):
-    shutil.copytree(EMBEDDED, tmp_path / "m")
+    shutil.copytree(TINY, tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
     assert doctor.weight_bytes(tmp_path / "m", "none", 4) == (tmp_path / "m" / "model.safetensors").stat().st_size

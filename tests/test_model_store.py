@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import numpy as np
 import pytest
-from conftest import EMBEDDED, ROOT
+from conftest import TINY, ROOT
 from packaging.tags import sys_tags
 from pydantic import ValidationError
 
@@ -126,8 +126,8 @@ def test_the_embedded_models_bundle_arrives_byte_for_byte(embedded, tmp_path, ca
     assert model_store.main(["verify", str(embedded), "--expect", sha256.upper()]) == 0
     assert model_store.main(["unpack", str(embedded), "--expect", sha256, "--models", str(tmp_path / "store")]) == 0
     assert f"export AGENTIC_IQA_MODELS={tmp_path / 'store'}" in capsys.readouterr().out
-    names = [place.name for place in EMBEDDED.iterdir()]
-    assert filecmp.cmpfiles(EMBEDDED, tmp_path / "store" / "embedded", names, shallow=False)[0] == names
+    names = [place.name for place in TINY.iterdir()]
+    assert filecmp.cmpfiles(TINY, tmp_path / "store" / "embedded", names, shallow=False)[0] == names
     assert verify(tmp_path / "store") == []
     assert not embedded.with_name(f"{embedded.name}.downloads").exists()
 

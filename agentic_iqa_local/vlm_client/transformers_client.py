@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from transformers import AutoModelForImageTextToText, BitsAndBytesConfig, DynamicCache
 
 from agentic_iqa_local.config import ModelSettings
-from agentic_iqa_local.devices import describe_device, make_deterministic, memory_ran_out
+from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic, memory_ran_out
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema
@@ -35,14 +35,6 @@ from agentic_iqa_local.vlm_client.rendering import Expanded, Renderer, first_lin
 logger = logging.getLogger(__name__)
 
 PACKED = 16  # quantised: at most so many parameters in one number of a weight file, of 2 bits in an int32
-
-
-def _dtype(name: str, device: str) -> torch.dtype:
-    if name != "auto":
-        return getattr(torch, name)
-    if device.startswith("cuda"):
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return torch.float32
 
 
 def _quantization(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
@@ -85,7 +77,7 @@ class TransformersClient:
         if settings.exact:
             make_deterministic()
         folder = self.renderer.folder
-        self.dtype = _dtype(settings.dtype, device)
+        self.dtype = getattr(torch, choose_dtype(settings.dtype, device, self.renderer.holds_in_bfloat16))
         options: dict[str, Any] = {
             "dtype": self.dtype,
             "local_files_only": True,

@@ -29,7 +29,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config import ModelSettings
-from agentic_iqa_local.devices import describe_device, make_deterministic, memory_ran_out
+from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic, memory_ran_out
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
@@ -97,7 +97,7 @@ class VllmClient:
         context = self._context()
         return EngineArgs(
             model=str(self.renderer.folder),
-            dtype=settings.dtype if settings.dtype != "auto" else "auto" if on_gpu else "float32",
+            dtype=settings.dtype if on_gpu else choose_dtype(settings.dtype, self.device, self.renderer.holds_in_bfloat16),
             seed=0,
             max_model_len=context,
             max_num_batched_tokens=max(context, 8192) if on_gpu else context,

@@ -1,0 +1,26 @@
+"""The embedded model that users meet gives the same letters on both engines."""
+
+import pytest
+from conftest import EMBEDDED
+from PIL import Image
+
+from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
+from agentic_iqa_local.vlm_client.vllm_client import VllmClient
+
+SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 0.25)])
+def test_letters_equal_those_of_transformers(photo, noisy_path, dtype, bound):
+    settings = ModelSettings(path=str(EMBEDDED), dtype=dtype)
+    ours, theirs = VllmClient("embedded", settings, "cpu"), TransformersClient("embedded", settings, "cpu")
+    try:
+        for picture in (photo.crop((0, 0, 256, 224)), Image.open(noisy_path).convert("RGB").crop((0, 0, 192, 320))):
+            one, other = (client.open([picture]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for client in (ours, theirs))
+            assert one.token_ids == other.token_ids
+            assert max(abs(one.logprobs[letter] - other.logprobs[letter]) for letter in LETTERS) < bound
+    finally:
+        ours.close()
