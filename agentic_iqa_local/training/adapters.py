@@ -6,8 +6,10 @@ peft does the same; on a CPU its separate products, casts and sums take as long 
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
+
+from agentic_iqa_local.assembly import DELTA, LORA_A, LORA_B
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SCALING = 2.0
@@ -59,28 +61,19 @@ def add_adapters(language: nn.Module, rank: int, first_layer: int = FIRST_LAYER)
                 setattr(parent, name, Adapted(child, rank))
 
 
-def adapters(language: nn.Module) -> dict[str, torch.Tensor]:
-    """{"layers.0.mlp.up_proj.lora_A": r×in, "….lora_B": out×r, ...}."""
-    return {name: weight.detach() for name, weight in language.named_parameters() if "lora_" in name}
+def adapters(language: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """{"layers.0.mlp.up_proj": (A rank×in, B out×rank), ...}."""
+    return {
+        name: (module.lora_A.detach(), module.lora_B.detach())
+        for name, module in language.named_modules()
+        if isinstance(module, Adapted)
+    }
 
 
-def save_adapters(language: nn.Module, file: Path) -> None:
-    """Writes them as bfloat16 safetensors, with the scaling in the metadata."""
-    tensors = {name: weight.bfloat16().contiguous().cpu() for name, weight in adapters(language).items()}
-    save_file(tensors, file, metadata={"scaling": str(SCALING)})
-
-
-def load_adapters(language: nn.Module, file: Path) -> None:
-    """Puts the adapters of `file` into those of `language`, which must have the same rank."""
-    language.load_state_dict({name: weight.float() for name, weight in load_file(file).items()}, strict=False)
-
-
-def merged(language: nn.Module) -> dict[str, torch.Tensor]:
-    """The state of the plain language model with W + s·B·A in place of W, in float32."""
-    state = {}
-    for name, module in language.named_modules():
-        if isinstance(module, Adapted):
-            change = SCALING * (module.lora_B.double() @ module.lora_A.double())
-            state[f"{name}.weight"] = (module.linear.weight.double() + change).float()
-    plain = {name.replace(".linear.", "."): value for name, value in language.state_dict().items() if "lora_" not in name}
-    return {name: value.detach().clone() for name, value in (plain | state).items()}
+def load_adapters(language: nn.Module, parts: Path) -> None:
+    """Puts the adapters that git carries in the folder `parts` into those of `language`, which must have the same rank."""
+    known = load_file(parts / DELTA)
+    with torch.no_grad():
+        for name, (down, up) in adapters(language).items():
+            down.copy_(known[f"model.{name}{LORA_A}"])
+            up.copy_(known[f"model.{name}{LORA_B}"])

@@ -19,7 +19,6 @@ from PIL import Image, ImageEnhance
 
 from agentic_iqa_local.images import load_image
 from agentic_iqa_local.training.distortions import Part, Sample, distort, draw_camera_parts, draw_local_part, draw_parts
-from agentic_iqa_local.training.embedded import FACTOR
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,6 @@ SPLIT_SEED = 20261121
 SIDE, VARIED_SIDE = 512, 384
 MIRRORED = {"top left": "top right", "top right": "top left", "bottom left": "bottom right", "bottom right": "bottom left"}
 CELL = 64  # pixels a side of what the teacher's features describe
-WHOLE_SHARE = 0.3  # of the batches are whole pictures of the varied pool
 KERNELS = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 SHARD = 100
 LOCAL_SHARE, CAMERA_SHARE = 0.2, 0.2  # of the pool: one distortion in one quarter; several mild ones at once
@@ -205,15 +203,6 @@ def build_pool(files: Sequence[Path], folder: Path, plain: int, varied: int, see
         clean=[np.load(folder / f"clean_{n:03d}.npy", mmap_mode="r") for n in numbers],
         rows=[row for n in numbers for row in json.loads((folder / f"rows_{n:03d}.json").read_text())],
     )
-
-
-def draw_crops(pool: Pool, tokens: int, sides: tuple[int, ...], rng: np.random.Generator, most: int | None = None) -> list[Crop]:
-    """Crops of one random size (so that they stack), as many as `tokens` image tokens allow and no more than `most`."""
-    whole = rng.random() < WHOLE_SHARE
-    height, width = (VARIED_SIDE if whole else FACTOR * int(rng.choice(sides)) for _ in range(2))
-    count = min(most or tokens, max(1, tokens // (height * width // FACTOR**2)))
-    drawn = pool.draw(count, max(height, width), rng, whole)
-    return [pool.crop(int(i), height, width, rng) for i in drawn]
 
 
 def level_targets(quality: np.ndarray, width: float = LEVEL_WIDTH) -> np.ndarray:

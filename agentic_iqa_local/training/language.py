@@ -1,11 +1,12 @@
-"""The later phases: the language model learns, first alone, then with the vision tower. All prompts about one picture are packed
+"""The later phases: the language model learns, first plans alone, then all roles on pictures. All prompts about one picture are packed
 into one row.
 
-At run time every role continues from the cached image prefix. Here a block mask and positions that restart do the same in
-one pass, and prompts with equal instructions share those too: a row is a tree of the image prefix, the instructions, and the
-cases, each of which sees only what it descends from.
+At run time every role continues from the cached image prefix. Here a block mask and positions that restart do the same, and
+prompts with equal instructions share those too: a row is a tree of the image prefix, the instructions, and the cases, each of
+which sees only what it descends from.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,16 +19,20 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import repeat_kv
 
+from agentic_iqa_local.nodes.replies import FlagsReply, PlannerReply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, PAIR_PREAMBLE, TEST_PREAMBLE, chat_messages
-from agentic_iqa_local.training.data import Crop, Pool, draw_crops, pixel_values
+from agentic_iqa_local.training.data import VARIED_SIDE, Crop, Pool, pixel_values
 from agentic_iqa_local.training.embedded import FACTOR
-from agentic_iqa_local.training.roles import RoleSample, draw_roles, planning
-from agentic_iqa_local.training.vision import Batches, VisionHeads, crop_labels, head_losses, level_loss
+from agentic_iqa_local.training.roles import RoleSample, draw_light_roles, draw_roles, planning
+from agentic_iqa_local.training.vision import Batches, level_loss
 
-SIDES = (3, 5, 6, 7, 8, 8, 9, 10, 12, 16)
-FULL_REFERENCE_SHARE = 0.2
-ROWS = 10  # pictures a step at most: the text about them costs more than they do
-PLANS = 40  # queries a planning step
+SIDES = {1: (4, 5, 6, 7, 8, 9, 10, 12), 2: (4, 5, 6, 7, 8)}  # of crops in units of FACTOR pixels, by the number of images
+FULL_REFERENCE_SHARE = 0.12
+WHOLE_SHARE = 0.5  # of the pictures without a reference are whole, some with a distortion in one place
+PLANNING_SHARE = 0.3
+PLANS = 12  # queries a planning step
+FLAGS = ', "plan"'
+KEYS = re.compile(f'"({"|".join([*PlannerReply.model_fields, *FlagsReply.model_fields])})": ')
 IGNORE = -100
 
 
@@ -80,40 +85,34 @@ def prefix_ids(images: int, image_tokens: int, processor) -> list[int]:
 
 
 def pack(rows: list[list[RoleSample]], images: int, image_tokens: int, processor) -> dict[str, torch.Tensor]:
-    """Rows of samples → padded ids, labels, offsets after the prefix, and the tree: each token's segment (0: the shared
-    prefix, −1: padding) and that segment's parent."""
+    """Rows of samples → what is given (`head_…`: the image prefix and each of the instructions once) and what is asked (`case_…`:
+    cases with answers), padded, with the tree: each token's segment (0: the shared prefix, −1: padding), that segment's parent, and
+    the offset after the prefix."""
     prefix = prefix_ids(images, image_tokens, processor)
-    packed, letters = [], []
+    heads, cases, letters = [], [], []
     for r, row in enumerate(rows):
-        parts, length = [(Segment(prefix, [IGNORE] * len(prefix), 0), 0, 0)], len(prefix)  # (segment, its number, its parent's)
+        given = [(Segment(prefix, [IGNORE] * len(prefix), 0), 0, 0)]  # (segment, its number, its parent's)
+        asked, length = [], 0
         known: dict[str, tuple[int, int]] = {}  # instructions → (number, length)
         for sample in row:
             if sample.prompt.instructions not in known:
                 segment = encode_instructions(sample, images, processor)
-                known[sample.prompt.instructions] = len(parts), len(segment.ids)
-                parts.append((segment, len(parts), 0))
-                length += len(segment.ids)
+                known[sample.prompt.instructions] = len(given), len(segment.ids)
+                given.append((segment, len(given), 0))
+        for sample in row:
             parent, start = known[sample.prompt.instructions]
             segment = encode_case(sample, images, start, processor)
             if segment.letter is not None:
                 letters.append((r, length + segment.letter, sample.letters, sample.levels))
-            parts.append((segment, len(parts), parent))
+            asked.append((segment, len(given) + len(asked), parent))
             length += len(segment.ids)
-        packed.append(
-            [
-                [i for segment, *_ in parts for i in segment.ids],
-                [i for segment, *_ in parts for i in segment.labels],
-                [number for segment, number, _ in parts for _ in segment.ids],
-                [parent for segment, _, parent in parts for _ in segment.ids],
-                [0] * len(prefix) + [i + segment.start for segment, *_ in parts[1:] for i in range(len(segment.ids))],
-            ]
-        )
-    length = max(len(p[0]) for p in packed)
-    pads = (processor.tokenizer.pad_token_id, IGNORE, -1, 0, 0)
-    columns = [torch.tensor([p[i] + [pad] * (length - len(p[i])) for p in packed]) for i, pad in enumerate(pads)]
+        heads.append(given)
+        cases.append(asked)
+    pad = processor.tokenizer.pad_token_id
     widest = max((len(target) for _, _, target, _ in letters), default=0)
     return {
-        **dict(zip(("ids", "labels", "segment", "parent", "offset"), columns, strict=True)),
+        **{f"head_{name}": column for name, column in _columns(heads, pad).items()},
+        **{f"case_{name}": column for name, column in _columns(cases, pad).items()},
         "prefix": torch.tensor(len(prefix)),
         "letter_at": torch.tensor([(r, i) for r, i, _, _ in letters]).view(-1, 2),
         "letter_target": torch.tensor(np.array([np.pad(t, (0, widest - len(t))) for _, _, t, _ in letters])).float(),
@@ -121,20 +120,61 @@ def pack(rows: list[list[RoleSample]], images: int, image_tokens: int, processor
     }
 
 
-def language_batches(
-    pool: Pool, processor, tokens: int, seed: int, phase: int, planning_share: float
-) -> Callable[[int], IterableDataset]:
-    """Batches of pictures with what they are asked; `planning_share` of the batches are many plans over one small picture."""
+def _columns(rows: list[list[tuple[Segment, int, int]]], pad: int) -> dict[str, torch.Tensor]:
+    columns = [
+        (
+            [i for segment, *_ in parts for i in segment.ids],
+            [i for segment, *_ in parts for i in segment.labels],
+            [number for segment, number, _ in parts for _ in segment.ids],
+            [parent for segment, _, parent in parts for _ in segment.ids],
+            [i + segment.start for segment, *_ in parts for i in range(len(segment.ids))],
+        )
+        for parts in rows
+    ]
+    length = max(len(column[0]) for column in columns)
+    names, pads = ("ids", "labels", "segment", "parent", "offset"), (pad, IGNORE, -1, 0, 0)
+    return {
+        name: torch.tensor([column[i] + [filler] * (length - len(column[i])) for column in columns])
+        for i, (name, filler) in enumerate(zip(names, pads, strict=True))
+    }
+
+
+def visible(segment: torch.Tensor, parent: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """B×1×N×M: which of the M tokens with segments `keys`, the last N of which are those of `segment`, each of the N sees: the shared
+    prefix, its parent, and its own segment up to itself."""
+    known, length = keys.shape[1] - segment.shape[1], segment.shape[1]
+    there = keys[:, None] >= 0
+    seen = (keys[:, None] == 0) | (keys[:, None] == parent[:, :, None]) | (keys[:, None] == segment[:, :, None])
+    before = torch.ones(length, known + length, dtype=torch.bool, device=keys.device).tril(known)
+    itself = torch.zeros(length, known + length, dtype=torch.bool, device=keys.device)
+    itself[:, known:].fill_diagonal_(True)  # padding sees itself, or its softmax would be of nothing
+    return ((there & seen & before) | itself)[:, None]
+
+
+def planning_batches(processor, seed: int) -> Callable[[int], IterableDataset]:
+    """Batches of plans: see `make_plans`."""
+    return lambda start: Batches(lambda step, rng: make_plans(step, seed, processor), seed, 1, start)
+
+
+def role_batches(pool: Pool, processor, pictures: int, seed: int, light: bool) -> Callable[[int], IterableDataset]:
+    """Batches of about `pictures` pictures with what they are asked (`light`: letters and short answers alone); PLANNING_SHARE of
+    the batches are plans."""
 
     def make(step: int, rng: np.random.Generator) -> dict:
+        if rng.random() < PLANNING_SHARE:
+            return make_plans(step, seed, processor)
         images = 2 if rng.random() < FULL_REFERENCE_SHARE else 1
-        if rng.random() < planning_share:
-            crop = pool.crop(int(pool.draw(1, 96, rng)[0]), 96, 96, rng)
-            return make_plans(crop, [planning(rng, images == 2) for _ in range(PLANS)], images, processor)
-        crops = draw_crops(pool, tokens // images, SIDES, rng, ROWS)
-        return make_batch(crops, [draw_roles(c, rng) for c in crops], images, processor)
+        whole = images == 1 and rng.random() < WHOLE_SHARE
+        height, width = (VARIED_SIDE if whole else FACTOR * int(rng.choice(SIDES[images])) for _ in range(2))
+        drawn = pool.draw(pictures, max(height, width), rng, whole)
+        crops = [pool.crop(int(i), height, width, rng) for i in drawn]
+        draw = draw_light_roles if light else draw_roles
+        asked = [(crop, row) for crop in crops if (row := draw(crop, rng, images == 2))]
+        if not asked:
+            return make_plans(step, seed, processor)
+        return make_batch([crop for crop, _ in asked], [row for _, row in asked], images, processor)
 
-    return lambda start: Batches(make, seed, phase, start)
+    return lambda start: Batches(make, seed, 2 + light, start)
 
 
 def _attention_on_cpu(module, query, key, value, attention_mask, **options):
@@ -158,106 +198,161 @@ def causal(length: int, known: int, device: torch.device) -> dict[str, torch.Ten
     return {"full_attention": visible[None, None]}
 
 
-def make_plans(crop: Crop, samples: list[RoleSample], images: int, processor) -> dict:
-    """One small picture, the planner's instructions, and many cases that continue from both."""
-    pixels, grid = pixel_values([crop.clean, crop.sample.image] if images == 2 else [crop.sample.image], processor)
-    height, width = crop.clean.shape[:2]
-    prefix = prefix_ids(images, height * width // FACTOR**2, processor)
+def make_plans(step: int, seed: int, processor) -> dict:
+    """The planner's instructions after picture tokens of noise, and many cases that continue from both.
+
+    Three steps in a row share out what one draw gives by its length, so that little is padded. Two in three end before the flags,
+    which follow from the rest; five in six cases learn no keys, which the grammar of the reply writes.
+    """
+    turn = step // 3
+    rng = np.random.default_rng([seed, 4, turn])
+    images = 2 if rng.random() < 0.25 else 1
+    samples = [planning(rng, images == 2) for _ in range(3 * PLANS)]
+    picture = int(rng.integers(4, 60))
+    prefix = prefix_ids(images, picture, processor)
     instructions = encode_instructions(samples[0], images, processor).ids
-    cases = [encode_case(sample, images, len(instructions), processor) for sample in samples]
+    cases = sorted((encode_case(sample, images, len(instructions), processor) for sample in samples), key=lambda c: len(c.ids))
+    cases = cases[step % 3 * PLANS : (step % 3 + 1) * PLANS]
+    for n, case in enumerate(cases):
+        if (step + turn) % 3:
+            _end_before_flags(case, processor.tokenizer)
+        if (n + turn) % 6:
+            _skip_keys(case, processor.tokenizer)
     length = max(len(c.ids) for c in cases)
     pad = processor.tokenizer.pad_token_id
     return {
-        "pixels": pixels,
-        "grid": grid,
         "head": torch.tensor([prefix + instructions]),
         "cases": torch.tensor([c.ids + [pad] * (length - len(c.ids)) for c in cases]),
         "labels": torch.tensor([c.labels + [IGNORE] * (length - len(c.ids)) for c in cases]),
+        "noise": int(rng.integers(2**31)),
+        "narrower": int(rng.integers(0, picture)),
     }
 
 
+def _answer_start(case: Segment) -> int:
+    return next(i for i, label in enumerate(case.labels) if label != IGNORE)
+
+
+def _end_before_flags(case: Segment, tokenizer) -> None:
+    text = tokenizer.decode(case.ids[_answer_start(case) :])
+    surplus = len(text) - text.index(FLAGS)
+    while surplus > 0:
+        surplus -= len(tokenizer.decode([case.ids.pop()]))
+        case.labels.pop()
+
+
+def _skip_keys(case: Segment, tokenizer) -> None:
+    start = _answer_start(case)
+    text = tokenizer.decode(case.ids[start:])
+    fixed = np.zeros(len(text) + 1, bool)
+    for match in KEYS.finditer(text):
+        fixed[match.start() : match.end() - 1] = True
+    place = 0
+    for i in range(start, len(case.ids)):
+        length = len(tokenizer.decode([case.ids[i]]))
+        if fixed[place : place + length].all():
+            case.labels[i] = IGNORE
+        place += length
+
+
 def make_batch(crops: list[Crop], rows: list[list[RoleSample]], images: int, processor) -> dict:
-    """Pixels, labels and packed text of crops (with their clean originals before them when `images` is 2)."""
+    """Pixels and packed text of crops (with their clean originals before them when `images` is 2)."""
     height, width = crops[0].clean.shape[:2]
     pictures = [picture for c in crops for picture in ([c.clean, c.sample.image] if images == 2 else [c.sample.image])]
     pixels, grid = pixel_values(pictures, processor)
     text = pack(rows, images, height * width // FACTOR**2, processor)
-    return {"pixels": pixels, "grid": grid, "images": images, "labels": crop_labels(crops), "text": text}
+    return {"pixels": pixels, "grid": grid, "text": text}
 
 
-def language_losses(model, heads: VisionHeads, letter_ids: torch.Tensor, frozen_vision: bool) -> Callable:
-    """The loss of the later phases: letters (soft), answers' tokens, and the vision heads."""
+def plan_losses(model) -> Callable:
+    """The loss of a batch of plans. Picture tokens are noise of the size of words, so that plans do not hang on them."""
 
-    def plan_losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
-        head, cases = batch["head"].to(model.device), batch["cases"].to(model.device)
-        grid = batch["grid"].to(model.device)
-        with torch.set_grad_enabled(not frozen_vision):
-            features = model.model.visual(batch["pixels"].to(model.device), grid_thw=grid).pooler_output.float()
-        placeholder = head == model.config.image_token_id
-        embeds = model.get_input_embeddings()(head).float().masked_scatter(placeholder[..., None], features)
-        positions, delta = model.model.get_rope_index(head, mm_token_type_ids=placeholder.int(), image_grid_thw=grid)
-        cache = DynamicCache(config=model.config.text_config)
-        model.model.language_model(
-            inputs_embeds=embeds,
-            position_ids=positions,
-            attention_mask=causal(head.shape[1], 0, head.device),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        cache.batch_repeat_interleave(len(cases))
+    def losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
+        language, device = model.model.language_model, model.device
+        head, cases = batch["head"].to(device), batch["cases"].to(device)
+        embeds = model.get_input_embeddings()(head)
+        noise = torch.randn(embeds.shape, generator=torch.Generator().manual_seed(batch["noise"])).to(device)
+        placeholder = (head == model.config.image_token_id)[..., None]
+        embeds = torch.where(placeholder, noise * model.get_input_embeddings().weight.std(), embeds)
         known, length = head.shape[1], cases.shape[1]
-        after = (known + delta.to(head.device) + torch.arange(length, device=head.device)).expand(3, len(cases), -1)
+        cache = DynamicCache(config=model.config.text_config)
+        with torch.no_grad():  # the instructions are read as they are: what learns is how to answer
+            language(
+                inputs_embeds=embeds,
+                position_ids=torch.arange(known, device=device).expand(3, 1, -1),
+                attention_mask=causal(known, 0, device),
+                past_key_values=cache,
+                use_cache=True,
+            )
+        cache.batch_repeat_interleave(len(cases))
+        # A picture takes as many positions as its longer side has tokens.
+        after = (known - batch["narrower"] + torch.arange(length, device=device)).expand(3, len(cases), -1)
         # Padding stands at the end, where no token that counts looks at it.
-        hidden = model.model.language_model(
+        hidden = language(
             input_ids=cases,
             position_ids=after,
-            attention_mask=causal(length, known, head.device),
+            attention_mask=causal(length, known, device),
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
-        targets = batch["labels"].to(model.device)[:, 1:]
+        targets = batch["labels"].to(device)[:, 1:]
         kept = targets != IGNORE
-        loss = nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][kept]).float(), targets[kept])
-        return loss, {"plan_loss": loss.item()}
+        logits = model.lm_head(hidden[:, :-1][kept]).float()
+        loss = nn.functional.cross_entropy(logits, targets[kept])
+        wrong = torch.zeros(len(cases), device=device).index_add_(
+            0, kept.nonzero()[:, 0], (logits.argmax(-1) != targets[kept]).float()
+        )
+        return loss, {"plan_loss": loss.item(), "whole_plans": (wrong == 0).float().mean().item()}
+
+    return losses
+
+
+def role_losses(model, letter_ids: torch.Tensor) -> Callable:
+    """The loss of the later phases: letters (soft), answers' tokens, and plans."""
+    of_plans = plan_losses(model)
 
     def losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
         if "cases" in batch:
-            return plan_losses(batch)
-        device = model.device
+            return of_plans(batch)
+        language, device = model.model.language_model, model.device
         text = {k: v.to(device) for k, v in batch["text"].items()}
-        grid, images = batch["grid"].to(device), batch["images"]
-        with torch.set_grad_enabled(not frozen_vision):
+        grid, prefix = batch["grid"].to(device), int(batch["text"]["prefix"])
+        cache = DynamicCache(config=model.config.text_config)
+        with torch.no_grad():  # pictures and instructions are read as they are: what learns is how to answer
             features = model.model.visual(batch["pixels"].to(device), grid_thw=grid).pooler_output.float()
-        width = features.shape[-1]
-        rows, length = text["ids"].shape
-        labels = {k: v.to(device) for k, v in batch["labels"].items()}
-        seen, figures = head_losses(heads, features.view(rows, images, -1, width)[:, -1], labels)
-        loss = 0.5 * seen
-
-        embeds = model.get_input_embeddings()(text["ids"]).float()
-        placeholder = text["ids"] == model.config.image_token_id
-        embeds = embeds.masked_scatter(placeholder[..., None], features)
-        prefix = int(text["prefix"])
-        positions, delta = model.model.get_rope_index(
-            text["ids"][:, :prefix], mm_token_type_ids=placeholder[:, :prefix].int(), image_grid_thw=grid
-        )
-        after = (prefix + delta).to(device) + text["offset"][:, prefix:]
-        positions = torch.cat([positions, after[None].expand(3, -1, -1)], -1)
-        segment, parent = text["segment"], text["parent"]
-        order = torch.arange(length, device=device)
-        keys = segment[:, None]
-        visible = (keys == segment[:, :, None]) | (keys == parent[:, :, None]) | (keys == 0)
-        visible &= order[:, None] >= order[None]
-        hidden = model.model.language_model(
-            inputs_embeds=embeds, position_ids=positions, attention_mask={"full_attention": visible[:, None]}, use_cache=False
+            ids = text["head_ids"]
+            placeholder = ids == model.config.image_token_id
+            embeds = model.get_input_embeddings()(ids).masked_scatter(placeholder[..., None], features)
+            positions, delta = model.model.get_rope_index(
+                ids[:, :prefix], mm_token_type_ids=placeholder[:, :prefix].int(), image_grid_thw=grid
+            )
+            start = (prefix + delta).to(device)
+            positions = torch.cat([positions, (start + text["head_offset"][:, prefix:])[None].expand(3, -1, -1)], -1)
+            language(
+                inputs_embeds=embeds,
+                position_ids=positions,
+                attention_mask={"full_attention": visible(text["head_segment"], text["head_parent"], text["head_segment"])},
+                past_key_values=cache,
+                use_cache=True,
+            )
+        keys = torch.cat([text["head_segment"], text["case_segment"]], 1)
+        hidden = language(
+            input_ids=text["case_ids"],
+            position_ids=(start + text["case_offset"])[None].expand(3, -1, -1),
+            attention_mask={"full_attention": visible(text["case_segment"], text["case_parent"], keys)},
+            past_key_values=cache,
+            use_cache=True,
         ).last_hidden_state
+        loss, figures = torch.zeros((), device=device), {}
 
-        targets = text["labels"][:, 1:]
+        targets = text["case_labels"][:, 1:]
         kept = targets != IGNORE
         if kept.any():  # none when every row is read only
             answer = nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][kept]).float(), targets[kept])
             figures["answer_loss"] = answer.item()
             loss = loss + answer
+        if not len(text["letter_at"]):
+            return loss, figures
         r, i = text["letter_at"].T
         at_letter = model.lm_head(hidden[r, i - 1]).float().log_softmax(-1)
         at_letter = at_letter[:, letter_ids[: text["letter_target"].shape[1]]]

@@ -17,27 +17,32 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 
 from agentic_iqa_local.levels import DISTORTION_TYPES
-from agentic_iqa_local.training.data import Crop, Pool, draw_crops, level_targets, pixel_values
+from agentic_iqa_local.training.data import CELL, VARIED_SIDE, Crop, Pool, level_targets, pixel_values
 from agentic_iqa_local.training.distortions import place_mask
 from agentic_iqa_local.training.embedded import FACTOR
+from agentic_iqa_local.training.teacher import Cells
 
 logger = logging.getLogger(__name__)
 
 CLASSES = (*DISTORTION_TYPES, "none")
 LEVELS = torch.arange(5.0, 0.0, -1.0)
-SIDES = (4, 5, 6, 8, 10, 12, 16)  # crop sides in units of 32 pixels; pictures are often as large as the last
+SIDES = (2, 3, 3, 4, 4, 5, 6, 8)  # crop sides in units of CELL pixels; pictures are often as large as the last
+WHOLE_SHARE = 0.45  # of the batches are whole pictures, some with a distortion in one place
 
 
 class VisionHeads(nn.Module):
-    """Distortion type (8), level (5) and severity (6) from the mean and spread of an image's merged tokens."""
+    """Distortion type (8), level (5) and severity (6) from the mean and spread of an image's merged tokens, whose size is about
+    `rms`."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, rms: float):
         super().__init__()
+        self.rms = rms
         self.body = nn.Sequential(nn.LayerNorm(2 * width), nn.Linear(2 * width, width), nn.SiLU())
         self.to_type, self.to_level, self.to_severity = nn.Linear(width, len(CLASSES)), nn.Linear(width, 5), nn.Linear(width, 6)
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`tokens`: B×T×width, the same number for each image."""
+        tokens = tokens / self.rms
         pooled = self.body(torch.cat([tokens.mean(1), tokens.std(1)], -1))
         return self.to_type(pooled), self.to_level(pooled), self.to_severity(pooled)
 
@@ -274,24 +279,53 @@ def run_phase(
         save()
 
 
-def vision_losses(visual: nn.Module, heads: VisionHeads) -> Callable:
-    """The first phase's loss: the heads' alone."""
+class VisionTeaching(nn.Module):
+    """The vision tower and all that it is taught through."""
 
-    def losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
-        device = next(heads.parameters()).device
-        features = visual(batch["pixels"].to(device), grid_thw=batch["grid"].to(device)).pooler_output.float()
+    def __init__(self, visual: nn.Module, embeddings: torch.Tensor, tokenizer, features: int):
+        super().__init__()
+        width = embeddings.shape[-1]
+        self.visual = visual
+        self.words = WordHeads(embeddings, tokenizer)
+        self.heads = VisionHeads(width, self.words.rms)
+        self.teacher = Teacher(width, features)
+
+    def losses(self, batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
+        device = next(self.heads.parameters()).device
+        labels = {k: v.to(device) for k, v in batch["labels"].items()}
+        features = self.visual(batch["pixels"].to(device), grid_thw=batch["grid"].to(device)).pooler_output.float()
         tokens = features.view(len(batch["grid"]), -1, features.shape[-1])
-        return head_losses(heads, tokens, {k: v.to(device) for k, v in batch["labels"].items()})
+        loss, figures = head_losses(self.heads, tokens, labels)
+        words = self.words.losses(tokens, labels)
+        figures["words"] = words.item()
+        loss = loss + 0.5 * words
+        if len(batch["taught"]):
+            seen = tokens[batch["taught"].to(device)] / self.words.rms
+            taught = self.teacher.loss(seen.view(len(seen), *batch["shape"], -1), batch["features"].to(device))
+            figures["teacher"] = taught.item()
+            loss = loss + 2 * taught
+        return loss, figures
 
-    return losses
 
-
-def vision_batches(pool: Pool, processor, tokens: int, seed: int) -> Callable[[int], IterableDataset]:
-    """Batches for the first phase: pixel values, grids and labels."""
+def vision_batches(pool: Pool, cells: Cells, processor, tokens: int, seed: int) -> Callable[[int], IterableDataset]:
+    """Batches for the first phase: pixel values, grids, labels, and the teacher's features of those crops that lie on its cells."""
 
     def make(step: int, rng: np.random.Generator) -> dict:
-        crops = draw_crops(pool, tokens, SIDES, rng)
+        whole = rng.random() < WHOLE_SHARE
+        height, width = (VARIED_SIDE if whole else CELL * int(rng.choice(SIDES)) for _ in range(2))
+        count = max(1, tokens * FACTOR**2 // (height * width))
+        drawn = [int(i) for i in pool.draw(count, max(height, width), rng, whole)]
+        crops, places = zip(*(pool.crop_at(i, height, width, rng) for i in drawn), strict=True)
+        taught = [n for n, place in enumerate(places) if place is not None]
+        features = [cells(drawn[n], height, width, *places[n]) for n in taught]
         pixels, grid = pixel_values([c.sample.image for c in crops], processor)
-        return {"pixels": pixels, "grid": grid, "labels": crop_labels(crops)}
+        return {
+            "pixels": pixels,
+            "grid": grid,
+            "labels": crop_labels(crops),
+            "shape": (height // FACTOR, width // FACTOR),
+            "taught": torch.tensor(taught, dtype=torch.long),
+            "features": torch.from_numpy(np.stack(features)) if features else torch.zeros(0),
+        }
 
     return lambda start: Batches(make, seed, 0, start)
