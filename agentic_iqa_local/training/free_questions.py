@@ -1,7 +1,8 @@
 """Free questions about pictures of held-out photographs, each asked as a user would ask and judged by a written key.
 
-The questions and keys were written before any model was asked, by someone who had not seen the training's wording. They are kept
-out of training and out of every choice made in it; a look at the answers is for reporting.
+The questions and keys were written before any model was asked, by someone who had not seen the training's wording. After the first
+model's answers two synonyms were added to the keys ("sinks into the shadows", "clean"), three keys on strength were narrowed, and a
+yes/no question was replaced, since "no" was right for all four. They are kept out of training and out of every choice made in it.
 """
 
 import re
@@ -66,7 +67,9 @@ class QuestionedPicture(BaseModel):
         """(the picture, the photograph) as uint8 H×W×3. Raises ValueError where the photograph is not one of the held-out ones."""
         files = {file.name: file for file in split_photos(photos)[1]}
         if self.photo not in files:
-            raise ValueError(f"{photos}: expected {self.photo} among its held-out photographs; give the folder that training used")
+            raise ValueError(
+                f"{photos}: expected {self.photo} among its held-out photographs; give the folder that training used"
+            )
         clean = np.asarray(load_image(files[self.photo]).pixels)
         return distort(clean, tuple(self.parts), np.random.default_rng(self.seed)).image, clean
 
@@ -79,7 +82,7 @@ def load_questions(file: Path) -> list[QuestionedPicture]:
 
 def told(row: Assessment) -> str:
     """What the user is told: answer and reasoning, without the notes that the program adds."""
-    return f"{row.answer}. {' '.join(_NOTES.sub('', row.quality_reasoning or '').split())}".strip()
+    return f"{row.answer.rstrip('.')}. {' '.join(_NOTES.sub('', row.quality_reasoning or '').split())}".strip()
 
 
 def contradictions(row: Assessment, question: Question) -> list[str]:
