@@ -58,8 +58,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     test.add_argument(
         "--parts",
         nargs="+",
-        choices=["synthetic", "plans"],
-        help="measure only these (default: both; the others keep their record)",
+        choices=["synthetic", "plans", "free"],
+        help="measure only these (default: all; the others keep their record)",
+    )
+    test.add_argument(
+        "--free-questions",
+        type=Path,
+        default=Path("tests/data/free_questions.jsonl"),
+        help="free questions with their keys (default: %(default)s)",
     )
     test.add_argument(
         "--human-scores",
@@ -191,21 +197,26 @@ def train(args: argparse.Namespace) -> None:
 
 
 def evaluate(args: argparse.Namespace) -> None:
+    from agentic_iqa_local.api import IQA
     from agentic_iqa_local.config import ModelSettings
     from agentic_iqa_local.training import evaluate as measure
     from agentic_iqa_local.training.card import weights_hash, write_card
     from agentic_iqa_local.training.data import load_tiles, split_photos
+    from agentic_iqa_local.training.free_questions import asked, load_questions
     from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 
     def progress(what: str, done: int, total: int) -> None:
         if done % 20 == 0 or done == total:
             print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
 
-    client = TransformersClient(args.model.name, ModelSettings(path=str(args.model)), args.device)
     digest = weights_hash(args.model)
     found, looks = {}, []
-    parts = args.parts or ["synthetic", "plans"]
+    parts = args.parts or ["synthetic", "plans", "free"]
     _, held_out = split_photos(args.photos)
+    if "free" in parts:  # as a user asks: the whole set-up, which frees its model before the other parts load theirs
+        with IQA(model=args.model, cpu=args.device == "cpu") as iqa:
+            found["free"] = asked(iqa, args.photos, load_questions(args.free_questions), progress)
+    client = TransformersClient(args.model.name, ModelSettings(path=str(args.model)), args.device)
     if "plans" in parts:
         picture = load_tiles(held_out[:1])[0][:256, :256]
         written = [json.loads(line) for line in args.queries.read_text(encoding="utf-8").splitlines()]
