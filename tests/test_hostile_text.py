@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from conftest import TINY, ROOT
+from conftest import ROOT, TINY
 from PIL import Image, PngImagePlugin
 from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, scripted_answers, scripted_services
 from test_hostile_server import MODELS, VERSION, connect, send, server  # noqa: F401
