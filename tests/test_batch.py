@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from conftest import TINY, ROOT
+from conftest import ROOT, TINY
 from PIL import Image
 from test_assess import blocked  # noqa: F401 - a fixture
 

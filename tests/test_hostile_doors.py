@@ -442,7 +442,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_hostile_option(kind, monkeypatch):
-    monkeypatch.setenv("AGENTIC_IQA_MODELS", str(ROOT / "models"))
+    monkeypatch.setenv("AGENTIC_IQA_MODELS", str(ROOT / "tests" / "models"))
     options = OPTIONS[kind] if "gpu" in OPTIONS[kind] else OPTIONS[kind] | {"cpu": True}
     with pytest.raises((ValueError, TypeError, RuntimeError)) as caught:
         IQA(**options)

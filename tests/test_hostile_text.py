@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from conftest import TINY, ROOT
+from conftest import ROOT, TINY
 from PIL import Image, PngImagePlugin
 from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, scripted_answers, scripted_services
 from test_hostile_server import MODELS, VERSION, connect, send, server  # noqa: F401
@@ -164,7 +164,7 @@ def photo_file(tmp_path_factory, photo):
 def test_a_command_line_is_answered_in_one_line(name, photo_file, tmp_path, monkeypatch, capfd):
     program, line = COMMANDS[name]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AGENTIC_IQA_MODELS", str(ROOT / "models"))
+    monkeypatch.setenv("AGENTIC_IQA_MODELS", str(ROOT / "tests" / "models"))
     Path("scores.csv").write_text(f"image,mos,split\n{photo_file},3,test\n")
     hostile = TEXT.replace("/", "") if any("--query" in part or "--choices" in part for part in line) else NAME
     line = [part.replace("HOSTILE", hostile).replace("PHOTO", photo_file) for part in line]

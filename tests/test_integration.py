@@ -1,4 +1,4 @@
-"""The whole pipeline on the real embedded model and the real tools."""
+"""The whole pipeline on a small model and the real tools."""
 
 import json
 import math

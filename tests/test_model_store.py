@@ -19,11 +19,11 @@ from types import SimpleNamespace
 import huggingface_hub
 import numpy as np
 import pytest
-from conftest import TINY, ROOT
+from conftest import ROOT, TINY
 from packaging.tags import sys_tags
 from pydantic import ValidationError
 
-from agentic_iqa_local import model_store
+from agentic_iqa_local import model_store, paths
 from agentic_iqa_local.iqa_tools import TOOLS, ToolRunner
 from agentic_iqa_local.model_store import (
     MANIFEST,
@@ -130,6 +130,7 @@ def test_the_embedded_models_bundle_arrives_byte_for_byte(embedded, tmp_path, ca
     assert filecmp.cmpfiles(TINY, tmp_path / "store" / "embedded", names, shallow=False)[0] == names
     assert verify(tmp_path / "store") == []
     assert not embedded.with_name(f"{embedded.name}.downloads").exists()
+    assert all("Apache-2.0 (embedded/LICENSE-SmolLM2)" in file.licence for file in read_manifest(embedded)[0].files)
 
 
 def test_the_archive_is_plain_tar_and_the_same_every_time(bundle, places, tmp_path):
@@ -739,6 +740,13 @@ def test_a_snapshot_that_lies_in_a_cache_is_taken_from_there(tmp_path):
     assert filecmp.cmp(cache / name, tmp_path / "store" / "tools/huggingface" / name, shallow=False)
     assert next(info for info in ToolRunner(models=tmp_path / "store").info() if info.name == "HyperIQA").available
     assert fetch_models.cached_snapshot(fetch_models.Repo("timm/other"), cache) == []
+
+
+def test_an_embedded_model_that_was_not_assembled_is_no_bundle(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch_models, "EMBEDDED", tmp_path / "embedded")
+    monkeypatch.setattr(paths, "EMBEDDED", tmp_path / "embedded")
+    with pytest.raises(fetch_models.FetchError, match=r"not assembled yet; run bash scripts/with_env.sh true"):
+        fetch_models.model_folder("embedded", tmp_path / "embedded", {}, tmp_path / "downloads")
 
 
 @pytest.mark.parametrize(("engine", "lock"), [("transformers", "constraints.txt"), ("vllm", "constraints-gpu.txt")])

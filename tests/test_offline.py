@@ -269,7 +269,10 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
 def test_the_installed_command_names_what_an_installation_has(installed, offline, tmp_path, arguments, said):
     """Commands of its own, the sample photograph inside it, and no place in it to copy models to."""
     code = "import sys; from agentic_iqa_local.commands.assess import main; sys.argv[0] = 'agentic-iqa'; sys.exit(main())"
-    done, events = offline("-c", code, *arguments, PYTHONPATH=str(installed), CUDA_VISIBLE_DEVICES="", COLUMNS="200")
+    variables = {"PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+    if "--config" in arguments:
+        variables["AGENTIC_IQA_MODELS"] = ""  # as if it were not set
+    done, events = offline("-c", code, *arguments, **variables)
     text = " ".join((done.stdout + done.stderr).split())
     assert said in text
     assert "scripts/assess.py" not in text

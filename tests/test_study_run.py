@@ -1,4 +1,4 @@
-"""A study's run on the real embedded model and the real tools: what is stored, and that a kill or a repeat changes nothing."""
+"""A study's run on a small model and the real tools: what is stored, and that a kill or a repeat changes nothing."""
 
 import contextlib
 import csv
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TINY, ROOT
+from conftest import ROOT, TINY
 from PIL import Image
 from scipy import stats
 from test_study_report import make_rows, make_run

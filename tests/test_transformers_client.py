@@ -1,4 +1,4 @@
-"""The transformers client on the real embedded model: letters are the logits, the shared prefix changes nothing."""
+"""The transformers client on the small model: letters are the logits, the shared prefix changes nothing."""
 
 import shutil
 
