@@ -2,6 +2,7 @@
 
 import json
 import re
+import string
 from collections import Counter
 
 import numpy as np
@@ -21,6 +22,8 @@ from agentic_iqa_local.training.distortions import (
     draw_local_part,
     draw_parts,
 )
+from agentic_iqa_local.training.evaluate import told_truly
+from agentic_iqa_local.training.queries import SHARES, draw_query, templates
 from agentic_iqa_local.training.questions import ask, rows_of
 from agentic_iqa_local.training.roles import (
     RoleSample,
@@ -46,6 +49,7 @@ from agentic_iqa_local.training.sentences import (
     true_of,
 )
 
+FIELDS = {"text", "types", "choices", "reference", "other", "topic", "kinds", "yes", "needs", "language", "ambiguous"}
 BLANK = np.zeros((96, 96, 3), np.uint8)
 # The pseudo-MOS that pictures of a severity have on average (the card's table), for pictures that are not measured here.
 QUALITY = (4.27, 3.57, 3.16, 2.69, 2.14, 1.81)
@@ -130,7 +134,7 @@ def test_a_sentence_names_type_strength_and_place(kind):
 def test_a_hundred_damaged_pictures_get_a_hundred_sentences():
     rng = np.random.default_rng(2)
     texts = set()
-    while len(texts) < 100 and rng.bit_generator.state["state"]["state"]:
+    while len(texts) < 100:
         crop = drawn_crop(rng)
         if crop.sample.severity >= 2:
             before = len(texts)
@@ -237,3 +241,50 @@ def test_light_roles_read_letters_or_detect():
             assert sample.read_only or set(json.loads(sample.answer)["Global"] if "Global" in sample.answer else ()) <= set(
                 DISTORTION_TYPES
             )
+
+
+def test_no_sentence_of_the_grammar_stands_twice_and_every_slot_is_known():
+    texts = Counter()
+    slots = {"overall": "", "regions": "opq", "explicit_global": "nmab", "explicit_regions": "opqnmab", "tools": "topqnmab",
+             "other": "opq", "questions": "nac"}  # fmt: skip
+    for part in SHARES:
+        for row in templates(part):
+            text = row["text"]
+            texts[text.lower()] += part != "questions"
+            found = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+            assert found <= set(slots[part]), row
+            assert row.keys() <= FIELDS, row
+            assert set(row.get("types", ())) <= set(DISTORTION_TYPES), row
+            assert set(row.get("kinds", ())) <= set(DISTORTIONS), row
+            assert {DISTORTIONS[kind].family for kind in row.get("kinds", ())} <= set(row.get("types", ())), row
+            assert not re.search(r"[\[\]|]|  | [,.?]\S", text), row
+            if part == "explicit_regions":
+                assert "o" in found, row
+            if part in ("explicit_global", "explicit_regions"):
+                assert row.get("types") or found & set("nmab"), row
+            if part == "tools":
+                assert "t" in found or not row.get("tool"), row
+    assert [text for text, count in texts.items() if count > 1] == []
+    assert sum(len(templates(part)) for part in SHARES) > 4000
+
+
+def test_a_region_is_planned_by_its_name_alone():
+    """ "my red car in the background" is the region "red car": owners and places are no part of the name."""
+    rng = np.random.default_rng(10)
+    names = [name for _ in range(2000) for name in draw_query(rng).plan.objects]
+    assert not any(re.match(r"(my|her|his|our|their|the) ", name) or " in the " in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Severe motion blur: edges smear in one direction. The quality is poor.", (True, True, True)),
+        ("Moderate blur shows everywhere.", (True, False, True)),
+        ("Slight blur shows everywhere.", (True, False, False)),
+        ("Severe noise covers flat areas.", (False, True, True)),
+        ("Severe blur and slight noise.", (False, True, True)),
+        ("No distortion is found. The quality is good.", (False, False, False)),
+    ],
+)
+def test_what_is_true_of_a_severely_blurred_picture(text, expected):
+    assert tuple(told_truly(text, ("Blurs",), 4).values()) == expected

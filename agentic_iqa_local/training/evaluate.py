@@ -2,6 +2,7 @@
 human scores to check against, all through the shipped client. Knows nothing of how the model was trained."""
 
 import csv
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 from PIL import Image
 from scipy.stats import spearmanr
 
-from agentic_iqa_local.config import RoleSettings
+from agentic_iqa_local.assessment import assess
+from agentic_iqa_local.config import RoleSettings, load_settings
 from agentic_iqa_local.images import load_image
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, OVERALL, Severity
 from agentic_iqa_local.nodes.ask import ask
@@ -26,17 +28,22 @@ from agentic_iqa_local.prompts import (
     summarizer_prompt,
 )
 from agentic_iqa_local.score_fusion import letter_probabilities
+from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import ExecutorOutput
 from agentic_iqa_local.training.data import SIDE, Crop, load_tiles
 from agentic_iqa_local.training.distortions import DISTORTIONS, draw_sample
 from agentic_iqa_local.training.pseudo_mos import PseudoMos
 from agentic_iqa_local.training.queries import draw_query
-from agentic_iqa_local.training.roles import SEVERITY_WORDS, four_choices, yes_or_no
+from agentic_iqa_local.training.roles import four_choices, yes_or_no
+from agentic_iqa_local.training.sentences import SEVERITY_WORDS, families_named, strengths_named
 from agentic_iqa_local.vlm_client import VLMClient, VLMSession
 
 TEST_SEED = 7001
 SAMPLES_PER_PHOTO = 10
 GRAMMAR_QUERIES = 300
+REASONINGS = 100
+# Where what the program adds to a reasoning begins: numbers that differ between any two pictures are no words of the model.
+NOTES = re.compile(r"\s*(Fused score|No tool scores were|No distortion analysis or tool|Contradictory evidence|Part of the evidence)")
 SCORE_NOISE = 0.7
 RESAMPLES = 1000
 SEVERITIES = get_args(Severity)
@@ -232,6 +239,55 @@ def planned(client: VLMClient, picture: np.ndarray, lines: list[dict], progress:
         "every_field": with_interval(lambda i: float(right[i].all(1).mean()), rows),
         "mean_over_fields": with_interval(lambda i: float(right[i].mean()), rows),
         "by_field": {field: round(float(share), 4) for field, share in zip(fields, right.mean(0), strict=True)},
+    }
+
+
+def told_truly(text: str, families: Sequence[str], severity: int) -> dict[str, bool]:
+    """Whether a reasoning names a family that is there and none that is not, and the strength of the strongest one (1..5), exactly or
+    within one step."""
+    named, said = families_named(text), {SEVERITIES.index(word) for word in strengths_named(text)}
+    true = SEVERITIES.index(SEVERITY_WORDS[severity])
+    return {
+        "type": bool(named) and named <= set(families),
+        "strength": true in said,
+        "strength_within_one_step": any(abs(word - true) <= 1 for word in said),
+    }
+
+
+def reasonings(client: VLMClient, files: list[Path], progress: Progress = _silent, count: int = REASONINGS) -> dict:
+    """What the whole agent, with the default configuration and `client` as its model, says of `count` damaged pictures (severity 2
+    and above) of the fixed test set: how many different reasonings, and how many of them are true. `replaced` is the share that
+    the program put together itself because the model's contradicted its evidence."""
+    crops = held_out_crops(load_tiles(files))
+    damaged = [(i, crop) for i, crop in enumerate(crops) if crop.sample.severity >= 2]
+    chosen = [damaged[i] for i in np.linspace(0, len(damaged) - 1, min(count, len(damaged))).astype(int)]
+    settings = load_settings()
+    backends = {settings.role(role).backend for role in ("planner", "executor", "summarizer")}
+    services = Services(settings, "cpu", dict.fromkeys(backends, client))
+    texts, flags, replaced = [], [], []
+    for done, (_, crop) in enumerate(chosen, start=1):
+        row = assess(Image.fromarray(crop.sample.image), services=services)
+        text = NOTES.split(row.quality_reasoning or "", maxsplit=1)[0]
+        texts.append(text)
+        flags.append(told_truly(text, crop.sample.families, crop.sample.severity))
+        replaced.append(bool(row.reasoning_corrections))
+        progress("reasonings", done, len(chosen))
+    photo = np.array([i // SAMPLES_PER_PHOTO for i, _ in chosen])
+
+    def share(values: Sequence[bool]) -> dict[str, float]:
+        kept = np.asarray(values, float)
+        return with_interval(lambda i: float(kept[i].mean()), photo)
+
+    return {
+        "pictures": len(chosen),
+        "distinct": len(set(texts)),
+        "true_type": share([f["type"] for f in flags]),
+        "true_strength": share([f["strength"] for f in flags]),
+        "true_strength_within_one_step": share([f["strength_within_one_step"] for f in flags]),
+        "true_type_and_strength": share([f["type"] and f["strength"] for f in flags]),
+        "true_type_and_strength_within_one_step": share([f["type"] and f["strength_within_one_step"] for f in flags]),
+        "replaced": share(replaced),
+        "texts": texts,
     }
 
 

@@ -1,8 +1,9 @@
 """A grammar of user queries with the plan that each one calls for, by the rules of the paper (see `nodes.planner.derive_flags`).
 
-grammar/*.jsonl holds about 2,000 sentences with slots: {o} {p} {q} regions, {n} {m} distortions as nouns, {a} {b} as
-adjectives, {t} a metric. A sentence that names a distortion without a slot says so in `types`. The sentences were written
-after, and without sight of, the hand-written test queries of tests/data/planner_queries.jsonl.
+grammar/*.jsonl holds about 4,600 sentences with slots: {o} {p} {q} regions, {c} a corner, {n} {m} distortions as nouns, {a} {b}
+as adjectives, {t} a metric. A sentence that names a distortion without a slot says so in `types`. questions.jsonl are those that
+`questions` answers too. The sentences were written without sight of the hand-written test queries of
+tests/data/planner_queries.jsonl.
 """
 
 import json
@@ -16,8 +17,10 @@ import numpy as np
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.state import PlannerOutput
+from agentic_iqa_local.training.distortions import PLACES
 
-SHARES = {"overall": 0.26, "regions": 0.17, "explicit_global": 0.18, "explicit_regions": 0.13, "tools": 0.12, "other": 0.14}
+SHARES = {"overall": 0.21, "regions": 0.19, "explicit_global": 0.15, "explicit_regions": 0.13, "tools": 0.12, "other": 0.1,
+          "questions": 0.1}  # fmt: skip
 TOOLS = ("LPIPS", "SSIM", "MS-SSIM", "CW-SSIM", "FSIM", "VSI", "PSNR", "VIF", "GMSD", "DISTS", "TOPIQ_FR", "TOPIQ_NR", "AHIQ", "CKDN",
          "QAlign", "MUSIQ", "CLIPIQA", "NIQE", "ILNIQE", "BRISQUE", "PIQE", "MANIQA", "LIQE", "NIMA", "ARNIQA", "HyperIQA", "DBCNN",
          "UNIQUE", "TReS", "PaQ2PiQ", "CNNIQA", "WaDIQaM_FR", "WaDIQaM_NR", "NLPD", "MAD")  # fmt: skip
@@ -27,6 +30,11 @@ REASONS = (
     "Missing tool scores for {o} region", "No tool scores available", "Distortion analysis does not cover all query_scope objects",
     "Missing analysis for {o}", "Contradictory evidence: severe {n} but high scores", "Executor reported uncertainty",
 )  # fmt: skip
+CORNERS = {place: tuple(f"{side} {part}" for side in (place, place.replace("top", "upper").replace("bottom", "lower"))
+                        for part in ("corner", "quarter")) for place in PLACES}  # fmt: skip
+OWNERS = ("my", "her", "his", "our", "their", "that", "this")
+SPOTS = ("in the background", "on the left", "on the right", "in the foreground", "at the back", "in front")
+YES_NO_TOPICS = ("whether", "kind", "cause", "part", "clean", "use")
 QUALIFIERS = ("red", "old", "small", "left", "right", "wooden", "blue", "far", "tall", "second", "white", "dark-haired", "big")
 
 
@@ -49,6 +57,12 @@ def _read(name: str) -> str:
 def templates(part: str) -> tuple[dict, ...]:
     """The sentences of one part of SHARES."""
     return tuple(json.loads(line) for line in _read(f"{part}.jsonl").splitlines())
+
+
+@cache
+def _plannable(part: str) -> tuple[dict, ...]:
+    """The sentences of a part whose plan is beyond doubt: "Is it sharp?" may ask for blur or for sharpening."""
+    return tuple(row for row in templates(part) if not row.get("ambiguous"))
 
 
 @cache
@@ -81,12 +95,23 @@ def _invented(rng: np.random.Generator) -> str:
 
 
 def draw_object(rng: np.random.Generator) -> str:
-    """A region name: mostly from the list, at times with an adjective before it, at times invented."""
+    """A region name: mostly from the list, at times with an adjective before it, at times invented or a corner."""
     draw = rng.random()
-    if draw < 0.15:
+    if draw < 0.05:
         return _invented(rng)
+    if draw < 0.07:
+        return pick(rng, CORNERS[pick(rng, list(PLACES))])
     name = pick(rng, objects())
-    return f"{pick(rng, QUALIFIERS)} {name}" if draw < 0.21 and " " not in name else name
+    return f"{pick(rng, QUALIFIERS)} {name}" if draw < 0.2 and " " not in name else name
+
+
+def _told_apart(text: str, rng: np.random.Generator) -> str:
+    """`text` with another word than "the" before its region, or with words behind it that say where it is."""
+    draw = rng.random()
+    if draw < 0.12:
+        owner = pick(rng, OWNERS)
+        return text.replace("the {o}", f"{owner} {{o}}").replace("The {o}", f"{owner.capitalize()} {{o}}")
+    return text.replace("the {o}", f"the {{o}} {pick(rng, SPOTS)}") if draw < 0.17 else text
 
 
 def _spelled(tool: str, rng: np.random.Generator) -> tuple[str, str]:
@@ -117,7 +142,7 @@ def _slip(text: str, kept: list[str], rng: np.random.Generator) -> str:
 def draw_query(rng: np.random.Generator) -> PlannedQuery:
     """One query of the grammar; regions are copied into the plan as the query spells them, metrics by their names."""
     part = str(rng.choice(list(SHARES), p=list(SHARES.values())))
-    template = pick(rng, templates(part))
+    template = pick(rng, _plannable(part))
     slots = {name for _, name, _, _ in string.Formatter().parse(template["text"]) if name}
     first, second = (str(f) for f in rng.choice(DISTORTION_TYPES, 2, replace=False))
     names = [draw_object(rng) for _ in "opq"]
@@ -127,9 +152,10 @@ def draw_query(rng: np.random.Generator) -> PlannedQuery:
     words = dict(zip("opq", names, strict=True)) | {
         "n": pick(rng, phrases("nouns")[first]), "m": pick(rng, phrases("nouns")[second]),
         "a": pick(rng, phrases("adjectives")[first]), "b": pick(rng, phrases("adjectives")[second]), "t": spelled,
+        "c": pick(rng, CORNERS[pick(rng, list(PLACES))]),
     }  # fmt: skip
-    text = template["text"].format(**words)
-    scope: list[str] | str = [words[s] for s in "opq" if s in slots] or "Global"
+    text = _told_apart(template["text"], rng).format(**words)
+    scope: list[str] | str = [words[s] for s in "opqc" if s in slots] or "Global"
     types = [first] * bool(slots & {"n", "a"}) + [second] * bool(slots & {"m", "b"})
     types += [t for t in template.get("types", ()) if t not in types]
 
@@ -153,7 +179,9 @@ def draw_query(rng: np.random.Generator) -> PlannedQuery:
     choices = None
     if "choices" in template and rng.random() < 0.7:
         choices = tuple(pick(rng, template["choices"]))
-    elif rng.random() < 0.03:
+    elif template.get("topic") in YES_NO_TOPICS and rng.random() < 0.35:
+        choices = CHOICES[int(rng.integers(2))]
+    elif rng.random() < 0.09:
         choices = pick(rng, CHOICES)
     has_reference = template.get("reference", bool(rng.random() < 0.25))
     other = template.get("other", False)

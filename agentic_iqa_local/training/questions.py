@@ -12,7 +12,7 @@ import numpy as np
 
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.training.distortions import KINDS_BY_FAMILY, PLACES, Part
-from agentic_iqa_local.training.queries import phrases, pick, templates
+from agentic_iqa_local.training.queries import CORNERS, phrases, pick, templates
 from agentic_iqa_local.training.sentences import (
     EVERYWHERE,
     QUARTERS,
@@ -26,11 +26,9 @@ from agentic_iqa_local.training.sentences import (
     true_of,
 )
 
-CORNERS = {place: (f"{place} corner", f"{place} quarter", f"{place.replace('top', 'upper').replace('bottom', 'lower')} corner",
-                   f"{place.replace('top', 'upper').replace('bottom', 'lower')} quarter") for place in PLACES}  # fmt: skip
 EVERYDAY = {"Blurs": "blur", "Color distortions": "color distortion", "Compression": "compression damage", "Noise": "noise",
             "Brightness change": "exposure problem", "Sharpness": "oversharpening", "Contrast": "contrast problem"}  # fmt: skip
-SEVERAL = 0.5  # of the questions that name damage name what is there
+NAMED = 0.5  # of the questions that name damage name what is there
 CAUSES = {
     "gaussian_blur": ("The lens was not focused on the subject.", "The focus missed, or the picture was softened later."),
     "defocus_blur": ("The focus missed.", "The lens was focused at another distance."),
@@ -43,7 +41,7 @@ CAUSES = {
     "speckle_noise": ("The recording multiplies noise with the signal.", "The sensor or scanner is noisy in bright tones."),
     "poisson_noise": ("Too little light reached the sensor.", "It was taken in low light and amplified."),
     "blotchy_noise": ("Noise was spread by processing or enlargement.", "It was taken at a high ISO and processed."),
-    "jpeg": ("It was saved as JPEG at a low quality.", "JPEG compression was set too strong."),
+    "jpeg": ("It was saved with a strong JPEG setting.", "JPEG compression was set too strong."),
     "jpeg2000": ("It was compressed too strongly as JPEG 2000.", "The encoder had too few bits."),
     "webp": ("It was compressed too strongly as WebP.", "The upload compressed it too hard."),
     "palette": ("It was reduced to too few colors.", "It was saved with a small palette."),
@@ -53,7 +51,7 @@ CAUSES = {
     "contrast_increase": ("The contrast was pushed too far.", "The tone curve is too steep."),
     "desaturate": ("The saturation was turned down, or the colors faded.", "The colors were lost in processing."),
     "colour_cast": ("The white balance was wrong.", "The light was colored and the white balance did not correct it."),
-    "colour_bleed": ("The color channels were stored too coarsely.", "Processing blurred the color channels."),
+    "colour_bleed": ("The color channels were stored too coarsely.", "Processing smeared the color channels."),
     "aberration": ("The lens bends colors differently.", "The color channels are shifted, as by a cheap lens."),
     "oversharpen": ("The sharpening was set too strong.", "A sharpening filter was overdone."),
     "halo": ("The sharpening radius was too wide.", "A sharpening filter was overdone."),
@@ -130,7 +128,7 @@ def row_for(parts: Sequence[Part], rng: np.random.Generator, topics: Sequence[st
     return pick(rng, rows)
 
 
-def asked_kind(parts: Sequence[Part], rng: np.random.Generator, share: float = SEVERAL) -> str:
+def asked_kind(parts: Sequence[Part], rng: np.random.Generator, share: float = NAMED) -> str:
     """A kind to ask about: one that is there with `share`, else one of a family that is not, at times another of the same family."""
     if parts and rng.random() < share:
         return pick(rng, parts).kind
@@ -228,8 +226,8 @@ def _clean(row, hit, about, parts, corner, words, rng):
 
 
 def _where(row, hit, about, parts, corner, words, rng):
-    if hit:
-        part = hit[0]
+    if hit or about:
+        part = (hit or about)[0]
         where = place_of(part, rng)
         told = named(part, rng)
         return sentence(pick(rng, (f"{where}: {told}", f"{told} {where}", f"it is {where}", where, f"the damage is {where}: {told}")))
@@ -257,8 +255,8 @@ def _type(row, hit, about, parts, corner, words, rng):
 
 
 def _strength(row, hit, about, parts, corner, words, rng):
-    if hit:
-        part = hit[0]
+    if hit or about:  # of a flaw that goes by another name as well
+        part = (hit or about)[0]
         word = SEVERITY_WORDS[part.severity]
         forms = (f"{word}: {effect(part.kind, rng)}", f"it is {word}", f"{named(part, rng)}", f"the damage is {word}: {named(part, rng)}")
         return sentence(pick(rng, forms))

@@ -28,11 +28,10 @@ from agentic_iqa_local.reasoning import from_evidence
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 from agentic_iqa_local.training.data import Crop, level_targets
 from agentic_iqa_local.training.distortions import DISTORTIONS, KINDS_BY_FAMILY, PLACES, Part, Sample, draw_parts
-from agentic_iqa_local.training.queries import draw_object, draw_query, pick, templates
+from agentic_iqa_local.training.queries import CORNERS, draw_object, draw_query, pick, templates
 from agentic_iqa_local.training.questions import (
     ANSWERS_OF_OTHERS,
     COMPARISONS,
-    CORNERS,
     EVERYDAY,
     OTHERS,
     WHY_OF_OTHERS,
@@ -436,10 +435,8 @@ def choice_question(crop: Crop, rng: np.random.Generator, has_reference: bool = 
 def _question_about(crop: Crop, parts: Sequence[Part], rng: np.random.Generator, has_reference: bool) -> Question:
     question = None
     while question is None:
-        if has_reference and rng.random() < 0.5:
-            row = draw_row(COMPARISONS, rng)
-        else:
-            row = row_for(parts, rng, tuple(TOPICS))
+        compares = has_reference and rng.random() < 0.5
+        row = draw_row(COMPARISONS, rng) if compares else row_for(parts, rng, tuple(TOPICS))
         question = ask(row, parts, rng, hidden_families(crop))
     return question
 
@@ -536,7 +533,7 @@ def draw_light_roles(crop: Crop, rng: np.random.Generator, has_reference: bool =
     draw = rng.random()
     if draw < 0.4:
         questions = [choice_question(crop, rng, has_reference) for _ in range(4)]
-        return [replace(question, read_only=True) for question in questions if len(question.prompt.case) < 400]
+        return [replace(question, read_only=True) for question in questions if len(question.prompt.case) < 260]
     samples = [rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=False)]
     if draw < 0.7:
         return [*samples, rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=True)]
