@@ -171,8 +171,8 @@ def _equal_lengths_attention(self, hidden_states, cu_seqlens, rotary_pos_emb=Non
     query, key, value = self.qkv(hidden_states).view(total, 3, self.num_heads, -1).unbind(1)
     query, key = apply_rotary_pos_emb_vision(query, key, *position_embeddings)
     query, key, value = (x.view(count, total // count, self.num_heads, -1).transpose(1, 2) for x in (query, key, value))
-    weights = (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1).to(value.dtype)
-    return self.proj((weights @ value).transpose(1, 2).reshape(total, -1))
+    attended = nn.functional.scaled_dot_product_attention(query, key, value)
+    return self.proj(attended.transpose(1, 2).reshape(total, -1))
 
 
 def train_fast_on_cpu(visual: nn.Module) -> None:
