@@ -43,7 +43,9 @@ SAMPLES_PER_PHOTO = 10
 GRAMMAR_QUERIES = 300
 REASONINGS = 100
 # Where what the program adds to a reasoning begins: numbers that differ between any two pictures are no words of the model.
-NOTES = re.compile(r"\s*(Fused score|No tool scores were|No distortion analysis or tool|Contradictory evidence|Part of the evidence)")
+NOTES = re.compile(
+    r"\s*(Fused score|No tool scores were|No distortion analysis or tool|Contradictory evidence|Part of the evidence)"
+)
 SCORE_NOISE = 0.7
 RESAMPLES = 1000
 SEVERITIES = get_args(Severity)

@@ -150,7 +150,7 @@ def words_of(kind: str, family: str, rng: np.random.Generator) -> tuple[str, str
 
 
 def place_of(part: Part, rng: np.random.Generator) -> str:
-    """"in the top left quarter" or "across the whole picture"."""
+    """ "in the top left quarter" or "across the whole picture"."""
     return pick(rng, QUARTERS[part.place] if part.place else EVERYWHERE)
 
 
@@ -230,7 +230,9 @@ def _where(row, hit, about, parts, corner, words, rng):
         part = (hit or about)[0]
         where = place_of(part, rng)
         told = named(part, rng)
-        return sentence(pick(rng, (f"{where}: {told}", f"{told} {where}", f"it is {where}", where, f"the damage is {where}: {told}")))
+        return sentence(
+            pick(rng, (f"{where}: {told}", f"{told} {where}", f"it is {where}", where, f"the damage is {where}: {told}"))
+        )
     if not parts:
         return pick(rng, ("Nowhere, the picture is clean.", "Nowhere; no distortion is visible.", "Nowhere: I see no damage."))
     return sentence(f"nowhere, {_absent(EVERYDAY[_families_of(words)[0]] if _families_of(words) else 'such damage', rng)}")
@@ -247,7 +249,9 @@ def _part(row, hit, about, parts, corner, words, rng):
 def _corner(row, hit, about, parts, corner, words, rng):
     if about:
         return sentence(f"the {words['c']} has {named(about[0], rng)}: {effect(about[0].kind, rng)}")
-    return sentence(pick(rng, (f"the {words['c']} is fine", f"nothing is wrong in the {words['c']}", f"the {words['c']} is intact")))
+    return sentence(
+        pick(rng, (f"the {words['c']} is fine", f"nothing is wrong in the {words['c']}", f"the {words['c']} is intact"))
+    )
 
 
 def _type(row, hit, about, parts, corner, words, rng):
@@ -258,7 +262,12 @@ def _strength(row, hit, about, parts, corner, words, rng):
     if hit or about:  # of a flaw that goes by another name as well
         part = (hit or about)[0]
         word = SEVERITY_WORDS[part.severity]
-        forms = (f"{word}: {effect(part.kind, rng)}", f"it is {word}", f"{named(part, rng)}", f"the damage is {word}: {named(part, rng)}")
+        forms = (
+            f"{word}: {effect(part.kind, rng)}",
+            f"it is {word}",
+            f"{named(part, rng)}",
+            f"the damage is {word}: {named(part, rng)}",
+        )
         return sentence(pick(rng, forms))
     if not parts:
         return pick(rng, ("There is no visible damage.", "None: the picture is clean.", "Not at all, no damage is visible."))
@@ -321,7 +330,9 @@ def _compare(row, hit, about, parts, corner, words, rng):
 
 def _changed(row, hit, about, parts, corner, words, rng):
     if not parts:
-        return pick(rng, ("Nothing visible changed.", "I see no difference to the original.", "Nothing was lost: both look alike."))
+        return pick(
+            rng, ("Nothing visible changed.", "I see no difference to the original.", "Nothing was lost: both look alike.")
+        )
     text = finding(parts[0], rng)
     return pick(rng, (f"The second picture has {named(parts[0], rng)} {place_of(parts[0], rng)}.", text,
                       sentence(f"against the first, {effect(parts[0].kind, rng)}: {named(parts[0], rng)}"),

@@ -177,7 +177,12 @@ def _scores(crop: Crop, types: Sequence[str], rng: np.random.Generator) -> dict[
 
 
 def _evidence(
-    crop: Crop, parts: Sequence[Part], rng: np.random.Generator, asked: Sequence[str] = (), name: str = "Global", analysed: float = 0.85
+    crop: Crop,
+    parts: Sequence[Part],
+    rng: np.random.Generator,
+    asked: Sequence[str] = (),
+    name: str = "Global",
+    analysed: float = 0.85,
 ) -> ExecutorOutput:
     """What the Executor hands over when it finds `parts`; where the query names types (`asked`) it judges those alone."""
     types = list(asked) or (_types(crop, parts, rng) if parts or rng.random() < 0.2 else [])
@@ -265,9 +270,7 @@ def _question(
     prompt = summarizer_prompt(query, evidence, scoring=False, choices=choices)
     read_only = bool(rng.random() < 0.7)
     text = told(_child(rng), choices[chosen])
-    return RoleSample(
-        prompt, _letter_answer(choice_letters(choices)[chosen], text), target, np.zeros(len(choices)), read_only
-    )
+    return RoleSample(prompt, _letter_answer(choice_letters(choices)[chosen], text), target, np.zeros(len(choices)), read_only)
 
 
 def four_choices(crop: Crop, rng: np.random.Generator, evidence: ExecutorOutput | None = None) -> RoleSample:
@@ -454,7 +457,9 @@ def natural_question(crop: Crop, rng: np.random.Generator, has_reference: bool =
         told = pick(rng, WHY_OF_OTHERS[row["topic"]])
         text = f"I cannot tell. {told}" if row["topic"] == "unknown" else told
         prompt = summarizer_prompt(row["text"], evidence, scoring=True)
-        return RoleSample(prompt, _letter_answer(letter, f"{text} {level_sentence(word, rng)}"), target, np.arange(5.0, 0.0, -1.0))
+        return RoleSample(
+            prompt, _letter_answer(letter, f"{text} {level_sentence(word, rng)}"), target, np.arange(5.0, 0.0, -1.0)
+        )
     question = _question_about(crop, parts, rng, has_reference)
     evidence = None
     if rng.random() < 0.5:
@@ -479,7 +484,10 @@ def free_question(crop: Crop, rng: np.random.Generator) -> RoleSample:
         question = _question_about(crop, parts, rng, has_reference=False)
         level = LETTER_TO_LEVEL[LETTERS[int(level_targets(np.array([crop.quality]))[0].argmax())]]
         short = question.answer(level)
-        answer = {"final_answer": short if len(short) <= 100 else short.split(". ")[0][:100], "quality_reasoning": findings(parts, rng)}
+        answer = {
+            "final_answer": short if len(short) <= 100 else short.split(". ")[0][:100],
+            "quality_reasoning": findings(parts, rng),
+        }
         return RoleSample(summarizer_prompt(question.query, None, scoring=False), _json(answer))
     if draw < 0.75:
         row = draw_row(OTHERS, rng)

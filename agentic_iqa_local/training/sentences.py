@@ -205,7 +205,7 @@ def strength(severity: str, rng: np.random.Generator) -> str:
 
 
 def where(place: str | None, rng: np.random.Generator, always: bool = False) -> str:
-    """" in the top left quarter"; what is everywhere says so now and then, or `always`."""
+    """ " in the top left quarter"; what is everywhere says so now and then, or `always`."""
     if place is not None:
         return f" {_pick(rng, QUARTERS[place])}"
     return f" {_pick(rng, EVERYWHERE)}" if always or rng.random() < 0.3 else ""
@@ -266,7 +266,9 @@ def finding(part: Part, rng: np.random.Generator) -> str:
     if draw == 4:
         return sentence(f"the picture has {name}{place}; {_pick(rng, CONSEQUENCES[word])}")
     if draw == 5:
-        return sentence(f"{name} {'show' if plural else 'shows'}{place or ' ' + _pick(rng, EVERYWHERE)}, {_pick(rng, CONSEQUENCES[word])}")
+        return sentence(
+            f"{name} {'show' if plural else 'shows'}{place or ' ' + _pick(rng, EVERYWHERE)}, {_pick(rng, CONSEQUENCES[word])}"
+        )
     if draw == 6:
         return sentence(f"{place.strip()}, {seen}; this is {name}" if place else f"{seen}; this is {name}")
     if draw == 7:
@@ -284,7 +286,9 @@ def findings(parts: Sequence[Part], rng: np.random.Generator) -> str:
     other = named(second, rng)
     draw = int(rng.integers(5))
     if draw == 0:
-        return sentence(f"{named(first, rng)}{where(first.place, rng)} and {other}{where(second.place, rng)}: {effect(first.kind, rng)}")
+        return sentence(
+            f"{named(first, rng)}{where(first.place, rng)} and {other}{where(second.place, rng)}: {effect(first.kind, rng)}"
+        )
     if draw == 1:
         return f"{finding(first, rng)} There is also {other}{where(second.place, rng)}."
     if draw == 2:
