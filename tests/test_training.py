@@ -14,14 +14,16 @@ from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.prompts import ANSWER_PREFIX
 from agentic_iqa_local.training import data
-from agentic_iqa_local.training.data import Crop, Pool, draw_crops, level_targets, load_tiles, pixel_values, split_photos, vary
+from agentic_iqa_local.training.data import Crop, Pool, level_targets, load_tiles, pixel_values, split_photos, vary
 from agentic_iqa_local.training.distortions import DISTORTIONS, KINDS_BY_FAMILY, Part, Sample, distort, draw_parts
-from agentic_iqa_local.training.embedded import SPACE, build_model
-from agentic_iqa_local.training.language import encode_case, encode_instructions, language_losses, make_batch, make_plans
+from agentic_iqa_local.training.adapters import Adapted, adapters, add_adapters
+from agentic_iqa_local.training.embedded import grow_vision
+from agentic_iqa_local.training.language import IGNORE, encode_case, encode_instructions, make_batch, make_plans, plan_losses, role_losses
 from agentic_iqa_local.training.pseudo_mos import PseudoMos
 from agentic_iqa_local.training.queries import SHARES, draw_query, objects, phrases, templates
 from agentic_iqa_local.training.roles import draw_roles, four_choices, planning, rating, visible_parts, yes_or_no
-from agentic_iqa_local.training.vision import VisionHeads, crop_labels, level_loss, train_fast_on_cpu
+from agentic_iqa_local.training.teacher import Cells
+from agentic_iqa_local.training.vision import WORDS, WordHeads, crop_labels, level_loss, train_fast_on_cpu
 
 DATA = Path(__file__).parent / "data"
 
@@ -37,9 +39,7 @@ def pool(photo):
     clean = np.asarray(photo)[:512, :512]
     blurred = distort(clean, (Part("motion_blur", 4),), np.random.default_rng(0)).image
     rows = [{"quality": 4.27, "parts": []}, {"quality": 1.9, "parts": [{"kind": "motion_blur", "severity": 4, "place": None}]}]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(data, "WHOLE_SHARE", 0)  # it holds no whole pictures of the smaller side
-        yield Pool([np.stack([clean, blurred])], [np.stack([clean, clean])], rows)
+    return Pool([np.stack([clean, blurred])], [np.stack([clean, clean])], rows)
 
 
 def test_all_seven_families_have_kinds():
@@ -171,7 +171,7 @@ def test_photographs_are_split_by_file_and_cut_into_tiles(tmp_path):
 
 def test_crops_show_the_same_place_of_both_pictures(pool):
     rng = np.random.default_rng(0)
-    crops = draw_crops(pool, 300, (3, 5), rng)
+    crops = [pool.crop(int(i), 96, 160, rng) for i in pool.draw(20, 160, rng)]
     assert all(c.clean.shape == c.sample.image.shape == crops[0].clean.shape for c in crops)
     unchanged = [c for c in crops if not c.sample.parts]
     assert unchanged
@@ -206,7 +206,7 @@ def test_the_fast_vision_pass_is_the_models_own(client, pixels):
 def test_packed_training_rows_give_the_logits_of_the_running_pipeline(client, pool, images, monkeypatch):
     """Block mask and restarted positions in one pass equal a session that continues from its image prefix."""
     rng = np.random.default_rng(1)
-    crops = draw_crops(pool, 100, (5, 6), rng)[:2]
+    crops = [pool.crop(i, 160, 192, rng) for i in (0, 1)]
     rows = [[*draw_roles(c, rng), four_choices(c, rng), planning(rng, images == 2), yes_or_no(c, rng)] for c in crops]
     batch = make_batch(crops, rows, images, client.processor)
     language = client.model.model.language_model
@@ -219,7 +219,7 @@ def test_packed_training_rows_give_the_logits_of_the_running_pipeline(client, po
 
     monkeypatch.setattr(language, "forward", watched)
     letter_ids = torch.tensor([client.tokenizer.convert_tokens_to_ids(x) for x in "ABCDEFGHIJ"])
-    losses = language_losses(client.model, VisionHeads(256), letter_ids, frozen_vision=True)
+    losses = role_losses(client.model, letter_ids)
     with torch.no_grad():
         losses(batch)
         packed = client.model.lm_head(seen["hidden"]).double().log_softmax(-1)
@@ -237,23 +237,128 @@ def test_packed_training_rows_give_the_logits_of_the_running_pipeline(client, po
             assert found == pytest.approx(read.logprobs, abs=1e-3)
 
 
-@pytest.mark.parametrize("images", [1, 2], ids=["no-reference", "full-reference"])
-def test_plans_that_share_their_instructions_cost_the_same_as_in_packed_rows(client, pool, images):
-    """Two ways through the model, one loss: cached instructions repeated for each case, and the tree in one row."""
-    rng = np.random.default_rng(4)
-    crop = pool.crop(1, 96, 96, rng)
-    samples = [planning(rng, images == 2) for _ in range(5)]
-    unlearned = rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=False)
-    losses = language_losses(client.model, VisionHeads(256), torch.arange(5), frozen_vision=True)
+def test_plans_that_share_their_instructions_cost_what_each_costs_alone(client):
+    """Cases that continue from one cache, and each by itself: cross-entropy is a mean over tokens, so each weighs by its number."""
+    losses, batch = plan_losses(client.model), make_plans(0, 7, client.processor)
     with torch.no_grad():
-        _, packed = losses(make_batch([crop], [[*samples, unlearned]], images, client.processor))
-        _, shared = losses(make_plans(crop, samples, images, client.processor))
-    assert shared["plan_loss"] == pytest.approx(packed["answer_loss"], abs=1e-4)
+        shared = losses(batch)[0].item()
+        alone, tokens = [], []
+        for case, labels in zip(batch["cases"], batch["labels"], strict=True):
+            alone.append(losses(batch | {"cases": case[None], "labels": labels[None]})[0].item())
+            tokens.append(int((labels[1:] != IGNORE).sum()))
+    assert shared == pytest.approx(np.average(alone, weights=tokens), abs=1e-4)
+
+
+def test_plans_end_before_the_flags_or_hold_them_and_learn_values_more_than_keys(client):
+    decode = client.tokenizer.decode
+    ends = []
+    for step in range(6):
+        batch = make_plans(step, 7, client.processor)
+        whole = [decode(case).split("assistant\n")[-1] for case in batch["cases"]]
+        learned = [decode(labels[labels != IGNORE]) for labels in batch["labels"]]
+        ends.append(["tool_execution" in text for text in whole])
+        with_keys = ["query_scope" in text for text in learned]
+        assert with_keys.count(True) == len(with_keys) // 6
+        assert all("IQA" in text or "Other" in text for text in learned)
+    assert all(len(set(flags)) == 1 for flags in ends)
+    assert [flags[0] for flags in ends].count(True) == 2  # one step in three
+
+
+def test_adapters_change_nothing_at_first_and_learn_what_their_sum_would(client):
+    """Gradients of A and B by the chain rule from that of W + s·B·A, which autograd gives."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(6, 5)
+    adapted, x = Adapted(linear, rank=2), torch.randn(3, 4, 6, requires_grad=True)
+    assert torch.equal(adapted(x), linear(x))
+    with torch.no_grad():
+        adapted.lora_B.normal_()
+    adapted(x).square().sum().backward()
+    found = [t.grad.clone() for t in (x, adapted.lora_A, adapted.lora_B)]
+    a, b, y = (t.detach().clone().requires_grad_() for t in (adapted.lora_A, adapted.lora_B, x))
+    plain = torch.nn.functional.linear(y, linear.weight.detach() + 2.0 * b @ a, linear.bias.detach())
+    plain.square().sum().backward()
+    for ours, theirs in zip(found, (y, a, b), strict=True):
+        assert torch.allclose(ours, theirs.grad, atol=1e-4)
+    assert linear.weight.grad is None
+
+
+def test_adapters_begin_above_the_lower_layers(client):
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    model = Qwen2_5_VLForConditionalGeneration(client.model.config)
+    language = model.model.language_model
+    add_adapters(language, rank=2, first_layer=4)
+    # Seven projections in each of layers 4 and 5; nothing else learns.
+    assert sorted({name.split(".")[1] for name in adapters(language)}) == ["4", "5"]
+    assert len(adapters(language)) == 14
+    assert {name.rpartition(".")[2] for name, p in language.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
+
+
+def test_a_grown_tower_sees_as_the_small_one_does(client, pixels):
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    config = Qwen2_5_VLConfig.from_dict(client.model.config.to_dict())
+    config.vision_config.depth, config.vision_config.intermediate_size = 7, 700
+    config.vision_config.fullatt_block_indexes = list(range(7))
+    config.vision_config.out_hidden_size = config.text_config.hidden_size
+    grown = Qwen2_5_VLForConditionalGeneration(config).model.visual
+    grow_vision(grown, client.model.model.visual, embedding_rms=0.1)
+    values, grid = pixel_values([pixels[:96, :128]], client.processor)
+    with torch.no_grad():
+        own, ours = (v(values, grid_thw=grid).last_hidden_state for v in (client.model.model.visual, grown))
+    assert torch.allclose(own, ours, atol=1e-3)
+
+
+def test_tokens_that_are_words_are_read_as_those_words():
+    """Tokens made of the embeddings of one word of each group, and of chance: each group's likeliest word is the right one."""
+    torch.manual_seed(0)
+
+    class Tokenizer:
+        def encode(self, word, add_special_tokens):
+            return [sorted({w for group in WORDS.values() for w in group}).index(word)]
+
+    embeddings = torch.randn(30, 64)
+    heads = WordHeads(embeddings, Tokenizer())
+    at = Tokenizer().encode
+    token = sum(embeddings[at(word, False)[0]] for word in (" noise", " poor", " severe"))[None, None]
+    found = {group: WORDS[group][logits.argmax().item()] for group, logits in heads(token).items()}
+    assert found == {"type": " noise", "level": " poor", "severity": " severe"}
+
+
+def test_token_labels_say_where_the_damage_is():
+    picture = np.zeros((128, 128, 3), np.uint8)
+    labels = crop_labels([Crop(Sample(picture, (Part("jpeg", 4, "top right"),)), picture, 2.5)])
+    compression = labels["token_type"][0, :, 2].view(4, 4)
+    assert (compression[:2, 2:] > 0.7).all()
+    assert (compression[2:, :2] < 0.05).all()
+    # Severity 4 is the word "severe", none of it is "none"; each token's labels sum to 1.
+    assert torch.allclose(labels["token_severity"][0, :, 3].view(4, 4), compression)
+    assert torch.allclose(labels["token_severity"][0].sum(-1), torch.ones(16))
+    assert torch.allclose(labels["token_type"][0].sum(-1), torch.ones(16))
+
+
+def test_a_teachers_cells_are_those_of_the_crop(pool, tmp_path):
+    """The features of a cell are its own mean colour and place here, so that a crop's cells can be told."""
+
+    def encode(picture):
+        rows, columns = (np.arange(side // 64) for side in picture.shape[:2])
+        place = np.stack(np.meshgrid(rows, columns, indexing="ij"), -1).astype(np.float32)
+        noise = np.random.default_rng(int(picture.mean() * 1000)).normal(size=(*place.shape[:2], 200))
+        return np.concatenate([place, noise], -1)
+
+    small = Pool([pool.pictures[0]], [pool.clean[0]], pool.rows)
+    cells = Cells(small, tmp_path, encode)
+    whole = cells(0, 512, 512, 0, 0, mirrored=False)
+    assert whole.shape == (8, 8, 128)
+    assert np.allclose(cells(0, 128, 192, 64, 256, mirrored=False), whole[1:3, 4:7])
+    assert np.allclose(cells(0, 128, 192, 64, 256, mirrored=True), whole[1:3, 4:7][:, ::-1])
+    again = Cells(small, tmp_path)  # from the files alone
+    assert np.array_equal(again(0, 512, 512, 0, 0, mirrored=False), whole)
 
 
 def test_instructions_and_case_are_tokenized_as_in_one_piece(client, pool):
     rng = np.random.default_rng(2)
-    for sample in [*draw_roles(draw_crops(pool, 25, (5,), rng)[0], rng), planning(rng, False)]:
+    for sample in [*draw_roles(pool.crop(1, 160, 160, rng), rng), planning(rng, False)]:
         head = encode_instructions(sample, 1, client.processor)
         case = encode_case(sample, 1, len(head.ids), client.processor)
         text = client.tokenizer.decode(head.ids + case.ids)
@@ -335,21 +440,3 @@ def test_the_grammar_is_wide_and_does_not_hold_the_test_queries():
     assert written.isdisjoint(s.lower() for s in sentences)
     assert "{n}" in "".join(sentences)
     assert LETTERS == ("A", "B", "C", "D", "E")
-
-
-@pytest.mark.parametrize("name", ["fog", "lantern", "stone bridge", "Eiffel Tower"])
-def test_a_name_is_cut_alike_in_a_query_and_in_a_plan(name, client):
-    """After a space and after a quote, so that it can be copied piece by piece."""
-    in_query, in_plan = (client.tokenizer.tokenize(text) for text in (f"Rate the {name}", f'"{name}'))
-    assert [piece.lstrip(SPACE) for piece in in_query[-(len(in_plan) - 1) :]] == [piece.lstrip(SPACE) for piece in in_plan[1:]]
-
-
-def test_a_fresh_model_continues_what_it_has_read_before(client):
-    """Random tokens, twice: the induction head of the second layer finds each one's successor in the first half. Guessing is right
-    once in 3,669. The later layers, which say something else before they are trained, are left out."""
-    model = build_model(client.tokenizer, seed=3).eval()
-    model.model.language_model.layers = model.model.language_model.layers[:2]
-    ids = torch.randint(0, 3000, (4, 40), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
-    with torch.inference_mode():
-        guesses = model(input_ids=ids).logits[:, 40:-1].argmax(-1)
-    assert (guesses == ids[:, 41:]).float().mean() > 0.3
