@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentic_iqa_local.commands.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, first_mistake, read_bytes
-from agentic_iqa_local.paths import EMBEDDED, EMBEDDED_PARTS, SMOLLM2_WHEEL
+from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, SMOLLM2_WHEEL
 from agentic_iqa_local.text import one_line
 
 if TYPE_CHECKING:
@@ -273,6 +273,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=EMBEDDED, metavar="DIR", help="the model's folder (default: %(default)s)")
     args = parser.parse_args(argv)
+    if not ASSEMBLED:
+        print(one_line(f"{EMBEDDED_PARTS}: nothing to assemble yet; {EMBEDDED} answers in its place"), file=sys.stderr)
+        return 0
     try:
         made = assemble(EMBEDDED_PARTS, args.out, args.wheel)
     except (AssemblyError, OSError) as error:

@@ -33,7 +33,7 @@ class ConfigError(UserError, ValueError):
 def model_folder(name: str) -> Path:
     """Where a model lies by name: below `model_store.models_root()`, or where only this project's own models/ has it, there. The
     embedded one is expected there too where it is nowhere, since it is assembled there."""
-    folder, shipped = models_root() / name, ROOT / "models" / name
+    folder, shipped = models_root() / name, EMBEDDED if name == "embedded" else ROOT / "models" / name
     ours = os.path.isdir(shipped) or shipped == EMBEDDED
     return shipped if ours and not os.path.isdir(folder) else folder
 

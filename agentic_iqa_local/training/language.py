@@ -49,7 +49,8 @@ class Segment:
 def encode_instructions(sample: RoleSample, images: int, processor) -> Segment:
     """What stands between the preamble and the case."""
     text, case = _text(sample, images, processor), sample.prompt.case
-    ids = processor.tokenizer.encode(text[: text.rindex(case)])
+    # With the case's first letter: line breaks at a text's end are cut into tokens otherwise than before a letter.
+    ids = processor.tokenizer.encode(text[: text.rindex(case) + 1])[:-1]
     return Segment(ids, [IGNORE] * len(ids), 0)
 
 
@@ -201,7 +202,7 @@ def causal(length: int, known: int, device: torch.device) -> dict[str, torch.Ten
 def make_plans(step: int, seed: int, processor) -> dict:
     """The planner's instructions after picture tokens of noise, and many cases that continue from both.
 
-    Three steps in a row share out what one draw gives by its length, so that little is padded. Two in three end before the flags,
+    Three steps in a row share out what one draw gives by its length, so that little is padded. One in three ends before the flags,
     which follow from the rest; five in six cases learn no keys, which the grammar of the reply writes.
     """
     turn = step // 3
@@ -214,7 +215,7 @@ def make_plans(step: int, seed: int, processor) -> dict:
     cases = sorted((encode_case(sample, images, len(instructions), processor) for sample in samples), key=lambda c: len(c.ids))
     cases = cases[step % 3 * PLANS : (step % 3 + 1) * PLANS]
     for n, case in enumerate(cases):
-        if (step + turn) % 3:
+        if (step + turn) % 3 == 0:
             _end_before_flags(case, processor.tokenizer)
         if (n + turn) % 6:
             _skip_keys(case, processor.tokenizer)
