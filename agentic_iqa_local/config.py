@@ -98,7 +98,7 @@ class ModelSettings(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16 where it has AMX and the "
-        "model is known to hold in it."
+        "model is known to hold in it.",
     )
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     quantization: Literal["none", "8bit", "4bit"] = Field(

@@ -45,11 +45,21 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     train.add_argument("--varied-pool", type=int, default=6000, help="as many of varied photographs (default: %(default)s)")
     train.add_argument("--phases", nargs="*", choices=PHASES, default=list(PHASES), help="those to run now (default: all)")
     train.add_argument(
-        "--steps", nargs="+", default=[], metavar="PHASE=N", help=f"steps of a phase (default: {' '.join(f'{k}={v}' for k, v in PHASES.items())})"
+        "--steps",
+        nargs="+",
+        default=[],
+        metavar="PHASE=N",
+        help=f"steps of a phase (default: {' '.join(f'{k}={v}' for k, v in PHASES.items())})",
     )
-    train.add_argument("--minutes", type=float, default=120, help="most that each phase takes now; run again to go on (default: %(default)s)")
-    train.add_argument("--tokens", type=int, default=1150, help="picture tokens a step in the vision phase (default: %(default)s)")
-    train.add_argument("--pictures", type=int, default=4, help="pictures a step in the phases light and full (default: %(default)s)")
+    train.add_argument(
+        "--minutes", type=float, default=120, help="most that each phase takes now; run again to go on (default: %(default)s)"
+    )
+    train.add_argument(
+        "--tokens", type=int, default=1150, help="picture tokens a step in the vision phase (default: %(default)s)"
+    )
+    train.add_argument(
+        "--pictures", type=int, default=4, help="pictures a step in the phases light and full (default: %(default)s)"
+    )
     train.add_argument("--seed", type=int, default=1, help="seed of initialisation and data (default: %(default)s)")
     train.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     train.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
@@ -90,8 +100,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def train(args: argparse.Namespace) -> None:
     import numpy as np
     import torch
-
     from agentic_iqa_local.iqa_tools.local_nr import cell_features
+
     from agentic_iqa_local.training.card import write_training
     from agentic_iqa_local.training.data import build_pool, photo_files, split_photos
     from agentic_iqa_local.training.graft import seal, unpack

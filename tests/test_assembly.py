@@ -291,6 +291,7 @@ def test_an_interruption_leaves_the_folder_as_it_was(parts, wheel, folder, monke
 
 def test_the_command_says_in_one_line_what_is_missing(parts, folder, monkeypatch, capsys):
     monkeypatch.setattr(assembly, "EMBEDDED_PARTS", parts)
+    monkeypatch.setattr(assembly, "ASSEMBLED", True)
     assert assembly.main(["--out", str(folder)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {folder}: expected model.safetensors")

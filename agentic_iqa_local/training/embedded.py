@@ -54,5 +54,3 @@ def grow_vision(visual: torch.nn.Module, donor: torch.nn.Module, embedding_rms: 
                 weight.zero_() if silent else weight.normal_(std=weight.shape[1] ** -0.5)
             elif "norm" not in name:
                 weight.zero_()
-
-

@@ -90,7 +90,9 @@ class Course:
         """The language model alone."""
         language = self.model.model.language_model
         batches = planning_batches(self.processor, self.seed)
-        self.run("plans", [(language, LANGUAGE_RATE)], batches, plan_losses(self.model), steps, minutes, decay=0.0, floor=0.1, every=10)
+        self.run(
+            "plans", [(language, LANGUAGE_RATE)], batches, plan_losses(self.model), steps, minutes, decay=0.0, floor=0.1, every=10
+        )
 
     def roles(self, name: str, pool: Pool, steps: int, minutes: float, pictures: int) -> None:
         """Phase "light" or "full": the language model on what the tower sees, `pictures` a step."""

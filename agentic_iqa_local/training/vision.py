@@ -149,7 +149,8 @@ def crop_labels(crops: list[Crop]) -> dict[str, torch.Tensor]:
         "token_type": torch.from_numpy(damaged * types[:, None] + (1 - damaged) * clean),
         "token_level": torch.from_numpy(level[:, None]).expand(-1, height * width, -1),
         "token_severity": torch.from_numpy(
-            damaged * np.eye(5, dtype=np.float32)[SEVERITY_WORD[severity]][:, None] + (1 - damaged) * np.eye(5, dtype=np.float32)[0]
+            damaged * np.eye(5, dtype=np.float32)[SEVERITY_WORD[severity]][:, None]
+            + (1 - damaged) * np.eye(5, dtype=np.float32)[0]
         ),
     }
 
