@@ -201,6 +201,7 @@ def test_the_embedded_model_is_the_one_that_the_parts_name(tmp_path, monkeypatch
     for module in (doctor, paths):
         monkeypatch.setattr(module, "EMBEDDED", folder)
     monkeypatch.setattr(doctor, "EMBEDDED_PARTS", parts)
+    monkeypatch.setattr(doctor, "ASSEMBLED", True)
 
     found = doctor.embedded_model(setup_of(folder))
     assert (found.status, found.found) == ("fail", "model embedded: it was not assembled yet")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,22 +31,40 @@ def test_card_and_records_are_of_these_weights():
         assert json.loads((TINY / record).read_text(encoding="utf-8"))["weights_sha256"] == digest
 
 
-def test_the_card_is_what_its_records_say(tmp_path):
-    folder = tmp_path / "embedded"
-    shutil.copytree(TINY, folder)
-    (folder / "README.md").unlink()
+def parts_with_records(folder: Path, weights_sha256: str) -> Path:
+    """Parts whose model has these weights, with the small model's records and figures that only parts have."""
+    folder.mkdir()
+    for name, megabytes in (("vision.safetensors", 21), ("language_delta.safetensors", 14)):
+        with (folder / name).open("wb") as file:
+            file.truncate(megabytes * 10**6)
+    piece = {"file": "a", "sha256": weights_sha256, "licence": "mit"}
+    record = {"wheel": piece | {"requirement": "a==1"}, "gguf": piece, "parts": [], "model": piece}
+    (folder / "assembly.json").write_text(json.dumps(record))
+    shutil.copyfile(TINY / "training.json", folder / "training.json")
+    figures = json.loads((TINY / "evaluation.json").read_text(encoding="utf-8"))
+    share = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10}
+    figures["synthetic"]["clean_called_clean"] = share | {"value": 0.76}
+    figures["free"] = {"right": share | {"value": 0.69}, "by_type": {"place": {"right": 3, "n": 7}}, "contradicting": 0}
+    figures["reasonings"] = {"pictures": 100, "distinct": 88, "true_type_and_strength": share}
+    (folder / "evaluation.json").write_text(json.dumps(figures))
+    return folder
+
+
+def test_the_card_says_what_the_records_say(tmp_path):
+    digest = weights_hash(TINY)
+    folder = parts_with_records(tmp_path / "parts", digest)
+    assert weights_hash(folder) == digest
     write_card(folder)
-    assert (folder / "README.md").read_text(encoding="utf-8") == (TINY / "README.md").read_text(encoding="utf-8")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    # A share of 0.76 against the bar of 75 %, one of 0.69 against 70 %.
+    assert "| clean pictures called clean | 76.0% | 40.0% to 60.0% | 75% | yes |" in card
+    assert "| 40 free questions, by a written key | 69.0% | 40.0% to 60.0% | 70% | **no** |" in card
+    for told in (digest, "`a==1`", "tower (21 MB)", "(14 MB)", "place 3 of 7", "88 different ones"):
+        assert told in " ".join(card.split()), told
 
 
 def test_a_card_of_other_weights_is_refused(tmp_path):
-    folder = tmp_path / "embedded"
-    shutil.copytree(TINY, folder)
-    with (folder / "model.safetensors").open("r+b") as file:
-        file.seek(-1, 2)
-        last = file.read(1)
-        file.seek(-1, 2)
-        file.write(bytes([last[0] ^ 1]))
+    folder = parts_with_records(tmp_path / "parts", "0" * 64)
     with pytest.raises(ValueError, match="describes weights"):
         write_card(folder)
 
