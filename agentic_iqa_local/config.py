@@ -193,7 +193,7 @@ class ToolSettings(Section):
     """Which tools the letters pipeline runs, and what stands in for an unavailable one."""
 
     full_reference: Annotated[list[str], Field(min_length=1)] = ["VSI", "FSIM"]
-    no_reference: Annotated[list[str], Field(min_length=1)] = ["NIQE", "PIQE"]
+    no_reference: Annotated[list[str], Field(min_length=1)] = ["LocalNR", "NIQE"]
     not_offered: list[str] = Field(
         ["MAD", "CW-SSIM"],
         description="Not offered to the model, for they take long (--list-tools); a query can still name them.",

@@ -134,7 +134,7 @@ def test_bytes_land_in_no_message(scripted):
 
 
 def test_a_name_without_a_suffix_is_accepted_by_both_pipelines(tmp_path, picture):
-    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6, "PIQE": 2.6}))
+    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6, "LocalNR": 2.6}))
     for name in ("photo", "photo.dat"):
         (tmp_path / name).write_bytes(Path(picture).read_bytes())
         assert [assess(tmp_path / name, pipeline=p, services=services).error for p in ("agent", "letters")] == [None, None]
@@ -146,7 +146,7 @@ def test_a_name_without_a_suffix_is_accepted_by_both_pipelines(tmp_path, picture
 
 def test_a_reference_with_the_same_pixels_is_left_out_and_said(picture, tmp_path):
     Image.open(picture).save(tmp_path / "same.bmp")
-    client, tools = ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6, "VSI": 4.0, "FSIM": 4.0, "PIQE": 2.0})
+    client, tools = ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6, "VSI": 4.0, "FSIM": 4.0, "LocalNR": 2.0})
     services = scripted_services(client, tools)
     for pipeline in ("agent", "letters"):
         row = assess(picture, tmp_path / "same.bmp", pipeline=pipeline, services=services)
@@ -155,7 +155,7 @@ def test_a_reference_with_the_same_pixels_is_left_out_and_said(picture, tmp_path
         assert SAME_PIXELS in row.warnings[0]
         assert row.plan is None or row.plan.reference_mode == "No-Reference"
     assert client.opened == [1, 1]  # the model saw one picture
-    assert {name for name, _ in tools.runs} == {"NIQE", "PIQE"}
+    assert {name for name, _ in tools.runs} == {"LocalNR", "NIQE"}
     state = run_pipeline("Rate it.", picture, str(tmp_path / "same.bmp"), services=services)
     assert "reference_path" not in state
     assert state["plan"].reference_mode == "No-Reference"

@@ -116,7 +116,7 @@ def test_quick_loads_nothing_and_a_fail_is_status_1_with_its_remedy(tmp_path):
     names = re.findall(r"^(pass|warn|fail) +[\d.]+ s  (\S+(?: \S+)*)", done.stdout, re.MULTILINE)
     assert [name for status, name in names if status == "fail"] == ["folder transformers.nothing"]
     assert re.search(r"\n +remedy: fetch it on a connected machine", done.stdout)
-    assert {name for _, name in names if name.startswith("tool ")} == {"tool VSI", "tool FSIM", "tool NIQE", "tool PIQE"}
+    assert {name for _, name in names if name.startswith("tool ")} == {"tool VSI", "tool FSIM", "tool LocalNR", "tool NIQE"}
     assert re.search(r"^pass +[\d.]+ s  tool VSI +available$", done.stdout, re.MULTILINE)
     assert not [name for _, name in names if name.startswith(("memory", "model transformers", "letters"))]
     warned = sum(status == "warn" for status, _ in names)
@@ -547,7 +547,7 @@ def test_a_tool_without_its_backbone_is_found(tmp_path, monkeypatch):
     (tmp_path / "own").touch()
     unpacked({f"tools/hub/{own}": tmp_path / "own"}, tmp_path, monkeypatch)
     setup = setup_of(tools=ToolSettings(full_reference=["lpips"]))
-    assert setup.named_tools == ["LPIPS", "NIQE", "PIQE"]
+    assert setup.named_tools == ["LPIPS", "LocalNR", "NIQE"]
     found = doctor.tool(setup, "LPIPS")
     assert found.status == "fail"
     assert backbone in found.found

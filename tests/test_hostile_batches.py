@@ -137,7 +137,7 @@ def known():
 @pytest.fixture(scope="module")
 def scripted():
     return scripted_services(
-        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "PIQE": 3.0, "VSI": 3.0, "FSIM": 3.0})
+        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0, "VSI": 3.0, "FSIM": 3.0})
     )
 
 
@@ -985,7 +985,7 @@ def command(monkeypatch, capsys):
             return [json.loads(line) for line in self.told.splitlines()]
 
     services = scripted_services(
-        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "PIQE": 3.0, "VSI": 3.0, "FSIM": 3.0})
+        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0, "VSI": 3.0, "FSIM": 3.0})
     )
     monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
     return lambda *words: Done(words)

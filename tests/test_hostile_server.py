@@ -594,7 +594,7 @@ def test_an_assessment_of_impossible_letters_has_no_score(server, prompt, pictur
     settings = load_settings().with_engine("server")
     model = settings.model("server.embedded").model_copy(update={"server": server.url})
     services = Services(
-        settings.model_copy(update={"models": {"embedded": model}}), "cpu", tools=ScriptedTools({"NIQE": 3.0, "PIQE": 3.0})
+        settings.model_copy(update={"models": {"embedded": model}}), "cpu", tools=ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0})
     )
     renderer = Renderer("embedded", model, weights=False)
     rendered = renderer.render(SCORING, 1, ANSWER_PREFIX)

@@ -309,7 +309,7 @@ def test_a_fact_of_a_question_that_is_no_text_is_stored_as_one(name, value, text
 
 @pytest.fixture
 def scripted():
-    tools = ScriptedTools({"NIQE": 3.0, "PIQE": 3.0, "VSI": 3.0, "FSIM": 3.0})
+    tools = ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0, "VSI": 3.0, "FSIM": 3.0})
     return scripted_services(ScriptedClient(scripted_answers()), tools)
 
 
@@ -403,7 +403,7 @@ def test_a_line_longer_than_its_reader_takes_is_not_written(tmp_path):
 
 def test_an_answer_too_long_for_a_row_is_a_failure_row(tmp_path, picture, monkeypatch):
     """The image is known to be too much; the batch goes on with the others, and --resume does not try it again."""
-    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "PIQE": 3.0}))
+    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0}))
     real = batch.assess
 
     def verbose(image, *rest, **options):

@@ -59,7 +59,7 @@ def test_no_reference_plans_and_tools(rated):
     assert rated.plan.reference_mode == "No-Reference"
     assert rated.evidence.error is None
     assert rated.tools
-    assert {t.tool_name for t in rated.tools} <= {"NIQE", "PIQE"}
+    assert {t.tool_name for t in rated.tools} <= {"LocalNR", "NIQE"}
     assert rated.seen.pixels == 512 * 512
     assert rated.seen.tokens == (512 // 32) ** 2
 

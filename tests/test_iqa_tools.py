@@ -247,7 +247,7 @@ def test_shipped_maps_run_one_way_and_say_where_they_come_from():
             assert entry["status"] == "rejected"
     assert turning == REJECTED
     assert not REJECTED & set(load_maps(SHIPPED))
-    assert WEIGHT_FREE_FR | {"PIQE", "NIQE"} <= set(load_maps(SHIPPED))
+    assert WEIGHT_FREE_FR | {"PIQE", "NIQE", "LocalNR"} <= set(load_maps(SHIPPED))
 
 
 # --- the fit
@@ -320,8 +320,8 @@ def test_psnr_by_hand(runner):
 
 
 def test_without_weights_exactly_the_weight_free_tools_score(runner):
-    assert {info.name for info in runner.available(full_reference=False)} == {"PIQE", "NIQE"}
-    assert {info.name for info in runner.available(full_reference=True)} == WEIGHT_FREE_FR | {"PIQE", "NIQE"}
+    assert {info.name for info in runner.available(full_reference=False)} == {"PIQE", "NIQE", "LocalNR"}
+    assert {info.name for info in runner.available(full_reference=True)} == WEIGHT_FREE_FR | {"PIQE", "NIQE", "LocalNR"}
     assert {info.reference for info in runner.info(full_reference=False)} == {"NR"}
     assert {info.name for info in runner.info()} == set(TOOLS)
 

@@ -87,7 +87,7 @@ def test_the_main_job_runs_without_a_network_and_asks_for_none(offline, photo_pa
     row = json.loads(line)
     assert row["error"] is None
     assert 1 <= row["q"] <= 5
-    assert {run["tool_name"] for run in row["tools"]} <= {"NIQE", "PIQE"}
+    assert {run["tool_name"] for run in row["tools"]} <= {"LocalNR", "NIQE"}
     assert row["tools"]
     assert asked(events) == []
 

@@ -279,9 +279,9 @@ def test_only_listed_tools_can_be_selected(picture):
 
 def test_one_tool_alone_is_no_choice(picture):
     client = ScriptedClient(scripted_answers())
-    found = execute(client, ScriptedTools({"NIQE": 3.0, "PIQE": 4.0}), picture)
+    found = execute(client, ScriptedTools({"NIQE": 3.0, "LocalNR": 4.0}), picture)
     assert prompts(client, "SelectionReply") == []
-    assert found.quality_scores == {"Global": {"Blurs": ("NIQE", 3.0), "Overall quality (PIQE)": ("PIQE", 4.0)}}
+    assert found.quality_scores == {"Global": {"Blurs": ("LocalNR", 4.0), "Overall quality (NIQE)": ("NIQE", 3.0)}}
 
 
 @pytest.mark.parametrize(

@@ -303,20 +303,20 @@ def test_distortions_that_the_query_names_and_those_detected_are_united(picture)
 
 def test_tools_that_disagree_bring_a_third_and_the_one_alone_loses_its_vote(picture):
     client = ScriptedClient(scripted_answers(SelectionReply={"Global": {"Blurs": "NIQE"}}), SURE)
-    tools = ScriptedTools({"NIQE": 4.9, "PIQE": 2.0, "BRISQUE": 2.1})
+    tools = ScriptedTools({"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1})
     row = rated(picture, client, tools)
-    assert "tools disagree about Global (PIQE 2.00, NIQE 4.90)" in row.passes[0].gaps[0]
-    assert [name for name, _ in tools.runs] == ["NIQE", "PIQE", "BRISQUE"]  # each once: what was measured stays
+    assert "tools disagree about Global (LocalNR 2.00, NIQE 4.90)" in row.passes[0].gaps[0]
+    assert [name for name, _ in tools.runs] == ["LocalNR", "NIQE", "BRISQUE"]  # each once: what was measured stays
     assert {log.tool_name for log in row.tools if log.outvoted} == {"NIQE"}
-    assert row.q_bar == pytest.approx(2.05)  # of PIQE and BRISQUE
+    assert row.q_bar == pytest.approx(2.05)  # of LocalNR and BRISQUE
     assert any(line.startswith("NIQE has no vote") for line in row.warnings)
     assert not row.need_replan
 
 
 def test_tools_that_the_query_names_are_not_outvoted(picture):
     client = ScriptedClient(scripted_answers(), SURE)
-    tools = ScriptedTools({"NIQE": 4.9, "PIQE": 2.0, "BRISQUE": 2.1})
-    row = rated(picture, client, tools, query="Rate it by NIQE, PIQE and BRISQUE.")
+    tools = ScriptedTools({"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1})
+    row = rated(picture, client, tools, query="Rate it by NIQE, LocalNR and BRISQUE.")
     assert row.q_bar == pytest.approx(3.0)
     assert len(row.passes) == 1
 
@@ -387,9 +387,9 @@ def test_another_tool_joins_those_that_measured_a_region_before(picture):
         ),
         SURE,
     )
-    tools = ScriptedTools({"NIQE": 4.6, "PIQE": 4.5, "BRISQUE": 4.4})
+    tools = ScriptedTools({"NIQE": 4.6, "LocalNR": 4.5, "BRISQUE": 4.4})
     row = rated(picture, client, tools, settings=boxed(), query="Is the sky blurred?")
-    assert tools.runs == [(name, (48, 40)) for name in ("NIQE", "PIQE", "BRISQUE")]
+    assert tools.runs == [(name, (48, 40)) for name in ("LocalNR", "NIQE", "BRISQUE")]
     assert row.q_bar == pytest.approx(4.5)
     assert [log.region for log in row.tools] == ["crop"] * 3
     assert len(prompts(client, "LocationReply")) == 1
@@ -398,15 +398,15 @@ def test_another_tool_joins_those_that_measured_a_region_before(picture):
 def test_a_second_opinion_is_no_tool_that_was_tried_before(picture):
     """The third tool fails, and nothing may stand in for it that has its vote already."""
     client = ScriptedClient(scripted_answers(AnalysisReply=moderate_blur(severity="severe")), SURE)
-    tools = ScriptedTools({"NIQE": 4.6, "PIQE": 4.5}, names=["NIQE", "PIQE", "BRISQUE"])
+    tools = ScriptedTools({"NIQE": 4.6, "LocalNR": 4.5}, names=["NIQE", "LocalNR", "BRISQUE"])
     row = rated(picture, client, tools)
-    assert [(log.tool_name, log.error is None) for log in row.tools] == [("NIQE", True), ("PIQE", True), ("BRISQUE", False)]
+    assert [(log.tool_name, log.error is None) for log in row.tools] == [("LocalNR", True), ("NIQE", True), ("BRISQUE", False)]
     assert row.q_bar == pytest.approx(4.55)
 
 
 def test_tools_that_failed_are_not_run_again(picture):
     client = ScriptedClient(scripted_answers(AnalysisReply=[judged("unclear"), judged("slight")]), SURE)
-    tools = ScriptedTools({}, names=["NIQE", "PIQE"])
+    tools = ScriptedTools({}, names=["NIQE", "LocalNR"])
     row = rated(picture, client, tools, limit=3)
     assert [told.number for told in row.passes][:2] == [1, 2]
     assert len(row.tools) == 4  # each of two entries, and what should have stood in for it
@@ -444,18 +444,18 @@ def test_an_answer_stays_when_a_later_pass_breaks_off(picture, failing):
         "SummaryReply": ['{"final_answer": "B", "quality_reasoning": "Edges appear soft."}', VLMError("out of memory")],
     }
     answers = scripted_answers(AnalysisReply=moderate_blur(severity="severe"), **{failing: replies[failing]})
-    row = rated(picture, ScriptedClient(answers, SURE), ScriptedTools({"NIQE": 4.5, "PIQE": 4.4}))
+    row = rated(picture, ScriptedClient(answers, SURE), ScriptedTools({"NIQE": 4.5, "LocalNR": 4.4}))
     assert row.error is None
     assert row.q is not None
     assert len(row.passes) == 1
-    assert [log.tool_name for log in row.tools] == ["NIQE", "PIQE"]
+    assert [log.tool_name for log in row.tools] == ["LocalNR", "NIQE"]
     assert any("another pass was asked for and failed (" in line and "out of memory" in line for line in row.warnings)
 
 
 def test_a_pass_that_is_kept_has_the_votes_that_it_counted(picture):
     """The third tool outvotes one of the first pass's, but that pass breaks off and is not kept."""
     client = ScriptedClient(scripted_answers(AnalysisReply=[judged("unclear"), "no JSON"]), SURE)
-    tools = ScriptedTools({"NIQE": 4.9, "PIQE": 2.0, "BRISQUE": 2.1})
+    tools = ScriptedTools({"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1})
     row = rated(picture, client, tools)
     assert [told.kept for told in row.passes] == [True, False]
     assert [log.outvoted for log in row.tools] == [False, False]

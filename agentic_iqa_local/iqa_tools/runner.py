@@ -1,4 +1,4 @@
-"""Runs the tools: the only module that imports pyiqa, and that only when the first metric is built.
+"""Runs the tools: the only module that imports pyiqa, and that only when the first metric of pyiqa's is built.
 
 Nothing is ever fetched. What a metric needs is looked for in the models folder before it is built, and while it is built
 every downloader in its reach raises, and so does loading any file but those. Knows nothing of VLMs, prompts or graphs.
@@ -77,11 +77,15 @@ class ToolReading:
             raise ToolError(f"{self.tool}: expected a finite score, got {self.raw} ({self.normalized} of 5); use another tool.")
 
 
-def _import_pyiqa(root: Path) -> Any:
+def _keep_offline(root: Path) -> None:
     # Set before anything imports huggingface_hub: without them every missing file costs half a minute of retries.
     os.environ.update(environment(root))
     if "huggingface_hub" in sys.modules:  # too late for the environment: the flag was read at its import
         sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
+
+
+def _import_pyiqa(root: Path) -> Any:
+    _keep_offline(root)
     # NIQE's, of a picture with less than two blocks that have texture: what comes of it is refused with a reason.
     warnings.filterwarnings("ignore", message=r"cov\(\): degrees of freedom is <= 0")
     with contextlib.redirect_stdout(sys.stderr), _llama_kept():
@@ -190,7 +194,7 @@ def _offline(weights: Weights) -> Iterator[None]:
 
 
 class ToolRunner:
-    """Measures images with pyiqa metrics on one device, each metric built once and kept.
+    """Measures images with pyiqa's metrics and LocalNR on one device, each built once and kept.
 
     `maps_path` is a file of maps (default: the shipped configs/tool_maps.yaml); `models` the models folder, whose manifest names
     the weights that may be loaded (default: `model_store.models_root()`); `cache` an SQLite file that keeps raw scores
@@ -298,7 +302,8 @@ class ToolRunner:
 
     def _missing(self, spec: ToolSpec) -> str | None:
         """Which module or file a tool lacks; None if it lacks nothing."""
-        if absent := [module for module in ("pyiqa", *spec.modules) if importlib.util.find_spec(module) is None]:
+        needed = spec.modules if spec.own else ("pyiqa", *spec.modules)
+        if absent := [module for module in needed if importlib.util.find_spec(module) is None]:
             # pkg_resources left setuptools with version 81.
             return f"missing Python module {', '.join(absent)}" + (" (setuptools<81)" if "pkg_resources" in absent else "")
         return self.weights.missing(spec)
@@ -327,15 +332,25 @@ class ToolRunner:
     def _metric(self, spec: ToolSpec) -> Any:
         if spec.name not in self._metrics:
             self.weights.check(spec)
-            options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
             try:
-                pyiqa = _import_pyiqa(self.weights.root)
-                with _offline(self.weights), _llama_kept(spec):
-                    self._metrics[spec.name] = pyiqa.create_metric(spec.metric, device=self.device, **options)
+                self._metrics[spec.name] = self._own(spec) if spec.own else self._of_pyiqa(spec)
             except Exception as error:
                 raise ToolError(f"{spec.name} could not be built on {self.device}: {error}") from error
             self.constructions[spec.name] += 1
         return self._metrics[spec.name]
+
+    def _of_pyiqa(self, spec: ToolSpec) -> Any:
+        options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
+        pyiqa = _import_pyiqa(self.weights.root)
+        with _offline(self.weights), _llama_kept(spec):
+            return pyiqa.create_metric(spec.metric, device=self.device, **options)
+
+    def _own(self, spec: ToolSpec) -> Any:
+        """LocalNR, which is called as pyiqa's metrics are."""
+        _keep_offline(self.weights.root)  # timm imports huggingface_hub
+        from agentic_iqa_local.iqa_tools.local_nr import LocalNR
+
+        return LocalNR.load(DATA / spec.bundled, self.device)
 
     def _run(self, spec: ToolSpec, metric: Any, *pictures: Image.Image) -> float:
         import torch
@@ -346,7 +361,7 @@ class ToolRunner:
         state, (width, height) = np.random.get_state(), pictures[0].size
         np.random.seed(PATCH_SEED)
         try:
-            with torch.inference_mode(), CPUKernels(), _llama_kept(spec):
+            with torch.inference_mode(), CPUKernels(), contextlib.nullcontext() if spec.own else _llama_kept(spec):
                 return float(metric(*(self._tensor(picture) for picture in pictures)))
         except torch.linalg.LinAlgError as error:  # features of flat blocks are 0 / 0
             raise ToolError(f"{spec.name} finds too little texture in an image of {width}×{height}; use another tool.") from error

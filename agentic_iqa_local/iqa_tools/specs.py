@@ -25,9 +25,9 @@ class ToolError(UserError, RuntimeError):
 class ToolSpec:
     """One tool.
 
-    `metric` is pyiqa's name; `domain` the raw range over which a map must be monotone; `weights` the files it needs
-    (empty: weight-free); `bundled` a parameter file that ships in this package's data folder; `modules` Python modules
-    that its pyiqa code imports beyond pyiqa's own requirements; `min_side` the smallest image side in pixels that it
+    `metric` is pyiqa's name, or that of a tool of this package's `own`, which pyiqa has no part in; `domain` the raw range over which a map must be monotone; `weights` the files it needs
+    (empty: none to fetch); `bundled` a parameter file that ships in this package's data folder; `modules` Python modules
+    that its code imports beyond pyiqa's own requirements; `min_side` the smallest image side in pixels that it
     accepts; `no_map` why a 1..5 map would mean nothing for it (empty: a map makes sense).
 
     `seconds` is what a megapixel takes on one CPU core, None where it was not measured. `most_megapixels` is the largest
@@ -48,6 +48,7 @@ class ToolSpec:
     no_map: str = ""
     seconds: float | None = None
     most_megapixels: float | None = None
+    own: bool = False
 
 
 BLUR, COLOR, CODEC, NOISE = "Blurs", "Color distortions", "Compression", "Noise"
@@ -122,7 +123,7 @@ _ROWS = (
         "NLPD", "nlpd", "FR", True, (0, 2), (CONTRAST, LIGHT, BLUR), "distance of normalised Laplacian pyramids", SMALL,
         seconds=0.3,
     ),
-    # --- no reference, no weights
+    # --- no reference, no weights to fetch
     ToolSpec(
         "PIQE", "piqe", "NR", True, (0, 100), (CODEC, NOISE, BLUR), "share and depth of distorted blocks", SMALL,
         seconds=0.2,
@@ -131,6 +132,11 @@ _ROWS = (
         "NIQE", "niqe", "NR", True, (0, 50), (NOISE, BLUR, SHARP), "distance from the statistics of natural images",
         # It runs from 96 on, but is a covariance over 96-pixel blocks: four of them are the least that has one.
         192, bundled="niqe_modelparameters.mat", seconds=0.3, most_megapixels=16,
+    ),
+    ToolSpec(
+        "LocalNR", "local_nr", "NR", False, (1, 5), (BLUR, NOISE, CODEC, SHARP, CONTRAST, LIGHT, COLOR),
+        "pretrained features, taught by synthetic distortions; no human score", CNN_SIDE, bundled="local_nr.safetensors",
+        modules=("timm",), seconds=0.5, most_megapixels=4, own=True,
     ),
     ToolSpec(
         "Entropy", "entropy", "NR", False, (0, 8), (), "entropy of the grey levels, in bits", SMALL,

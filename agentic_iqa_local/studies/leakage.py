@@ -63,6 +63,12 @@ TRAINED_ON: dict[str, Training] = dict.fromkeys(_HANDCRAFTED_TOOLS, Training((),
     "NLPD": Training((), "none: filters fitted to undistorted images (Laparra et al., HVEI 2016)"),
     "PIQE": Training((), "none: handcrafted, without training data (Venkatanath et al., NCC 2015)"),
     "NIQE": Training((), "none: statistics of pristine images (Mittal et al., IEEE SPL 2013)"),
+    "LocalNR": Training(
+        (),
+        "none: synthetic distortions of clean photographs (CID22, gb82, lomiri-wallpapers); targets from FSIM, VSI, GMSD and NLPD, of "
+        "which it is therefore no independent witness, through maps fitted on KADID-10k (docs/local_nr.md, training/pseudo_mos.py)",
+        scaled_on=_KADID,
+    ),
     "TOPIQ_FR": Training(_KADID, "the file's name; IQA-PyTorch issue 211; arXiv 2308.03060"),
     "AHIQ": Training(("pipal",), "key in IQA-PyTorch's ahiq_arch.py; IIGROUP/AHIQ download.sh; arXiv 2204.10485"),
     "LPIPS": Training(("bapps",), "richzhang/PerceptualSimilarity README; arXiv 1801.03924"),

@@ -1,0 +1,146 @@
+"""LocalNR on the sample photographs, which its training held no piece of. Expected orders come from what was done to them."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import DATA, ROOT
+from PIL import Image
+from safetensors import safe_open
+from scipy.stats import spearmanr
+
+from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
+from agentic_iqa_local.iqa_tools.local_nr import CELL, CHANNELS, FAMILIES, SCALES, WEIGHTS, LocalNR, pooled
+from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.model_store import file_hash
+from agentic_iqa_local.training.distortions import DISTORTIONS, PLACES, Part, distort
+
+PHOTOS = ("sumac.png", "prudential.png")
+
+
+@pytest.fixture(scope="module")
+def network():
+    return LocalNR.load()
+
+
+@pytest.fixture(scope="module", params=PHOTOS)
+def sample(request) -> np.ndarray:
+    return np.asarray(Image.open(DATA / request.param).convert("RGB"))
+
+
+def tensor(pixels: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None].float() / 255
+
+
+def damaged(pixels: np.ndarray, kind: str, severity: int) -> Image.Image:
+    return Image.fromarray(DISTORTIONS[kind].apply(pixels, severity, np.random.default_rng(0)) if severity else pixels)
+
+
+@pytest.mark.parametrize("kind", ["gaussian_blur", "white_noise", "jpeg"])
+def test_the_worse_the_damage_the_lower_the_score(network, sample, kind):
+    scores = [network.quality(damaged(sample, kind, severity)) for severity in range(6)]
+    assert all(1 <= score <= 5 for score in scores)
+    assert spearmanr(range(6), scores).statistic <= -0.8
+    assert scores[0] - scores[5] > 0.5
+
+
+def test_severity_and_family_of_plain_damage(network, sample):
+    for kind in ("gaussian_blur", "white_noise", "jpeg"):
+        found = network.examine(damaged(sample, kind, 4))
+        assert max(found.families, key=found.families.get) == DISTORTIONS[kind].family
+        assert found.severity > network.examine(Image.fromarray(sample)).severity + 1
+
+
+def test_what_an_examination_holds(network, sample):
+    found = network.examine(Image.fromarray(sample[:200, :330]))
+    assert tuple(found.families) == FAMILIES
+    assert sum(found.families.values()) == pytest.approx(1, abs=1e-5)
+    assert 0 <= found.severity <= 5
+    assert tuple(found.places) == DISTORTION_TYPES
+    for place in found.places.values():  # 200/64 and 330/64 round to 3 rows and 5 columns
+        assert place.shape == (3, 5)
+        assert np.isfinite(place).all()
+        assert (place >= 0).all()
+        assert (place <= 5).all()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["gaussian_blur", "white_noise"])
+def test_the_map_of_places_finds_the_damaged_quarter(network, sample, kind, place):
+    picture = distort(sample, (Part(kind, 5, place),), np.random.default_rng(0)).image
+    found = network.examine(Image.fromarray(picture)).places[DISTORTIONS[kind].family]
+    half = 512 // CELL // 2
+    quarters = {name: found[r * half : (r + 1) * half, c * half : (c + 1) * half].mean() for name, (r, c) in PLACES.items()}
+    assert max(quarters, key=quarters.get) == place
+
+
+def test_the_same_picture_has_the_same_score_again_and_in_a_batch(network, sample):
+    noisy = np.asarray(damaged(sample, "white_noise", 3))
+    first = network.quality(Image.fromarray(noisy))
+    assert network.quality(Image.fromarray(noisy)) == first
+    assert LocalNR.load().quality(Image.fromarray(noisy)) == first
+    with torch.inference_mode():
+        together = network(torch.cat([tensor(sample), tensor(noisy)]))
+    assert together[1].item() == pytest.approx(first, abs=1e-4)  # other kernels, other roundings
+
+
+@pytest.mark.parametrize("size", [(64, 64), (65, 97), (333, 250), (64, 512)])
+def test_any_size_from_the_smallest_on_has_a_score(network, sample, size):
+    height, width = size
+    assert 1 <= network.quality(Image.fromarray(sample[:height, :width])) <= 5
+
+
+def test_pooled_statistics_are_those_of_the_whole_picture(network):
+    """The deviation over a picture of equal cells against numpy's over all of its values: law of total variance."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(6, 9, CHANNELS)).astype(np.float32) + np.arange(6)[:, None, None]  # cells of 9 values each
+    cell = np.stack([values.mean(1), values.std(1)], 1)  # 6×2×CHANNELS
+    cells = torch.from_numpy(np.stack([cell] * SCALES, 1).reshape(1, 2, 3, -1))
+    found = pooled(cells)[0].view(2, SCALES, CHANNELS).numpy()
+    flat = values.reshape(-1, CHANNELS)
+    np.testing.assert_allclose(found[0, 1], flat.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(found[1, 0], np.log(flat.std(0) + 0.02), rtol=1e-3, atol=1e-4)
+
+
+def test_loading_draws_nothing_from_the_generator_of_the_process():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    LocalNR.load()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_runner_measures_it_without_pyiqa(network, sample):
+    runner = ToolRunner()
+    picture = damaged(sample, "jpeg", 3)
+    reading = runner.score("LocalNR", picture)
+    assert reading.raw == pytest.approx(network.quality(picture), abs=1e-4)
+    assert reading.normalized == pytest.approx(0.4286 + 0.8393 * reading.raw)  # the line of configs/tool_maps.yaml
+    with pytest.raises(ToolError, match="at least 64 pixels a side"):
+        runner.score("LocalNR", picture.crop((0, 0, 63, 200)))
+    script = (
+        "import sys; from PIL import Image; from agentic_iqa_local.iqa_tools import ToolRunner\n"
+        "ToolRunner().score('LocalNR', Image.new('RGB', (96, 96), (90, 90, 90)))\n"
+        "assert 'pyiqa' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_large_picture_is_measured_on_crops_that_say_the_same(sample):
+    """A mosaic of one photograph: its crops hold what the whole holds."""
+    mosaic = Image.fromarray(np.tile(sample, (5, 5, 1)))  # 6.6 megapixels
+    runner = ToolRunner()
+    reading = runner.score("LocalNR", mosaic)
+    assert len(reading.crops) == 5
+    assert reading.normalized == pytest.approx(runner.score("LocalNR", mosaic.crop((0, 0, 1536, 1536))).normalized, abs=0.2)
+
+
+def test_the_weights_are_those_of_the_card_and_name_their_licence():
+    assert file_hash(WEIGHTS) in (ROOT / "docs" / "local_nr.md").read_text(encoding="utf-8")
+    assert WEIGHTS.stat().st_size < 10e6
+    with safe_open(WEIGHTS, "pt") as file:
+        assert "Apache-2.0" in file.metadata()["licence"]
+    assert "Apache" in (WEIGHTS.parent / "NOTICE.md").read_text(encoding="utf-8")
