@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy, smooth_l1_loss, softplus
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from agentic_iqa_local.commands.console import Parser, bar
+from agentic_iqa_local.commands.console import Parser, bar, safe_streams
 from agentic_iqa_local.iqa_tools.local_nr import (
     ENCODER,
     FAMILIES,
@@ -291,11 +291,13 @@ def _quarter(place: np.ndarray) -> int:
     return int(np.argmax([part.mean() for half in (place[:r], place[r:]) for part in (half[:, :c], half[:, c:])]))
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+@safe_streams()
+def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     torch.set_num_threads(1)
     {"train": train, "evaluate": evaluate}[args.command](args)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
