@@ -136,7 +136,7 @@ _ROWS = (
     ToolSpec(
         "LocalNR", "local_nr", "NR", False, (1, 5), (BLUR, NOISE, CODEC, SHARP, CONTRAST, LIGHT, COLOR),
         "pretrained features, taught by synthetic distortions; no human score", CNN_SIDE, bundled="local_nr.safetensors",
-        modules=("timm",), seconds=0.5, most_megapixels=4, own=True,
+        modules=("timm",), seconds=0.8, most_megapixels=4, own=True,
     ),
     ToolSpec(
         "Entropy", "entropy", "NR", False, (0, 8), (), "entropy of the grey levels, in bits", SMALL,
