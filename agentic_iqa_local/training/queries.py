@@ -21,7 +21,7 @@ from agentic_iqa_local.training.distortions import PLACES
 
 SHARES = {"overall": 0.21, "regions": 0.19, "explicit_global": 0.15, "explicit_regions": 0.13, "tools": 0.12, "other": 0.1,
           "questions": 0.1}  # fmt: skip
-TOOLS = ("LPIPS", "SSIM", "MS-SSIM", "CW-SSIM", "FSIM", "VSI", "PSNR", "VIF", "GMSD", "DISTS", "TOPIQ_FR", "TOPIQ_NR", "AHIQ", "CKDN",
+TOOLS = ("LocalNR", "LPIPS", "SSIM", "MS-SSIM", "CW-SSIM", "FSIM", "VSI", "PSNR", "VIF", "GMSD", "DISTS", "TOPIQ_FR", "TOPIQ_NR", "AHIQ", "CKDN",
          "QAlign", "MUSIQ", "CLIPIQA", "NIQE", "ILNIQE", "BRISQUE", "PIQE", "MANIQA", "LIQE", "NIMA", "ARNIQA", "HyperIQA", "DBCNN",
          "UNIQUE", "TReS", "PaQ2PiQ", "CNNIQA", "WaDIQaM_FR", "WaDIQaM_NR", "NLPD", "MAD")  # fmt: skip
 CHOICES = (("Yes", "No"), ("yes", "no"), ("Excellent", "Good", "Fair", "Poor", "Bad"), ("Low", "Medium", "High"), ("pass", "fail"),
