@@ -100,13 +100,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def train(args: argparse.Namespace) -> None:
     import numpy as np
     import torch
-    from agentic_iqa_local.iqa_tools.local_nr import cell_features
 
     from agentic_iqa_local.training.card import write_training
     from agentic_iqa_local.training.data import build_pool, photo_files, split_photos
     from agentic_iqa_local.training.graft import seal, unpack
     from agentic_iqa_local.training.phases import Course
-    from agentic_iqa_local.training.teacher import Cells
+    from agentic_iqa_local.training.teacher import Cells, encoder
 
     steps = PHASES | {name: int(count) for name, _, count in (entry.partition("=") for entry in args.steps)}
     if unknown := steps.keys() - PHASES.keys():
@@ -123,7 +122,7 @@ def train(args: argparse.Namespace) -> None:
         if name not in args.phases:
             course.resume(name)
         elif name == "vision":
-            cells = Cells(pool, args.work / "cells", cell_features(args.device))
+            cells = Cells(pool, args.work / "cells", encoder(args.device))
             course.vision(pool, cells, steps[name], args.minutes, args.tokens)
         elif name == "plans":
             course.plans(steps[name], args.minutes)

@@ -295,7 +295,9 @@ def test_the_installed_command_names_what_an_installation_has(installed, offline
 
 
 def test_the_installed_package_unpacks_bundles_outside_itself_only(installed, offline, tmp_path):
-    done, _ = offline("-m", "agentic_iqa_local.model_store", "unpack", tmp_path / "a.tar", PYTHONPATH=str(installed), AGENTIC_IQA_MODELS="")
+    done, _ = offline(
+        "-m", "agentic_iqa_local.model_store", "unpack", tmp_path / "a.tar", PYTHONPATH=str(installed), AGENTIC_IQA_MODELS=""
+    )
     assert done.returncode == 2
     assert "expected a models folder outside the installed package; pass --models DIR" in done.stderr
 

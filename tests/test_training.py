@@ -30,7 +30,7 @@ from agentic_iqa_local.training.language import (
 from agentic_iqa_local.training.pseudo_mos import PseudoMos
 from agentic_iqa_local.training.queries import SHARES, draw_query, objects, phrases, templates
 from agentic_iqa_local.training.roles import draw_roles, four_choices, planning, rating, visible_parts, yes_or_no
-from agentic_iqa_local.training.teacher import Cells
+from agentic_iqa_local.training.teacher import Cells, encoder
 from agentic_iqa_local.training.vision import WORDS, WordHeads, crop_labels, level_loss, train_fast_on_cpu
 
 DATA = Path(__file__).parent / "data"
@@ -343,6 +343,17 @@ def test_token_labels_say_where_the_damage_is():
     assert torch.allclose(labels["token_severity"][0, :, 3].view(4, 4), compression)
     assert torch.allclose(labels["token_severity"][0].sum(-1), torch.ones(16))
     assert torch.allclose(labels["token_type"][0].sum(-1), torch.ones(16))
+
+
+def test_the_teacher_sees_blur_where_it_is(pixels):
+    """A cell of 64 pixels a side each; where nothing was changed, and nothing nearby, its features stay."""
+    blurred = pixels.copy()
+    blurred[128:, 128:] = DISTORTIONS["gaussian_blur"].apply(pixels, 5, np.random.default_rng(0))[128:, 128:]
+    encode = encoder("cpu")
+    before, after = encode(pixels), encode(blurred)
+    assert before.shape[:2] == (4, 4)
+    change = np.abs(after - before).mean(-1)
+    assert change[2:, 2:].min() > 3 * change[0, 0]
 
 
 def test_a_teachers_cells_are_those_of_the_crop(pool, tmp_path):

@@ -5,10 +5,13 @@ first principal components. They are computed once, a picture in about 0.15 seco
 """
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from agentic_iqa_local.iqa_tools.local_nr import LocalNR
 from agentic_iqa_local.training.data import CELL, SHARD, Pool
 
 logger = logging.getLogger(__name__)
@@ -16,10 +19,22 @@ logger = logging.getLogger(__name__)
 COMPONENTS = 128
 
 
-class Cells:
-    """The features of crops, of unit variance. `encode(pixels H×W×3 uint8) → h×w×features` is the pretrained encoder."""
+def encoder(device: str) -> Callable[[np.ndarray], np.ndarray]:
+    """LocalNR's: a picture (H×W×3 uint8) → (H/64)×(W/64)×features."""
+    network = LocalNR.load(device=device)
 
-    def __init__(self, pool: Pool, folder: Path, encode=None):
+    @torch.inference_mode()
+    def encode(picture: np.ndarray) -> np.ndarray:
+        pixels = torch.from_numpy(np.array(picture)).to(device).permute(2, 0, 1)[None].float() / 255
+        return network.encode(pixels)[0].cpu().numpy()
+
+    return encode
+
+
+class Cells:
+    """The features of crops, of unit variance. `encode` is as `encoder` returns; None where `folder` holds all of them."""
+
+    def __init__(self, pool: Pool, folder: Path, encode: Callable[[np.ndarray], np.ndarray] | None = None):
         folder.mkdir(parents=True, exist_ok=True)
         self.shards = []
         for number, pictures in enumerate(pool.pictures):
