@@ -684,19 +684,31 @@ class HangingTools:
         return self.real(runner, spec, metric, *pictures)
 
 
-def test_a_tool_that_hangs_fails_its_image_and_the_others_go_on(crops, services, monkeypatch, caplog):
+@pytest.fixture
+def hanging(monkeypatch):
+    """Makes tools hang, and lets go of them also after a failed assertion: they hold the lock that later tests wait for."""
+    made = []
+
+    def hang(batch, items):
+        made.append(HangingTools(batch, monkeypatch, items))
+
+    yield hang
+    for tools in made:
+        tools.end.set()
+
+
+def test_a_tool_that_hangs_fails_its_image_and_the_others_go_on(crops, services, hanging, caplog):
     """The second of three at once hangs while it holds the tools; whoever waits for them is served by fresh ones."""
     batch = Batch(services, jobs=3, pipeline="letters")
-    tools = HangingTools(batch, monkeypatch, crops[1:2])
+    hanging(batch, crops[1:2])
     rows = {row.image: row for row in batch.rows(crops[:6])}
     late = rows.pop(str(crops[1].image))
-    assert "timed out after 600 s in NIQE" in late.error
+    assert "timed out after 600 s in LocalNR" in late.error
     assert len(late.sha256) == 64
     assert late.q is None
     assert [row.error for row in rows.values()] == [None] * 5
-    assert "still in NIQE" in caplog.text
+    assert "still in LocalNR" in caplog.text
     assert batch.unfinished
-    tools.end.set()
 
 
 def test_time_in_which_the_process_stood_still_is_nobodys(crops, services, monkeypatch):
@@ -715,26 +727,24 @@ def test_time_in_which_the_process_stood_still_is_nobodys(crops, services, monke
     assert row.error is None
 
 
-def test_when_too_many_hang_the_run_ends_and_says_where(crops, services, monkeypatch):
+def test_when_too_many_hang_the_run_ends_and_says_where(crops, services, hanging):
     batch = Batch(services, pipeline="letters")
-    tools = HangingTools(batch, monkeypatch, crops[:6])
+    hanging(batch, crops[:6])
     more = batch.rows(crops)
     rows = [next(more) for _ in range(3)]
-    with pytest.raises(BatchError, match=r"assessments do not return .*00\.png in NIQE"):
+    with pytest.raises(BatchError, match=r"assessments do not return .*00\.png in LocalNR"):
         next(more)
-    tools.end.set()
     assert [row.image for row in rows] == [str(item.image) for item in crops[:3]]
 
 
-def test_a_hung_tool_that_keeps_the_models_waiting_ends_the_run_at_once(crops, services, monkeypatch):
+def test_a_hung_tool_that_keeps_the_models_waiting_ends_the_run_at_once(crops, services, hanging, monkeypatch):
     """The others would wait for the model until their time is over: rows of failures that are none of theirs."""
     for module in ("batch", "services"):
-        monkeypatch.setattr(f"agentic_iqa_local.{module}.ALONE", ("NIQE",))
+        monkeypatch.setattr(f"agentic_iqa_local.{module}.ALONE", ("LocalNR",))
     batch, rows = Batch(services, jobs=3, pipeline="letters"), []
-    tools = HangingTools(batch, monkeypatch, crops[:1])
-    with pytest.raises(BatchError, match=r"assessments do not return .*00\.png in NIQE"):
+    hanging(batch, crops[:1])
+    with pytest.raises(BatchError, match=r"assessments do not return .*00\.png in LocalNR"):
         rows.extend(row.image for row in batch.rows(crops[:6]) if row.error)
-    tools.end.set()
     assert rows == [str(crops[0].image)]
 
 
