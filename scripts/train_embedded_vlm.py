@@ -101,6 +101,7 @@ def train(args: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
+    from agentic_iqa_local.iqa_tools.local_nr import LocalNR
     from agentic_iqa_local.training.card import write_training
     from agentic_iqa_local.training.data import build_pool, photo_files, split_photos
     from agentic_iqa_local.training.graft import seal, unpack
@@ -122,7 +123,7 @@ def train(args: argparse.Namespace) -> None:
         if name not in args.phases:
             course.resume(name)
         elif name == "vision":
-            cells = Cells(pool, args.work / "cells", encoder(args.device))
+            cells = Cells(pool, args.work / "cells", encoder(LocalNR.load(device=args.device)))
             course.vision(pool, cells, steps[name], args.minutes, args.tokens)
         elif name == "plans":
             course.plans(steps[name], args.minutes)

@@ -12,7 +12,6 @@ well LocalNR knows them, with 95 % bootstrap intervals over pictures. One CPU th
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,8 +38,10 @@ from agentic_iqa_local.iqa_tools.local_nr import (
     pooled,
 )
 from agentic_iqa_local.levels import DISTORTION_TYPES
-from agentic_iqa_local.training.data import SHARD, Pool, build_pool, photo_files, split_photos
-from agentic_iqa_local.training.distortions import Part, place_mask
+from agentic_iqa_local.training.data import SHARD, Pool, build_pool, open_pool, parts_of, photo_files, split_photos
+from agentic_iqa_local.training.distortions import place_mask
+from agentic_iqa_local.training.evaluate import with_interval
+from agentic_iqa_local.training.teacher import encoder, kept
 
 POOL_SEED, HELD_SEED = 1, 2
 HELD_PLAIN, HELD_VARIED = 100, 300
@@ -50,7 +51,6 @@ PICTURE_EPOCHS, PLACE_EPOCHS = 20, 8
 BATCH, RATE, DECAY, DROPOUT = 128, 1e-3, 0.05, 0.3
 CELLS_DRAWN = 6  # of each picture, for the head that sees one place
 VISIBLE = 0.15  # levels of pseudo-MOS between two pictures below which neither is the better one
-RESAMPLES = 1000
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -88,33 +88,16 @@ def opened_pool(folder: Path) -> Pool:
     numbers = [n for n in range(1000) if (folder / f"rows_{n:03d}.json").exists()]
     if numbers != list(range(len(numbers))) or not numbers:
         raise ValueError(f"{folder}: expected the pool's shards from 0 on, got {numbers}")
-    return Pool(
-        pictures=[np.load(folder / f"pictures_{n:03d}.npy", mmap_mode="r") for n in numbers],
-        clean=[np.load(folder / f"clean_{n:03d}.npy", mmap_mode="r") for n in numbers],
-        rows=[row for n in numbers for row in json.loads((folder / f"rows_{n:03d}.json").read_text())],
-    )
-
-
-@torch.inference_mode()
-def cells_of(network: LocalNR, pictures: np.ndarray) -> np.ndarray:
-    """N×side×side×3 uint8 → N×rows×columns×STATISTICS float16."""
-    inputs = (torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None].float() / 255 for picture in pictures)
-    return np.concatenate([network.encode(pixels).numpy().astype(np.float16) for pixels in inputs])
+    return open_pool(folder, numbers)
 
 
 def statistics(network: LocalNR, pool: Pool, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Of each shard the cells of its pictures and of every CLEAN_STEP-th clean original, made where `folder` lacks them."""
     folder.mkdir(parents=True, exist_ok=True)
+    encode = encoder(network)
     for n, (pictures, clean) in enumerate(bar(list(zip(pool.pictures, pool.clean, strict=True)), unit="shard")):
-        for name, content in (("clean", clean[::CLEAN_STEP]), ("cells", pictures)):
-            if not (place := folder / f"{name}_{n:03d}.npy").exists():
-                np.save(folder / "partial.npy", cells_of(network, content))
-                (folder / "partial.npy").replace(place)
-        yield tuple(np.load(folder / f"{name}_{n:03d}.npy", mmap_mode="r") for name in ("cells", "clean"))
-
-
-def parts_of(row: dict) -> list[Part]:
-    return [Part(**part) for part in row["parts"]]
+        of_clean = kept(folder / f"clean_{n:03d}.npy", encode, clean[::CLEAN_STEP])
+        yield kept(folder / f"cells_{n:03d}.npy", encode, pictures), of_clean
 
 
 def picture_targets(rows: list[dict]) -> torch.Tensor:
@@ -238,14 +221,6 @@ def train(args: argparse.Namespace) -> None:
     print(f"{args.weights}: {args.weights.stat().st_size / 1e6:.1f} MB, {len(pool.rows)} distorted pictures")
 
 
-def interval(figure, count: int) -> str:
-    """`figure`(indices) of all `count` pictures, with its 95 % bootstrap interval over pictures."""
-    rng = np.random.default_rng(0)
-    drawn = [figure(rng.integers(0, count, count)) for _ in range(RESAMPLES)]
-    low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return f"{figure(np.arange(count)):.3f} ({low:.3f} to {high:.3f})"
-
-
 def evaluate(args: argparse.Namespace) -> None:
     folder = args.work / "held_out"
     pool = build_pool(split_photos(args.photos)[1], folder / "pool", HELD_PLAIN, HELD_VARIED, HELD_SEED, args.workers)
@@ -282,7 +257,8 @@ def evaluate(args: argparse.Namespace) -> None:
         ("severity within one step", share(np.abs(severity - target[:, -1]) <= 1, everywhere)),
         ("the quarter that is distorted", share(quarter, local)),
     ):
-        print(f"{what}: {interval(figure, len(rows))}")
+        found = with_interval(figure, np.arange(len(rows)))
+        print(f"{what}: {found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})")
 
 
 def _quarter(place: np.ndarray) -> int:

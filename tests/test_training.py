@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from agentic_iqa_local.iqa_tools.local_nr import LocalNR
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.prompts import ANSWER_PREFIX
@@ -349,7 +350,7 @@ def test_the_teacher_sees_blur_where_it_is(pixels):
     """A cell of 64 pixels a side each; where nothing was changed, and nothing nearby, its features stay."""
     blurred = pixels.copy()
     blurred[128:, 128:] = DISTORTIONS["gaussian_blur"].apply(pixels, 5, np.random.default_rng(0))[128:, 128:]
-    encode = encoder("cpu")
+    encode = encoder(LocalNR.load())
     before, after = encode(pixels), encode(blurred)
     assert before.shape[:2] == (4, 4)
     change = np.abs(after - before).mean(-1)

@@ -82,12 +82,15 @@ class LocalNR(nn.Module):
             statistics += [mean, (square - mean.square()).clamp_min(0).sqrt()]
         return torch.cat(statistics, 1).permute(0, 2, 3, 1)
 
+    def pixels(self, image: Image.Image | np.ndarray) -> torch.Tensor:
+        """An RGB picture, as an image or H×W×3 uint8 → 1×3×H×W in 0..1 on the network's device."""
+        device = self.picture.hidden.weight.device
+        return torch.from_numpy(np.array(image)).to(device).permute(2, 0, 1)[None].float() / 255
+
     @torch.inference_mode()
     def examine(self, image: Image.Image) -> Examination:
         """All that the network says of an RGB picture of 64 pixels a side or more."""
-        device = self.picture.hidden.weight.device
-        pixels = torch.from_numpy(np.array(image)).to(device).permute(2, 0, 1)[None].float() / 255
-        cells = self.encode(pixels)
+        cells = self.encode(self.pixels(image))
         found = self.picture(pooled(cells))
         families = found[0, 1:-1].softmax(-1).tolist()
         places = self.place(per_cell(cells))[0].clamp(0, 5).cpu().numpy()

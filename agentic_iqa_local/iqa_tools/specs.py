@@ -25,10 +25,11 @@ class ToolError(UserError, RuntimeError):
 class ToolSpec:
     """One tool.
 
-    `metric` is pyiqa's name, or that of a tool of this package's `own`, which pyiqa has no part in; `domain` the raw range over which a map must be monotone; `weights` the files it needs
-    (empty: none to fetch); `bundled` a parameter file that ships in this package's data folder; `modules` Python modules
-    that its code imports beyond pyiqa's own requirements; `min_side` the smallest image side in pixels that it
-    accepts; `no_map` why a 1..5 map would mean nothing for it (empty: a map makes sense).
+    `metric` is pyiqa's name, or that of a tool of this package's `own`, which pyiqa has no part in; `domain` the raw range
+    over which a map must be monotone; `weights` the files it needs (empty: none to fetch); `bundled` a parameter file that
+    ships in this package's data folder; `modules` Python modules that its code imports beyond pyiqa's own requirements;
+    `min_side` the smallest image side in pixels that it accepts; `no_map` why a 1..5 map would mean nothing for it (empty: a
+    map makes sense).
 
     `seconds` is what a megapixel takes on one CPU core, None where it was not measured. `most_megapixels` is the largest
     picture that is measured whole (None: any); of a larger one crops are.

@@ -13,7 +13,7 @@ from agentic_iqa_local.assembly import DELTA, LORA_A, LORA_B
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SCALING = 2.0
-FIRST_LAYER = 8  # the lower layers stay as they are: no gradient goes through them where the text alone is learned
+FIRST_LAYER = 8  # the lower layers stay as they are, and no gradient goes through them
 
 
 class _AdaptedProduct(torch.autograd.Function):

@@ -5,7 +5,8 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from agentic_iqa_local.assembly import DELTA, RECORD, VISION, WEIGHTS, read_record, sha256
+from agentic_iqa_local.assembly import DELTA, RECORD, VISION, WEIGHTS, read_record
+from agentic_iqa_local.model_store import file_hash
 
 PACKAGES = ("torch", "transformers", "tokenizers", "pyiqa", "numpy", "scipy", "pillow")
 BARS = {  # key: (what, bar)
@@ -28,7 +29,7 @@ def weights_hash(folder: Path) -> str:
     """SHA-256 of the weights of a model's folder, or of what the parts in `folder` are assembled to."""
     if (folder / RECORD).exists():
         return read_record(folder).model.sha256
-    return sha256(folder / WEIGHTS)
+    return file_hash(folder / WEIGHTS)
 
 
 def environment(threads: int) -> dict:

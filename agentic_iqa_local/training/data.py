@@ -6,7 +6,7 @@ and the pool alone, so training resumes exactly.
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -99,6 +99,11 @@ def vary(tile: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
 
 
+def parts_of(row: dict) -> tuple[Part, ...]:
+    """What was done to the picture of a pool's row."""
+    return tuple(Part(**part) for part in row["parts"])
+
+
 @dataclass(frozen=True)
 class Pool:
     """N distorted photographs with their clean originals, memory mapped in shards, and what was done to each."""
@@ -110,7 +115,7 @@ class Pool:
     @cached_property
     def weights(self) -> np.ndarray:
         """How often each row is drawn: clean and compressed pictures, the hardest to tell apart, twice as often as others."""
-        hard = [not row["parts"] or any(Part(**p).family == "Compression" for p in row["parts"]) for row in self.rows]
+        hard = [not row["parts"] or any(part.family == "Compression" for part in parts_of(row)) for row in self.rows]
         return np.where(hard, 2.0, 1.0)
 
     @cached_property
@@ -121,7 +126,7 @@ class Pool:
     @cached_property
     def local(self) -> np.ndarray:
         """Whether each row has a distortion in one place alone."""
-        return np.array([any(p["place"] for p in row["parts"]) for row in self.rows])
+        return np.array([any(part.place for part in parts_of(row)) for row in self.rows])
 
     def draw(self, count: int, side: int, rng: np.random.Generator, whole: bool = False) -> np.ndarray:
         """Indices of `count` rows whose pictures have at least `side` pixels a side; `whole`: exactly so many. Only whole pictures
@@ -145,7 +150,7 @@ class Pool:
             part = pixels[top : top + height, left : left + width]
             return np.ascontiguousarray(part[:, ::-1] if mirrored else part)
 
-        parts = tuple(Part(**p) for p in row["parts"])
+        parts = parts_of(row)
         if mirrored:
             parts = tuple(replace(p, place=MIRRORED.get(p.place)) for p in parts)
         crop = Crop(Sample(cut(self.pictures[shard][place]), parts), cut(self.clean[shard][place]), row["quality"])
@@ -196,6 +201,12 @@ def build_pool(files: Sequence[Path], folder: Path, plain: int, varied: int, see
         made = [executor.submit(_make_shard, n, folder, n >= plain // SHARD, seed) for n in missing]
         for done, future in enumerate(as_completed(made), start=1):
             logger.info("pool: shard %d made, %d of %d", future.result(), done, len(missing))
+    return open_pool(folder, numbers)
+
+
+def open_pool(folder: Path, numbers: Iterable[int]) -> Pool:
+    """The pool of the shards `numbers`, which must be from 0 on."""
+    numbers = list(numbers)
     return Pool(
         pictures=[np.load(folder / f"pictures_{n:03d}.npy", mmap_mode="r") for n in numbers],
         clean=[np.load(folder / f"clean_{n:03d}.npy", mmap_mode="r") for n in numbers],

@@ -12,10 +12,11 @@ import numpy as np
 from PIL import Image
 from scipy.stats import spearmanr
 
+from agentic_iqa_local import score_fusion
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import RoleSettings, load_settings
 from agentic_iqa_local.images import load_image
-from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, OVERALL, Severity
+from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS, OVERALL, Severity
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply
 from agentic_iqa_local.prompts import (
@@ -27,7 +28,6 @@ from agentic_iqa_local.prompts import (
     planner_prompt,
     summarizer_prompt,
 )
-from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import ExecutorOutput
 from agentic_iqa_local.training.data import SIDE, Crop, load_tiles
@@ -88,8 +88,8 @@ def held_out_crops(photos: list[np.ndarray], per_photo: int = SAMPLES_PER_PHOTO,
 def expected_level(session: VLMSession, evidence: ExecutorOutput | None = None, reversed_letters: bool = False) -> float:
     """E[level] of the letters for the default query; with the letters reassigned, mapped back by meaning."""
     prompt = summarizer_prompt(DEFAULT_QUERY, evidence, scoring=True, reversed_letters=reversed_letters)
-    probabilities = letter_probabilities(session.read_letters(prompt, ANSWER_PREFIX, LETTERS).logprobs)
-    level = sum(LETTER_TO_LEVEL[letter] * p for letter, p in probabilities.items())
+    probabilities = score_fusion.letter_probabilities(session.read_letters(prompt, ANSWER_PREFIX, LETTERS).logprobs)
+    level = score_fusion.expected_level(probabilities)
     return 6 - level if reversed_letters else level
 
 

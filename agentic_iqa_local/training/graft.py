@@ -25,10 +25,11 @@ from agentic_iqa_local.assembly import (
     Record,
     Wheel,
     read_llama,
-    sha256,
     write_weights,
 )
+from agentic_iqa_local.model_store import file_hash
 from agentic_iqa_local.paths import SMOLLM2_WHEEL
+from agentic_iqa_local.training.embedded import MERGE, PATCH
 
 OWN = "this project's own; README.md names its photographs' licences"
 
@@ -66,8 +67,8 @@ def graft_config() -> Qwen2_5_VLConfig:
             intermediate_size=1024,
             num_heads=4,
             out_hidden_size=TEXT_WIDTH,
-            patch_size=16,
-            spatial_merge_size=2,
+            patch_size=PATCH,
+            spatial_merge_size=MERGE,
             temporal_patch_size=2,
             window_size=128,
             fullatt_block_indexes=list(range(VISION_DEPTH)),
@@ -171,9 +172,9 @@ def seal(folder: Path, wheel: Path) -> None:
         model = Path(place, WEIGHTS)
         write_weights(gguf, folder, model)
         record = Record(
-            wheel=Wheel(requirement=SMOLLM2_WHEEL, file=wheel.name, sha256=sha256(wheel), licence="Apache-2.0"),
-            gguf=Piece(file=member, sha256=sha256(gguf), licence="Apache-2.0"),
-            parts=tuple(Piece(file=name, sha256=sha256(folder / name), licence=OWN) for name in (VISION, DELTA)),
-            model=Piece(file=WEIGHTS, sha256=sha256(model), licence=f"{OWN}; SmolLM2 in it: Apache-2.0"),
+            wheel=Wheel(requirement=SMOLLM2_WHEEL, file=wheel.name, sha256=file_hash(wheel), licence="Apache-2.0"),
+            gguf=Piece(file=member, sha256=file_hash(gguf), licence="Apache-2.0"),
+            parts=tuple(Piece(file=name, sha256=file_hash(folder / name), licence=OWN) for name in (VISION, DELTA)),
+            model=Piece(file=WEIGHTS, sha256=file_hash(model), licence=f"{OWN}; SmolLM2 in it: Apache-2.0"),
         )
     (folder / RECORD).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -146,7 +146,7 @@ def visible(segment: torch.Tensor, parent: torch.Tensor, keys: torch.Tensor) -> 
     known, length = keys.shape[1] - segment.shape[1], segment.shape[1]
     there = keys[:, None] >= 0
     seen = (keys[:, None] == 0) | (keys[:, None] == parent[:, :, None]) | (keys[:, None] == segment[:, :, None])
-    before = torch.ones(length, known + length, dtype=torch.bool, device=keys.device).tril(known)
+    before = causal(length, known, keys.device)
     itself = torch.zeros(length, known + length, dtype=torch.bool, device=keys.device)
     itself[:, known:].fill_diagonal_(True)  # padding sees itself, or its softmax would be of nothing
     return ((there & seen & before) | itself)[:, None]
@@ -193,10 +193,9 @@ def read_fast_on_cpu(model: PreTrainedModel) -> None:
     model.config.text_config._attn_implementation = "plain_after_cache"
 
 
-def causal(length: int, known: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """The mask of `length` tokens after `known` ones that all of them see."""
-    visible = torch.ones(length, known + length, dtype=torch.bool, device=device).tril(known)
-    return {"full_attention": visible[None, None]}
+def causal(length: int, known: int, device: torch.device) -> torch.Tensor:
+    """N×M: what `length` tokens see after `known` ones that all of them see."""
+    return torch.ones(length, known + length, dtype=torch.bool, device=device).tril(known)
 
 
 def make_plans(step: int, seed: int, processor) -> dict:
@@ -281,7 +280,7 @@ def plan_losses(model) -> Callable:
             language(
                 inputs_embeds=embeds,
                 position_ids=torch.arange(known, device=device).expand(3, 1, -1),
-                attention_mask=causal(known, 0, device),
+                attention_mask={"full_attention": causal(known, 0, device)[None, None]},
                 past_key_values=cache,
                 use_cache=True,
             )
@@ -292,7 +291,7 @@ def plan_losses(model) -> Callable:
         hidden = language(
             input_ids=cases,
             position_ids=after,
-            attention_mask=causal(length, known, device),
+            attention_mask={"full_attention": causal(length, known, device)[None, None]},
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+from agentic_iqa_local.assembly import VISION
 from agentic_iqa_local.training.adapters import SCALING, adapters, add_adapters, load_adapters
 from agentic_iqa_local.training.data import Pool
 from agentic_iqa_local.training.embedded import NOTICE, build_processor, grow_vision
@@ -52,9 +54,9 @@ class Course:
         visual, language = self.model.model.visual, self.model.model.language_model
         embeddings = self.model.get_input_embeddings().weight
         donor = Qwen2_5_VLForConditionalGeneration.from_pretrained(self.start, dtype=torch.float32, local_files_only=True)  # nosec B615 # a local folder
-        grow_vision(visual, donor.model.visual, embeddings.detach().square().mean().sqrt().item())
         add_adapters(language, RANK)
         self.teaching = VisionTeaching(visual, embeddings, self.tokenizer, COMPONENTS)
+        grow_vision(visual, donor.model.visual, self.teaching.words.rms)
         if self.parts:
             load_adapters(language, self.parts)
             load_tower(visual, self.parts)
@@ -121,8 +123,4 @@ class Course:
 
 def load_tower(visual: nn.Module, parts: Path) -> None:
     """Puts the tower that git carries in the folder `parts` in place of `visual`'s."""
-    from safetensors.torch import load_file
-
-    from agentic_iqa_local.assembly import VISION
-
     visual.load_state_dict({name.removeprefix("visual."): w.float() for name, w in load_file(parts / VISION).items()})

@@ -5,7 +5,7 @@ noise of 0.7 levels, under the name of any tool, or missing, or contradictory, s
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +27,7 @@ from agentic_iqa_local.prompts import (
 from agentic_iqa_local.reasoning import from_evidence
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 from agentic_iqa_local.training.data import Crop, level_targets
-from agentic_iqa_local.training.distortions import DISTORTIONS, KINDS_BY_FAMILY, PLACES, Part, Sample, draw_parts
+from agentic_iqa_local.training.distortions import DISTORTIONS, KINDS_BY_FAMILY, PLACES, Part
 from agentic_iqa_local.training.queries import CORNERS, draw_object, draw_query, pick, templates
 from agentic_iqa_local.training.questions import (
     ANSWERS_OF_OTHERS,
@@ -546,18 +546,3 @@ def draw_light_roles(crop: Crop, rng: np.random.Generator, has_reference: bool =
     if draw < 0.7:
         return [*samples, rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=True)]
     return [*samples, detection(crop, rng)]
-
-
-def corpus(seed: int, rows: int = 5000) -> Iterator[str]:
-    """Prompts and answers to train a tokenizer on; the pictures behind them are blank."""
-    rng = np.random.default_rng([seed, 2])
-    blank = np.zeros((8, 8, 3), np.uint8)
-    for _ in range(rows):
-        crop = Crop(Sample(blank, draw_parts(rng)), blank, float(rng.uniform(1, 5)))
-        seen = set()
-        for sample in [*draw_roles(crop, rng), *(planning(rng, bool(rng.random() < 0.25)) for _ in range(3))]:
-            instructions = sample.prompt.instructions
-            yield f"{sample.prompt.case}\n{sample.answer}"
-            if instructions not in seen:
-                yield instructions
-            seen.add(instructions)

@@ -19,16 +19,24 @@ logger = logging.getLogger(__name__)
 COMPONENTS = 128
 
 
-def encoder(device: str) -> Callable[[np.ndarray], np.ndarray]:
+def encoder(network: LocalNR) -> Callable[[np.ndarray], np.ndarray]:
     """LocalNR's: a picture (H×W×3 uint8) → (H/64)×(W/64)×features."""
-    network = LocalNR.load(device=device)
 
     @torch.inference_mode()
     def encode(picture: np.ndarray) -> np.ndarray:
-        pixels = torch.from_numpy(np.array(picture)).to(device).permute(2, 0, 1)[None].float() / 255
-        return network.encode(pixels)[0].cpu().numpy()
+        return network.encode(network.pixels(picture))[0].cpu().numpy()
 
     return encode
+
+
+def kept(file: Path, encode: Callable[[np.ndarray], np.ndarray] | None, pictures: np.ndarray) -> np.ndarray:
+    """The features of pictures, N×rows×columns×features float16, memory mapped from `file`, which is made where it is not there."""
+    if not file.exists():
+        partial = file.with_suffix(".partial.npy")
+        np.save(partial, np.stack([encode(picture) for picture in pictures]).astype(np.float16))
+        partial.replace(file)
+        logger.info("teacher: %s made", file.name)
+    return np.load(file, mmap_mode="r")
 
 
 class Cells:
@@ -36,15 +44,7 @@ class Cells:
 
     def __init__(self, pool: Pool, folder: Path, encode: Callable[[np.ndarray], np.ndarray] | None = None):
         folder.mkdir(parents=True, exist_ok=True)
-        self.shards = []
-        for number, pictures in enumerate(pool.pictures):
-            file = folder / f"cells_{number:03d}.npy"
-            if not file.exists():
-                partial = file.with_suffix(".partial.npy")
-                np.save(partial, np.stack([encode(picture) for picture in pictures]).astype(np.float16))
-                partial.replace(file)
-                logger.info("teacher: shard %d of %d", number + 1, len(pool.pictures))
-            self.shards.append(np.load(file, mmap_mode="r"))
+        self.shards = [kept(folder / f"cells_{n:03d}.npy", encode, pictures) for n, pictures in enumerate(pool.pictures)]
         basis = folder / "basis.npz"
         if not basis.exists():
             np.savez(basis, **_principal_components(np.concatenate([s[::8].reshape(-1, s.shape[-1]) for s in self.shards])))

@@ -1,6 +1,6 @@
 """First phase: the vision tower alone learns to see distortions, through heads that are thrown away afterwards.
 
-A vision pass costs a third of a pass with the language model, so most pictures are spent here.
+A picture costs a fifth of what it costs with the language model, so most pictures are spent here.
 """
 
 import logging
