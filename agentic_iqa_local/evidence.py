@@ -37,7 +37,7 @@ def contradictions(evidence: ExecutorOutput) -> list[str]:
     all are; an object whose scores are all below 2.2 while nothing, or only slight damage, was found of it."""
     lines = []
     for name, items in (evidence.distortion_analysis or {}).items():
-        scores = _voting(evidence, name)
+        scores = _standing(evidence, name)
         if not scores:
             continue
         for item in items:
@@ -53,7 +53,7 @@ def unexplained(evidence: ExecutorOutput) -> dict[str, str]:
     """By object, a line where the tools' mean is below `FLAWED` while nothing, or only slight damage, was found: it may be missed."""
     lines = {}
     for name, items in (evidence.distortion_analysis or {}).items():
-        scores = dict(_voting(evidence, name).values())
+        scores = dict(_standing(evidence, name).values())
         if scores and statistics.mean(scores.values()) < FLAWED and all(item.severity in MILD for item in items):
             lines[name] = f"{_mild(items)} of {name} but low scores ({_told(scores.items())})"
     return lines
@@ -74,11 +74,15 @@ def _mild(items: Sequence[DistortionAnalysis]) -> str:
     return _listed(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
 
 
-def _voting(evidence: ExecutorOutput, name: str) -> dict[str, tuple[str, float]]:
-    """The scores of an object that have a vote, by distortion."""
-    outvoted = {log.tool_name for log in evidence.tool_logs if log.outvoted and log.object_name == name}
+def _standing(evidence: ExecutorOutput, name: str, with_checks: bool = False) -> dict[str, tuple[str, float]]:
+    """The scores of an object that have a vote, by distortion; `with_checks`: also those that only check them."""
+    silent = {
+        log.tool_name
+        for log in evidence.tool_logs
+        if log.object_name == name and (log.outvoted or (log.trailing and not with_checks))
+    }
     scores = (evidence.quality_scores or {}).get(name, {})
-    return {distortion: (tool, score) for distortion, (tool, score) in scores.items() if tool not in outvoted}
+    return {distortion: (tool, score) for distortion, (tool, score) in scores.items() if tool not in silent}
 
 
 def _told(scores: Iterable[tuple[str, float]]) -> str:
@@ -127,10 +131,10 @@ def outvoted(scores: Sequence[tuple[str, float]], reachable: Reachable) -> set[s
 
 
 def disagreement(evidence: ExecutorOutput, reachable: Reachable) -> str | None:
-    """Which tools that vote lie further apart than their errors explain; None where none do."""
+    """Which tools that vote or check lie further apart than their errors explain; None where none do."""
     lines = []
     for name in evidence.quality_scores or {}:
-        scores = sorted(set(_voting(evidence, name).values()), key=lambda pair: pair[1])
+        scores = sorted(set(_standing(evidence, name, with_checks=True).values()), key=lambda pair: pair[1])
         if len(scores) > 1 and apart(scores[0], scores[-1], reachable):
             lines.append(f"tools disagree about {name} ({_told(scores)})")
     return "; ".join(lines) or None
@@ -254,10 +258,10 @@ def key_distortions(evidence: ExecutorOutput, name: str, plan: PlannerOutput) ->
 
 def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[tuple[str, float]]:
     """The (tool, score) that q̄ is the mean of: one for each distinct (tool, region) run, or one for each listed entry; none of a
-    tool that was outvoted."""
+    tool that was outvoted, or that only checks a better one."""
     if evidence is None or not evidence.quality_scores:
         return []
-    counted = {name: _voting(evidence, name).values() for name in evidence.quality_scores}
+    counted = {name: _standing(evidence, name).values() for name in evidence.quality_scores}
     if vote == "entries":
         return [pair for scores in counted.values() for pair in scores]
     crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"}

@@ -38,7 +38,11 @@ def measured(evidence: ExecutorOutput | None) -> str:
         for name in regions
         for tool, score in votes(evidence.model_copy(update={"quality_scores": {name: regions[name]}}))
     )
-    ignored = dict.fromkeys(log.tool_name for log in (evidence.tool_logs if evidence else ()) if log.outvoted)
+    ignored = dict.fromkeys(
+        f"{log.tool_name} {log.normalized_score:.2f}{_of(log.object_name)}"
+        for log in (evidence.tool_logs if evidence else ())
+        if log.normalized_score is not None and (log.outvoted or log.trailing)
+    )
     told = ", ".join(counted) or "nothing"
     return f"{told} (without a vote: {', '.join(ignored)})" if ignored else told
 

@@ -201,6 +201,8 @@ def tools_in_words(row: Assessment) -> list[str]:
             notes.append(f"{run.tool_name} stood in for it.")
         if run.outvoted:
             notes.append(f"{run.tool_name} has no vote: it stands apart from every other tool.")
+        elif run.trailing:
+            notes.append(f"{run.tool_name} has no vote: it checks a tool that is clearly better.")
         if run.error is None and run.object_name != "Global" and run.region == "global":
             notes.append(f"{run.tool_name} measured the whole picture: {run.object_name} has no box.")
     return lines + [line for note in dict.fromkeys(notes) for line in _wrapped(note)]

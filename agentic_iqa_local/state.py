@@ -180,6 +180,10 @@ class ToolExecutionLog(BaseModel):
         False,
         description="True when the score stands apart from every other tool's by more than their errors explain: no vote in q̄.",
     )
+    trailing: bool = Field(
+        False,
+        description="True when a clearly better tool measured the same object: the score checks that one and has no vote in q̄.",
+    )
     error: str | None = None
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 

@@ -401,7 +401,7 @@ def test_a_second_opinion_is_no_tool_that_was_tried_before(picture):
     tools = ScriptedTools({"NIQE": 4.6, "LocalNR": 4.5}, names=["NIQE", "LocalNR", "BRISQUE"])
     row = rated(picture, client, tools)
     assert [(log.tool_name, log.error is None) for log in row.tools] == [("LocalNR", True), ("NIQE", True), ("BRISQUE", False)]
-    assert row.q_bar == pytest.approx(4.55)
+    assert row.q_bar == pytest.approx(4.5)  # NIQE only checks LocalNR
 
 
 def test_tools_that_failed_are_not_run_again(picture):
@@ -459,8 +459,26 @@ def test_a_pass_that_is_kept_has_the_votes_that_it_counted(picture):
     row = rated(picture, client, tools)
     assert [told.kept for told in row.passes] == [True, False]
     assert [log.outvoted for log in row.tools] == [False, False]
-    assert row.q_bar == pytest.approx(3.45)
+    assert row.q_bar == pytest.approx(2.0)  # NIQE only checks LocalNR
     assert not any("no vote" in line for line in row.warnings)
+
+
+@pytest.mark.parametrize(("rule", "expected", "checks"), [("check", 2.6, {"NIQE"}), ("vote", 2.5, set())])
+def test_a_tool_that_another_clearly_leads_only_checks_it(picture, rule, expected, checks):
+    """The record has LocalNR lead NIQE by 0.11 of SRCC."""
+    client = ScriptedClient(scripted_answers(), SURE)
+    tools = ScriptedTools({"NIQE": 2.4, "LocalNR": 2.6})
+    row = rated(picture, client, tools, settings=Settings(fusion={"trailing_tools": rule}))
+    assert row.q_bar == pytest.approx(expected)
+    assert {log.tool_name for log in row.tools if log.trailing} == checks
+
+
+def test_a_checking_tool_that_contradicts_a_better_one_calls_a_third(picture):
+    client = ScriptedClient(scripted_answers(), SURE)
+    row = rated(picture, client, ScriptedTools({"NIQE": 4.9, "LocalNR": 1.6, "PIQE": 1.8}))
+    assert [log.tool_name for log in row.tools] == ["LocalNR", "NIQE", "PIQE"]
+    assert {log.tool_name for log in row.tools if log.outvoted} == {"NIQE"}
+    assert row.q_bar == pytest.approx(1.6)  # PIQE trails LocalNR too
 
 
 def answer(gaps: list[Gap], error: str | None = None) -> SummarizerOutput:

@@ -89,8 +89,12 @@ class Reliability(_Record):
         if not known:
             return list(tools)
         leads = {tool: [lead for other in known if (lead := self.lead(tool, other)) is not None] for tool in known}
-        trusted = [tool for tool in known if min(leads[tool]) >= -CLEARLY_WORSE]
-        return sorted(trusted, key=lambda tool: -sum(lead > 0 for lead in leads[tool]))
+        worse = self.clearly_worse(known)
+        return sorted((tool for tool in known if tool not in worse), key=lambda tool: -sum(lead > 0 for lead in leads[tool]))
+
+    def clearly_worse(self, tools: Sequence[str]) -> set[str]:
+        """Those of `tools` that another of them is known to lead by more than CLEARLY_WORSE."""
+        return {tool for tool in tools if any((self.lead(tool, other) or 0) < -CLEARLY_WORSE for other in tools)}
 
     def trailing(self, tools: Sequence[str], best: str) -> list[str]:
         """`tools` in the order of how far their SRCC trails that of `best`; those that share no data set with it last, as given."""

@@ -116,9 +116,9 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
                 evidence.distortion_analysis = analyse(evidence, query, distortions, unjudged, images, reason)
         if measured is not None:
             measured.result()
-    if evidence.quality_scores and plan.required_tool is None:  # whoever names tools wants those
+    if evidence.quality_scores and plan.required_tool is None:  # tools that a query names all have a vote
         reachable = {name: fitted.reachable for name, fitted in images.services.tools.maps.items()}
-        mark_outvoted(evidence, reachable)
+        mark_votes(evidence, reachable, checks=images.services.settings.fusion.trailing_tools == "check")
         evidence.disagreement = disagreement(evidence, reachable)
     if flags.distortion_detection and not gaps:
         look_twice(evidence, query, images)
@@ -403,13 +403,17 @@ def run_tools(evidence: ExecutorOutput, chosen: dict[str, dict[str, str]], image
     evidence.quality_scores = scores
 
 
-def mark_outvoted(evidence: ExecutorOutput, reachable: dict[str, tuple[float, float]]) -> None:
-    """Takes the vote from tools that stand apart from all others on the same object."""
+def mark_votes(evidence: ExecutorOutput, reachable: dict[str, tuple[float, float]], checks: bool) -> None:
+    """Takes the vote from tools that stand apart from all others on the same object and, with `checks`, from those that one of the
+    others clearly leads."""
     for name, scores in (evidence.quality_scores or {}).items():
-        alone = outvoted(list(dict.fromkeys(scores.values())), reachable)
+        measured = list(dict.fromkeys(scores.values()))
+        alone = outvoted(measured, reachable)
+        left = [tool for tool, _ in measured if tool not in alone]
+        behind = load_reliability().clearly_worse(left) if checks else set()
         for log in evidence.tool_logs:
             if log.object_name == name:
-                log.outvoted = log.tool_name in alone
+                log.outvoted, log.trailing = log.tool_name in alone, log.tool_name in behind
 
 
 def run_tool(
