@@ -17,10 +17,12 @@ FIRST_LAYER = 8  # the lower layers stay as they are, and no gradient goes throu
 
 
 class _AdaptedProduct(torch.autograd.Function):
-    """y = x·Wᵀ + b + s·(x·Aᵀ)·Bᵀ without a gradient of W; x is N×in."""
+    """y = x·Wᵀ + b + s·(x·Aᵀ)·Bᵀ without a gradient of W; x is N×in. Autocast's precision, where it is on, holds for all of it."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, a, b):
+        if torch.is_autocast_enabled(x.device.type):
+            x, weight, bias, a, b = (_in_autocast(tensor) for tensor in (x, weight, bias, a, b))
         inner = x @ a.T
         y = nn.functional.linear(x, weight, bias)
         y.addmm_(inner, b.T, alpha=SCALING)
@@ -36,6 +38,10 @@ class _AdaptedProduct(torch.autograd.Function):
             to_x = gradient @ weight
             to_x.addmm_(through, a, alpha=SCALING)
         return to_x, None, None, SCALING * (through.T @ x), SCALING * (gradient.T @ inner)
+
+
+def _in_autocast(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor if tensor is None else tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 class Adapted(nn.Module):

@@ -15,9 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import DynamicCache, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import repeat_kv
 
 from agentic_iqa_local.nodes.replies import FlagsReply, PlannerReply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, PAIR_PREAMBLE, TEST_PREAMBLE, chat_messages
@@ -29,7 +27,7 @@ from agentic_iqa_local.training.vision import Batches, level_loss
 SIDES = {1: (4, 5, 6, 7, 8, 9, 10, 12), 2: (4, 5, 6, 7, 8)}  # of crops in units of FACTOR pixels, by the number of images
 FULL_REFERENCE_SHARE = 0.12
 WHOLE_SHARE = 0.5  # of the pictures without a reference are whole, some with a distortion in one place
-PLANNING_SHARE = 0.3
+PLANNING_SHARE = 0.15
 PLANS = 12  # queries a planning step
 FLAGS = ', "plan"'
 KEYS = re.compile(f'"({"|".join([*PlannerReply.model_fields, *FlagsReply.model_fields])})": ')
@@ -86,34 +84,30 @@ def prefix_ids(images: int, image_tokens: int, processor) -> list[int]:
 
 
 def pack(rows: list[list[RoleSample]], images: int, image_tokens: int, processor) -> dict[str, torch.Tensor]:
-    """Rows of samples → what is given (`head_…`: the image prefix and each of the instructions once) and what is asked (`case_…`:
-    cases with answers), padded, with the tree: each token's segment (0: the shared prefix, −1: padding), that segment's parent, and
-    the offset after the prefix."""
+    """Rows of samples → the image prefix, each of the instructions once, and the cases with their answers, padded, with the tree:
+    each token's segment (0: the shared prefix, −1: padding), that segment's parent, and the offset after the prefix."""
     prefix = prefix_ids(images, image_tokens, processor)
-    heads, cases, letters = [], [], []
+    packed, letters = [], []
     for r, row in enumerate(rows):
-        given = [(Segment(prefix, [IGNORE] * len(prefix), 0), 0, 0)]  # (segment, its number, its parent's)
-        asked, length = [], 0
+        parts = [(Segment(prefix, [IGNORE] * len(prefix), 0), 0, 0)]  # (segment, its number, its parent's)
+        length = len(prefix)
         known: dict[str, tuple[int, int]] = {}  # instructions → (number, length)
         for sample in row:
             if sample.prompt.instructions not in known:
                 segment = encode_instructions(sample, images, processor)
-                known[sample.prompt.instructions] = len(given), len(segment.ids)
-                given.append((segment, len(given), 0))
-        for sample in row:
+                known[sample.prompt.instructions] = len(parts), len(segment.ids)
+                parts.append((segment, len(parts), 0))
+                length += len(segment.ids)
             parent, start = known[sample.prompt.instructions]
             segment = encode_case(sample, images, start, processor)
             if segment.letter is not None:
                 letters.append((r, length + segment.letter, sample.letters, sample.levels))
-            asked.append((segment, len(given) + len(asked), parent))
+            parts.append((segment, len(parts), parent))
             length += len(segment.ids)
-        heads.append(given)
-        cases.append(asked)
-    pad = processor.tokenizer.pad_token_id
+        packed.append(parts)
     widest = max((len(target) for _, _, target, _ in letters), default=0)
     return {
-        **{f"head_{name}": column for name, column in _columns(heads, pad).items()},
-        **{f"case_{name}": column for name, column in _columns(cases, pad).items()},
+        **_columns(packed, processor.tokenizer.pad_token_id),
         "prefix": torch.tensor(len(prefix)),
         "letter_at": torch.tensor([(r, i) for r, i, _, _ in letters]).view(-1, 2),
         "letter_target": torch.tensor(np.array([np.pad(t, (0, widest - len(t))) for _, _, t, _ in letters])).float(),
@@ -140,16 +134,12 @@ def _columns(rows: list[list[tuple[Segment, int, int]]], pad: int) -> dict[str, 
     }
 
 
-def visible(segment: torch.Tensor, parent: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """B×1×N×M: which of the M tokens with segments `keys`, the last N of which are those of `segment`, each of the N sees: the shared
-    prefix, its parent, and its own segment up to itself."""
-    known, length = keys.shape[1] - segment.shape[1], segment.shape[1]
-    there = keys[:, None] >= 0
-    seen = (keys[:, None] == 0) | (keys[:, None] == parent[:, :, None]) | (keys[:, None] == segment[:, :, None])
-    before = causal(length, known, keys.device)
-    itself = torch.zeros(length, known + length, dtype=torch.bool, device=keys.device)
-    itself[:, known:].fill_diagonal_(True)  # padding sees itself, or its softmax would be of nothing
-    return ((there & seen & before) | itself)[:, None]
+def visible(segment: torch.Tensor, parent: torch.Tensor) -> torch.Tensor:
+    """B×1×N×N: which tokens each of N sees: the shared prefix, its parent, and its own segment, all up to itself."""
+    to, of = segment[:, None], segment[:, :, None]
+    seen = ((to == 0) | (to == parent[:, :, None]) | (to == of)) & (to >= 0) & causal(segment.shape[1], 0, segment.device)
+    # Padding sees itself, or its softmax would be of nothing.
+    return (seen | torch.eye(segment.shape[1], dtype=torch.bool, device=segment.device))[:, None]
 
 
 def planning_batches(processor, seed: int) -> Callable[[int], IterableDataset]:
@@ -166,7 +156,8 @@ def role_batches(pool: Pool, processor, pictures: int, seed: int, light: bool) -
             return make_plans(step, seed, processor)
         images = 2 if rng.random() < FULL_REFERENCE_SHARE else 1
         whole = images == 1 and rng.random() < WHOLE_SHARE
-        height, width = (VARIED_SIDE if whole else FACTOR * int(rng.choice(SIDES[images])) for _ in range(2))
+        sides = SIDES[images][:5] if light else SIDES[images]
+        height, width = (VARIED_SIDE if whole else FACTOR * int(rng.choice(sides)) for _ in range(2))
         drawn = pool.draw(pictures, max(height, width), rng, whole)
         crops = [pool.crop(int(i), height, width, rng) for i in drawn]
         draw = draw_light_roles if light else draw_roles
@@ -179,18 +170,20 @@ def role_batches(pool: Pool, processor, pictures: int, seed: int, light: bool) -
 
 
 def _attention_on_cpu(module, query, key, value, attention_mask, **options):
-    if query.shape[2] == key.shape[2]:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    key, value = (repeat_kv(x, module.num_key_value_groups) for x in (key, value))
-    weights = (query * options["scaling"] @ key.transpose(-1, -2)).masked_fill(~attention_mask, -torch.inf).softmax(-1)
-    return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), None
+    batch, heads, length, width = query.shape
+    with torch.autocast("cpu", enabled=False):  # it would have the softmax in float32, at three times the price
+        query, key = (query * options["scaling"]).to(value.dtype), key.to(value.dtype)
+        shared = query.reshape(batch, key.shape[1], -1, width)  # the queries of each key's heads as one
+        weights = (shared @ key.transpose(-1, -2)).view(batch, heads, length, -1)
+        weights = torch.where(attention_mask, 0.0, -torch.inf).to(query.dtype).add(weights).softmax(-1)
+        attended = weights.view(batch, key.shape[1], -1, weights.shape[-1]) @ value
+    return attended.view(batch, heads, length, width).transpose(1, 2).contiguous(), None
 
 
 def read_fast_on_cpu(model: PreTrainedModel) -> None:
-    """Same mathematics in less time on a CPU, where many short texts after a long cache are faster as plain products than in
-    a fused kernel. It expects an explicit mask."""
-    ALL_ATTENTION_FUNCTIONS.register("plain_after_cache", _attention_on_cpu)
-    model.config.text_config._attn_implementation = "plain_after_cache"
+    """Same mathematics in less time on a CPU, where plain products train faster than a fused kernel. It expects an explicit mask."""
+    ALL_ATTENTION_FUNCTIONS.register("plain_products", _attention_on_cpu)
+    model.config.text_config._attn_implementation = "plain_products"
 
 
 def causal(length: int, known: int, device: torch.device) -> torch.Tensor:
@@ -276,14 +269,13 @@ def plan_losses(model) -> Callable:
         embeds = torch.where(placeholder, noise * model.get_input_embeddings().weight.std(), embeds)
         known, length = head.shape[1], cases.shape[1]
         cache = DynamicCache(config=model.config.text_config)
-        with torch.no_grad():  # the instructions are read as they are: what learns is how to answer
-            language(
-                inputs_embeds=embeds,
-                position_ids=torch.arange(known, device=device).expand(3, 1, -1),
-                attention_mask={"full_attention": causal(known, 0, device)[None, None]},
-                past_key_values=cache,
-                use_cache=True,
-            )
+        language(
+            inputs_embeds=embeds,
+            position_ids=torch.arange(known, device=device).expand(3, 1, -1),
+            attention_mask={"full_attention": causal(known, 0, device)[None, None]},
+            past_key_values=cache,
+            use_cache=True,
+        )
         cache.batch_repeat_interleave(len(cases))
         # A picture takes as many positions as its longer side has tokens.
         after = (known - batch["narrower"] + torch.arange(length, device=device)).expand(3, len(cases), -1)
@@ -317,35 +309,22 @@ def role_losses(model, letter_ids: torch.Tensor) -> Callable:
         language, device = model.model.language_model, model.device
         text = {k: v.to(device) for k, v in batch["text"].items()}
         grid, prefix = batch["grid"].to(device), int(batch["text"]["prefix"])
-        cache = DynamicCache(config=model.config.text_config)
-        with torch.no_grad():  # pictures and instructions are read as they are: what learns is how to answer
-            features = model.model.visual(batch["pixels"].to(device), grid_thw=grid).pooler_output.float()
-            ids = text["head_ids"]
-            placeholder = ids == model.config.image_token_id
-            embeds = model.get_input_embeddings()(ids).masked_scatter(placeholder[..., None], features)
-            positions, delta = model.model.get_rope_index(
-                ids[:, :prefix], mm_token_type_ids=placeholder[:, :prefix].int(), image_grid_thw=grid
-            )
-            start = (prefix + delta).to(device)
-            positions = torch.cat([positions, (start + text["head_offset"][:, prefix:])[None].expand(3, -1, -1)], -1)
-            language(
-                inputs_embeds=embeds,
-                position_ids=positions,
-                attention_mask={"full_attention": visible(text["head_segment"], text["head_parent"], text["head_segment"])},
-                past_key_values=cache,
-                use_cache=True,
-            )
-        keys = torch.cat([text["head_segment"], text["case_segment"]], 1)
+        features = model.model.visual(batch["pixels"].to(device), grid_thw=grid).pooler_output.float()
+        placeholder = text["ids"] == model.config.image_token_id
+        embeds = model.get_input_embeddings()(text["ids"]).masked_scatter(placeholder[..., None], features)
+        positions, delta = model.model.get_rope_index(
+            text["ids"][:, :prefix], mm_token_type_ids=placeholder[:, :prefix].int(), image_grid_thw=grid
+        )
+        after = (prefix + delta).to(device) + text["offset"][:, prefix:]
         hidden = language(
-            input_ids=text["case_ids"],
-            position_ids=(start + text["case_offset"])[None].expand(3, -1, -1),
-            attention_mask={"full_attention": visible(text["case_segment"], text["case_parent"], keys)},
-            past_key_values=cache,
-            use_cache=True,
+            inputs_embeds=embeds,
+            position_ids=torch.cat([positions, after[None].expand(3, -1, -1)], -1),
+            attention_mask={"full_attention": visible(text["segment"], text["parent"])},
+            use_cache=False,
         ).last_hidden_state
         loss, figures = torch.zeros((), device=device), {}
 
-        targets = text["case_labels"][:, 1:]
+        targets = text["labels"][:, 1:]
         kept = targets != IGNORE
         if kept.any():  # none when every row is read only
             answer = nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][kept]).float(), targets[kept])

@@ -29,7 +29,7 @@ from agentic_iqa_local.training.vision import VisionTeaching, run_phase, train_f
 
 RANK = 32
 # The tower starts as the small model's: what it knows is not to be shaken off by what is new in it.
-TOWER_RATE, NEW_RATE, KNOWN_SHARE = 8e-4, ("merger.mlp.2", "blocks.6", "blocks.7"), 0.15
+TOWER_RATE, NEW_RATE, KNOWN_SHARE = 8e-4, ("merger.mlp.2", "blocks.6", "blocks.7"), 0.2
 LANGUAGE_RATE = 1e-3
 
 
@@ -82,8 +82,8 @@ class Course:
         """The tower alone, `tokens` picture tokens a step."""
 
         def slower(name: str) -> float:
-            known = name.startswith("visual.") and not name.removeprefix("visual.").startswith(NEW_RATE)
-            return KNOWN_SHARE if known else 1.0
+            new = not self.parts and name.removeprefix("visual.").startswith(NEW_RATE)
+            return KNOWN_SHARE if name.startswith("visual.") and not new else 1.0
 
         batches = vision_batches(pool, cells, self.processor, tokens, self.seed)
         self.run("vision", [(self.teaching, TOWER_RATE)], batches, self.teaching.losses, steps, minutes, slower=slower)
@@ -99,6 +99,7 @@ class Course:
     def roles(self, name: str, pool: Pool, steps: int, minutes: float, pictures: int) -> None:
         """Phase "light" or "full": the language model on what the tower sees, `pictures` a step."""
         language = self.model.model.language_model
+        self.model.model.visual.requires_grad_(False)
         letters = torch.tensor([self.tokenizer.convert_tokens_to_ids(letter) for letter in "ABCDEFGHIJ"], device=self.device)
         losses = role_losses(self.model, letters)
         batches = role_batches(pool, self.processor, pictures, self.seed, light=name == "light")

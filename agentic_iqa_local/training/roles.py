@@ -540,9 +540,8 @@ def draw_light_roles(crop: Crop, rng: np.random.Generator, has_reference: bool =
     detection."""
     draw = rng.random()
     if draw < 0.4:
-        questions = [choice_question(crop, rng, has_reference) for _ in range(4)]
+        questions = [choice_question(crop, rng, has_reference) for _ in range(5)]
         return [replace(question, read_only=True) for question in questions if len(question.prompt.case) < 260]
-    samples = [rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=False)]
     if draw < 0.7:
-        return [*samples, rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=True)]
-    return [*samples, detection(crop, rng)]
+        return [rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=order) for order in (False, True)]
+    return [rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=rng.random() < 0.5), detection(crop, rng)]
