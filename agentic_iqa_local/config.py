@@ -188,7 +188,8 @@ class FusionSettings(Section):
         "runs", description="q̄ over distinct (tool, region) runs, or over every listed entry."
     )
     trailing_tools: Literal["check", "vote"] = Field(
-        "check", description="What a tool does that another one on the same picture clearly leads: only check it, or vote in q̄ too."
+        "check",
+        description="What a tool does that another one on the same picture clearly leads: only check it, or vote in q̄ too.",
     )
 
 

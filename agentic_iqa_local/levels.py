@@ -13,6 +13,7 @@ DISTORTION_TYPES: tuple[str, ...] = get_args(DistortionType)
 Severity = Literal["none", "slight", "moderate", "severe", "extreme"]
 
 UNCLEAR = "unclear"  # said in place of a severity that cannot be told
+EVERYWHERE = "everywhere"  # where damage is that no one part of the picture has
 
 # What stands in for a distortion when none was found and a tool still has to judge the object as a whole.
 OVERALL = "Overall quality"

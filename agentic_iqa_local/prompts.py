@@ -288,5 +288,7 @@ def summarizer_prompt(
             lines.append(f"Distortion analysis: {analysis}")
         if scores := format_quality_scores(evidence):
             lines.append(f"Tool scores: {scores}")
+        if evidence.damaged_part:
+            lines.append(f"Damaged part of the picture: {evidence.damaged_part}")
     template = REVERSED_SCORING_PROMPT_TEMPLATE if reversed_letters else SCORING_PROMPT_TEMPLATE
     return Prompt(template if scoring else EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))

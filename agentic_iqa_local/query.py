@@ -304,6 +304,19 @@ _YES_NO = re.compile(
 _YES_NO_CHINESE = re.compile(r"(是)(?:或|还是|/)(否|不是)[\s?？。]*$")
 
 
+_WHERE = re.compile(
+    r"\b(where(abouts)?|(which|what) (part|parts|corner|corners|side|sides|half|quarter|quarters|area|areas|region|regions|spot|place)"
+    r"|in one (corner|part|place)|(whole|entire) (picture|image|frame|photo)|wo\b|welche[rnms]? (ecke|seite|teil|bereich|stelle)"
+    r"|où|d[oó]nde|en qué (parte|zona|esquina)|quelle (partie|zone)|dove)\b|哪里|何处|どこ",
+    re.IGNORECASE,
+)
+
+
+def asks_where(query: str) -> bool:
+    """Whether a query wants to know in which part of the picture something is."""
+    return bool(_WHERE.search(query))
+
+
 def choices_in(query: str) -> list[str] | None:
     """The answers that the query offers: a lettered list ("A. too dark B. too bright"; after a question numbers do too) or "yes or
     no"; None where it offers none. A list of questions or instructions is none."""

@@ -6,7 +6,7 @@ The check is made of words: a distortion counts as named where a clause names it
 import re
 from collections.abc import Sequence
 
-from agentic_iqa_local.levels import DISTORTION_TYPES, LEVEL_WORDS, UNCLEAR
+from agentic_iqa_local.levels import DISTORTION_TYPES, EVERYWHERE, LEVEL_WORDS, UNCLEAR
 from agentic_iqa_local.query import holds
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 
@@ -81,6 +81,31 @@ def findings(evidence: ExecutorOutput | None) -> dict[str, list[DistortionAnalys
     return {name: [item for item in items if item.severity not in ("none", UNCLEAR)] for name, items in analysis.items()}
 
 
+_QUARTER = re.compile(
+    r"\b(?:(?P<row>top|upper|bottom|lower)[ -](?:hand[ -])?(?P<column>left|right)|(?P<c>left|right)[ -](?:hand[ -])?(?P<r>top|upper|bottom|lower))\b",
+    re.IGNORECASE,
+)
+_ROWS = {"upper": "top", "lower": "bottom"}
+
+
+def quarters_named(text: str) -> set[str]:
+    """The quarters of a picture that a text names, as "top left"."""
+    pairs = ((m["row"] or m["r"], m["column"] or m["c"]) for m in _QUARTER.finditer(text))
+    return {f"{_ROWS.get(row.lower(), row.lower())} {column.lower()}" for row, column in pairs}
+
+
+def place_of_damage(evidence: ExecutorOutput | None) -> str | None:
+    """A sentence that says where the damage is; None where that was not measured."""
+    part = evidence and evidence.damaged_part
+    if not part:
+        return None
+    return (
+        "LocalNR's map has the damage everywhere in the picture."
+        if part == EVERYWHERE
+        else f"LocalNR's map has the damage in the {part} quarter."
+    )
+
+
 def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None) -> list[str]:
     """What in `text` the evidence or the fused `level` ("Good"; None where no level was decided) contradicts, a line each.
 
@@ -95,6 +120,8 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
         for item in items:
             found.setdefault(item.type, set()).add(item.severity)
     unclear = {item.type for items in evidence.distortion_analysis.values() for item in items if item.severity == UNCLEAR}
+    if evidence.damaged_part and (elsewhere := quarters_named(text) - {evidence.damaged_part}):
+        lines.append(f"names the {', '.join(sorted(elsewhere))}, LocalNR's map has the damage {evidence.damaged_part}")
     text = _HARMLESS.sub("it", text)
     held = False
     for clause in _CLAUSE.split(text):
@@ -168,6 +195,8 @@ def from_evidence(evidence: ExecutorOutput | None, level: str | None) -> str:
             sentences.append(f"The severity of {unclear}{'' if name == 'Global' else f' of {name}'} cannot be told.")
     if not sentences and evidence is not None and evidence.distortion_analysis is not None:
         sentences.append("No visible distortion was found.")
+    if place := place_of_damage(evidence):
+        sentences.append(place)
     if level is not None:
         sentences.append(f"The quality is {level.lower()}.")
     return " ".join(sentences)

@@ -204,6 +204,11 @@ class ExecutorOutput(BaseModel):
         description="left, top, right, bottom in pixels of each region that tools were to measure; null where the model found none. "
         "None where nothing was to be located, or the model gives no boxes.",
     )
+    damaged_part: str | None = Field(
+        None,
+        description='Where LocalNR\'s map has the damage: a quarter ("top left") or "everywhere". None where the query does not ask '
+        "for a place, nothing was found, or the tool could not run.",
+    )
     disagreement: str | None = Field(None, description="Which tools lie further apart than their errors explain.")
     uncertainty: str | None = Field(
         None, description="What a subtask could not tell, or the model's own probabilities left open."

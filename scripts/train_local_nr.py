@@ -165,9 +165,11 @@ def fit(inputs: torch.Tensor, targets: torch.Tensor, width: int, epochs: int, se
 
 
 def standard(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(centre, scale) of N×STATISTICS; what hardly varies is not blown up."""
+    """(centre, scale) of N×STATISTICS; what hardly varies is not blown up. What never varies counts as nothing: the deepest maps
+    have one value a cell where cells are of 64 pixels, so no deviation, but two or three where a side is no multiple of it."""
     spread = inputs.std(0)
-    return inputs.mean(0), spread + 0.05 * spread.median() + 1e-4
+    scale = spread + 0.05 * spread.median() + 1e-4
+    return inputs.mean(0), scale.masked_fill(spread < 1e-6, torch.inf)
 
 
 def joined(members: list[torch.nn.Sequential]) -> dict[str, torch.Tensor]:

@@ -63,8 +63,8 @@ class ScriptedTools:
     def prepare(self) -> None:
         """Nothing to import."""
 
-    def __init__(self, scores: dict[str, float], names: Sequence[str] | None = None):
-        self.scores, self.runs = scores, []
+    def __init__(self, scores: dict[str, float], names: Sequence[str] | None = None, damaged_part: str | None = None):
+        self.scores, self.runs, self.part = scores, [], damaged_part
         self.names, self.maps = names or list(scores), {}
 
     def available(self, full_reference: bool) -> list[ToolInfo]:
@@ -75,6 +75,11 @@ class ScriptedTools:
         if name not in self.scores:
             raise ToolError(f"{name}: scripted to fail")
         return ToolReading(name, self.scores[name], self.scores[name], 0.01)
+
+    def damaged_part(self, image) -> str:
+        if self.part is None:
+            raise ToolError("LocalNR: scripted to fail")
+        return self.part
 
 
 def scripted_services(client: ScriptedClient, tools: ScriptedTools, settings: Settings | None = None) -> Services:

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from scipy.stats import spearmanr
 
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
-from agentic_iqa_local.iqa_tools.local_nr import CELL, CHANNELS, FAMILIES, SCALES, WEIGHTS, LocalNR, pooled
+from agentic_iqa_local.iqa_tools.local_nr import CELL, CHANNELS, FAMILIES, SCALES, WEIGHTS, Examination, LocalNR, pooled
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.model_store import file_hash
 from agentic_iqa_local.training.distortions import DISTORTIONS, PLACES, Part, distort
@@ -79,6 +79,39 @@ def test_the_map_of_places_finds_the_damaged_quarter(network, sample, kind, plac
     half = 512 // CELL // 2
     quarters = {name: found[r * half : (r + 1) * half, c * half : (c + 1) * half].mean() for name, (r, c) in PLACES.items()}
     assert max(quarters, key=quarters.get) == place
+    assert network.examine(Image.fromarray(picture)).damaged_part() == place
+
+
+@pytest.mark.parametrize("size", [(450, 500), (480, 448), (330, 512)])
+def test_the_map_of_a_side_that_is_no_multiple_of_a_cell_says_the_same(network, sumac, size):
+    """A cell of it holds two or three values of the deepest maps, of whose deviation training saw nothing."""
+    whole, part = (network.examine(Image.fromarray(sumac[:rows, :columns])).places for rows, columns in ((512, 512), size))
+    for family in DISTORTION_TYPES:
+        assert part[family].mean() == pytest.approx(whole[family].mean(), abs=0.4)
+
+
+@pytest.mark.parametrize(
+    ("severity", "part"),
+    [
+        ([[3, 3], [3, 3]], "everywhere"),
+        ([[0, 0], [3, 0]], "bottom left"),
+        ([[0, 3], [3, 0]], "everywhere"),  # two corners are no one part
+        ([[3, 0, 0], [0, 0, 0], [0, 0, 0]], "top left"),  # the middle row and column belong to no quarter
+        ([[3]], "everywhere"),
+    ],
+)
+def test_damage_of_one_quarter_is_told_from_damage_everywhere(severity, part):
+    places = dict.fromkeys(DISTORTION_TYPES, np.zeros_like(severity, np.float32)) | {"Noise": np.array(severity, np.float32)}
+    assert Examination(3.0, {}, 2.0, places).damaged_part() == part
+
+
+def test_the_runner_says_where_also_of_a_picture_that_it_must_reduce(sumac):
+    large = np.tile(sumac, (5, 5, 1))  # 6.6 megapixels
+    top = large[: large.shape[0] // 2, : large.shape[1] // 2]
+    top[:] = distort(top, (Part("white_noise", 5, None),), np.random.default_rng(0)).image
+    assert ToolRunner().damaged_part(Image.fromarray(large)) == "top left"
+    with pytest.raises(ToolError, match="at least 64 pixels a side"):
+        ToolRunner().damaged_part(Image.new("RGB", (60, 200)))
 
 
 def test_the_same_picture_has_the_same_score_again_and_in_a_batch(network, sample):

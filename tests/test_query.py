@@ -11,7 +11,7 @@ from agentic_iqa_local import assess
 from agentic_iqa_local.graph import initial_state
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.nodes.planner import correct_plan, planner_node
-from agentic_iqa_local.query import choices_in, named_tools, region_in, unknown_metrics
+from agentic_iqa_local.query import asks_where, choices_in, named_tools, region_in, unknown_metrics
 from agentic_iqa_local.report import account, headline
 from agentic_iqa_local.state import PlannerOutput
 
@@ -233,3 +233,16 @@ def test_a_question_about_a_region_says_in_words_what_was_not_measured(picture):
     assert "None ran: tools measure whole pictures, and the question is about sky." in told
     assert "No tool measured this, so the score rests on the model alone" in told
     assert not set("αη") & set(told + " ".join(row.warnings))
+
+
+@pytest.mark.parametrize(
+    ("query", "asks"),
+    [
+        ("Where is the damage?", True), ("which corner is out of focus", True), ("Does the noise cover the entire frame?", True),
+        ("Wo ist das Bild unscharf?", True), ("¿Dónde está el ruido?", True), ("Which part should we look at?", True),
+        ("How noisy is it?", False), ("Rate the perceptual quality of this image.", False), ("Which distortion is strongest?", False),
+        ("Would you print it?", False),
+    ],
+)  # fmt: skip
+def test_whether_a_query_asks_for_a_place(query, asks):
+    assert asks_where(query) is asks

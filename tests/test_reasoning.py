@@ -191,3 +191,20 @@ def test_a_hundred_default_queries_of_the_shipped_model_contradict_nothing(servi
         if not fits or f"The quality is {level}." not in text:
             wrong.append((text, held, row.final_answer))
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("text", "contradicts"),
+    [
+        ("Moderate blurs in the upper-left corner.", False),
+        ("The top left is soft. The quality is fair.", False),
+        ("Moderate blurs at the bottom right.", True),
+        ("The left lower part is soft.", True),
+        ("Moderate blurs. The quality is fair.", False),
+    ],
+)
+def test_a_quarter_that_the_map_does_not_have_is_a_misstatement(text, contradicts):
+    found = DistortionAnalysis(type="Blurs", severity="moderate", explanation="Edges appear soft.")
+    held = ExecutorOutput(distortion_analysis={"Global": [found]}, damaged_part="top left")
+    assert any("LocalNR's map" in line for line in misstatements(text, held, "Fair")) is contradicts
+    assert "LocalNR's map has the damage in the top left quarter." in from_evidence(held, "Fair")

@@ -473,6 +473,27 @@ def test_a_tool_that_another_clearly_leads_only_checks_it(picture, rule, expecte
     assert {log.tool_name for log in row.tools if log.trailing} == checks
 
 
+@pytest.mark.parametrize(
+    ("query", "part", "told"),
+    [
+        ("Where is it blurred?", "top left", "LocalNR's map has the damage in the top left quarter."),
+        ("Where is it blurred?", "everywhere", "LocalNR's map has the damage everywhere in the picture."),
+        ("How blurred is it?", "top left", None),
+    ],
+)
+def test_whoever_asks_where_is_told(picture, query, part, told):
+    client = ScriptedClient(scripted_answers(), SURE)
+    row = rated(picture, client, ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0}, damaged_part=part), query=query)
+    assert row.evidence.damaged_part == (part if told else None)
+    assert told in row.quality_reasoning if told else "map" not in row.quality_reasoning
+
+
+def test_a_place_that_could_not_be_measured_is_a_warning(picture):
+    row = rated(picture, ScriptedClient(scripted_answers(), SURE), ScriptedTools({"NIQE": 3.0}), query="Where is it blurred?")
+    assert row.evidence.damaged_part is None
+    assert any(line.startswith("where the damage lies was not measured") for line in row.warnings)
+
+
 def test_a_checking_tool_that_contradicts_a_better_one_calls_a_third(picture):
     client = ScriptedClient(scripted_answers(), SURE)
     row = rated(picture, client, ScriptedTools({"NIQE": 4.9, "LocalNR": 1.6, "PIQE": 1.8}))

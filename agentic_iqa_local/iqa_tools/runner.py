@@ -264,6 +264,22 @@ class ToolRunner:
             raise ToolError(f"{spec.name} is unavailable: {reason}.")
         return self._measure(spec, image, reference, crops_of(spec, *image.size))[0]
 
+    def damaged_part(self, image: Image.Image) -> str:
+        """Where LocalNR's map of places has the damage: a quarter ("top left"), or "everywhere". A picture that is too large for the
+        tool is reduced first. Raises ToolError as `measure` does."""
+        spec = find_tool("LocalNR")
+        if (reason := self._missing(spec)) is not None:
+            raise ToolError(f"{spec.name} is unavailable: {reason}.")
+        _check_images(spec, image, None)
+        if (share := spec.most_megapixels * 1e6 / (image.width * image.height)) < 1:
+            smaller = tuple(max(spec.min_side, int(side * share**0.5)) for side in image.size)
+            image = image.resize(smaller, Image.Resampling.BOX)
+        with self._lock:
+            try:
+                return self._metric(spec).examine(image).damaged_part()
+            except RuntimeError as error:
+                raise ToolError(f"{spec.name} failed on an image of {image.width}×{image.height}: {error}") from error
+
     def _key(self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None, crops: tuple[Box, ...]) -> str:
         versions = [f"{package} {importlib.metadata.version(package)}" for package in ("pyiqa", "torch", "torchvision", "timm")]
         files = [f"{path} {sha256}" for path, sha256 in sorted(self.weights.check(spec).items())]

@@ -21,7 +21,7 @@ from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import letter_reply, summary_reply
 from agentic_iqa_local.passes import record, support
 from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, choice_letters, chosen_answer, is_scoring, summarizer_prompt
-from agentic_iqa_local.reasoning import from_evidence, misstatements, speaks_for_another
+from agentic_iqa_local.reasoning import from_evidence, misstatements, place_of_damage, quarters_named, speaks_for_another
 from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities
 from agentic_iqa_local.services import OpenImages, opened
 from agentic_iqa_local.state import (
@@ -184,6 +184,8 @@ def summarize(
             reasoning = facts
         else:
             wrong = []
+    if (place := place_of_damage(evidence)) and not (quarters_named(reasoning) or place in reasoning):
+        reasoning = f"{place} {reasoning}"
     return SummarizerOutput(
         final_answer=reply.final_answer,
         quality_reasoning=" ".join([reasoning, *_notes(evidence, scores, fusion)]),

@@ -336,7 +336,10 @@ def role_losses(model, letter_ids: torch.Tensor) -> Callable:
         at_letter = model.lm_head(hidden[r, i - 1]).float().log_softmax(-1)
         at_letter = at_letter[:, letter_ids[: text["letter_target"].shape[1]]]
         letter = level_loss(at_letter, text["letter_target"], text["letter_levels"])
-        figures["letter_loss"] = letter.item()
+        rates = text["letter_levels"].any(-1)
+        for name, rows in (("rating", rates), ("choice", ~rates)):
+            if rows.any():
+                figures[f"{name}_loss"] = -(text["letter_target"] * at_letter)[rows].sum(-1).mean().item()
         loss = loss + letter
         return loss, figures
 

@@ -30,7 +30,7 @@ from agentic_iqa_local.training.vision import VisionTeaching, run_phase, train_f
 RANK = 32
 # The tower starts as the small model's: what it knows is not to be shaken off by what is new in it.
 TOWER_RATE, NEW_RATE, KNOWN_SHARE = 8e-4, ("merger.mlp.2", "blocks.6", "blocks.7"), 0.2
-LANGUAGE_RATE = 1e-3
+LANGUAGE_RATE, READING_RATE = 1e-3, 3e-4  # for plans alone; with pictures, at more than which plans are forgotten
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Course:
         letters = torch.tensor([self.tokenizer.convert_tokens_to_ids(letter) for letter in "ABCDEFGHIJ"], device=self.device)
         losses = role_losses(self.model, letters)
         batches = role_batches(pool, self.processor, pictures, self.seed, light=name == "light")
-        self.run(name, [(language, LANGUAGE_RATE)], batches, losses, steps, minutes, decay=0.0, floor=0.1, every=10)
+        self.run(name, [(language, READING_RATE)], batches, losses, steps, minutes, decay=0.0, floor=0.1, every=10)
 
     def resume(self, *names: str) -> None:
         """Takes over what those of the phases `names` that were run have learned, in their order."""
