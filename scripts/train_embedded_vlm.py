@@ -5,7 +5,7 @@
     python scripts/train_embedded_vlm.py evaluate --photos PHOTOS --model models/embedded --write
 
 Training first makes a pool of distorted photographs with their pseudo-MOS and a pretrained encoder's features of them, then has
-four phases (agentic_iqa_local/training/phases.py), each resumed from its checkpoint in --work when it is interrupted. --photos is a
+five phases (agentic_iqa_local/training/phases.py), each resumed from its checkpoint in --work when it is interrupted. --photos is a
 folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never trained on. --from goes on from the parts of
 an earlier training. On two CPU cores without AMX a phase takes hours; a GPU is used with --device cuda. docs/embedded.md tells how to
 train a model of your own. The model card is written by evaluate --write.
@@ -26,7 +26,7 @@ from agentic_iqa_local.paths import EMBEDDED, EMBEDDED_PARTS, ROOT
 from agentic_iqa_local.text import one_line
 
 PARTS = ("free", "plans", "synthetic", "reasonings")
-PHASES = {"vision": 1000, "plans": 300, "light": 300, "full": 600}  # steps
+PHASES = {"vision": 1000, "plans": 300, "look": 1000, "light": 300, "full": 600}  # steps
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -25,8 +25,9 @@ from agentic_iqa_local.training.language import (
     encode_instructions,
     make_batch,
     make_plans,
+    plain_products,
     plan_losses,
-    role_losses,
+    read,
 )
 from agentic_iqa_local.training.pseudo_mos import PseudoMos
 from agentic_iqa_local.training.queries import SHARES, draw_query, objects, phrases, templates
@@ -212,27 +213,15 @@ def test_the_fast_vision_pass_is_the_models_own(client, pixels):
 
 
 @pytest.mark.parametrize("images", [1, 2], ids=["no-reference", "full-reference"])
-def test_packed_training_rows_give_the_logits_of_the_running_pipeline(client, pool, images, monkeypatch):
+def test_packed_training_rows_give_the_logits_of_the_running_pipeline(client, pool, images):
     """Block mask and restarted positions in one pass equal a session that continues from its image prefix."""
     rng = np.random.default_rng(1)
     crops = [pool.crop(i, 160, 192, rng) for i in (0, 1)]
     rows = [[*draw_roles(c, rng), four_choices(c, rng), planning(rng, images == 2), yes_or_no(c, rng)] for c in crops]
     batch = make_batch(crops, rows, images, client.processor)
-    language = client.model.model.language_model
-    seen, forward = {}, language.forward
-
-    def watched(*args, **options):
-        output = forward(*args, **options)
-        seen["hidden"] = output.last_hidden_state
-        return output
-
-    monkeypatch.setattr(language, "forward", watched)
-    letter_ids = torch.tensor([client.tokenizer.convert_tokens_to_ids(x) for x in "ABCDEFGHIJ"])
-    losses = role_losses(client.model, letter_ids)
     with torch.no_grad():
-        losses(batch)
-        packed = client.model.lm_head(seen["hidden"]).double().log_softmax(-1)
-    monkeypatch.undo()
+        hidden = read(client.model, batch["pixels"], batch["grid"], batch["text"])
+        packed = client.model.lm_head(hidden).double().log_softmax(-1)
     places = batch["text"]["letter_at"].tolist()
     assert len(places) == sum(s.letters is not None for row in rows for s in row)
     for row, crop in enumerate(crops):
@@ -241,9 +230,20 @@ def test_packed_training_rows_give_the_logits_of_the_running_pipeline(client, po
         at = [i for r, i in places if r == row]
         for index, sample in zip(at, [s for s in rows[row] if s.letters is not None], strict=True):
             letters = [chr(ord("A") + i) for i in range(len(sample.letters))]
-            read = session.read_letters(sample.prompt, ANSWER_PREFIX, letters)
-            found = {x: packed[row, index - 1, i].item() for x, i in read.token_ids.items()}
-            assert found == pytest.approx(read.logprobs, abs=1e-3)
+            alone = session.read_letters(sample.prompt, ANSWER_PREFIX, letters)
+            found = {x: packed[row, index - 1, i].item() for x, i in alone.token_ids.items()}
+            assert found == pytest.approx(alone.logprobs, abs=1e-3)
+
+
+def test_attention_by_plain_products_is_torchs_own():
+    """Nine heads of queries share three of keys, as SmolLM2 has them."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, n, 16, generator=generator) for heads, n in ((9, 5), (3, 12), (3, 12)))
+    mask = torch.rand(2, 1, 5, 12, generator=generator) > 0.5
+    mask[..., 0] = True
+    found, _ = plain_products(None, query, key, value, mask, scaling=0.25)
+    own = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.25, enable_gqa=True)
+    assert torch.allclose(found, own.transpose(1, 2), atol=1e-5)
 
 
 def test_plans_that_share_their_instructions_cost_what_each_costs_alone(client):

@@ -18,6 +18,7 @@ import torch
 from PIL import Image, ImageEnhance
 
 from agentic_iqa_local.images import load_image
+from agentic_iqa_local.iqa_tools.local_nr import CELL
 from agentic_iqa_local.training.distortions import Part, Sample, distort, draw_camera_parts, draw_local_part, draw_parts
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,6 @@ HELD_OUT = 40
 SPLIT_SEED = 20261121
 SIDE, VARIED_SIDE = 512, 384
 MIRRORED = {"top left": "top right", "top right": "top left", "bottom left": "bottom right", "bottom right": "bottom left"}
-CELL = 64  # pixels a side of what the teacher's features describe
 KERNELS = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 SHARD = 100
 LOCAL_SHARE, CAMERA_SHARE = 0.2, 0.2  # of the pool: one distortion in one quarter; several mild ones at once

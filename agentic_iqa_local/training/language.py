@@ -21,13 +21,11 @@ from agentic_iqa_local.nodes.replies import FlagsReply, PlannerReply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, PAIR_PREAMBLE, TEST_PREAMBLE, chat_messages
 from agentic_iqa_local.training.data import VARIED_SIDE, Crop, Pool, pixel_values
 from agentic_iqa_local.training.embedded import FACTOR
-from agentic_iqa_local.training.roles import RoleSample, draw_light_roles, draw_roles, planning
+from agentic_iqa_local.training.roles import RoleSample, draw_light_roles, draw_looks, draw_roles, planning
 from agentic_iqa_local.training.vision import Batches, level_loss
 
 SIDES = {1: (4, 5, 6, 7, 8, 9, 10, 12), 2: (4, 5, 6, 7, 8)}  # of crops in units of FACTOR pixels, by the number of images
 FULL_REFERENCE_SHARE = 0.12
-WHOLE_SHARE = 0.5  # of the pictures without a reference are whole, some with a distortion in one place
-PLANNING_SHARE = 0.15
 PLANS = 12  # queries a planning step
 FLAGS = ', "plan"'
 KEYS = re.compile(f'"({"|".join([*PlannerReply.model_fields, *FlagsReply.model_fields])})": ')
@@ -147,29 +145,49 @@ def planning_batches(processor, seed: int) -> Callable[[int], IterableDataset]:
     return lambda start: Batches(lambda step, rng: make_plans(step, seed, processor), seed, 1, start)
 
 
-def role_batches(pool: Pool, processor, pictures: int, seed: int, light: bool) -> Callable[[int], IterableDataset]:
-    """Batches of about `pictures` pictures with what they are asked (`light`: letters and short answers alone); PLANNING_SHARE of
-    the batches are plans."""
+@dataclass(frozen=True)
+class Reading:
+    """A phase's mixture: what is asked of a picture, of how many of its first SIDES and of what shares of whole pictures and of plans
+    its batches are made, and how many times as many pictures a step has."""
+
+    draw: Callable[[Crop, np.random.Generator, bool], list[RoleSample]]
+    sides: int
+    whole_share: float
+    planning_share: float
+    pictures: int = 1
+
+
+READINGS = {
+    "look": Reading(draw_looks, sides=3, whole_share=0.1, planning_share=0.08, pictures=5),
+    "light": Reading(draw_light_roles, sides=5, whole_share=0.5, planning_share=0.15),
+    "full": Reading(draw_roles, sides=8, whole_share=0.5, planning_share=0.2),
+}
+
+
+def role_batches(pool: Pool, processor, pictures: int, seed: int, name: str) -> Callable[[int], IterableDataset]:
+    """Batches of the phase `name`, one of READINGS, of about `pictures` pictures, with some of plans between."""
+    reading = READINGS[name]
 
     def make(step: int, rng: np.random.Generator) -> dict:
-        if rng.random() < PLANNING_SHARE:
+        if rng.random() < reading.planning_share:
             return make_plans(step, seed, processor)
         images = 2 if rng.random() < FULL_REFERENCE_SHARE else 1
-        whole = images == 1 and rng.random() < WHOLE_SHARE
-        sides = SIDES[images][:5] if light else SIDES[images]
+        whole = images == 1 and rng.random() < reading.whole_share
+        sides = SIDES[images][: reading.sides]
         height, width = (VARIED_SIDE if whole else FACTOR * int(rng.choice(sides)) for _ in range(2))
-        drawn = pool.draw(pictures, max(height, width), rng, whole)
+        count = pictures if whole else pictures * reading.pictures
+        drawn = pool.draw(count, max(height, width), rng, whole)
         crops = [pool.crop(int(i), height, width, rng) for i in drawn]
-        draw = draw_light_roles if light else draw_roles
-        asked = [(crop, row) for crop in crops if (row := draw(crop, rng, images == 2))]
+        asked = [(crop, row) for crop in crops if (row := reading.draw(crop, rng, images == 2))]
         if not asked:
             return make_plans(step, seed, processor)
         return make_batch([crop for crop, _ in asked], [row for _, row in asked], images, processor)
 
-    return lambda start: Batches(make, seed, 2 + light, start)
+    return lambda start: Batches(make, seed, 2 + list(READINGS).index(name), start)
 
 
-def _attention_on_cpu(module, query, key, value, attention_mask, **options):
+def plain_products(module, query, key, value, attention_mask, **options):
+    """Attention as transformers calls it: `query` B×heads×N×width; fewer heads of `key` and `value`; `attention_mask` true where seen."""
     batch, heads, length, width = query.shape
     with torch.autocast("cpu", enabled=False):  # it would have the softmax in float32, at three times the price
         query, key = (query * options["scaling"]).to(value.dtype), key.to(value.dtype)
@@ -182,7 +200,7 @@ def _attention_on_cpu(module, query, key, value, attention_mask, **options):
 
 def read_fast_on_cpu(model: PreTrainedModel) -> None:
     """Same mathematics in less time on a CPU, where plain products train faster than a fused kernel. It expects an explicit mask."""
-    ALL_ATTENTION_FUNCTIONS.register("plain_products", _attention_on_cpu)
+    ALL_ATTENTION_FUNCTIONS.register("plain_products", plain_products)
     model.config.text_config._attn_implementation = "plain_products"
 
 
@@ -299,6 +317,24 @@ def plan_losses(model) -> Callable:
     return losses
 
 
+def read(model, pixels: torch.Tensor, grid: torch.Tensor, text: dict[str, torch.Tensor]) -> torch.Tensor:
+    """B×N×width: the last hidden states of packed rows, whose tokens see and stand where they would in a text of their own."""
+    prefix = int(text["prefix"])
+    features = model.model.visual(pixels, grid_thw=grid).pooler_output.float()
+    placeholder = text["ids"] == model.config.image_token_id
+    embeds = model.get_input_embeddings()(text["ids"]).masked_scatter(placeholder[..., None], features)
+    positions, delta = model.model.get_rope_index(
+        text["ids"][:, :prefix], mm_token_type_ids=placeholder[:, :prefix].int(), image_grid_thw=grid
+    )
+    after = (prefix + delta).to(pixels.device) + text["offset"][:, prefix:]
+    return model.model.language_model(
+        inputs_embeds=embeds,
+        position_ids=torch.cat([positions, after[None].expand(3, -1, -1)], -1),
+        attention_mask={"full_attention": visible(text["segment"], text["parent"])},
+        use_cache=False,
+    ).last_hidden_state
+
+
 def role_losses(model, letter_ids: torch.Tensor) -> Callable:
     """The loss of the later phases: letters (soft), answers' tokens, and plans."""
     of_plans = plan_losses(model)
@@ -306,22 +342,9 @@ def role_losses(model, letter_ids: torch.Tensor) -> Callable:
     def losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
         if "cases" in batch:
             return of_plans(batch)
-        language, device = model.model.language_model, model.device
+        device = model.device
         text = {k: v.to(device) for k, v in batch["text"].items()}
-        grid, prefix = batch["grid"].to(device), int(batch["text"]["prefix"])
-        features = model.model.visual(batch["pixels"].to(device), grid_thw=grid).pooler_output.float()
-        placeholder = text["ids"] == model.config.image_token_id
-        embeds = model.get_input_embeddings()(text["ids"]).masked_scatter(placeholder[..., None], features)
-        positions, delta = model.model.get_rope_index(
-            text["ids"][:, :prefix], mm_token_type_ids=placeholder[:, :prefix].int(), image_grid_thw=grid
-        )
-        after = (prefix + delta).to(device) + text["offset"][:, prefix:]
-        hidden = language(
-            inputs_embeds=embeds,
-            position_ids=torch.cat([positions, after[None].expand(3, -1, -1)], -1),
-            attention_mask={"full_attention": visible(text["segment"], text["parent"])},
-            use_cache=False,
-        ).last_hidden_state
+        hidden = read(model, batch["pixels"].to(device), batch["grid"].to(device), text)
         loss, figures = torch.zeros((), device=device), {}
 
         targets = text["labels"][:, 1:]

@@ -4,6 +4,7 @@ folder, and goes on where it was interrupted.
 vision   the tower alone: quality, family, severity and place of what was done to a picture, in words of the language model, and the
          features of a pretrained encoder
 plans    the language model alone: the Planner's answers
+look     the language model on what the tower sees: letters alone, under instructions of a few words
 light    the language model on what the tower sees: letters and the shortest answers about pictures, and plans
 full     the same with every role and whole answers
 """
@@ -30,7 +31,7 @@ from agentic_iqa_local.training.vision import VisionTeaching, run_phase, train_f
 RANK = 32
 # The tower starts as the small model's: what it knows is not to be shaken off by what is new in it.
 TOWER_RATE, NEW_RATE, KNOWN_SHARE = 8e-4, ("merger.mlp.2", "blocks.6", "blocks.7"), 0.2
-LANGUAGE_RATE, READING_RATE = 1e-3, 3e-4  # for plans alone; with pictures, at more than which plans are forgotten
+LANGUAGE_RATE, READING_RATE = 1e-3, 5e-4  # for plans alone; with pictures, at more than which plans are forgotten
 
 
 @dataclass
@@ -97,12 +98,12 @@ class Course:
         )
 
     def roles(self, name: str, pool: Pool, steps: int, minutes: float, pictures: int) -> None:
-        """Phase "light" or "full": the language model on what the tower sees, `pictures` a step."""
+        """Phase "look", "light" or "full": the language model on what the tower sees, `pictures` a step."""
         language = self.model.model.language_model
         self.model.model.visual.requires_grad_(False)
         letters = torch.tensor([self.tokenizer.convert_tokens_to_ids(letter) for letter in "ABCDEFGHIJ"], device=self.device)
         losses = role_losses(self.model, letters)
-        batches = role_batches(pool, self.processor, pictures, self.seed, light=name == "light")
+        batches = role_batches(pool, self.processor, pictures, self.seed, name)
         self.run(name, [(language, READING_RATE)], batches, losses, steps, minutes, decay=0.0, floor=0.1, every=10)
 
     def resume(self, *names: str) -> None:
