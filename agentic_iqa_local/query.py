@@ -312,6 +312,18 @@ _WHERE = re.compile(
 )
 
 
+_DAMAGE = re.compile(
+    r"\b(damag\w*|defect\w*|flaw\w*|fault\w*|distort\w*|degrad\w*|art[ie]facts?|blur\w*|nois\w*|grain\w*|unsharp|out of focus|compress\w*"
+    r"|block(s|y|ing|iness)|unscharf|rausch\w*|fehler|flou\w*|bruit|borros\w*|ruido|sfocat\w*|rumore)\b",
+    re.IGNORECASE,
+)
+
+
+def asks_where_damage_is(query: str) -> bool:
+    """Whether a query wants to know in which part of the picture damage is, which is a question about its quality."""
+    return asks_where(query) and bool(_DAMAGE.search(query))
+
+
 def asks_where(query: str) -> bool:
     """Whether a query wants to know in which part of the picture something is."""
     return bool(_WHERE.search(query))

@@ -194,7 +194,7 @@ def from_evidence(evidence: ExecutorOutput | None, level: str | None) -> str:
         if unclear:
             sentences.append(f"The severity of {unclear}{'' if name == 'Global' else f' of {name}'} cannot be told.")
     if not sentences and evidence is not None and evidence.distortion_analysis is not None:
-        sentences.append("No visible distortion was found.")
+        sentences.append("The model saw no distortion." if evidence.damaged_part else "No visible distortion was found.")
     if place := place_of_damage(evidence):
         sentences.append(place)
     if level is not None:

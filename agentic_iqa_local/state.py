@@ -207,7 +207,7 @@ class ExecutorOutput(BaseModel):
     damaged_part: str | None = Field(
         None,
         description='Where LocalNR\'s map has the damage: a quarter ("top left") or "everywhere". None where the query does not ask '
-        "for a place, nothing was found, or the tool could not run.",
+        "for a place, the tool sees no damage, or it could not run.",
     )
     disagreement: str | None = Field(None, description="Which tools lie further apart than their errors explain.")
     uncertainty: str | None = Field(

@@ -102,7 +102,11 @@ def test_the_map_of_a_side_that_is_no_multiple_of_a_cell_says_the_same(network, 
 )
 def test_damage_of_one_quarter_is_told_from_damage_everywhere(severity, part):
     places = dict.fromkeys(DISTORTION_TYPES, np.zeros_like(severity, np.float32)) | {"Noise": np.array(severity, np.float32)}
-    assert Examination(3.0, {}, 2.0, places).damaged_part() == part
+    assert Examination(3.0, {"none": 0.1}, 2.0, places).damaged_part() == part
+    clean = Examination(4.5, {"none": 0.9}, 0.0, places).damaged_part()
+    assert clean == (
+        None if part == "everywhere" else part
+    )  # what is seen in one quarter may be too little for the whole picture
 
 
 def test_the_runner_says_where_also_of_a_picture_that_it_must_reduce(sumac):

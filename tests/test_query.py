@@ -246,3 +246,12 @@ def test_a_question_about_a_region_says_in_words_what_was_not_measured(picture):
 )  # fmt: skip
 def test_whether_a_query_asks_for_a_place(query, asks):
     assert asks_where(query) is asks
+
+
+@pytest.mark.parametrize(
+    ("query", "kind"),
+    [("Which part of the picture is damaged?", "IQA"), ("where is the grain", "IQA"), ("Where was this taken?", "Other")],
+)
+def test_where_damage_is_is_a_question_about_quality(query, kind):
+    planned = PlannerOutput.model_validate(plan_reply(query_type="Other"))
+    assert correct_plan(planned, query, has_reference=False, replanning=False)[0].query_type == kind

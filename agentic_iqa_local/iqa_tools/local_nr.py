@@ -33,9 +33,9 @@ SMALLEST = 0.02  # a deviation below it counts as none: added before the logarit
 FARTHEST = 6.0  # standard deviations from the training's mean; what lies beyond says no more
 QUALITY, SEVERITY = 3.0, 2.0  # the middle of each scale, around which the outputs lie
 QUARTERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
-# How much of the strongest quarter's severity is its lead over the second where damage is of one quarter. On 143 distorted versions
-# of the 40 held-out photographs 79 % of 80 local damages were given their quarter, and 87 % of 63 global ones "everywhere".
-LOCAL_LEAD = 0.5
+# Damage is of one quarter where that quarter's lead over the second is more than LOCAL_LEAD of its severity, and this is at least
+# LOCAL_SEVERITY. It is everywhere where it is not, unless the picture is clean with at least CLEAN.
+LOCAL_LEAD, LOCAL_SEVERITY, CLEAN = 0.5, 0.6, 0.3
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,21 @@ class Examination:
     severity: float
     places: dict[str, np.ndarray]
 
-    def damaged_part(self) -> str:
-        """Where the damage lies: one of QUARTERS, or EVERYWHERE, by the family whose strength differs most between quarters. Means
-        nothing of a clean picture."""
+    def damaged_part(self) -> str | None:
+        """Where the damage lies: one of QUARTERS, by the family whose strength differs most between them, or EVERYWHERE; None where
+        none is seen."""
         rows, columns = next(iter(self.places.values())).shape
-        if min(rows, columns) < 2:
-            return EVERYWHERE
-        row_halves = slice(0, rows // 2), slice((rows + 1) // 2, rows)
-        column_halves = slice(0, columns // 2), slice((columns + 1) // 2, columns)
-        quarters = np.array(
-            [[found[row_halves[r], column_halves[c]].mean() for r, c in QUARTERS.values()] for found in self.places.values()]
-        )
-        second, first = np.sort(quarters)[:, -2:].T
-        family = (first - second).argmax()
-        if first[family] - second[family] <= LOCAL_LEAD * (first[family] + 0.1):
-            return EVERYWHERE
-        return list(QUARTERS)[quarters[family].argmax()]
+        if min(rows, columns) > 1:
+            row_halves = slice(0, rows // 2), slice((rows + 1) // 2, rows)
+            column_halves = slice(0, columns // 2), slice((columns + 1) // 2, columns)
+            quarters = np.array(
+                [[found[row_halves[r], column_halves[c]].mean() for r, c in QUARTERS.values()] for found in self.places.values()]
+            )
+            second, first = np.sort(quarters)[:, -2:].T
+            family = (first - second).argmax()
+            if first[family] >= LOCAL_SEVERITY and first[family] - second[family] > LOCAL_LEAD * (first[family] + 0.1):
+                return list(QUARTERS)[quarters[family].argmax()]
+        return EVERYWHERE if self.families["none"] < CLEAN else None
 
 
 class LocalNR(nn.Module):

@@ -264,9 +264,9 @@ class ToolRunner:
             raise ToolError(f"{spec.name} is unavailable: {reason}.")
         return self._measure(spec, image, reference, crops_of(spec, *image.size))[0]
 
-    def damaged_part(self, image: Image.Image) -> str:
-        """Where LocalNR's map of places has the damage: a quarter ("top left"), or "everywhere". A picture that is too large for the
-        tool is reduced first. Raises ToolError as `measure` does."""
+    def damaged_part(self, image: Image.Image) -> str | None:
+        """Where LocalNR's map of places has the damage: a quarter ("top left"), or "everywhere"; None where it sees none. A picture
+        that is too large for the tool is reduced first. Raises ToolError as `measure` does."""
         spec = find_tool("LocalNR")
         if (reason := self._missing(spec)) is not None:
             raise ToolError(f"{spec.name} is unavailable: {reason}.")

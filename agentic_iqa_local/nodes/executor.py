@@ -19,7 +19,6 @@ from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import analysis_reply, detection_reply, location_reply, selection_reply
 from agentic_iqa_local.prompts import Prompt, analysis_prompt, detection_prompt, location_prompt, selection_prompt
 from agentic_iqa_local.query import asks_where, named_tools
-from agentic_iqa_local.reasoning import findings
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.services import Box, OpenImages, opened
 from agentic_iqa_local.state import (
@@ -124,7 +123,7 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
     if flags.distortion_detection and not gaps:
         look_twice(evidence, query, images)
     if asks_where(query):
-        evidence.damaged_part = find_damaged_part(evidence, images)
+        evidence.damaged_part = find_damaged_part(images)
     evidence.uncertainty = doubts(evidence)
 
 
@@ -332,10 +331,8 @@ def with_panel(selected: dict[str, dict[str, str]], images: OpenImages) -> dict[
     }
 
 
-def find_damaged_part(evidence: ExecutorOutput, images: OpenImages) -> str | None:
-    """Where LocalNR's map has the damage that the model found; None where it found none, or the map cannot be made."""
-    if not any(findings(evidence).values()):
-        return None
+def find_damaged_part(images: OpenImages) -> str | None:
+    """Where LocalNR's map has damage; None where it has none, or cannot be made."""
     try:
         return images.services.tools.damaged_part(images.image.pixels)
     except ToolError as error:

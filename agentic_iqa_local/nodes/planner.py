@@ -18,7 +18,7 @@ from agentic_iqa_local.evidence import required_objects
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.prompts import planner_prompt
-from agentic_iqa_local.query import choices_in, holds, named_metrics, region_in, regions_in
+from agentic_iqa_local.query import asks_where_damage_is, choices_in, holds, named_metrics, region_in, regions_in
 from agentic_iqa_local.services import opened
 from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, PlannerOutput, gaps_to_close
 from agentic_iqa_local.text import one_line
@@ -27,7 +27,7 @@ from agentic_iqa_local.vlm_client import VLMError
 logger = logging.getLogger(__name__)
 
 REASONS = {
-    "query_type": " (a tool measures technical quality)",
+    "query_type": " (a tool, or where damage is, is a matter of technical quality)",
     "query_scope": " (the regions that the query names)",
     "required_tool": " (the tool that the query names)",
 }
@@ -89,7 +89,7 @@ def correct_plan(
     regions = regions_of(query, plan.objects)
     # The first tool named; the Executor runs the others too. What the model recommends is no tool that the query names.
     tool = next(iter(named_metrics(query, has_reference)), None)
-    query_type = "IQA" if tool else plan.query_type
+    query_type = "IQA" if tool or asks_where_damage_is(query) else plan.query_type
     if query_type == "IQA":  # questions about quality name regions in ways that can be told by rule
         regions += [region for region in regions_in(query, regions) if not any(holds(known, region) for known in regions)]
     scope = regions or "Global"
