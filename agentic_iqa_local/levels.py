@@ -13,6 +13,8 @@ DISTORTION_TYPES: tuple[str, ...] = get_args(DistortionType)
 Severity = Literal["none", "slight", "moderate", "severe", "extreme"]
 
 UNCLEAR = "unclear"  # said in place of a severity that cannot be told
+# The quarters of a picture, each with its (row, column).
+PLACES = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
 EVERYWHERE = "everywhere"  # where damage is that no one part of the picture has
 
 # What stands in for a distortion when none was found and a tool still has to judge the object as a whole.

@@ -36,6 +36,7 @@ from agentic_iqa_local.iqa_tools.local_nr import (
     LocalNR,
     per_cell,
     pooled,
+    quarter_means,
 )
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.training.data import SHARD, Pool, build_pool, open_pool, parts_of, photo_files, split_photos
@@ -239,7 +240,12 @@ def evaluate(args: argparse.Namespace) -> None:
     known = target[np.arange(len(rows)), 1 + found[:, 1:-1].argmax(1)] > 0
     local = np.array([any(part.place for part in parts_of(row)) for row in rows])
     clean, plain = target[:, -1] == 0, (target[:, -1] == 0) | (target[:, -1] >= 2)
-    quarter = np.array([_quarter(place.max(-1)) == _quarter(goal.max(-1)) for place, goal in zip(at_places, goals, strict=True)])
+    quarter = np.array(
+        [
+            np.argmax(quarter_means(place.max(-1))) == np.argmax(quarter_means(goal.max(-1)))
+            for place, goal in zip(at_places, goals, strict=True)
+        ]
+    )
 
     def share(right: np.ndarray, among: np.ndarray):
         return lambda i: right[i][among[i]].mean()
@@ -261,12 +267,6 @@ def evaluate(args: argparse.Namespace) -> None:
     ):
         found = with_interval(figure, np.arange(len(rows)))
         print(f"{what}: {found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})")
-
-
-def _quarter(place: np.ndarray) -> int:
-    """Which quarter of a rows×columns map is strongest on average: 0 top left, 1 top right, 2 bottom left, 3 bottom right."""
-    r, c = place.shape[0] // 2, place.shape[1] // 2
-    return int(np.argmax([part.mean() for half in (place[:r], place[r:]) for part in (half[:, :c], half[:, c:])]))
 
 
 @safe_streams()

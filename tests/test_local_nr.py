@@ -13,9 +13,9 @@ from scipy.stats import spearmanr
 
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.local_nr import CELL, CHANNELS, FAMILIES, SCALES, WEIGHTS, Examination, LocalNR, pooled
-from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.levels import DISTORTION_TYPES, PLACES
 from agentic_iqa_local.model_store import file_hash
-from agentic_iqa_local.training.distortions import DISTORTIONS, PLACES, Part, distort
+from agentic_iqa_local.training.distortions import DISTORTIONS, Part, distort
 
 PHOTOS = ("sumac.png", "prudential.png")
 
@@ -103,10 +103,8 @@ def test_the_map_of_a_side_that_is_no_multiple_of_a_cell_says_the_same(network, 
 def test_damage_of_one_quarter_is_told_from_damage_everywhere(severity, part):
     places = dict.fromkeys(DISTORTION_TYPES, np.zeros_like(severity, np.float32)) | {"Noise": np.array(severity, np.float32)}
     assert Examination(3.0, {"none": 0.1}, 2.0, places).damaged_part() == part
-    clean = Examination(4.5, {"none": 0.9}, 0.0, places).damaged_part()
-    assert clean == (
-        None if part == "everywhere" else part
-    )  # what is seen in one quarter may be too little for the whole picture
+    # What is seen in one quarter may be too little for the whole picture.
+    assert Examination(4.5, {"none": 0.9}, 0.0, places).damaged_part() == (None if part == "everywhere" else part)
 
 
 def test_the_runner_says_where_also_of_a_picture_that_it_must_reduce(sumac):

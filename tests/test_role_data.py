@@ -8,14 +8,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LEVEL_WORDS, PLACES
 from agentic_iqa_local.prompts import EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE
 from agentic_iqa_local.reasoning import misstatements, speaks_for_another
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 from agentic_iqa_local.training.data import Crop
 from agentic_iqa_local.training.distortions import (
     DISTORTIONS,
-    PLACES,
     Part,
     Sample,
     draw_camera_parts,

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, gelu
 
-from agentic_iqa_local.levels import DISTORTION_TYPES, EVERYWHERE
+from agentic_iqa_local.levels import DISTORTION_TYPES, EVERYWHERE, PLACES
 
 WEIGHTS = Path(__file__).parent / "data" / "local_nr.safetensors"
 ENCODER = "tf_efficientnet_lite0"
@@ -32,7 +32,6 @@ FAMILIES = (*DISTORTION_TYPES, "none")
 SMALLEST = 0.02  # a deviation below it counts as none: added before the logarithm
 FARTHEST = 6.0  # standard deviations from the training's mean; what lies beyond says no more
 QUALITY, SEVERITY = 3.0, 2.0  # the middle of each scale, around which the outputs lie
-QUARTERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
 # Damage is of one quarter where that quarter's lead over the second is more than LOCAL_LEAD of its severity, and this is at least
 # LOCAL_SEVERITY. It is everywhere where it is not, unless the picture is clean with at least CLEAN.
 LOCAL_LEAD, LOCAL_SEVERITY, CLEAN = 0.5, 0.6, 0.3
@@ -53,20 +52,22 @@ class Examination:
     places: dict[str, np.ndarray]
 
     def damaged_part(self) -> str | None:
-        """Where the damage lies: one of QUARTERS, by the family whose strength differs most between them, or EVERYWHERE; None where
+        """Where the damage lies: one of PLACES, by the family whose strength differs most between them, or EVERYWHERE; None where
         none is seen."""
-        rows, columns = next(iter(self.places.values())).shape
-        if min(rows, columns) > 1:
-            row_halves = slice(0, rows // 2), slice((rows + 1) // 2, rows)
-            column_halves = slice(0, columns // 2), slice((columns + 1) // 2, columns)
-            quarters = np.array(
-                [[found[row_halves[r], column_halves[c]].mean() for r, c in QUARTERS.values()] for found in self.places.values()]
-            )
+        if min(next(iter(self.places.values())).shape) > 1:
+            quarters = np.array([quarter_means(found) for found in self.places.values()])
             second, first = np.sort(quarters)[:, -2:].T
             family = (first - second).argmax()
             if first[family] >= LOCAL_SEVERITY and first[family] - second[family] > LOCAL_LEAD * (first[family] + 0.1):
-                return list(QUARTERS)[quarters[family].argmax()]
+                return list(PLACES)[quarters[family].argmax()]
         return EVERYWHERE if self.families["none"] < CLEAN else None
+
+
+def quarter_means(severity: np.ndarray) -> list[float]:
+    """The means of a rows×columns map, two or more of each, over the quarters in the order of PLACES; a middle row or column belongs to
+    none."""
+    rows, columns = ((slice(0, side // 2), slice((side + 1) // 2, side)) for side in severity.shape)
+    return [float(severity[rows[row], columns[column]].mean()) for row, column in PLACES.values()]
 
 
 class LocalNR(nn.Module):

@@ -259,17 +259,13 @@ class ToolRunner:
         images of different size or not RGB, an image smaller than the tool accepts, a result that is not finite, or a metric
         that fails.
         """
-        spec = find_tool(name)
-        if (reason := self._missing(spec)) is not None:
-            raise ToolError(f"{spec.name} is unavailable: {reason}.")
+        spec = self._present(name)
         return self._measure(spec, image, reference, crops_of(spec, *image.size))[0]
 
     def damaged_part(self, image: Image.Image) -> str | None:
         """Where LocalNR's map of places has the damage: a quarter ("top left"), or "everywhere"; None where it sees none. A picture
         that is too large for the tool is reduced first. Raises ToolError as `measure` does."""
-        spec = find_tool("LocalNR")
-        if (reason := self._missing(spec)) is not None:
-            raise ToolError(f"{spec.name} is unavailable: {reason}.")
+        spec = self._present("LocalNR")
         _check_images(spec, image, None)
         if (share := spec.most_megapixels * 1e6 / (image.width * image.height)) < 1:
             smaller = tuple(max(spec.min_side, int(side * share**0.5)) for side in image.size)
@@ -315,6 +311,13 @@ class ToolRunner:
         if spec.name in self._rejected:
             return f"no usable map: {self._rejected[spec.name]}; fit one with {command('fit_tools')}"
         return f"no map: fit one with {command('fit_tools')}"
+
+    def _present(self, name: str) -> ToolSpec:
+        """The tool `name`, which lacks nothing; else a ToolError."""
+        spec = find_tool(name)
+        if (reason := self._missing(spec)) is not None:
+            raise ToolError(f"{spec.name} is unavailable: {reason}.")
+        return spec
 
     def _missing(self, spec: ToolSpec) -> str | None:
         """Which module or file a tool lacks; None if it lacks nothing."""

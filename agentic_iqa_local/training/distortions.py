@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 from scipy import ndimage
 
-from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.levels import DISTORTION_TYPES, PLACES
 
 # ITU-R BT.601 luma and its two colour differences; rows are Y, Cb, Cr.
 RGB_TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], np.float32)
@@ -226,7 +226,6 @@ KINDS_BY_FAMILY: dict[str, tuple[str, ...]] = {
 
 CLEAN_SHARE, PAIR_SHARE = 0.12, 0.35
 # Where a distortion is that is not everywhere: the quarter's top and left edge, in halves of the picture.
-PLACES = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
 SOFT_EDGE = 1 / 24  # of the side, over which a local distortion fades
 CAMERA_KINDS = {
     "Brightness change": ("brighten", "darken", "darken"),

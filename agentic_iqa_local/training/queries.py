@@ -14,10 +14,9 @@ from importlib.resources import files
 
 import numpy as np
 
-from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.levels import DISTORTION_TYPES, PLACES
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.state import PlannerOutput
-from agentic_iqa_local.training.distortions import PLACES
 
 SHARES = {"overall": 0.21, "regions": 0.19, "explicit_global": 0.15, "explicit_regions": 0.13, "tools": 0.12, "other": 0.1,
           "questions": 0.1}  # fmt: skip

@@ -10,8 +10,8 @@ from functools import cache
 
 import numpy as np
 
-from agentic_iqa_local.levels import DISTORTION_TYPES
-from agentic_iqa_local.training.distortions import KINDS_BY_FAMILY, PLACES, Part
+from agentic_iqa_local.levels import DISTORTION_TYPES, PLACES
+from agentic_iqa_local.training.distortions import KINDS_BY_FAMILY, Part
 from agentic_iqa_local.training.queries import CORNERS, phrases, pick, templates
 from agentic_iqa_local.training.sentences import (
     EVERYWHERE,

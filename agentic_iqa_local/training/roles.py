@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agentic_iqa_local.iqa_tools import TOOLS
-from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
+from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL, PLACES
 from agentic_iqa_local.nodes.executor import tool_line
 from agentic_iqa_local.prompts import (
     ANSWER_PREFIX,
@@ -27,7 +27,7 @@ from agentic_iqa_local.prompts import (
 from agentic_iqa_local.reasoning import from_evidence
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 from agentic_iqa_local.training.data import Crop, level_targets
-from agentic_iqa_local.training.distortions import DISTORTIONS, KINDS_BY_FAMILY, PLACES, Part
+from agentic_iqa_local.training.distortions import DISTORTIONS, KINDS_BY_FAMILY, Part
 from agentic_iqa_local.training.queries import CORNERS, draw_object, draw_query, pick, templates
 from agentic_iqa_local.training.questions import (
     ANSWERS_OF_OTHERS,
