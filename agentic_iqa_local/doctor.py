@@ -232,7 +232,7 @@ def vllm(setup: Setup) -> Finding | None:
         return (
             "fail",
             "not installed, and the configuration's engine is vllm",
-            "install it (README, Engines) or use --engine transformers",
+            "install it (docs/engines.md) or use --engine transformers",
         )
     version = importlib.metadata.version(name)
     for_cpu = "cpu" in name or "cpu" in version

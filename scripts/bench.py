@@ -8,14 +8,14 @@
     python scripts/bench.py tools --gpu 0 --side 1024 2048 4096 --out benchmarks/gpu_tools.json
     python scripts/bench.py tools --threads 1 --side 512 1024 2048 3464 --out benchmarks/cpu_tools.json
     python scripts/bench.py gaps --out benchmarks/planted_gaps.json
-    python scripts/bench.py table --write README.md
+    python scripts/bench.py table --write docs/performance.md
 
 Arms: naive (transformers, every role computes the images again, template text is decoded), shared (transformers with its
 cache), vllm_cold (vLLM without its prefix cache), vllm. All arms get the same weights, prompts and pixels, take turns image by
 image, and must agree on the letters within the bound, or the arm's row is void. Every model sees a picture whole, the
 embedded one too, which the product would show five crops of it. Programs: letters (one read), letters_twice (forward and
 reversed), agent_nr and agent_fr (the whole agent), agent_scored (agent_nr with the tools' scores on disk already: what tools
-add), questions (five on one picture). `run` writes one JSON file with machine and versions; `table` makes the README's tables
+add), questions (five on one picture). `run` writes one JSON file with machine and versions; `table` makes the tables of docs/performance.md
 and bars from the committed files, and lists what has not been run.
 
 `gaps` plants one gap at a time in the first pass of assessments of synthetic pictures, and says how often the replans make it

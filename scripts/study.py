@@ -425,10 +425,10 @@ def add_table(commands: argparse._SubParsersAction) -> None:
     command = add_command(
         commands,
         "table",
-        "a short table of written reports, for a README",
+        "a short table of written reports, for a page",
         "One table a report, from its CSV files; --write puts them between a file's marks <!-- studies --> and <!-- end of studies -->.",
         "reports/koniq10k",
-        "reports/koniq10k reports/tid2013 --write README.md",
+        "reports/koniq10k reports/tid2013 --write docs/studies.md",
     )
     command.add_argument("reports", nargs="+", type=Path, metavar="DIR", help="folders that report wrote")
     command.add_argument("--write", type=Path, metavar="FILE", help="default: print")

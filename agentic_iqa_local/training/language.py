@@ -158,7 +158,7 @@ class Reading:
 
 
 READINGS = {
-    "look": Reading(draw_looks, sides=3, whole_share=0.1, planning_share=0.08, pictures=5),
+    "look": Reading(draw_looks, sides=3, whole_share=0.1, planning_share=0.1, pictures=5),
     "light": Reading(draw_light_roles, sides=5, whole_share=0.5, planning_share=0.15),
     "full": Reading(draw_roles, sides=8, whole_share=0.5, planning_share=0.2),
 }

@@ -4,9 +4,9 @@ folder, and goes on where it was interrupted.
 vision   the tower alone: quality, family, severity and place of what was done to a picture, in words of the language model, and the
          features of a pretrained encoder
 plans    the language model alone: the Planner's answers
-look     the language model on what the tower sees: letters alone, under instructions of a few words
-light    the language model on what the tower sees: letters and the shortest answers about pictures, and plans
-full     the same with every role and whole answers
+look     the language model on what the tower sees, and the tower with it: letters alone, under instructions of a few words
+light    both: letters and the shortest answers about pictures, and plans
+full     both: every role and whole answers
 """
 
 import json
@@ -32,6 +32,7 @@ RANK = 32
 # The tower starts as the small model's: what it knows is not to be shaken off by what is new in it.
 TOWER_RATE, NEW_RATE, KNOWN_SHARE = 8e-4, ("merger.mlp.2", "blocks.6", "blocks.7"), 0.2
 LANGUAGE_RATE, READING_RATE = 1e-3, 5e-4  # for plans alone; with pictures, at more than which plans are forgotten
+SEEING_RATE = 1e-4  # of the tower, while the language model learns to read what it sees
 
 
 @dataclass
@@ -98,21 +99,21 @@ class Course:
         )
 
     def roles(self, name: str, pool: Pool, steps: int, minutes: float, pictures: int) -> None:
-        """Phase "look", "light" or "full": the language model on what the tower sees, `pictures` a step."""
-        language = self.model.model.language_model
-        self.model.model.visual.requires_grad_(False)
+        """Phase "look", "light" or "full": the language model on what the tower sees, and the tower with it, `pictures` a step."""
+        language, visual = self.model.model.language_model, self.model.model.visual
         letters = torch.tensor([self.tokenizer.convert_tokens_to_ids(letter) for letter in "ABCDEFGHIJ"], device=self.device)
         losses = role_losses(self.model, letters)
         batches = role_batches(pool, self.processor, pictures, self.seed, name)
-        self.run(name, [(language, READING_RATE)], batches, losses, steps, minutes, decay=0.0, floor=0.1, every=10)
+        groups = [(language, READING_RATE), (visual, SEEING_RATE)]
+        self.run(name, groups, batches, losses, steps, minutes, decay=0.0, floor=0.1, every=10)
 
     def resume(self, *names: str) -> None:
         """Takes over what those of the phases `names` that were run have learned, in their order."""
-        language = self.model.model.language_model
+        language, visual = self.model.model.language_model, self.model.model.visual
         for name in names:
             file = self.work / f"{name}.pt"
             if file.exists():
-                modules = nn.ModuleList([self.teaching if name == "vision" else language])
+                modules = nn.ModuleList([self.teaching] if name == "vision" else [language, visual])
                 modules.load_state_dict(torch.load(file, weights_only=True)["modules"], strict=False)
 
     def save(self, folder: Path) -> None:

@@ -536,15 +536,15 @@ def draw_roles(crop: Crop, rng: np.random.Generator, has_reference: bool = False
 
 
 def draw_looks(crop: Crop, rng: np.random.Generator, has_reference: bool = False) -> list[RoleSample]:
-    """A rating and a question with choices, of both the letter alone, under instructions of a few words: a fifth of the text that they
+    """A rating and two questions with choices, of all the letter alone, under instructions of a few words: a fifth of the text that they
     have later, so that the phase that learns to read pictures reads five times as many."""
     scored = rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=rng.random() < 0.5)
     options = "\n".join(line for line in scored.prompt.instructions.splitlines() if line[1:3] == ". ")
     samples = [replace(scored, prompt=Prompt(options, pick(rng, HOW_GOOD)))]
-    question = choice_question(crop, rng, has_reference)
-    lines = question.prompt.case.splitlines()[1:]  # without the limit of a reasoning that is not written
-    if all(line[:7] == "Query: " or line == "Choices:" or line[1:3] == ". " for line in lines):
-        samples.append(replace(question, prompt=Prompt("Answer with a letter.", "\n".join(lines)), read_only=True))
+    for question in (choice_question(crop, rng, has_reference) for _ in range(2)):
+        lines = question.prompt.case.splitlines()[1:]  # without the limit of a reasoning that is not written
+        if all(line[:7] == "Query: " or line == "Choices:" or line[1:3] == ". " for line in lines):
+            samples.append(replace(question, prompt=Prompt("Answer with a letter.", "\n".join(lines)), read_only=True))
     return samples
 
 
