@@ -72,8 +72,8 @@ def _path(option: str, value: str | os.PathLike[str]) -> str:
 
 def _with_fit(settings: Settings, file: Path) -> Settings:
     """The temperature and η of a fit. Raises ConfigError where it is none, or of another model."""
-    from agentic_iqa_local.studies.fitting import FitError, read_fit
-    from agentic_iqa_local.studies.run import folder_hash
+    from agentic_iqa_local.fit import FitError, read_fit
+    from agentic_iqa_local.provenance import folder_hash
 
     try:
         fit = read_fit(file)
@@ -82,7 +82,7 @@ def _with_fit(settings: Settings, file: Path) -> Settings:
     folder = Path(settings.model(settings.summarizer.backend).path)
     if os.path.isdir(folder) and folder_hash(folder) != fit.model:
         raise ConfigError(f"fit: {file}: expected a fit of the model in {folder}, it was made with another; fit it anew")
-    changes = {"temperature": fit.temperature, "eta": fit.eta, "fitted": fit.letters.source}
+    changes = {"temperature": fit.temperature, "eta": fit.eta, "fitted": fit.source}
     return settings.model_copy(update={"fusion": settings.fusion.model_copy(update=changes)})
 
 

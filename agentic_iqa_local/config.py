@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError
 from agentic_iqa_local.iqa_tools.specs import ToolError, find_tool
-from agentic_iqa_local.model_store import ROOT, models_root
+from agentic_iqa_local.offline.store import ROOT, models_root
 from agentic_iqa_local.paths import EMBEDDED
 from agentic_iqa_local.plain_yaml import read_yaml
 from agentic_iqa_local.prompts import PromptLayout
@@ -31,7 +31,7 @@ class ConfigError(UserError, ValueError):
 
 
 def model_folder(name: str) -> Path:
-    """Where a model lies by name: below `model_store.models_root()`, or where only this project's own models/ has it, there. The
+    """Where a model lies by name: below `store.models_root()`, or where only this project's own models/ has it, there. The
     embedded one is expected there too where it is nowhere, since it is assembled there."""
     folder, shipped = models_root() / name, EMBEDDED if name == "embedded" else ROOT / "models" / name
     ours = os.path.isdir(shipped) or shipped == EMBEDDED

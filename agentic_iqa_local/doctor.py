@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from agentic_iqa_local.assembly import RECORD, WEIGHTS, AssemblyError, read_record, weights_are_right
 from agentic_iqa_local.config import ConfigError, ModelSettings, Settings
 from agentic_iqa_local.devices import DeviceError, choose_device, choose_dtype, describe_device
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
@@ -38,7 +37,8 @@ from agentic_iqa_local.iqa_tools.calibration import CalibrationError
 from agentic_iqa_local.iqa_tools.specs import TOOLS, find_tool
 from agentic_iqa_local.iqa_tools.weights import huggingface_cache, torch_hub
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.model_store import MANIFEST, BundleError, models_root, read_manifest, unlisted, verify
+from agentic_iqa_local.offline.assembly import RECORD, WEIGHTS, AssemblyError, read_record, weights_are_right
+from agentic_iqa_local.offline.store import MANIFEST, BundleError, models_root, read_manifest, unlisted, verify
 from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, ROOT, about_missing_model, command
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
@@ -295,11 +295,11 @@ def device(setup: Setup) -> Finding:
 # files
 
 
-@check("models folder", "unpack the bundle again: python -m agentic_iqa_local.model_store unpack BUNDLE")
+@check("models folder", "unpack the bundle again: python -m agentic_iqa_local unpack BUNDLE")
 def models_folder(setup: Setup) -> Finding:
     """Is every file of the models folder what its manifest says? `quick` compares sizes instead of reading every byte."""
     root = models_root()
-    unpack = "python -m agentic_iqa_local.model_store unpack BUNDLE"
+    unpack = "python -m agentic_iqa_local unpack BUNDLE"
     if not os.path.isdir(root):
         return "fail", f"{root}: no such folder", f"say where it is with --models or $AGENTIC_IQA_MODELS, or {unpack}"
     if not os.path.lexists(root / MANIFEST):
@@ -628,7 +628,7 @@ def tools(setup: Setup) -> Finding:
     return "pass", f"{len(there)} of {len(known)} are available: {', '.join(there)}", ""
 
 
-@check("tool", f"bring its weights anew ({command('fetch_models')} --tools NAME), or list it in tools.not_offered")
+@check("tool", f"bring its weights anew ({command('bundle')} --tools NAME), or list it in tools.not_offered")
 def tool(setup: Setup, name: str) -> Finding | None:
     """Is a tool there and does it measure? Nothing for one that is absent and that the configuration does not name."""
     spec, named = find_tool(name), name in setup.named_tools
@@ -638,7 +638,7 @@ def tool(setup: Setup, name: str) -> Finding | None:
         if not named:
             return None
         if spec.weights and info.reason.startswith("missing weights"):
-            remedy = f"fetch them on a connected machine: {command('fetch_models')} --tools {spec.name}; or name another tool"
+            remedy = f"fetch them on a connected machine: {command('bundle')} --tools {spec.name}; or name another tool"
         elif info.reason.startswith("missing Python module"):
             remedy = ENVIRONMENT
         else:

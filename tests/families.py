@@ -8,7 +8,7 @@ from conftest import TINY
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
-from agentic_iqa_local.training.embedded import CHAT_TEMPLATE
+from agentic_iqa_local.laboratory.training.embedded import CHAT_TEMPLATE
 
 FAMILIES = (
     "qwen2_vl",

@@ -13,9 +13,11 @@ from conftest import ROOT
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from agentic_iqa_local import assembly, paths
-from agentic_iqa_local.assembly import RECORD, WEIGHTS, AssemblyError, assemble, read_llama
-from agentic_iqa_local.training.graft import graft_tokenizer, grafted_model, save_parts, seal
+from agentic_iqa_local import paths
+from agentic_iqa_local.commands import assemble as assemble_command
+from agentic_iqa_local.laboratory.training.graft import graft_tokenizer, grafted_model, save_parts, seal
+from agentic_iqa_local.offline import assembly
+from agentic_iqa_local.offline.assembly import RECORD, WEIGHTS, AssemblyError, assemble, read_llama
 
 WIDTH, LAYERS, HEADS, KEY_HEADS, INNER = 64, 2, 4, 2, 96
 HEAD = WIDTH // HEADS
@@ -290,9 +292,9 @@ def test_an_interruption_leaves_the_folder_as_it_was(parts, wheel, folder, monke
 
 
 def test_the_command_says_in_one_line_what_is_missing(parts, folder, monkeypatch, capsys):
-    monkeypatch.setattr(assembly, "EMBEDDED_PARTS", parts)
-    monkeypatch.setattr(assembly, "ASSEMBLED", True)
-    assert assembly.main(["--out", str(folder)]) == 1
+    monkeypatch.setattr(assemble_command, "EMBEDDED_PARTS", parts)
+    monkeypatch.setattr(assemble_command, "ASSEMBLED", True)
+    assert assemble_command.main(["--out", str(folder)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {folder}: expected model.safetensors")
 

@@ -7,7 +7,7 @@ import yaml
 from conftest import EMBEDDED, ROOT, TINY
 
 from agentic_iqa_local.config import CONFIGS, ConfigError, Settings, find_config, load_settings, model_folder
-from agentic_iqa_local.model_store import models_root
+from agentic_iqa_local.offline.store import models_root
 
 SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if not p.stem.startswith("tool_"))
 

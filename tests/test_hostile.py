@@ -1,7 +1,6 @@
 """Hostile input: images, model output, configurations, manifests, bundles, queries. Each ends in a result or in the error
 that its module promises. The long forms, and how far an injection moves a score, are in scripts/endurance.py."""
 
-import importlib.util
 import json
 import math
 import os
@@ -25,19 +24,16 @@ from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.config import CONFIGS, ConfigError, RoleSettings, Settings, load_settings
 from agentic_iqa_local.images import ImageError, load_image, load_pair
 from agentic_iqa_local.inputs import ManifestError, read_manifest
+from agentic_iqa_local.laboratory import endurance
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.model_store import BundleError, Piece, describe, store_manifest, unpack, verify, write_bundle
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.planner import correct_plan
 from agentic_iqa_local.nodes.replies import detection_reply, letter_reply, location_reply, summary_reply
+from agentic_iqa_local.offline.store import BundleError, Piece, describe, store_manifest, unpack, verify, write_bundle
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, Prompt, planner_prompt, selection_prompt, summarizer_prompt
 from agentic_iqa_local.report import account, summary
 from agentic_iqa_local.state import PlannerOutput
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
-
-SPEC = importlib.util.spec_from_file_location("endurance", ROOT / "scripts" / "endurance.py")
-endurance = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(endurance)
 
 PICTURES = endurance.valid_pictures(endurance.small_photo())
 ANSWERS = endurance.valid_answers()

@@ -26,6 +26,7 @@ from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands.console import Console, SafeStream
 from agentic_iqa_local.config import ConfigError, load_settings
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.fit import Fit, FitError, read_fit
 from agentic_iqa_local.images import ImageError, load_image
 from agentic_iqa_local.inputs import Item, ManifestError, read_manifest
 from agentic_iqa_local.iqa_tools import ToolError
@@ -35,7 +36,7 @@ from agentic_iqa_local.rows import RowsError, WriteError, write_whole
 from agentic_iqa_local.studies.analysis import analyse, dataset_info
 from agentic_iqa_local.studies.compare import Named, compare
 from agentic_iqa_local.studies.datasets import load_dataset
-from agentic_iqa_local.studies.fitting import Fit, FitError, fit_run, read_fit
+from agentic_iqa_local.studies.fitting import fit_run
 from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.run import Plan, run_study
 from agentic_iqa_local.studies.store import Store, StoreError, check_file, read_run

@@ -20,9 +20,21 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 from attacks import ODD_FILES, in_time, is_sentence
-from test_model_store import COMMIT, GOOD, archive_of, entry, fetch_models, make_bundle, make_files, manifest_of, member, padded
+from test_model_store import (
+    COMMIT,
+    GOOD,
+    archive_of,
+    bundle_command,
+    entry,
+    fetch_models,
+    make_bundle,
+    make_files,
+    manifest_of,
+    member,
+    padded,
+)
 
-from agentic_iqa_local.model_store import (
+from agentic_iqa_local.offline.store import (
     BLOCK,
     LARGEST_MANIFEST,
     LOCK,
@@ -535,7 +547,7 @@ def test_a_hostile_answer_of_the_hub(kind, answers, tmp_path, capsys):
         str(tmp_path / "a.tar"),
         "--accept-licences",
     ]
-    assert fetch_models.main(line) == 1
+    assert bundle_command.main(line) == 1
     said = capsys.readouterr().err.strip().splitlines()
     assert all(map(is_sentence, said))
     assert said[-1].startswith("error: org/VL@main: ")

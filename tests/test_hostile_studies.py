@@ -1,7 +1,6 @@
 """What a stranger may have put where a study reads or writes: score files and manifests, photographs, stored rows, written reports,
 planted links. Each ends soon, in one sentence or in what was asked for, and writes nothing elsewhere."""
 
-import importlib.util
 import io
 import json
 import math
@@ -22,37 +21,22 @@ from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_s
 from test_study_report import make_rows, make_run
 
 from agentic_iqa_local import batch
+from agentic_iqa_local.commands import fit_tools, study
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import LARGEST
 from agentic_iqa_local.inputs import Item, ManifestError, read_manifest
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, load_maps
+from agentic_iqa_local.laboratory import endurance
 from agentic_iqa_local.rows import RowFile, RowsError
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.plots import Drawing
 from agentic_iqa_local.studies.report import write_figures, write_table
 from agentic_iqa_local.studies.run import Plan, run_study
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
-from agentic_iqa_local.training.data import load_tiles
+from agentic_iqa_local.synthetic.photos import load_tiles
 
 LONGEST = 1000  # characters of a message about what may be millions long
 HUGE = 1e308
-
-
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def study():
-    return script("study")
-
-
-@pytest.fixture(scope="module")
-def fit_tools():
-    return script("fit_tools")
 
 
 def refused(kind: type[UserError], what, *arguments, **options) -> str:
@@ -329,7 +313,7 @@ def test_the_ends_of_a_scale(ends, tmp_path):
 @pytest.mark.parametrize(
     "ends", cases(("huge", [-HUGE, HUGE]), ("the same", [3, 3]), ("infinite", [0, math.inf]), ("not a number", [math.nan, 5]))
 )
-def test_the_ends_of_a_scale_that_maps_are_fitted_on(ends, tmp_path, fit_tools):
+def test_the_ends_of_a_scale_that_maps_are_fitted_on(ends, tmp_path):
     draw(tmp_path / "a.png")
     (tmp_path / "manifest.csv").write_text("image,mos\na.png,3\n")
     refused(DatasetError, lambda: next(fit_tools.scored_samples(load_dataset(tmp_path), None, tuple(ends))))
@@ -467,23 +451,23 @@ def no_ghostscript(monkeypatch):
     return started
 
 
-def maps_photos(folder, fit_tools):
+def maps_photos(folder):
     return list(fit_tools.photo_samples(folder, 1, 1, 64, np.random.default_rng(0)))
 
 
-def tiles(folder, fit_tools):
+def tiles(folder):
     return load_tiles([folder / "a\x1b.png"])
 
 
-def endurance_photos(folder, fit_tools):
-    return list(script("endurance")._test_pictures([folder / "a\x1b.png"]))
+def endurance_photos(folder):
+    return list(endurance._test_pictures([folder / "a\x1b.png"]))
 
 
 @pytest.mark.parametrize("opened", [maps_photos, tiles, endurance_photos], ids=["fit_tools maps", "synthetic", "endurance"])
 @pytest.mark.parametrize("kind", PHOTOS)
-def test_a_photograph_that_is_none(kind, opened, tmp_path, fit_tools, no_ghostscript):
+def test_a_photograph_that_is_none(kind, opened, tmp_path, no_ghostscript):
     PHOTOS[kind](tmp_path / "a\x1b.png")
-    refused(UserError, opened, tmp_path, fit_tools)
+    refused(UserError, opened, tmp_path)
     assert no_ghostscript == []
 
 
@@ -503,21 +487,21 @@ def runs(tmp_path_factory) -> list[Path]:
     return [run_folder(root / name, make_rows(30)) for name in "ab"]
 
 
-def report_and_compare(study, runs, out) -> None:
+def report_and_compare(runs, out) -> None:
     assert study.main(["report", str(runs[0]), "--out", str(out), "--draws", "2"]) == 0
     assert study.main(["compare", *map(str, runs), "--out", str(out), "--draws", "2"]) == 0
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory, runs, study) -> list[str]:
+def names(tmp_path_factory, runs) -> list[str]:
     """What a report and a comparison write."""
     folder = tmp_path_factory.mktemp("clean")
-    report_and_compare(study, runs, folder)
+    report_and_compare(runs, folder)
     return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_a_report_and_a_comparison_are_not_written_through_what_is_planted(kind, names, tmp_path, runs, study):
+def test_a_report_and_a_comparison_are_not_written_through_what_is_planted(kind, names, tmp_path, runs):
     assert {"modes.csv", "modes.md", "run.json", "report.html", "runs.csv", "run_differences.md"} <= set(names)
     assert {Path(name).suffix for name in names} == {".csv", ".md", ".json", ".html", ".png", ".svg"}
     out, victims = tmp_path / "out", tmp_path / "precious"
@@ -530,7 +514,7 @@ def test_a_report_and_a_comparison_are_not_written_through_what_is_planted(kind,
         else:
             os.mkfifo(out / name)
     with in_time():
-        report_and_compare(study, runs, out)
+        report_and_compare(runs, out)
     assert [victim.name for victim in victims.iterdir() if victim.read_text() != "precious"] == []
     assert [name for name in names if (out / name).is_symlink() or not (out / name).stat().st_size] == []
     assert sorted(path.name for path in out.iterdir()) == names
@@ -554,7 +538,7 @@ def a_report(folder: Path, run=None, modes: str | bytes = MODES + LINES, differe
     return folder
 
 
-def test_a_table_is_written_through_the_users_own_link_once(tmp_path, study, capfd):
+def test_a_table_is_written_through_the_users_own_link_once(tmp_path, capfd):
     (tmp_path / "page.md").write_text(PAGE)
     (tmp_path / "README.md").symlink_to("page.md")
     assert told(study.main, ["table", a_report(tmp_path / "r"), "--write", tmp_path / "README.md"], capfd)[0] == 0
@@ -563,7 +547,7 @@ def test_a_table_is_written_through_the_users_own_link_once(tmp_path, study, cap
 
 
 @pytest.mark.parametrize("kind", ODD_FILES)
-def test_an_odd_page(kind, tmp_path, study, capfd):
+def test_an_odd_page(kind, tmp_path, capfd):
     ODD_FILES[kind](tmp_path / "README.md")
     fails(study.main, ["table", a_report(tmp_path / "r"), "--write", tmp_path / "README.md"], capfd)
 
@@ -571,13 +555,13 @@ def test_an_odd_page(kind, tmp_path, study, capfd):
 @pytest.mark.parametrize(
     "content", cases(("no UTF-8", b"\xff" + PAGE.encode()), ("no marks", b"\x1b[2J"), ("one mark", b"<!-- studies -->\n"))
 )
-def test_a_page_that_cannot_hold_a_table(content, tmp_path, study, capfd):
+def test_a_page_that_cannot_hold_a_table(content, tmp_path, capfd):
     (tmp_path / "page.md").write_bytes(content)
     fails(study.main, ["table", a_report(tmp_path / "r"), "--write", tmp_path / "page.md"], capfd)
     assert (tmp_path / "page.md").read_bytes() == content
 
 
-def test_a_page_is_not_written_through_a_link_beside_it(tmp_path, study, capfd):
+def test_a_page_is_not_written_through_a_link_beside_it(tmp_path, capfd):
     (tmp_path / "page.md").write_text(PAGE)
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "page.md.partial").symlink_to("precious")
@@ -612,20 +596,20 @@ REPORTS = {
 
 
 @pytest.mark.parametrize("changes", REPORTS)
-def test_a_hostile_report_as_a_table(changes, tmp_path, study, capfd):
+def test_a_hostile_report_as_a_table(changes, tmp_path, capfd):
     fails(study.main, ["table", a_report(tmp_path / "r", **REPORTS[changes])], capfd)
 
 
 @pytest.mark.parametrize("name", ["run.json", "modes.csv", "differences.csv"])
 @pytest.mark.parametrize("kind", [kind for kind in ODD_FILES if kind != "page map"])
-def test_an_odd_file_of_a_report(kind, name, tmp_path, study, capfd):
+def test_an_odd_file_of_a_report(kind, name, tmp_path, capfd):
     folder = a_report(tmp_path / "r")
     (folder / name).unlink()
     ODD_FILES[kind](folder / name)
     fails(study.main, ["table", folder], capfd)
 
 
-def test_a_description_as_long_as_a_report_takes_it(tmp_path, study, capfd):
+def test_a_description_as_long_as_a_report_takes_it(tmp_path, capfd):
     """60,000 missing files: more than the 4 MiB of other small files."""
     run = NAMED | {"dataset": {"title": "Mine", "missing": [f"images/{'photograph' * 10}_{i:07}.png" for i in range(60_000)]}}
     assert told(study.main, ["table", a_report(tmp_path / "r", run)], capfd)[0] == 0
@@ -639,7 +623,7 @@ def fitted(name: str = "NIQE"):
     return [load_maps(ROOT / "configs" / "tool_maps.yaml")[name]]
 
 
-def test_a_file_of_maps_is_written_through_the_users_own_link_once(tmp_path, fit_tools):
+def test_a_file_of_maps_is_written_through_the_users_own_link_once(tmp_path):
     (tmp_path / "maps.yaml").write_text(MAPS)
     (tmp_path / "link.yaml").symlink_to("maps.yaml")
     (tmp_path / "precious").write_text("precious")
@@ -651,7 +635,7 @@ def test_a_file_of_maps_is_written_through_the_users_own_link_once(tmp_path, fit
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ODD_FILES if kind != "page map"])
-def test_an_odd_file_of_maps_to_write(kind, tmp_path, fit_tools):
+def test_an_odd_file_of_maps_to_write(kind, tmp_path):
     ODD_FILES[kind](tmp_path / "maps.yaml")
     refused(UserError, fit_tools.write_maps, tmp_path / "maps.yaml", fitted())
 
@@ -665,19 +649,19 @@ def test_an_odd_file_of_maps_to_write(kind, tmp_path, fit_tools):
         ("laughs", "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{','.join([f'*{chr(97 + i)}'] * 10)}]\n" for i in range(8))),
     ),
 )  # fmt: skip
-def test_a_hostile_file_of_maps_to_write(content, tmp_path, fit_tools):
+def test_a_hostile_file_of_maps_to_write(content, tmp_path):
     (tmp_path / "maps.yaml").write_bytes(os.fsencode(content))
     refused(CalibrationError, fit_tools.write_maps, tmp_path / "maps.yaml", fitted())
     assert (tmp_path / "maps.yaml").read_bytes() == os.fsencode(content)
 
 
-def test_a_new_file_of_maps(tmp_path, fit_tools):
+def test_a_new_file_of_maps(tmp_path):
     fit_tools.write_maps(tmp_path / "maps.yaml", fitted())
     assert load_maps(tmp_path / "maps.yaml") == {"NIQE": fitted()[0]}
     assert [entry["tool"] for entry in yaml.safe_load((tmp_path / "maps.yaml").read_text())["maps"]] == ["NIQE"]
 
 
-def test_a_plot_is_not_drawn_through_a_link(tmp_path, fit_tools):
+def test_a_plot_is_not_drawn_through_a_link(tmp_path):
     (logistic,) = fitted()
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "plots").mkdir()

@@ -5,7 +5,6 @@ A case is an attack at one door, by the door's name and its own. It returns what
 
 import ast
 import csv
-import importlib.util
 import io
 import json
 import logging
@@ -23,18 +22,22 @@ from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, s
 from test_hostile_server import MODELS, VERSION, connect, send, server  # noqa: F401
 from test_study_report import analysed, make_rows, make_run, store
 
-from agentic_iqa_local import assess, doctor, model_store
+from agentic_iqa_local import assess, doctor
 from agentic_iqa_local.batch import Batch, as_line
 from agentic_iqa_local.commands import assess as assess_command
+from agentic_iqa_local.commands import bundle, console, fit_tools, study
 from agentic_iqa_local.commands import doctor as doctor_command
+from agentic_iqa_local.commands import store as store_command
 from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.fit import Fit, FitError, read_fit
 from agentic_iqa_local.images import load_image
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo
+from agentic_iqa_local.laboratory import bench, endurance, train_embedded_vlm
+from agentic_iqa_local.offline.store import Piece, describe, write_bundle
 from agentic_iqa_local.report import Tally, account, headline, summary, tool_table
 from agentic_iqa_local.studies.compare import Named, compare
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
-from agentic_iqa_local.studies.fitting import Fit, FitError, read_fit
 from agentic_iqa_local.studies.report import digest
 from agentic_iqa_local.studies.store import Store, read_run
 from agentic_iqa_local.tables import csv_text, markdown_cell, safe_cell
@@ -48,13 +51,6 @@ TEXT = f"a{STEERING}z"  # what JSON and UTF-8 can hold
 NAME = f"a{STEERING}{NO_UTF8}z"  # what a file can be called
 # Controls, marks of direction, separators of lines and what is no character, by code point: Unicode's categories Cc, Cf, Zl, Zp, Cs.
 STEERS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
-
-
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def assert_harmless(text: str, lines: int | None = None) -> None:
@@ -126,12 +122,12 @@ def commands():
             "unknown command": ["HOSTILE"],
             "number": ["report", "x", "--out", "new", "--draws", "HOSTILE"],
         },
-        "model_store": {
+        "store": {
             "bundle": ["verify", "HOSTILE"],
             "bundle to unpack": ["unpack", "HOSTILE", "--models", "HOSTILE"],
             "hash": ["verify", "x", "--expect", "HOSTILE"],
         },
-        "fetch_models": {
+        "bundle": {
             "config": ["--config", "HOSTILE"],
             "repository": ["--repo", "HOSTILE"],
             "models folder": ["--models", "HOSTILE"],
@@ -150,7 +146,17 @@ def commands():
 
 
 COMMANDS = commands()
-MAINS = {"assess": assess_command, "doctor": doctor_command, "model_store": model_store}
+MAINS = {
+    "assess": assess_command,
+    "bench": bench,
+    "bundle": bundle,
+    "doctor": doctor_command,
+    "endurance": endurance,
+    "fit_tools": fit_tools,
+    "store": store_command,
+    "study": study,
+    "train_embedded_vlm": train_embedded_vlm,
+}
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +174,7 @@ def test_a_command_line_is_answered_in_one_line(name, photo_file, tmp_path, monk
     Path("scores.csv").write_text(f"image,mos,split\n{photo_file},3,test\n")
     hostile = TEXT.replace("/", "") if any("--query" in part or "--choices" in part for part in line) else NAME
     line = [part.replace("HOSTILE", hostile).replace("PHOTO", photo_file) for part in line]
-    module = MAINS.get(program) or script(program)
+    module = MAINS[program]
     monkeypatch.setattr("sys.argv", [program, *line])
     try:
         status = module.main(line)
@@ -586,7 +592,7 @@ def test_a_bundle_is_refused_in_one_line(name, tmp_path, capfd):
     folder.mkdir()
     (folder / "manifest.json").write_text(json.dumps(BUNDLES[name]))
     (folder / "x").write_text("x")
-    status, out, err = run(model_store.main, ["verify", str(folder)], capfd)
+    status, out, err = run(store_command.main, ["verify", str(folder)], capfd)
     assert status == 1
     assert_harmless(out)
     assert_harmless(err, 1)
@@ -595,10 +601,10 @@ def test_a_bundle_is_refused_in_one_line(name, tmp_path, capfd):
 def test_names_of_files_beside_a_bundle_are_told_in_one_line_each(tmp_path, capfd):
     (tmp_path / "x").write_text("x")
     places = {"vlm/config.json": tmp_path / "x"}
-    manifest = model_store.describe([model_store.Piece("vlm/config.json", tmp_path / "x", "s", "mit")], [], [])
-    model_store.write_bundle(tmp_path / "made", manifest, places, False)
+    manifest = describe([Piece("vlm/config.json", tmp_path / "x", "s", "mit")], [], [])
+    write_bundle(tmp_path / "made", manifest, places, False)
     (tmp_path / "made" / "vlm" / NAME).touch()
-    status, out, err = run(model_store.main, ["verify", str(tmp_path / "made")], capfd)
+    status, out, err = run(store_command.main, ["verify", str(tmp_path / "made")], capfd)
     assert status == 1
     assert_harmless(out)
     assert_harmless(err, 1)
@@ -606,7 +612,7 @@ def test_names_of_files_beside_a_bundle_are_told_in_one_line_each(tmp_path, capf
 
 def test_progress_of_a_bundle_is_shown_without_its_names_sequences(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with model_store.meter() as show:
+    with console.meter() as show:
         for _ in range(3):
             show(TEXT, 5)
             time.sleep(0.11)  # tqdm draws ten times a second
@@ -679,7 +685,6 @@ def test_a_folder_of_hostile_names_is_no_data_set_in_one_line(tmp_path):
 
 
 def test_files_that_a_data_set_lacks_are_told_in_one_line_each(photo_file, tmp_path, capfd, monkeypatch):
-    study = script("study")
     (tmp_path / "m.csv").write_text(f'image,mos\n{photo_file},1\n"{TEXT}",3\n')
     monkeypatch.setattr("agentic_iqa_local.studies.run.check_plan", lambda *_, **__: (_ for _ in ()).throw(DatasetError("end")))
     status, out, err = run(study.main, ["run", str(tmp_path / "m.csv"), "--out", str(tmp_path / "new"), "--cpu"], capfd)
@@ -800,7 +805,7 @@ def hostile_report(tmp_path_factory):
     """The folder of two hostile runs, their report and comparison, and what the commands printed."""
     root = tmp_path_factory.mktemp("hostile")
     runs = [store(root / "first", hostile_run(), hostile_rows()), store(root / f"=b{NAME}", hostile_run(), hostile_rows())]
-    study, printed = script("study"), {}
+    printed = {}
     from contextlib import redirect_stderr, redirect_stdout
 
     lines = {
@@ -981,7 +986,7 @@ def test_what_is_no_report_is_refused_in_one_line(name, tmp_path, capfd):
     shutil.copytree(ROOT / "benchmarks" / "studies" / "tid2013_i01", folder)
     file, content = REPORTS[name]
     (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-    status, out, err = run(script("study").main, ["table", str(folder)], capfd)
+    status, out, err = run(study.main, ["table", str(folder)], capfd)
     assert status == 2
     assert_harmless(out, 0)
     assert_harmless(err, 1)

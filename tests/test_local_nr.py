@@ -14,8 +14,8 @@ from scipy.stats import spearmanr
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
 from agentic_iqa_local.iqa_tools.local_nr import CELL, CHANNELS, FAMILIES, SCALES, WEIGHTS, Examination, LocalNR, pooled
 from agentic_iqa_local.levels import DISTORTION_TYPES, PLACES
-from agentic_iqa_local.model_store import file_hash
-from agentic_iqa_local.training.distortions import DISTORTIONS, Part, distort
+from agentic_iqa_local.offline.store import file_hash
+from agentic_iqa_local.synthetic.distortions import DISTORTIONS, Part, distort
 
 PHOTOS = ("sumac.png", "prudential.png")
 

@@ -3,7 +3,6 @@
 import filecmp
 import hashlib
 import http.server
-import importlib.util
 import itertools
 import json
 import os
@@ -23,9 +22,13 @@ from conftest import ROOT, TINY
 from packaging.tags import sys_tags
 from pydantic import ValidationError
 
-from agentic_iqa_local import model_store, paths
+from agentic_iqa_local import paths
+from agentic_iqa_local.commands import bundle as bundle_command
+from agentic_iqa_local.commands import store as store_command
 from agentic_iqa_local.iqa_tools import TOOLS, ToolRunner
-from agentic_iqa_local.model_store import (
+from agentic_iqa_local.offline import fetch as fetch_models
+from agentic_iqa_local.offline import store as model_store
+from agentic_iqa_local.offline.store import (
     MANIFEST,
     MANIFEST_HASH,
     BundleError,
@@ -44,10 +47,6 @@ from agentic_iqa_local.model_store import (
     weights_dir,
     write_bundle,
 )
-
-SPEC = importlib.util.spec_from_file_location("fetch_models", ROOT / "scripts" / "fetch_models.py")
-fetch_models = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(fetch_models)
 
 COMMIT = "c0ffee" * 6 + "beef"
 TIMM = "tools/huggingface/models--timm--resnet50.a1_in1k"
@@ -94,7 +93,7 @@ def bundle(places, tmp_path):
 def embedded(tmp_path_factory):
     """The embedded model's bundle, made as a user makes it."""
     out = tmp_path_factory.mktemp("embedded") / "embedded.iqabundle.tar"
-    assert fetch_models.main(["--out", str(out)]) == 0
+    assert bundle_command.main(["--out", str(out)]) == 0
     return out
 
 
@@ -123,8 +122,8 @@ def spans(archive: Path) -> list[tuple[int, int, str]]:
 
 def test_the_embedded_models_bundle_arrives_byte_for_byte(embedded, tmp_path, capsys):
     sha256 = read_manifest(embedded)[1]
-    assert model_store.main(["verify", str(embedded), "--expect", sha256.upper()]) == 0
-    assert model_store.main(["unpack", str(embedded), "--expect", sha256, "--models", str(tmp_path / "store")]) == 0
+    assert store_command.main(["verify", str(embedded), "--expect", sha256.upper()]) == 0
+    assert store_command.main(["unpack", str(embedded), "--expect", sha256, "--models", str(tmp_path / "store")]) == 0
     assert f"export AGENTIC_IQA_MODELS={tmp_path / 'store'}" in capsys.readouterr().out
     names = [place.name for place in TINY.iterdir()]
     assert filecmp.cmpfiles(TINY, tmp_path / "store" / "embedded", names, shallow=False)[0] == names
@@ -241,10 +240,10 @@ def test_another_bundle_than_the_expected_one_is_refused(bundle, embedded, tmp_p
     with pytest.raises(BundleError, match="--expect"):
         unpack(embedded, tmp_path / "store", expected)
     assert not (tmp_path / "store").exists()
-    assert model_store.main(["verify", str(embedded), "--expect", expected]) == 1
+    assert store_command.main(["verify", str(embedded), "--expect", expected]) == 1
     assert "another bundle or a changed one" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
-        model_store.parse(["verify", str(bundle), "--expect", "abc"])
+        store_command.parse(["verify", str(bundle), "--expect", "abc"])
     shutil.copyfile(f"{embedded}.sha256", f"{bundle}.sha256")
     assert f"{bundle.name}.sha256" in refusal(bundle)
 
@@ -620,7 +619,7 @@ def test_only_what_the_manifest_says_is_verified(bundle, tmp_path):
 
 
 def test_neither_torch_nor_pyiqa_is_imported():
-    code = "import sys, agentic_iqa_local.model_store; assert not {'torch', 'pyiqa', 'huggingface_hub'} & set(sys.modules)"
+    code = "import sys, agentic_iqa_local.offline.store; assert not {'torch', 'pyiqa', 'huggingface_hub'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
@@ -672,7 +671,7 @@ def hub(monkeypatch):
 
 def test_a_tools_weights_and_its_backbone_are_fetched_with_source_and_licence(hub, tmp_path):
     out = tmp_path / "tools.tar"
-    assert fetch_models.main(["--tools", "topiq_nr", "--out", str(out), "--accept-licences"]) == 0
+    assert bundle_command.main(["--tools", "topiq_nr", "--out", str(out), "--accept-licences"]) == 0
     files = {file.path: file for file in read_manifest(out)[0].files if file.path.startswith("tools")}
     snapshot = f"{TIMM}/snapshots/{COMMIT}"
     weight = "tools/hub/pyiqa/cfanet_nr_koniq_res50-9a73138b.pth"
@@ -687,7 +686,7 @@ def test_a_tools_weights_and_its_backbone_are_fetched_with_source_and_licence(hu
 
 
 def test_licences_that_bind_are_shown_and_nothing_is_taken_without_an_answer(hub, tmp_path, capsys):
-    assert fetch_models.main(["--tools", "TOPIQ_NR", "--out", str(tmp_path / "tools.tar")]) == 1
+    assert bundle_command.main(["--tools", "TOPIQ_NR", "--out", str(tmp_path / "tools.tar")]) == 1
     said = capsys.readouterr().err
     assert "pyiqa, which runs the tools: PolyForm-Noncommercial-1.0.0" in said
     assert "no commercial use" in said
@@ -699,7 +698,7 @@ def test_licences_that_bind_are_shown_and_nothing_is_taken_without_an_answer(hub
 def test_a_download_that_is_not_what_the_hub_says_is_removed(hub, tmp_path, capsys):
     hub.spoil = b"!"
     line = ["--tools", "TOPIQ_NR", "--out", str(tmp_path / "tools.tar"), "--accept-licences"]
-    assert fetch_models.main(line) == 1
+    assert bundle_command.main(line) == 1
     assert "expected a file whose SHA-256 begins with" in capsys.readouterr().err
     assert not (tmp_path / "tools.tar").exists()
 
@@ -709,19 +708,19 @@ def test_a_models_repository_is_pinned_and_leaves_pickles_and_code_behind(hub, t
     section = {"backend": "transformers.VL"}
     config.write_text(json.dumps({"planner": section, "executor": section, "summarizer": section}))
     line = ["--config", str(config), "--out", str(tmp_path / "vl.tar")]
-    assert fetch_models.main(line) == 1
+    assert bundle_command.main(line) == 1
     assert "--repo VL=ORG/NAME@REVISION" in capsys.readouterr().err
-    assert fetch_models.main([*line, "--repo", "VL=org/VL@v1.0"]) == 0
+    assert bundle_command.main([*line, "--repo", "VL=org/VL@v1.0"]) == 0
     assert [file.path for file in read_manifest(tmp_path / "vl.tar")[0].files] == ["VL/config.json", "VL/model.safetensors"]
     assert hub.revisions == {"org/VL": "v1.0"}
-    assert fetch_models.main([*line, "--repo", "XL=org/VL"]) == 2
+    assert bundle_command.main([*line, "--repo", "XL=org/VL"]) == 2
 
 
 def test_weights_that_lie_here_are_taken_from_here(tmp_path):
     weight = "pyiqa/CNNIQA_koniq10k-e6f14c91.pth"
     make_files(tmp_path / "hub", {weight: 700})
     line = ["--tools", "CNNIQA", "NIQE", "--weights", str(tmp_path / "hub"), "--accept-licences", "--no-archive"]
-    assert fetch_models.main([*line, "--out", str(tmp_path / "bundle")]) == 0
+    assert bundle_command.main([*line, "--out", str(tmp_path / "bundle")]) == 0
     assert filecmp.cmp(tmp_path / "hub" / weight, weights_dir(tmp_path / "bundle") / weight, shallow=False)
     assert verified(tmp_path / "bundle", f"tools/hub/{weight}")
 
@@ -735,7 +734,7 @@ def test_a_snapshot_that_lies_in_a_cache_is_taken_from_there(tmp_path):
     (cache / name).symlink_to(cache / Path(TIMM).name / "blobs" / "0")  # as huggingface_hub lays it out
     make_files(tmp_path / "hub", {TOOLS["HyperIQA"].weights[0]: 700})
     line = ["--tools", "HyperIQA", "--weights", str(tmp_path / "hub"), "--huggingface", str(cache), "--accept-licences"]
-    assert fetch_models.main([*line, "--out", str(tmp_path / "tools.tar")]) == 0
+    assert bundle_command.main([*line, "--out", str(tmp_path / "tools.tar")]) == 0
     unpack(tmp_path / "tools.tar", tmp_path / "store")
     assert not (tmp_path / "store" / "tools/huggingface" / name).is_symlink()
     assert filecmp.cmp(cache / name, tmp_path / "store" / "tools/huggingface" / name, shallow=False)
@@ -811,7 +810,7 @@ def test_a_local_weight_that_is_not_what_its_name_says_is_refused_and_kept(tmp_p
     weight = "checkpoints/alexnet-owt-7be5be79.pth"
     place = make_files(tmp_path / "hub", {weight: 50, "pyiqa/LPIPS_v0.1_alex-df73285e.pth": 50})[weight]
     line = ["--tools", "LPIPS", "--weights", str(tmp_path / "hub"), "--out", str(tmp_path / "a.tar"), "--accept-licences"]
-    assert fetch_models.main(line) == 1
+    assert bundle_command.main(line) == 1
     assert f"{place}: expected a file whose SHA-256 begins with 7be5be79" in capsys.readouterr().err
     assert place.is_file()
     assert not (tmp_path / "a.tar").exists()
@@ -841,27 +840,27 @@ INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.saf
     ],
 )
 def test_a_local_model_that_lacks_a_part_gives_no_bundle(files, absent, tmp_path, capsys):
-    assert fetch_models.main(own_model(tmp_path, files)) == 1
+    assert bundle_command.main(own_model(tmp_path, files)) == 1
     assert f"expected {absent}" in capsys.readouterr().err
     assert not (tmp_path / "vl.tar").exists()
 
 
 def test_a_bundle_has_a_model_where_its_configuration_looks_for_it(tmp_path, capsys):
     files = {"config.json": "{}", "model.safetensors": "w"}
-    assert fetch_models.main(own_model(tmp_path, files, path="Elsewhere")) == 0
+    assert bundle_command.main(own_model(tmp_path, files, path="Elsewhere")) == 0
     said = capsys.readouterr().out
     assert {file.path for file in read_manifest(tmp_path / "vl.tar")[0].files} == {f"Elsewhere/{name}" for name in files}
     assert f"rsync --append-verify {tmp_path / 'vl.tar'} SERVER:" in said
     assert f"rsync {tmp_path / 'vl.tar.sha256'} {tmp_path / 'mine.yaml'} SERVER:" in said
     assert "mv ../vl.tar ../vl.tar.sha256 ../mine.yaml ." in said
-    assert fetch_models.main(own_model(tmp_path, {}, path="/absolute")) == 2
+    assert bundle_command.main(own_model(tmp_path, {}, path="/absolute")) == 2
     assert "models.VL.path: expected the name of a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--models", "--weights", "--huggingface"])
 def test_a_folder_that_is_not_there_is_wrong_usage_and_nothing_is_downloaded(option, hub, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
-        fetch_models.main(["--tools", "TOPIQ_NR", option, str(tmp_path / "none"), "--accept-licences"])
+        bundle_command.main(["--tools", "TOPIQ_NR", option, str(tmp_path / "none"), "--accept-licences"])
     assert f"{option}: expected a folder" in capsys.readouterr().err
     assert hub.downloaded == []
 

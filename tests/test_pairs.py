@@ -8,7 +8,7 @@ from conftest import DATA
 from PIL import Image
 
 from agentic_iqa_local.pairs import doubts
-from agentic_iqa_local.training.distortions import DISTORTIONS
+from agentic_iqa_local.synthetic.distortions import DISTORTIONS
 
 
 @pytest.fixture(scope="module")

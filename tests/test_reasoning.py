@@ -16,7 +16,7 @@ from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LEVEL_WO
 from agentic_iqa_local.reasoning import findings, from_evidence, misstatements, speaks_for_another
 from agentic_iqa_local.report import account
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
-from agentic_iqa_local.training.distortions import draw_sample
+from agentic_iqa_local.synthetic.distortions import draw_sample
 
 
 def evidence(*found: tuple[str, str], explanation: str = "It shows.") -> ExecutorOutput:

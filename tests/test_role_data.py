@@ -8,23 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LEVEL_WORDS, PLACES
-from agentic_iqa_local.prompts import EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE
-from agentic_iqa_local.reasoning import misstatements, speaks_for_another
-from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
-from agentic_iqa_local.training.data import Crop
-from agentic_iqa_local.training.distortions import (
-    DISTORTIONS,
-    Part,
-    Sample,
-    draw_camera_parts,
-    draw_local_part,
-    draw_parts,
-)
-from agentic_iqa_local.training.evaluate import told_truly
-from agentic_iqa_local.training.queries import SHARES, draw_query, templates
-from agentic_iqa_local.training.questions import ask, rows_of
-from agentic_iqa_local.training.roles import (
+from agentic_iqa_local.laboratory.training.evaluate import told_truly
+from agentic_iqa_local.laboratory.training.queries import SHARES, draw_query, templates
+from agentic_iqa_local.laboratory.training.questions import ask, rows_of
+from agentic_iqa_local.laboratory.training.roles import (
     RoleSample,
     analysis,
     detection,
@@ -38,7 +25,7 @@ from agentic_iqa_local.training.roles import (
     visible_parts,
     yes_or_no,
 )
-from agentic_iqa_local.training.sentences import (
+from agentic_iqa_local.laboratory.training.sentences import (
     QUARTERS,
     SEVERITY_WORDS,
     explanation,
@@ -47,6 +34,19 @@ from agentic_iqa_local.training.sentences import (
     strengths_named,
     true_of,
 )
+from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LEVEL_WORDS, PLACES
+from agentic_iqa_local.prompts import EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE
+from agentic_iqa_local.reasoning import misstatements, speaks_for_another
+from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
+from agentic_iqa_local.synthetic.distortions import (
+    DISTORTIONS,
+    Part,
+    Sample,
+    draw_camera_parts,
+    draw_local_part,
+    draw_parts,
+)
+from agentic_iqa_local.synthetic.photos import Crop
 
 FIELDS = {"text", "types", "choices", "reference", "other", "topic", "kinds", "yes", "needs", "language", "ambiguous"}
 BLANK = np.zeros((96, 96, 3), np.uint8)

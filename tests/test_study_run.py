@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import fcntl
-import importlib.util
 import itertools
 import json
 import os
@@ -28,22 +27,21 @@ from scipy import stats
 from test_study_report import make_rows, make_run
 
 from agentic_iqa_local.assessment import assess
+from agentic_iqa_local.commands import study as cli
+from agentic_iqa_local.fit import Fit, FitError, read_fit
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.services import OpenImages
 from agentic_iqa_local.studies.analysis import dataset_info
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
-from agentic_iqa_local.studies.fitting import Fit, FitError, fit_letters, fit_run, read_fit
+from agentic_iqa_local.studies.fitting import fit_letters, fit_run
 from agentic_iqa_local.studies.inference import POSITIONS, infer
 from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.readings import LEVELS, Letters, fuse, fused_distribution, probabilities, readings, tool_means
-from agentic_iqa_local.studies.run import Plan, chosen, folder_hash, run_study
+from agentic_iqa_local.studies.run import Plan, chosen, run_study
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
 from agentic_iqa_local.vlm_client import VLMError
-
-SPEC = importlib.util.spec_from_file_location("study", ROOT / "scripts" / "study.py")
-cli = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(cli)
 
 TOOLS = ("NIQE", "PIQE")
 

@@ -11,14 +11,14 @@ from PIL import Image
 from scipy.stats import spearmanr
 
 from agentic_iqa_local.config import RoleSettings
+from agentic_iqa_local.laboratory.training.card import training_seconds, weights_hash, write_card
+from agentic_iqa_local.laboratory.training.evaluate import Judgement, expected_level, summarise, with_interval
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.prompts import DEFAULT_QUERY, detection_prompt
-from agentic_iqa_local.training.card import training_seconds, weights_hash, write_card
-from agentic_iqa_local.training.data import Crop
-from agentic_iqa_local.training.distortions import DISTORTIONS, Part, Sample, distort
-from agentic_iqa_local.training.evaluate import Judgement, expected_level, summarise, with_interval
-from agentic_iqa_local.training.pseudo_mos import PseudoMos
+from agentic_iqa_local.synthetic.distortions import DISTORTIONS, Part, Sample, distort
+from agentic_iqa_local.synthetic.photos import Crop
+from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos
 
 KINDS = ("gaussian_blur", "upscale", "white_noise", "impulse_noise", "jpeg", "palette", "darken", "contrast_decrease", "colour_cast",
          "oversharpen", "halo")  # fmt: skip

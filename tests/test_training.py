@@ -11,15 +11,11 @@ import torch
 from PIL import Image
 
 from agentic_iqa_local.iqa_tools.local_nr import LocalNR
-from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS
-from agentic_iqa_local.nodes.planner import derive_flags
-from agentic_iqa_local.prompts import ANSWER_PREFIX
-from agentic_iqa_local.training import data
-from agentic_iqa_local.training.adapters import Adapted, adapters, add_adapters
-from agentic_iqa_local.training.data import Crop, Pool, level_targets, load_tiles, pixel_values, split_photos, vary
-from agentic_iqa_local.training.distortions import DISTORTIONS, KINDS_BY_FAMILY, Part, Sample, distort, draw_parts
-from agentic_iqa_local.training.embedded import grow_vision
-from agentic_iqa_local.training.language import (
+from agentic_iqa_local.laboratory.training import data
+from agentic_iqa_local.laboratory.training.adapters import Adapted, adapters, add_adapters
+from agentic_iqa_local.laboratory.training.data import Pool, level_targets, pixel_values, vary
+from agentic_iqa_local.laboratory.training.embedded import grow_vision
+from agentic_iqa_local.laboratory.training.language import (
     IGNORE,
     encode_case,
     encode_instructions,
@@ -29,11 +25,16 @@ from agentic_iqa_local.training.language import (
     plan_losses,
     read,
 )
-from agentic_iqa_local.training.pseudo_mos import PseudoMos
-from agentic_iqa_local.training.queries import SHARES, draw_query, objects, phrases, templates
-from agentic_iqa_local.training.roles import draw_roles, four_choices, planning, rating, visible_parts, yes_or_no
-from agentic_iqa_local.training.teacher import Cells, encoder
-from agentic_iqa_local.training.vision import WORDS, WordHeads, crop_labels, level_loss, train_fast_on_cpu
+from agentic_iqa_local.laboratory.training.queries import SHARES, draw_query, objects, phrases, templates
+from agentic_iqa_local.laboratory.training.roles import draw_roles, four_choices, planning, rating, visible_parts, yes_or_no
+from agentic_iqa_local.laboratory.training.teacher import Cells, encoder
+from agentic_iqa_local.laboratory.training.vision import WORDS, WordHeads, crop_labels, level_loss, train_fast_on_cpu
+from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS
+from agentic_iqa_local.nodes.planner import derive_flags
+from agentic_iqa_local.prompts import ANSWER_PREFIX
+from agentic_iqa_local.synthetic.distortions import DISTORTIONS, KINDS_BY_FAMILY, Part, Sample, distort, draw_parts
+from agentic_iqa_local.synthetic.photos import Crop, load_tiles, split_photos
+from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos
 
 DATA = Path(__file__).parent / "data"
 

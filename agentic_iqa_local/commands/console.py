@@ -64,6 +64,18 @@ def bar(iterable: Iterable[Any] | None = None, **options: Any) -> "tqdm":
 
 
 @contextmanager
+def meter() -> Iterator[Callable[[str, int], None]]:
+    """Shows on a terminal's stderr how much is done, and of which file."""
+    with bar(unit="B", unit_scale=True, leave=False) as shown:
+
+        def show(path: str, size: int) -> None:
+            shown.set_postfix_str(one_line(path[-100:]), refresh=False)
+            shown.update(size)
+
+        yield show
+
+
+@contextmanager
 def like_ctrl_c(handler: Callable[..., object]) -> Iterator[None]:
     """Gives Ctrl-C, SIGTERM and SIGHUP one handler, but for those that are ignored: nohup has SIGHUP ignored."""
     heeded = [

@@ -31,7 +31,7 @@ from agentic_iqa_local.iqa_tools.cache import ScoreCache, score_key
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError, ToolSpec, find_tool
 from agentic_iqa_local.iqa_tools.weights import Weights
-from agentic_iqa_local.model_store import ROOT, environment, file_hash, models_root
+from agentic_iqa_local.offline.store import ROOT, environment, file_hash, models_root
 from agentic_iqa_local.paths import command
 
 DATA = Path(__file__).parent / "data"
@@ -197,7 +197,7 @@ class ToolRunner:
     """Measures images with pyiqa's metrics and LocalNR on one device, each built once and kept.
 
     `maps_path` is a file of maps (default: the shipped configs/tool_maps.yaml); `models` the models folder, whose manifest names
-    the weights that may be loaded (default: `model_store.models_root()`); `cache` an SQLite file that keeps raw scores
+    the weights that may be loaded (default: `store.models_root()`); `cache` an SQLite file that keeps raw scores
     (default: none). Raises CalibrationError for a file of maps that cannot be trusted, ToolError for a map of an unknown tool
     and for a damaged manifest. A lock lets one measurement run at a time, so a runner may be shared between threads.
     """
@@ -309,8 +309,8 @@ class ToolRunner:
         if spec.no_map:
             return spec.no_map
         if spec.name in self._rejected:
-            return f"no usable map: {self._rejected[spec.name]}; fit one with {command('fit_tools')}"
-        return f"no map: fit one with {command('fit_tools')}"
+            return f"no usable map: {self._rejected[spec.name]}; fit one with {command('fit')}"
+        return f"no map: fit one with {command('fit')}"
 
     def _present(self, name: str) -> ToolSpec:
         """The tool `name`, which lacks nothing; else a ToolError."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.iqa_tools.specs import ToolError, ToolSpec
-from agentic_iqa_local.model_store import (
+from agentic_iqa_local.offline.store import (
     HUB,
     HUGGINGFACE,
     MANIFEST,
@@ -66,7 +66,7 @@ class Weights:
                 options += f" --huggingface {huggingface_cache()}"
             return (
                 f"missing weights {', '.join(unnamed)} (no bundle in the models folder has them; "
-                f"{command('fetch_models')} --tools {spec.name}{options} makes a bundle of them)"
+                f"{command('bundle')} --tools {spec.name}{options} makes a bundle of them)"
             )
         for file in self._needed(spec):
             place = self.root / file.path

@@ -66,7 +66,7 @@ TRAINED_ON: dict[str, Training] = dict.fromkeys(_HANDCRAFTED_TOOLS, Training((),
     "LocalNR": Training(
         (),
         "none: synthetic distortions of clean photographs (CID22, gb82, lomiri-wallpapers); targets from FSIM, VSI, GMSD and NLPD, of "
-        "which it is therefore no independent witness, through maps fitted on KADID-10k (docs/local_nr.md, training/pseudo_mos.py)",
+        "which it is therefore no independent witness, through maps fitted on KADID-10k (docs/local_nr.md, synthetic/pseudo_mos.py)",
         scaled_on=_KADID,
     ),
     "TOPIQ_FR": Training(_KADID, "the file's name; IQA-PyTorch issue 211; arXiv 2308.03060"),
@@ -119,7 +119,7 @@ TRAINED_ON: dict[str, Training] = dict.fromkeys(_HANDCRAFTED_TOOLS, Training((),
 _EMBEDDED = Training(
     (),
     "none: synthetic distortions of clean photographs (CID22, gb82); targets from metrics through maps fitted on KADID-10k "
-    "(models/embedded/README.md, training/pseudo_mos.py)",
+    "(models/embedded/README.md, synthetic/pseudo_mos.py)",
     scaled_on=_KADID,
 )
 _UNPUBLISHED = Training(

@@ -2,28 +2,23 @@
 
 import hashlib
 import json
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agentic_iqa_local.config import ROOT, Settings
+from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import describe_device
-from agentic_iqa_local.iqa_tools.calibration import map_file_hash
-from agentic_iqa_local.iqa_tools.reliability import SHIPPED as RELIABILITY
-from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
-from agentic_iqa_local.model_store import file_hash
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.provenance import commit, folder_hash, of_settings, versions
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import check_query
 from agentic_iqa_local.studies.analysis import StudyError
@@ -164,8 +159,7 @@ def identity(dataset: Dataset, services: Services, plan: Plan) -> dict[str, Any]
         "dataset": hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
         "model": folder_hash(_model_folder(settings, ROLE)),
         "other_models": [folder_hash(_model_folder(settings, role)) for role in ROLES if role != ROLE],
-        "maps": map_file_hash(settings.tools.maps or SHIPPED_MAPS),
-        "reliability": file_hash(RELIABILITY),
+        **of_settings(settings, services.device),
         "reads": json.loads(json.dumps(asdict(plan))),
         "configuration": json.loads(settings.model_dump_json(exclude={"fusion": True, "tools": {"cache": True}})),
     }
@@ -179,23 +173,14 @@ def _model_folder(settings: Settings, role: str) -> Path:
     return folder
 
 
-def folder_hash(folder: Path) -> str:
-    """SHA-256 over the names and contents of a model folder's weights and configuration."""
-    digest = hashlib.sha256()
-    for file in sorted(p for p in folder.iterdir() if p.suffix in {".safetensors", ".json", ".jinja", ".txt"}):
-        digest.update(file.name.encode())
-        digest.update(bytes.fromhex(file_hash(file)))
-    return digest.hexdigest()
-
-
 def describe(services: Services, dataset: Dataset) -> dict[str, Any]:
     """Command, versions, hardware, model, configuration and data set, for run.json."""
     info = dataset.info
     return {
         "command": [one_line(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])],
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "git": _git(),
-        "versions": {"python": sys.version.split()[0], **{name: found for name in PACKAGES if (found := _version(name))}},
+        "git": commit(),
+        "versions": {"python": sys.version.split()[0], **versions(PACKAGES)},
         "hardware": describe_device(services.device),
         "model": services.client(ROLE).describe(),
         "fusion": services.settings.fusion.model_dump(mode="json"),
@@ -218,22 +203,3 @@ def describe(services: Services, dataset: Dataset) -> dict[str, Any]:
             "licence": info.licence,
         },
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _git() -> str | None:
-    """The checkout's commit, with "+" when files differ from it; None outside a checkout."""
-    try:
-        said = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
-            cwd=ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    except OSError:
-        return None
-    return said.stdout.strip() or None

@@ -17,12 +17,13 @@ from torch.utils.data import IterableDataset
 from transformers import DynamicCache, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from agentic_iqa_local.laboratory.training.data import VARIED_SIDE, Pool, pixel_values
+from agentic_iqa_local.laboratory.training.embedded import FACTOR
+from agentic_iqa_local.laboratory.training.roles import RoleSample, draw_light_roles, draw_looks, draw_roles, planning
+from agentic_iqa_local.laboratory.training.vision import Batches, level_loss
 from agentic_iqa_local.nodes.replies import FlagsReply, PlannerReply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, PAIR_PREAMBLE, TEST_PREAMBLE, chat_messages
-from agentic_iqa_local.training.data import VARIED_SIDE, Crop, Pool, pixel_values
-from agentic_iqa_local.training.embedded import FACTOR
-from agentic_iqa_local.training.roles import RoleSample, draw_light_roles, draw_looks, draw_roles, planning
-from agentic_iqa_local.training.vision import Batches, level_loss
+from agentic_iqa_local.synthetic.photos import Crop
 
 SIDES = {1: (4, 5, 6, 7, 8, 9, 10, 12), 2: (4, 5, 6, 7, 8)}  # of crops in units of FACTOR pixels, by the number of images
 FULL_REFERENCE_SHARE = 0.12

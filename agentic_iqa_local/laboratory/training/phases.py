@@ -19,14 +19,20 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from agentic_iqa_local.assembly import VISION
-from agentic_iqa_local.training.adapters import SCALING, adapters, add_adapters, load_adapters
-from agentic_iqa_local.training.data import Pool
-from agentic_iqa_local.training.embedded import NOTICE, build_processor, grow_vision
-from agentic_iqa_local.training.graft import graft_tokenizer, grafted_model, save_parts
-from agentic_iqa_local.training.language import plan_losses, planning_batches, read_fast_on_cpu, role_batches, role_losses
-from agentic_iqa_local.training.teacher import COMPONENTS, Cells
-from agentic_iqa_local.training.vision import VisionTeaching, run_phase, train_fast_on_cpu, vision_batches
+from agentic_iqa_local.laboratory.training.adapters import SCALING, adapters, add_adapters, load_adapters
+from agentic_iqa_local.laboratory.training.data import Pool
+from agentic_iqa_local.laboratory.training.embedded import NOTICE, build_processor, grow_vision
+from agentic_iqa_local.laboratory.training.graft import graft_tokenizer, grafted_model, save_parts
+from agentic_iqa_local.laboratory.training.language import (
+    plan_losses,
+    planning_batches,
+    read_fast_on_cpu,
+    role_batches,
+    role_losses,
+)
+from agentic_iqa_local.laboratory.training.teacher import COMPONENTS, Cells
+from agentic_iqa_local.laboratory.training.vision import VisionTeaching, run_phase, train_fast_on_cpu, vision_batches
+from agentic_iqa_local.offline.assembly import VISION
 
 RANK = 32
 # The tower starts as the small model's: what it knows is not to be shaken off by what is new in it.

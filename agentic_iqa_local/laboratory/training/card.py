@@ -1,12 +1,11 @@
 """The model card of a trained folder: README.md from training.json (how it was made) and evaluation.json (how well it does)."""
 
 import json
-import platform
-from importlib.metadata import version
 from pathlib import Path
 
-from agentic_iqa_local.assembly import DELTA, RECORD, VISION, WEIGHTS, read_record
-from agentic_iqa_local.model_store import file_hash
+from agentic_iqa_local.offline.assembly import DELTA, RECORD, VISION, WEIGHTS, read_record
+from agentic_iqa_local.offline.store import file_hash
+from agentic_iqa_local.provenance import machine
 
 PACKAGES = ("torch", "transformers", "tokenizers", "pyiqa", "numpy", "scipy", "pillow")
 BARS = {  # key: (what, bar)
@@ -34,11 +33,7 @@ def weights_hash(folder: Path) -> str:
 
 def environment(threads: int) -> dict:
     """Machine and versions, for the record."""
-    return {
-        "machine": f"{platform.system()} {platform.machine()}, {threads} CPU threads",
-        "python": platform.python_version(),
-        **{name: version(name) for name in PACKAGES},
-    }
+    return machine(PACKAGES) | {"threads": threads}
 
 
 def training_seconds(rows: list[dict]) -> float:

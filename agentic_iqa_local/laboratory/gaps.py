@@ -24,13 +24,14 @@ from pydantic import BaseModel
 from agentic_iqa_local.assessment import Assessment, assess
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
+from agentic_iqa_local.laboratory.training.data import vary
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.prompts import DEFAULT_QUERY, Prompt
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.statistics import Draws, Figure, interval, paired_difference
-from agentic_iqa_local.training.data import Crop, load_tiles, photo_files, vary
-from agentic_iqa_local.training.distortions import draw_sample
-from agentic_iqa_local.training.pseudo_mos import PseudoMos
+from agentic_iqa_local.synthetic.distortions import draw_sample
+from agentic_iqa_local.synthetic.photos import Crop, load_tiles, photo_files
+from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos
 from agentic_iqa_local.vlm_client import VLMClient, VLMSession
 
 SEED = 20261123

@@ -11,13 +11,14 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.laboratory.training.data import level_targets
+from agentic_iqa_local.laboratory.training.roles import visible_parts
+from agentic_iqa_local.laboratory.training.sentences import EFFECTS, SEVERITY_WORDS, sentence
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.state import PlannerOutput
-from agentic_iqa_local.training.data import Crop, level_targets
-from agentic_iqa_local.training.roles import visible_parts
-from agentic_iqa_local.training.sentences import EFFECTS, SEVERITY_WORDS, sentence
+from agentic_iqa_local.synthetic.photos import Crop
 from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage
 
 ON_LETTERS = 0.999  # of the probability; the rest lies on other tokens, as with a model that answers as it is asked to

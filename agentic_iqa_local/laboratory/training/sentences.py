@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agentic_iqa_local.levels import DISTORTION_TYPES
-from agentic_iqa_local.training.distortions import DISTORTIONS, Part
+from agentic_iqa_local.synthetic.distortions import DISTORTIONS, Part
 
 SEVERITY_WORDS = ("none", "slight", "moderate", "moderate", "severe", "extreme")
 """The word of each severity 0..5."""

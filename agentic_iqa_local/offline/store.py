@@ -12,28 +12,25 @@ A bundle is a folder of files with a manifest, or the same as one uncompressed t
 
 Everything in an archive but the files' bytes follows from the manifest: order, headers, padding, length. Reading compares
 with that and interprets nothing else, so links, devices, foreign names, doubled members and bombs are damage like any
-other, and the manifest's SHA-256 stands for the whole archive. `scripts/fetch_models.py` makes bundles.
+other, and the manifest's SHA-256 stands for the whole archive. `fetch.py` collects what they hold.
 
 A store is a bundle in folder form, its manifest that of all bundles unpacked into it; it is written last. How the rest of the
 package uses it: `models_root()` says where it is; `environment(root)` is put into os.environ before anything imports torch or
 huggingface_hub; tools load files of `weights_dir(root)` for which `verified(root, path)` holds, and no others. Neither torch
 nor pyiqa is imported here, and nothing here reaches a network.
 
-    python -m agentic_iqa_local.model_store verify BUNDLE --expect HASH
-    python -m agentic_iqa_local.model_store unpack BUNDLE --expect HASH --models DIR
+    python -m agentic_iqa_local verify BUNDLE --expect HASH
+    python -m agentic_iqa_local unpack BUNDLE --expect HASH --models DIR
 """
 
-import argparse
 import fcntl
 import functools
 import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import struct
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -43,10 +40,9 @@ from typing import Annotated, BinaryIO, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from agentic_iqa_local.commands.console import Parser, bar, safe_streams
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, open_regular, read_bytes
-from agentic_iqa_local.paths import PACKAGE, ROOT
+from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.state import with_each_key_once
 from agentic_iqa_local.text import one_line
 
@@ -710,100 +706,3 @@ def _require_space(folder: Path, size: int) -> None:
         raise BundleError(
             f"{folder}: expected {amount(size)} of free space, got {amount(free)}; make room or choose another folder"
         )
-
-
-# the command line
-
-HELP = """Verifies a bundle of models and unpacks it on a machine without a network. Nothing is downloaded, loaded or run.
-
-A bundle is made on a connected machine by scripts/fetch_models.py, which prints the HASH of its manifest. Note the HASH and
-bring it by another way than the bundle: with --expect HASH nothing but that very bundle is accepted.
-
-  python -m agentic_iqa_local.model_store verify qwen.iqabundle.tar --expect HASH
-  python -m agentic_iqa_local.model_store unpack qwen.iqabundle.tar --expect HASH --models /srv/iqa-models
-  python -m agentic_iqa_local.model_store verify /srv/iqa-models      (what was unpacked, months later)
-
-The models folder is --models, else $AGENTIC_IQA_MODELS, else models/ of the checkout. Files in it that are already right are
-kept, others of the same name replaced, so an interrupted unpacking is gone on with by the same command. A copy that broke
-off is gone on with by rsync --append-verify; until then, unpacking takes the files that are whole.
-
-Exit status: 0 all is well, 1 something is damaged, missing or not what was expected, 2 wrong usage, 130 interrupted."""
-
-
-def manifest_hash(text: str) -> str:
-    """A manifest's SHA-256 as a user gives it."""
-    if not re.fullmatch("[0-9a-f]{64}", text.strip().lower()):
-        raise argparse.ArgumentTypeError(
-            "expected the 64 hexadecimal digits that fetch_models.py printed as the manifest's SHA-256"
-        )
-    return text.strip().lower()
-
-
-@contextmanager
-def meter() -> Iterator[Progress]:
-    """Shows on a terminal's stderr how much is done, and of which file."""
-    with bar(unit="B", unit_scale=True, leave=False) as shown:
-
-        def show(path: str, size: int) -> None:
-            shown.set_postfix_str(one_line(path[-100:]), refresh=False)
-            shown.update(size)
-
-        yield show
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(
-        prog="python -m agentic_iqa_local.model_store", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    check = commands.add_parser("verify", help="read every byte of a bundle or models folder and compare it with its manifest")
-    check.add_argument("bundle", nargs="?", type=Path, help="archive or folder (default: the models folder)")
-    put = commands.add_parser("unpack", help="verify a bundle and put its files into the models folder")
-    put.add_argument("bundle", type=Path, help="archive or folder")
-    put.add_argument("--models", type=Path, metavar="DIR", help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)")
-    for command in (check, put):
-        command.add_argument("--expect", type=manifest_hash, metavar="HASH", help="refuse every other bundle")
-    args = parser.parse_args(argv)
-    if args.command == "unpack" and models_root(args.models).is_relative_to(PACKAGE):
-        parser.error("expected a models folder outside the installed package; pass --models DIR or set AGENTIC_IQA_MODELS")
-    return args
-
-
-@safe_streams()
-def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    try:
-        bundle = args.bundle or models_root()
-        manifest, sha256 = read_manifest(bundle, args.expect)
-        print(f"{one_line(str(bundle))}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256 {sha256}")
-        for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
-            print(f"  {line}")
-        if args.command == "verify":
-            with meter() as progress:
-                problems = verify(bundle, args.expect, progress)
-            return _report(problems)
-        root = models_root(args.models)
-        with meter() as progress:
-            unpack(bundle, root, args.expect, progress)
-        print(f"Unpacked into {one_line(str(root))}.")
-        if root != models_root():
-            print(one_line(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}"))
-        return 0
-    except (BundleError, OSError) as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: files that are whole are kept; the same command goes on", file=sys.stderr)
-        return 130
-
-
-def _report(problems: list[str]) -> int:
-    for problem in problems:
-        print(f"error: {one_line(problem)}", file=sys.stderr)
-    if not problems:
-        print("Every file is as its manifest says.")
-    return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,68 +17,25 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance
 
-from agentic_iqa_local.images import load_image
 from agentic_iqa_local.iqa_tools.local_nr import CELL
-from agentic_iqa_local.training.distortions import Part, Sample, distort, draw_camera_parts, draw_local_part, draw_parts
+from agentic_iqa_local.synthetic.distortions import (
+    Part,
+    Sample,
+    distort,
+    draw_camera_parts,
+    draw_local_part,
+    draw_parts,
+)
+from agentic_iqa_local.synthetic.photos import SIDE, Crop, load_tiles
 
 logger = logging.getLogger(__name__)
 
-PHOTO_SUFFIXES = (".png", ".webp", ".jpg", ".jpeg")
-HELD_OUT = 40
-SPLIT_SEED = 20261121
-SIDE, VARIED_SIDE = 512, 384
+VARIED_SIDE = 384
 MIRRORED = {"top left": "top right", "top right": "top left", "bottom left": "bottom right", "bottom right": "bottom left"}
 KERNELS = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 SHARD = 100
 LOCAL_SHARE, CAMERA_SHARE = 0.2, 0.2  # of the pool: one distortion in one quarter; several mild ones at once
 LEVEL_WIDTH = 0.7
-
-
-def photo_files(folder: Path) -> list[Path]:
-    """The photographs in a folder, by name."""
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in PHOTO_SUFFIXES)
-
-
-def split_photos(folder: Path, held_out: int = HELD_OUT, seed: int = SPLIT_SEED) -> tuple[list[Path], list[Path]]:
-    """(training files, held-out files), split by file with a committed seed."""
-    files = photo_files(folder)
-    if len(files) <= held_out:
-        raise ValueError(f"{folder}: expected more than {held_out} photographs ({', '.join(PHOTO_SUFFIXES)}), got {len(files)}")
-    order = np.random.default_rng(seed).permutation(len(files))
-    return [files[i] for i in sorted(order[held_out:])], [files[i] for i in sorted(order[:held_out])]
-
-
-def load_tiles(files: Sequence[Path]) -> list[np.ndarray]:
-    """The photographs as uint8 tiles of 512×512.
-
-    Those with more than 1024 pixels on their short side are first reduced to that by averaging areas, which removes what a
-    camera's JPEG left. Raises ImageError for a file that is no such picture, ValueError for one that is too small.
-    """
-    tiles = []
-    for file in files:
-        photo = load_image(file).pixels
-        short = min(photo.size)
-        if short < SIDE:
-            raise ValueError(f"{file}: expected at least {SIDE} pixels a side, got {photo.width}×{photo.height}")
-        if short > 2 * SIDE:
-            scale = 2 * SIDE / short
-            photo = photo.resize((round(photo.width * scale), round(photo.height * scale)), Image.Resampling.BOX)
-        pixels = np.asarray(photo)
-        tiles += [
-            np.ascontiguousarray(pixels[top : top + SIDE, left : left + SIDE])
-            for top in range(0, pixels.shape[0] - SIDE + 1, SIDE)
-            for left in range(0, pixels.shape[1] - SIDE + 1, SIDE)
-        ]
-    return tiles
-
-
-@dataclass(frozen=True)
-class Crop:
-    """A crop of a distorted photograph, the same crop of the clean one, and the whole photograph's pseudo-MOS (1..5)."""
-
-    sample: Sample
-    clean: np.ndarray
-    quality: float
 
 
 def vary(tile: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -158,7 +115,7 @@ class Pool:
 
 
 def _make_shard(number: int, folder: Path, varied: bool, seed: int, count: int = SHARD) -> int:
-    from agentic_iqa_local.training.pseudo_mos import PseudoMos
+    from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos
 
     torch.set_num_threads(1)
     tiles, measure = np.load(folder / "tiles.npy", mmap_mode="r"), PseudoMos()

@@ -16,11 +16,12 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 
+from agentic_iqa_local.laboratory.training.data import CELL, VARIED_SIDE, Pool, level_targets, pixel_values
+from agentic_iqa_local.laboratory.training.embedded import FACTOR
+from agentic_iqa_local.laboratory.training.teacher import Cells
 from agentic_iqa_local.levels import DISTORTION_TYPES
-from agentic_iqa_local.training.data import CELL, VARIED_SIDE, Crop, Pool, level_targets, pixel_values
-from agentic_iqa_local.training.distortions import place_mask
-from agentic_iqa_local.training.embedded import FACTOR
-from agentic_iqa_local.training.teacher import Cells
+from agentic_iqa_local.synthetic.distortions import place_mask
+from agentic_iqa_local.synthetic.photos import Crop
 
 logger = logging.getLogger(__name__)
 

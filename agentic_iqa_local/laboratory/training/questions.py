@@ -10,10 +10,8 @@ from functools import cache
 
 import numpy as np
 
-from agentic_iqa_local.levels import DISTORTION_TYPES, PLACES
-from agentic_iqa_local.training.distortions import KINDS_BY_FAMILY, Part
-from agentic_iqa_local.training.queries import CORNERS, phrases, pick, templates
-from agentic_iqa_local.training.sentences import (
+from agentic_iqa_local.laboratory.training.queries import CORNERS, phrases, pick, templates
+from agentic_iqa_local.laboratory.training.sentences import (
     EVERYWHERE,
     QUARTERS,
     SEVERITY_WORDS,
@@ -25,6 +23,8 @@ from agentic_iqa_local.training.sentences import (
     sentence,
     true_of,
 )
+from agentic_iqa_local.levels import DISTORTION_TYPES, PLACES
+from agentic_iqa_local.synthetic.distortions import KINDS_BY_FAMILY, Part
 
 EVERYDAY = {"Blurs": "blur", "Color distortions": "color distortion", "Compression": "compression damage", "Noise": "noise",
             "Brightness change": "exposure problem", "Sharpness": "oversharpening", "Contrast": "contrast problem"}  # fmt: skip

@@ -16,6 +16,9 @@ from agentic_iqa_local import score_fusion
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import RoleSettings, load_settings
 from agentic_iqa_local.images import load_image
+from agentic_iqa_local.laboratory.training.queries import draw_query
+from agentic_iqa_local.laboratory.training.roles import four_choices, yes_or_no
+from agentic_iqa_local.laboratory.training.sentences import SEVERITY_WORDS, families_named, strengths_named
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS, OVERALL, Severity
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply
@@ -30,16 +33,10 @@ from agentic_iqa_local.prompts import (
 )
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import ExecutorOutput
-from agentic_iqa_local.training.data import SIDE, Crop, load_tiles
-from agentic_iqa_local.training.distortions import DISTORTIONS, draw_sample
-from agentic_iqa_local.training.pseudo_mos import PseudoMos
-from agentic_iqa_local.training.queries import draw_query
-from agentic_iqa_local.training.roles import four_choices, yes_or_no
-from agentic_iqa_local.training.sentences import SEVERITY_WORDS, families_named, strengths_named
+from agentic_iqa_local.synthetic.distortions import DISTORTIONS
+from agentic_iqa_local.synthetic.photos import SAMPLES_PER_PHOTO, SIDE, TEST_SEED, Crop, held_out_crops, load_tiles
 from agentic_iqa_local.vlm_client import VLMClient, VLMSession
 
-TEST_SEED = 7001
-SAMPLES_PER_PHOTO = 10
 GRAMMAR_QUERIES = 300
 REASONINGS = 100
 # Where what the program adds to a reasoning begins: numbers that differ between any two pictures are no words of the model.
@@ -71,18 +68,6 @@ class Judgement:
     severity_steps_off: int | None
     yes_no_right: bool
     four_choice_right: bool
-
-
-def held_out_crops(photos: list[np.ndarray], per_photo: int = SAMPLES_PER_PHOTO, seed: int = TEST_SEED) -> list[Crop]:
-    """`per_photo` samples of each photograph: 12 % clean, a third of the others with two distortions, severities uniform 1..5."""
-    rng = np.random.default_rng(seed)
-    measure = PseudoMos()
-    crops = []
-    for photo in photos:
-        for _ in range(per_photo):
-            sample = draw_sample(photo, rng)
-            crops.append(Crop(sample, photo, measure(sample.image, photo)))
-    return crops
 
 
 def expected_level(session: VLMSession, evidence: ExecutorOutput | None = None, reversed_letters: bool = False) -> float:

@@ -11,6 +11,31 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.laboratory.training.data import level_targets
+from agentic_iqa_local.laboratory.training.queries import CORNERS, draw_object, draw_query, pick, templates
+from agentic_iqa_local.laboratory.training.questions import (
+    ANSWERS_OF_OTHERS,
+    COMPARISONS,
+    EVERYDAY,
+    OTHERS,
+    WHY_OF_OTHERS,
+    Question,
+    ask,
+    draw_row,
+    row_for,
+    words_of,
+)
+from agentic_iqa_local.laboratory.training.questions import SHARES as TOPICS
+from agentic_iqa_local.laboratory.training.sentences import (
+    NAMES,
+    SEVERITY_WORDS,
+    clean,
+    explanation,
+    finding,
+    findings,
+    level_sentence,
+    reasoning,
+)
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL, PLACES
 from agentic_iqa_local.nodes.executor import tool_line
 from agentic_iqa_local.prompts import (
@@ -26,32 +51,8 @@ from agentic_iqa_local.prompts import (
 )
 from agentic_iqa_local.reasoning import from_evidence
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
-from agentic_iqa_local.training.data import Crop, level_targets
-from agentic_iqa_local.training.distortions import DISTORTIONS, KINDS_BY_FAMILY, Part
-from agentic_iqa_local.training.queries import CORNERS, draw_object, draw_query, pick, templates
-from agentic_iqa_local.training.questions import (
-    ANSWERS_OF_OTHERS,
-    COMPARISONS,
-    EVERYDAY,
-    OTHERS,
-    WHY_OF_OTHERS,
-    Question,
-    ask,
-    draw_row,
-    row_for,
-    words_of,
-)
-from agentic_iqa_local.training.questions import SHARES as TOPICS
-from agentic_iqa_local.training.sentences import (
-    NAMES,
-    SEVERITY_WORDS,
-    clean,
-    explanation,
-    finding,
-    findings,
-    level_sentence,
-    reasoning,
-)
+from agentic_iqa_local.synthetic.distortions import DISTORTIONS, KINDS_BY_FAMILY, Part
+from agentic_iqa_local.synthetic.photos import Crop
 
 BARELY_VISIBLE = 4.0  # pseudo-MOS from which a distortion of severity 1 does not count as seen; a clean photograph has 4.27
 MOST_FOUND = 3  # distortions of one object in a detection

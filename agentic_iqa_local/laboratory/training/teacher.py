@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from agentic_iqa_local.iqa_tools.local_nr import LocalNR
-from agentic_iqa_local.training.data import CELL, SHARD, Pool
+from agentic_iqa_local.laboratory.training.data import CELL, SHARD, Pool
 
 logger = logging.getLogger(__name__)
 

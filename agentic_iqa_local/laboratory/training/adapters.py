@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from agentic_iqa_local.assembly import DELTA, LORA_A, LORA_B
+from agentic_iqa_local.offline.assembly import DELTA, LORA_A, LORA_B
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SCALING = 2.0

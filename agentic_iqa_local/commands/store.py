@@ -1,0 +1,90 @@
+"""Verifies a bundle of models and unpacks it on a machine without a network. Nothing is downloaded, loaded or run.
+
+A bundle is made on a connected machine by the command bundle (scripts/fetch_models.py), which prints the HASH of its manifest. Note the HASH and
+bring it by another way than the bundle: with --expect HASH nothing but that very bundle is accepted.
+
+  python -m agentic_iqa_local verify qwen.iqabundle.tar --expect HASH
+  python -m agentic_iqa_local unpack qwen.iqabundle.tar --expect HASH --models /srv/iqa-models
+  python -m agentic_iqa_local verify /srv/iqa-models      (what was unpacked, months later)
+
+The models folder is --models, else $AGENTIC_IQA_MODELS, else models/ of the checkout. Files in it that are already right are
+kept, others of the same name replaced, so an interrupted unpacking is gone on with by the same command. A copy that broke
+off is gone on with by rsync --append-verify; until then, unpacking takes the files that are whole.
+
+Exit status: 0 all is well, 1 something is damaged, missing or not what was expected, 2 wrong usage, 130 interrupted."""
+
+import argparse
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from agentic_iqa_local.commands.console import Parser, meter, safe_streams
+from agentic_iqa_local.offline.store import BundleError, amount, models_root, read_manifest, unpack, verify
+from agentic_iqa_local.paths import PACKAGE, PROGRAM
+from agentic_iqa_local.text import one_line
+
+
+def manifest_hash(text: str) -> str:
+    """A manifest's SHA-256 as a user gives it."""
+    if not re.fullmatch("[0-9a-f]{64}", text.strip().lower()):
+        raise argparse.ArgumentTypeError(
+            "expected the 64 hexadecimal digits that fetch_models.py printed as the manifest's SHA-256"
+        )
+    return text.strip().lower()
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(prog=PROGRAM)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    told = {
+        "description": __doc__.replace("python -m agentic_iqa_local", PROGRAM),
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
+    check = commands.add_parser("verify", **told)
+    check.add_argument("bundle", nargs="?", type=Path, help="archive or folder (default: the models folder)")
+    put = commands.add_parser("unpack", **told)
+    put.add_argument("bundle", type=Path, help="archive or folder")
+    put.add_argument("--models", type=Path, metavar="DIR", help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)")
+    for command in (check, put):
+        command.add_argument("--expect", type=manifest_hash, metavar="HASH", help="refuse every other bundle")
+    args = parser.parse_args(argv)
+    if args.command == "unpack" and models_root(args.models).is_relative_to(PACKAGE):
+        parser.error("expected a models folder outside the installed package; pass --models DIR or set AGENTIC_IQA_MODELS")
+    return args
+
+
+@safe_streams()
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        bundle = args.bundle or models_root()
+        manifest, sha256 = read_manifest(bundle, args.expect)
+        print(f"{one_line(str(bundle))}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256 {sha256}")
+        for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
+            print(f"  {line}")
+        if args.command == "verify":
+            with meter() as progress:
+                problems = verify(bundle, args.expect, progress)
+            return _report(problems)
+        root = models_root(args.models)
+        with meter() as progress:
+            unpack(bundle, root, args.expect, progress)
+        print(f"Unpacked into {one_line(str(root))}.")
+        if root != models_root():
+            print(one_line(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}"))
+        return 0
+    except (BundleError, OSError) as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: files that are whole are kept; the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _report(problems: list[str]) -> int:
+    for problem in problems:
+        print(f"error: {one_line(problem)}", file=sys.stderr)
+    if not problems:
+        print("Every file is as its manifest says.")
+    return 1 if problems else 0

@@ -1,0 +1,1 @@
+"""Everything that brings models and tools to a machine without a network."""
