@@ -1,4 +1,5 @@
-"""`IQA`: one set-up, loaded once, that Python code asks about many pictures, and `Conversation`: many questions about one."""
+"""`IQA`: one set-up, loaded once, that Python code asks about many pictures, and `Conversation`: many
+questions about one."""
 
 import difflib
 import errno
@@ -41,7 +42,9 @@ def choose_settings(
         if value is not None and not isinstance(value, str):
             raise ConfigError(f"{option}: expected a text, got {type(value).__name__}")
     if engine is not None and engine not in BACKENDS:
-        raise ConfigError(f"engine: expected {', '.join(BACKENDS)}, got '{engine:.200}'{_near(engine, BACKENDS)}")
+        raise ConfigError(
+            f"engine: expected {', '.join(BACKENDS)}, got '{engine:.200}'{_near(engine, BACKENDS)}"
+        )
     if models:
         os.environ["AGENTIC_IQA_MODELS"] = os.path.abspath(_path("models", models))
     settings = load_settings(config and _path("config", config))
@@ -57,16 +60,21 @@ def choose_settings(
 
 
 def _path(option: str, value: str | os.PathLike[str]) -> str:
-    """`value` as text. Raises ConfigError where no file or folder can have this name; whether there is one is for others to say."""
+    """`value` as text. Raises ConfigError where no file or folder can have this name; whether there is one is
+    for others to say."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(path, str):
-        raise ConfigError(f"{option}: expected a path as text, got {type(path).__name__}; decode it with os.fsdecode")
+        raise ConfigError(
+            f"{option}: expected a path as text, got {type(path).__name__}; decode it with os.fsdecode"
+        )
     try:
         os.stat(path)
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"{option}: expected a path that can exist, got {path[:200]!r} ({reason}); check it") from error
+            raise ConfigError(
+                f"{option}: expected a path that can exist, got {path[:200]!r} ({reason}); check it"
+            ) from error
     return path
 
 
@@ -81,7 +89,9 @@ def _with_fit(settings: Settings, file: Path) -> Settings:
         raise ConfigError(f"fit: {error}") from error
     folder = Path(settings.model(settings.summarizer.backend).path)
     if os.path.isdir(folder) and folder_hash(folder) != fit.model:
-        raise ConfigError(f"fit: {file}: expected a fit of the model in {folder}, it was made with another; fit it anew")
+        raise ConfigError(
+            f"fit: {file}: expected a fit of the model in {folder}, it was made with another; fit it anew"
+        )
     changes = {"temperature": fit.temperature, "eta": fit.eta, "fitted": fit.source}
     return settings.model_copy(update={"fusion": settings.fusion.model_copy(update=changes)})
 
@@ -98,9 +108,9 @@ class IQA:
             result = iqa("photo.jpg")
             results = iqa([array, pillow_image, path.read_bytes()])
 
-    What can be checked without loading is checked here: raises ConfigError, DeviceError, VLMError for a folder that holds no model,
-    and ValueError. The model is loaded at the first picture, the tools when they are first used; both are kept until `close` or
-    the end of `with`.
+    What can be checked without loading is checked here: raises ConfigError, DeviceError, VLMError for a
+    folder that holds no model, and ValueError. The model is loaded at the first picture, the tools when they
+    are first used; both are kept until `close` or the end of `with`.
     """
 
     def __init__(
@@ -119,15 +129,22 @@ class IQA:
         background: str | None = None,
     ):
         if pipeline not in PIPELINES:
-            raise ValueError(f"pipeline: expected {' or '.join(PIPELINES)}, got {pipeline!r}{_near(str(pipeline), PIPELINES)}")
+            raise ValueError(
+                f"pipeline: expected {' or '.join(PIPELINES)}, got"
+                f" {pipeline!r}{_near(str(pipeline), PIPELINES)}"
+            )
         if max_replan_iterations is not None:
             check_limit(max_replan_iterations)
-        settings = choose_settings(config, model=model, models=models, engine=engine, mode=mode, fit=fit, background=background)
+        settings = choose_settings(
+            config, model=model, models=models, engine=engine, mode=mode, fit=fit, background=background
+        )
         from agentic_iqa_local.devices import choose_device
         from agentic_iqa_local.services import Services
         from agentic_iqa_local.vlm_client.rendering import check_folder
 
-        for backend in sorted({settings.role(role).backend for role in ("planner", "executor", "summarizer")}):
+        for backend in sorted(
+            {settings.role(role).backend for role in ("planner", "executor", "summarizer")}
+        ):
             check_folder(Path(settings.model(backend).path), weights=not backend.startswith("server."))
         self.pipeline, self.max_replan_iterations = pipeline, max_replan_iterations
         self._services: Services | None = Services(settings, choose_device(gpu, cpu))
@@ -135,16 +152,30 @@ class IQA:
         _ = self._services.tools  # a bad file of maps is told now
 
     @overload
-    def assess(self, image: "Picture", reference: "Picture | None" = ..., query: str | None = ..., choices: Sequence[str] | None = ...) -> "Assessment": ...  # fmt: skip
+    def assess(
+        self,
+        image: "Picture",
+        reference: "Picture | None" = ...,
+        query: str | None = ...,
+        choices: Sequence[str] | None = ...,
+    ) -> "Assessment": ...
     @overload
-    def assess(self, image: "list[Picture] | tuple[Picture, ...]", reference: "Picture | Sequence[Picture | None] | None" = ..., query: str | None = ..., choices: Sequence[str] | None = ...) -> "list[Assessment]": ...  # fmt: skip
+    def assess(
+        self,
+        image: "list[Picture] | tuple[Picture, ...]",
+        reference: "Picture | Sequence[Picture | None] | None" = ...,
+        query: str | None = ...,
+        choices: Sequence[str] | None = ...,
+    ) -> "list[Assessment]": ...
     def assess(self, image, reference=None, query=None, choices=None):
         """The assessment of a picture, or of each in a list, in order.
 
-        A picture is a path, a Pillow image, a NumPy array (uint8; H×W grey, H×W×3 RGB or H×W×4 RGBA) or the bytes of an image file.
-        `reference` is its pristine original: for a list one for all, or a list of the same length with None where there is none.
-        `query` and `choices` are as for `agentic_iqa_local.assess`. A picture that cannot be assessed has its reason in the result's
-        `error`; arguments that make no sense raise ValueError or TypeError before anything is loaded, a model that cannot run VLMError.
+        A picture is a path, a Pillow image, a NumPy array (uint8; H×W grey, H×W×3 RGB or H×W×4 RGBA) or the
+        bytes of an image file. `reference` is its pristine original: for a list one for all, or a list of the
+        same length with None where there is none. `query` and `choices` are as for
+        `agentic_iqa_local.assess`. A picture that cannot be assessed has its reason in the result's `error`;
+        arguments that make no sense raise ValueError or TypeError before anything is loaded, a model that
+        cannot run VLMError.
         """
         from agentic_iqa_local.assessment import assess
         from agentic_iqa_local.pictures import check_picture
@@ -158,7 +189,8 @@ class IQA:
         references = list(reference) if isinstance(reference, (list, tuple)) else [reference] * len(images)
         if len(references) != len(images) or (isinstance(reference, (list, tuple)) and not several):
             raise ValueError(
-                f"reference: expected one, or a list of as many as there are pictures, {len(images)}, got {len(references)}"
+                f"reference: expected one, or a list of as many as there are pictures, {len(images)}, got"
+                f" {len(references)}"
             )
         for picture in (*images, *(original for original in references if original is not None)):
             check_picture(picture)
@@ -179,11 +211,17 @@ class IQA:
     __call__ = assess
 
     def open(self, image: "Picture", reference: "Picture | None" = None) -> "Conversation":
-        """A conversation about a picture, which stays open for it. Raises what `Conversation` does, and ValueError with the pipeline
-        "letters", which reads a whole picture's letters and has no Planner to take a question up."""
+        """A conversation about a picture, which stays open for it. Raises what `Conversation` does, and
+        ValueError with the pipeline "letters", which reads a whole picture's letters and has no Planner to
+        take a question up."""
         if self.pipeline != "agent":
-            raise ValueError(f"open: expected the pipeline agent, got {self.pipeline}; make another IQA, or assess one by one")
-        conversation = Conversation(self._opened(), image, reference, max_replan_iterations=self.max_replan_iterations)
+            raise ValueError(
+                f"open: expected the pipeline agent, got {self.pipeline}; make another IQA, or assess one"
+                " by one"
+            )
+        conversation = Conversation(
+            self._opened(), image, reference, max_replan_iterations=self.max_replan_iterations
+        )
         self._conversations.add(conversation)
         return conversation
 
@@ -213,15 +251,15 @@ class IQA:
 
 
 class Conversation:
-    """Questions about one picture, which stays open: its tokens are computed once, each tool measures it once, and a question is told
-    of the turns before it.
+    """Questions about one picture, which stays open: its tokens are computed once, each tool measures it
+    once, and a question is told of the turns before it.
 
         with IQA() as iqa, iqa.open("photo.jpg") as conversation:
             conversation.ask("Rate it")
             conversation.ask("And the sky?")
 
-    Raises ImageError (a ValueError), in one sentence, for a picture or a reference that cannot be opened, and TypeError or ValueError
-    for what is none. One question at a time may be asked.
+    Raises ImageError (a ValueError), in one sentence, for a picture or a reference that cannot be opened, and
+    TypeError or ValueError for what is none. One question at a time may be asked.
     """
 
     def __init__(
@@ -244,7 +282,9 @@ class Conversation:
             self._picture = files.enter_context(as_file(image))
             self._original = None if reference is None else files.enter_context(as_file(reference))
             try:
-                state = question(self._picture, self._original, None, None, max_replan_iterations, services.settings)
+                state = question(
+                    self._picture, self._original, None, None, max_replan_iterations, services.settings
+                )
                 _, self._images = open_images(services, state)
             except ImageError as error:
                 told = self._picture.hide(str(error))
@@ -258,11 +298,13 @@ class Conversation:
         return os.fspath(self._picture.name)
 
     def ask(self, query: str | None = None, choices: Sequence[str] | None = None) -> "Assessment":
-        """The assessment that answers a query, by default a rating; `choices` as for `agentic_iqa_local.assess`.
+        """The assessment that answers a query, by default a rating; `choices` as for
+        `agentic_iqa_local.assess`.
 
-        A query that only points on ("And the sky?") is of the last one's kind, and about a region it has its choices. What went
-        wrong is in the result's `error`. Raises ValueError for a query or choices that make no sense, VLMError for a model that cannot be loaded and
-        RuntimeError when the conversation, or its IQA, was closed.
+        A query that only points on ("And the sky?") is of the last one's kind, and about a region it has its
+        choices. What went wrong is in the result's `error`. Raises ValueError for a query or choices that
+        make no sense, VLMError for a model that cannot be loaded and RuntimeError when the conversation, or
+        its IQA, was closed.
         """
         from agentic_iqa_local.assessment import answered, assessment, question
         from agentic_iqa_local.conversation import prior_context, regions_pointed_to, turn
@@ -296,8 +338,8 @@ class Conversation:
         return row
 
     def close(self) -> None:
-        """Frees what the picture's tokens take, and a file that was written for a picture in memory; nothing can be asked
-        afterwards."""
+        """Frees what the picture's tokens take, and a file that was written for a picture in memory; nothing
+        can be asked afterwards."""
         if self._open is not None:
             self._open.close()
             self._open = None

@@ -37,7 +37,8 @@ from agentic_iqa_local.state import (
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
 
-# 4: passes, failed tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are choices, and part of a row's key
+# 4: passes, failed tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are
+# choices, and part of a row's key
 SCHEMA_VERSION = 4
 Pipeline = Literal["agent", "letters"]
 
@@ -49,19 +50,27 @@ class Tokens(BaseModel):
     prefilled: int = Field(description="Tokens that went through the model as input.")
     reused: int = Field(description="Tokens that were found in the cache instead.")
     forced: int = Field(
-        description="Template tokens of the answers that were put in without being decoded, counted in prefilled."
+        description=(
+            "Template tokens of the answers that were put in without being decoded, counted in prefilled."
+        )
     )
     decoded: int = Field(description="Tokens that the model chose one by one.")
     forward_passes: int = Field(description="Passes of the model.")
-    prefill_seconds: float = Field(description="Seconds of the passes over prompts (0 where the engine does not tell).")
+    prefill_seconds: float = Field(
+        description="Seconds of the passes over prompts (0 where the engine does not tell)."
+    )
     decode_seconds: float = Field(description="Seconds of the passes over one chosen token each.")
 
 
 class SeenView(BaseModel):
     """One piece of the image as the model saw it."""
 
-    box: tuple[int, int, int, int] = Field(description="left, top, right, bottom in pixels of the upright image.")
-    pixels: tuple[int, int] | None = Field(description="Width and height after the processor; None where it tiles.")
+    box: tuple[int, int, int, int] = Field(
+        description="left, top, right, bottom in pixels of the upright image."
+    )
+    pixels: tuple[int, int] | None = Field(
+        description="Width and height after the processor; None where it tiles."
+    )
     tokens: int = Field(description="Image tokens of the test image (the reference takes as many again).")
 
 
@@ -74,7 +83,8 @@ class Seen(BaseModel):
 
 
 class Assessment(BaseModel):
-    """One assessed image. A failed one has `error` and no answer: a score that could not be had is never filled in.
+    """One assessed image. A failed one has `error` and no answer: a score that could not be had is never
+    filled in.
 
     In a notebook it shows as a table.
     """
@@ -89,33 +99,52 @@ class Assessment(BaseModel):
     choices: list[str] | None = None
     mode: str = Field(description="logits, classification or uniform: where p_c came from.")
     pipeline: Pipeline = "agent"
-    final_answer: str | None = Field(None, description="The fused level's letter, the chosen letter, or free text.")
+    final_answer: str | None = Field(
+        None, description="The fused level's letter, the chosen letter, or free text."
+    )
     vlm_letter: str | None = None
     p_c: dict[str, float] | None = Field(None, description="Probability of each letter; sums to 1.")
     off_letter_mass: float | None = None
-    alpha: dict[int, float] | None = Field(None, description="Weight of each level 1..5 from the tools; sums to 1.")
+    alpha: dict[int, float] | None = Field(
+        None, description="Weight of each level 1..5 from the tools; sums to 1."
+    )
     q_bar: float | None = Field(None, description="Mean of the tools' normalised scores, 1..5.")
     q: float | None = Field(None, description="Fused quality, 1 (bad) to 5 (excellent).")
     dq_dqbar: float | None = Field(None, description="How far q moves when q_bar moves by one.")
     eta: float | None = Field(None, description="The sharpness η of the tools' weights alpha.")
     sigma: float | None = Field(
-        None, description="The error of q_bar in levels from which η = 1/(2σ²) follows; None where the settings give η itself."
+        None,
+        description=(
+            "The error of q_bar in levels from which η = 1/(2σ²) follows; None where the settings give η"
+            " itself."
+        ),
     )
-    fusion: FusionSettings | None = Field(None, description="The settings that made q; their eta may be auto.")
+    fusion: FusionSettings | None = Field(
+        None, description="The settings that made q; their eta may be auto."
+    )
     tools: list[ToolExecutionLog] = []
     plan: PlannerOutput | None = None
     plan_corrections: list[str] = []
-    evidence: ExecutorOutput | None = Field(None, description="The executor's evidence; its tool runs are in `tools`.")
+    evidence: ExecutorOutput | None = Field(
+        None, description="The executor's evidence; its tool runs are in `tools`."
+    )
     quality_reasoning: str | None = None
     reasoning_corrections: list[str] = Field(
-        [], description="What the model's own reasoning got wrong, so that sentences made of the evidence stand in for it."
+        [],
+        description=(
+            "What the model's own reasoning got wrong, so that sentences made of the evidence stand in"
+            " for it."
+        ),
     )
     need_replan: bool = False
     replan_history: list[str] = []
     iteration_count: int = 0
-    passes: list[PassRecord] = Field([], description="Each round of plan, evidence and answer; the latest ten.")
+    passes: list[PassRecord] = Field(
+        [], description="Each round of plan, evidence and answer; the latest ten."
+    )
     both_orders: bool = Field(
-        False, description="True where the letters were also read with A for Bad, and p_c is the mean of both."
+        False,
+        description="True where the letters were also read with A for Bad, and p_c is the mean of both.",
     )
     tokens: Tokens | None = None
     seen: Seen | None = None
@@ -124,17 +153,26 @@ class Assessment(BaseModel):
     warnings: list[str] = []
     failed_tries: list[PlannerError] = Field(
         [],
-        description="The tries at an answer that failed, with the role and the model's whole output, also where a later one succeeded.",
+        description=(
+            "The tries at an answer that failed, with the role and the model's whole output, also where a"
+            " later one succeeded."
+        ),
     )
-    turn: int | None = Field(None, description="Which question of a conversation it answers, from 1 on; None outside of one.")
+    turn: int | None = Field(
+        None, description="Which question of a conversation it answers, from 1 on; None outside of one."
+    )
     prior_context: dict[str, Any] | None = Field(
-        None, description="The earlier turns that the model was told of: the answer and its numbers depend on them."
+        None,
+        description=(
+            "The earlier turns that the model was told of: the answer and its numbers depend on them."
+        ),
     )
     error: str | None = None
 
     @property
     def letter(self) -> str | None:
-        """The letter that was answered: of the level (A Excellent to E Bad) or of a choice; None for free text and failures."""
+        """The letter that was answered: of the level (A Excellent to E Bad) or of a choice; None for free
+        text and failures."""
         return self.final_answer if self.p_c and not self.error else None
 
     @property
@@ -154,7 +192,8 @@ class Assessment(BaseModel):
 
     @property
     def answer(self) -> str:
-        """The answer in short: "C Fair, q 3.12", "B. No, p 0.62" or free text; why there is none where it failed."""
+        """The answer in short: "C Fair, q 3.12", "B. No, p 0.62" or free text; why there is none where it
+        failed."""
         if self.error:
             return f"failed: {self.error.removeprefix(f'{one_line(self.image)}: ')}"
         if self.level:
@@ -169,10 +208,24 @@ class Assessment(BaseModel):
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        words = self.choices or [LEVEL_WORDS[LETTER_TO_LEVEL[letter]] for letter in self.p_c or () if letter in LETTER_TO_LEVEL]
-        rows = [("image", self.image), ("reference", self.reference), ("query", self.query), ("answer", self.answer)]
-        rows += [(f"{letter} {word}", f"{p:.3f}") for (letter, p), word in zip((self.p_c or {}).items(), words, strict=False)]
-        rows += [(run.tool_name, f"{run.normalized_score:.2f} of 5") for run in self.tools if run.normalized_score is not None]
+        words = self.choices or [
+            LEVEL_WORDS[LETTER_TO_LEVEL[letter]] for letter in self.p_c or () if letter in LETTER_TO_LEVEL
+        ]
+        rows = [
+            ("image", self.image),
+            ("reference", self.reference),
+            ("query", self.query),
+            ("answer", self.answer),
+        ]
+        rows += [
+            (f"{letter} {word}", f"{p:.3f}")
+            for (letter, p), word in zip((self.p_c or {}).items(), words, strict=False)
+        ]
+        rows += [
+            (run.tool_name, f"{run.normalized_score:.2f} of 5")
+            for run in self.tools
+            if run.normalized_score is not None
+        ]
         rows += [("why", self.quality_reasoning), *(("warning", line) for line in self.warnings)]
         cells = (f"<tr><th>{_html(name)}</th><td>{_html(text)}</td></tr>" for name, text in rows if text)
         return f"<table>{''.join(cells)}</table>"
@@ -192,12 +245,14 @@ def assess(
     max_replan_iterations: int | None = None,
     services: Services | None = None,
 ) -> Assessment:
-    """Assesses one image on this machine: a path, a Pillow image, a NumPy array (`pictures.as_file`), or an image file's bytes.
+    """Assesses one image on this machine: a path, a Pillow image, a NumPy array (`pictures.as_file`), or an
+    image file's bytes.
 
-    `query` defaults to a rating; `choices` (2 to 10) makes it a multiple-choice question. `pipeline` "letters" reads the
-    letters once and runs the configured tools, without planning. Models and tools are loaded at the first call and kept.
-    Whatever goes wrong with this image is in the result's `error`; a model that cannot be loaded at all raises VLMError,
-    and arguments that make no sense raise ValueError or TypeError.
+    `query` defaults to a rating; `choices` (2 to 10) makes it a multiple-choice question. `pipeline`
+    "letters" reads the letters once and runs the configured tools, without planning. Models and tools are
+    loaded at the first call and kept. Whatever goes wrong with this image is in the result's `error`; a model
+    that cannot be loaded at all raises VLMError, and arguments that make no sense raise ValueError or
+    TypeError.
     """
     check_choices(choices)
     with as_file(image) as picture, nullcontext() if reference is None else as_file(reference) as original:
@@ -240,8 +295,11 @@ def assessment(
     pipeline: Pipeline,
     settings: Settings,
 ) -> Assessment:
-    """What `answer` makes of a state, with the seconds that it took, told by the names that the caller knows the pictures by."""
-    row = unassessed(picture.path, original and original.path, state["query"], state.get("choices"), pipeline, settings)
+    """What `answer` makes of a state, with the seconds that it took, told by the names that the caller knows
+    the pictures by."""
+    row = unassessed(
+        picture.path, original and original.path, state["query"], state.get("choices"), pipeline, settings
+    )
     began = time.perf_counter()
     logged = PICTURE.set(row.image)
     try:
@@ -257,8 +315,8 @@ def assessment(
 
 
 def answered(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline) -> dict[str, Any]:
-    """What a row holds of a question about opened images; whatever goes wrong with them is its `error`. Raises VLMError for a model
-    that cannot be loaded."""
+    """What a row holds of a question about opened images; whatever goes wrong with them is its `error`.
+    Raises VLMError for a model that cannot be loaded."""
     services = images.services
     services.client(ROLE)
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
@@ -288,14 +346,19 @@ def unassessed(
 ) -> Assessment:
     """What is known of an assessment before it begins."""
     return Assessment(
-        image=path_text(image), reference=reference and path_text(reference), query=query,
-        choices=choices and list(choices), mode=settings.fusion.mode, fusion=settings.fusion, pipeline=pipeline,
-    )  # fmt: skip
+        image=path_text(image),
+        reference=reference and path_text(reference),
+        query=query,
+        choices=choices and list(choices),
+        mode=settings.fusion.mode,
+        fusion=settings.fusion,
+        pipeline=pipeline,
+    )
 
 
 def file_sha256(path: str | Path) -> str | None:
-    """SHA-256 (hex) of a file's bytes, None where there is none that could be a picture: missing, no regular file, or beyond
-    1 GiB."""
+    """SHA-256 (hex) of a file's bytes, None where there is none that could be a picture: missing, no regular
+    file, or beyond 1 GiB."""
     try:
         return hashlib.sha256(read_file(path)).hexdigest()
     except ImageError:
@@ -325,7 +388,9 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     if result is None or error:
         return changes
     if result.error and result.fusion:
-        images.warn("the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it")
+        images.warn(
+            "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
+        )
         result = without_words(result.fusion, evidence, state.get("choices"), images.services.settings.fusion)
     elif result.error:
         return changes | {
@@ -381,20 +446,32 @@ def _record(images: OpenImages) -> dict[str, Any]:
     for box, seen in views:
         size = (box[2] - box[0], box[3] - box[1])
         if seen.width is None:
-            images.warn(f"{client.name}'s processor resizes and tiles: which pixels it saw is not known exactly")
+            images.warn(
+                f"{client.name}'s processor resizes and tiles: which pixels it saw is not known exactly"
+            )
         elif size != (seen.width, seen.height) and size[0] * size[1] > seen.width * seen.height:
             images.warn(
-                f"{client.name}'s processor resized {size[0]}×{size[1]} pixels to {seen.width}×{seen.height}: distortions may look milder"
+                f"{client.name}'s processor resized {size[0]}×{size[1]} pixels to {seen.width}×{seen.height}:"
+                " distortions may look milder"
             )
     return {
         "tokens": Tokens(**asdict(usage)),
-        "seen": Seen(
-            pixels=None if any(v.width is None for _, v in views) else sum(v.width * v.height for _, v in views),
-            tokens=sum(v.tokens for _, v in views),
-            views=[SeenView(box=box, pixels=v.width and (v.width, v.height), tokens=v.tokens) for box, v in views],
-        )
-        if views
-        else None,
+        "seen": (
+            Seen(
+                pixels=(
+                    None
+                    if any(v.width is None for _, v in views)
+                    else sum(v.width * v.height for _, v in views)
+                ),
+                tokens=sum(v.tokens for _, v in views),
+                views=[
+                    SeenView(box=box, pixels=v.width and (v.width, v.height), tokens=v.tokens)
+                    for box, v in views
+                ],
+            )
+            if views
+            else None
+        ),
         "sha256": images.image.sha256,
         "model": _texts(client.describe()),
         "warnings": images.warnings,

@@ -1,8 +1,8 @@
 """Many images: where their rows go (`Results`), and how they are assessed (`Batch`). `inputs` says which.
 
-One assessment runs in a thread of its own, a bounded number of them at once, and whatever becomes of it is one row: an
-answer, or a failure with its reason. A thread cannot be killed: one that outlasts its time is left behind and stops at its next
-call of the model or a tool.
+One assessment runs in a thread of its own, a bounded number of them at once, and whatever becomes of it is
+one row: an answer, or a failure with its reason. A thread cannot be killed: one that outlasts its time is
+left behind and stops at its next call of the model or a tool.
 """
 
 import json
@@ -32,10 +32,25 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters
 from agentic_iqa_local.provenance import folder_hash, of_settings
-from agentic_iqa_local.rows import LARGEST_NOTE, OtherRun, RowFile, RowsError, check_run, write_run, write_whole
+from agentic_iqa_local.rows import (
+    LARGEST_NOTE,
+    OtherRun,
+    RowFile,
+    RowsError,
+    check_run,
+    write_run,
+    write_whole,
+)
 from agentic_iqa_local.services import ALONE, Services
 from agentic_iqa_local.text import one_line, path_text
-from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, PixelLimits, VLMClient, VLMSession
+from agentic_iqa_local.vlm_client import (
+    LetterRead,
+    ModelLost,
+    OutOfMemory,
+    PixelLimits,
+    VLMClient,
+    VLMSession,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +83,13 @@ def identity(
     reference: Path | None,
     relative: bool,
 ) -> dict[str, Any]:
-    """What the rows of a run depend on, by the names that a user is told. `relative`: some paths are, so that the working folder
-    counts. Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that cannot be read."""
-    configuration = settings.model_dump(mode="json", exclude={"tools": {"cache"}, "models": {"__all__": {"path"}}})
+    """What the rows of a run depend on, by the names that a user is told. `relative`: some paths are, so that
+    the working folder counts. Raises BundleError for a models folder whose manifest is damaged,
+    CalibrationError for tool maps that cannot be read.
+    """
+    configuration = settings.model_dump(
+        mode="json", exclude={"tools": {"cache"}, "models": {"__all__": {"path"}}}
+    )
     limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
     folders = {Path(settings.model(settings.role(role).backend).path) for role in ROLES[pipeline]}
     return (
@@ -107,23 +126,27 @@ class _StoredRow(Assessment):
 
 
 class _Note(BaseModel):
-    """What is written while a run goes on: keys of the items in hand, and of those suspected with how often a process died."""
+    """What is written while a run goes on: keys of the items in hand, and of those suspected with how often a
+    process died."""
 
     in_hand: list[str]
     suspects: dict[str, NonNegativeInt]
 
 
 class Results:
-    """A file of rows (`path`), one for each item, and beside it PATH.run.json, which says what the rows depend on, and while a
-    run goes on PATH.in_hand.json, the items in hand.
+    """A file of rows (`path`), one for each item, and beside it PATH.run.json, which says what the rows
+    depend on, and while a run goes on PATH.in_hand.json, the items in hand.
 
-    A file with rows is taken only to `resume` it, with the same `identity`; `retry` has the keys of items whose failed rows are
-    taken out, to be assessed again. `done` has the keys of its rows, `failed` is how many of them are failures. `suspects` are
-    the items that were in hand when a process died, each with how often one died of it alone. Where `path` is a link, the file
-    that it leads to now is meant, and all of this lies beside that. Raises RowsError.
+    A file with rows is taken only to `resume` it, with the same `identity`; `retry` has the keys of items
+    whose failed rows are taken out, to be assessed again. `done` has the keys of its rows, `failed` is how
+    many of them are failures. `suspects` are the items that were in hand when a process died, each with how
+    often one died of it alone. Where `path` is a link, the file that it leads to now is meant, and all of
+    this lies beside that. Raises RowsError.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any], *, resume: bool = False, retry: Collection[str] = ()):
+    def __init__(
+        self, path: Path, identity: dict[str, Any], *, resume: bool = False, retry: Collection[str] = ()
+    ):
         try:
             path = place_for(path)
         except FileError as error:
@@ -135,7 +158,10 @@ class Results:
         self._hands, self._in_hand = path.with_name(f"{path.name}.in_hand.json"), set()
         try:
             description = path.with_name(f"{path.name}.run.json")
-            described = {"command": [one_line(word) for word in sys.argv], "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            described = {
+                "command": [one_line(word) for word in sys.argv],
+                "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            }
             if self._rows.empty:
                 if resume and description.is_file():
                     with suppress(RowsError):  # a run of another kind that died before its first row
@@ -143,7 +169,9 @@ class Results:
                         self.suspects = self._left_in_hand()
                 write_run(description, described, identity)
             elif not resume:
-                raise RowsError(f"{path}: holds rows already; add --resume to go on with them, or choose another --out")
+                raise RowsError(
+                    f"{path}: holds rows already; add --resume to go on with them, or choose another --out"
+                )
             else:
                 try:
                     if check_run(description, identity, SET_LATER):
@@ -175,8 +203,8 @@ class Results:
             yield item
 
     def append(self, row: Assessment) -> None:
-        """Writes a row and waits until the disk has it. Raises WriteError, and Replaced when another file has its name
-        by now."""
+        """Writes a row and waits until the disk has it. Raises WriteError, and Replaced when another file has
+        its name by now."""
         self._rows.append(as_line(row))
         key = row_key(row.model_dump(include={"image", "reference", "query", "choices"}))
         self.done.add(key)
@@ -186,18 +214,25 @@ class Results:
 
     def _note(self, in_hand: set[str]) -> None:
         self._in_hand = in_hand
-        write_whole(self._hands, json.dumps({"in_hand": sorted(in_hand), "suspects": self.suspects}, indent=1))
+        write_whole(
+            self._hands, json.dumps({"in_hand": sorted(in_hand), "suspects": self.suspects}, indent=1)
+        )
 
     def _left_in_hand(self) -> dict[str, int]:
-        """The suspects, when an earlier process wrote its last; it died of an item where that was alone in its hand."""
+        """The suspects, when an earlier process wrote its last; it died of an item where that was alone in
+        its hand."""
         try:
             note = _Note.model_validate(read_json(self._hands, LARGEST_NOTE), strict=True)
         except (FileError, ValidationError):  # none, or damaged: nobody is suspected
             return {}
-        return {key: note.suspects.get(key, 0) + (note.in_hand == [key]) for key in (*note.suspects, *note.in_hand)}
+        return {
+            key: note.suspects.get(key, 0) + (note.in_hand == [key])
+            for key in (*note.suspects, *note.in_hand)
+        }
 
     def settle(self, *, lost: bool = False) -> None:
-        """Notes that no process died of what is in hand; where the model was `lost`, it is suspected all the same."""
+        """Notes that no process died of what is in hand; where the model was `lost`, it is suspected all the
+        same."""
         if lost:
             self.suspects |= {key: self.suspects.get(key, 0) for key in self._in_hand}
         with suppress(RowsError, OSError):  # on a full disk the note of before stays: too much is suspected
@@ -306,7 +341,8 @@ class _Client:
 
 
 class _SharedTools:
-    """The tools of all attempts, one measurement at a time; fresh ones when a measurement hangs, so that the others go on."""
+    """The tools of all attempts, one measurement at a time; fresh ones when a measurement hangs, so that the
+    others go on."""
 
     def __init__(self, services: Services):
         self._services, self.runner = services, services.tools
@@ -349,9 +385,9 @@ class _Tools:
 class Batch:
     """Assesses items on loaded services, at most `jobs` at once, each within `timeout` seconds.
 
-    Where memory runs out, half as many go on at once, and the image is assessed again alone; if that is not enough, the model
-    sees at most half as many pixels at once, twice if need be; then the row is a failure. Raises VLMError for a model that
-    cannot be loaded.
+    Where memory runs out, half as many go on at once, and the image is assessed again alone; if that is not
+    enough, the model sees at most half as many pixels at once, twice if need be; then the row is a failure.
+    Raises VLMError for a model that cannot be loaded.
     """
 
     def __init__(
@@ -382,16 +418,17 @@ class Batch:
         return bool(self._running or self._hung)
 
     def stop(self) -> None:
-        """Begins nothing more. `rows` ends with what is in hand; of that, only answers: what fails now may fail because of the
-        stop."""
+        """Begins nothing more. `rows` ends with what is in hand; of that, only answers: what fails now may
+        fail because of the stop."""
         self.stopping = True
 
     def rows(self, items: Iterable[Item], suspects: Mapping[str, int] | None = None) -> Iterator[Assessment]:
         """A row for each item, as soon as it is there.
 
-        `suspects` are keys of items that a process may have died of, each with how often one did: they are assessed alone,
-        and one that MOST_DEATHS died of is a failure. Raises ModelLost, without a row for what was in hand, and BatchError when
-        too many assessments hang, or one that keeps all others from the model.
+        `suspects` are keys of items that a process may have died of, each with how often one did: they are
+        assessed alone, and one that MOST_DEATHS died of is a failure. Raises ModelLost, without a row for
+        what was in hand, and BatchError when too many assessments hang, or one that keeps all others from the
+        model.
         """
         items, again, self._suspects = iter(items), deque(), dict(suspects or {})
         self._looked = time.monotonic()
@@ -406,9 +443,13 @@ class Batch:
                 again.append(later)
             elif row.error is None or not self.stopping:
                 yield self._final(attempt, row)
-            if len(self._hung) >= MOST_HUNG or any(tool in ALONE for hung in self._hung for tool in hung.busy):
+            if len(self._hung) >= MOST_HUNG or any(
+                tool in ALONE for hung in self._hung for tool in hung.busy
+            ):
                 hung = ", ".join(f"{one_line(str(a.item.image))} {a.where}" for a in self._hung)
-                raise BatchError(f"assessments do not return ({hung}); find out what hangs there, or raise --timeout")
+                raise BatchError(
+                    f"assessments do not return ({hung}); find out what hangs there, or raise --timeout"
+                )
 
     def _begin(self, items: Iterator[Item], again: deque[_Attempt]) -> None:
         while not self.stopping and not any(attempt.rung for attempt in self._running):
@@ -432,10 +473,15 @@ class Batch:
     def _work(self, attempt: _Attempt) -> None:
         item = attempt.item
         clients = {name: _Client(client, attempt) for name, client in self.services.pool.clients.items()}
-        services = Services(self.services.settings, self.services.device, clients, _Tools(self._tools, attempt))
+        services = Services(
+            self.services.settings, self.services.device, clients, _Tools(self._tools, attempt)
+        )
         try:
             if self._suspects.get(item.key, 0) >= MOST_DEATHS:
-                raise RuntimeError(f"{MOST_DEATHS} processes died while they assessed this image alone; assess it without --out")
+                raise RuntimeError(
+                    f"{MOST_DEATHS} processes died while they assessed this image alone; assess it without"
+                    " --out"
+                )
             row = assess(
                 item.image,
                 item.reference,
@@ -453,7 +499,8 @@ class Batch:
         self._finished.put((attempt, row))
 
     def _next(self) -> tuple[_Attempt, Assessment]:
-        """The next attempt that has ended or whose time is over. Time in which the whole process stood still is nobody's."""
+        """The next attempt that has ended or whose time is over. Time in which the whole process stood still
+        is nobody's."""
         while True:
             now = time.monotonic()
             if (since := now - self._looked) > STANDSTILL:
@@ -476,10 +523,19 @@ class Batch:
         self._running.remove(attempt)
         self._hung.append(attempt)
         self._tools.release(attempt, hung=True)
-        logger.warning("%s: still %s after %g s; going on without it", one_line(str(attempt.item.image)), where, self.timeout)
-        sha256 = file_sha256(attempt.item.image) if opened else None  # else reading the file may be what hangs
+        logger.warning(
+            "%s: still %s after %g s; going on without it",
+            one_line(str(attempt.item.image)),
+            where,
+            self.timeout,
+        )
+        sha256 = (
+            file_sha256(attempt.item.image) if opened else None
+        )  # else reading the file may be what hangs
         return self._failure(
-            attempt.item, f"timed out after {self.timeout:g} s {where}; raise --timeout if it was at work", sha256
+            attempt.item,
+            f"timed out after {self.timeout:g} s {where}; raise --timeout if it was at work",
+            sha256,
         )
 
     def _another(self, attempt: _Attempt) -> _Attempt | None:
@@ -492,17 +548,25 @@ class Batch:
         if attempt.rung == 0:
             if attempt.window == self.window > 1:
                 self.window //= 2
-                logger.warning("memory ran out with %d images at once; going on with %d", attempt.window, self.window)
+                logger.warning(
+                    "memory ran out with %d images at once; going on with %d", attempt.window, self.window
+                )
             return _Attempt(attempt.item, 0.0, self.window, rung=1)
         limits = self.services.client(ROLE).limits
         half = attempt.pixels // 2
-        if MODEL not in attempt.ran_out or attempt.rung > HALVINGS or half < max(limits.min_pixels, limits.factor**2):
+        if (
+            MODEL not in attempt.ran_out
+            or attempt.rung > HALVINGS
+            or half < max(limits.min_pixels, limits.factor**2)
+        ):
             return None
         return _Attempt(attempt.item, 0.0, self.window, rung=attempt.rung + 1, max_pixels=half)
 
     def _final(self, attempt: _Attempt, row: Assessment) -> Assessment:
         if (size := len(as_line(row).encode()) + 1) > LARGEST:
-            return self._failure(attempt.item, f"expected a row of at most {LARGEST} bytes, got {size}", row.sha256)
+            return self._failure(
+                attempt.item, f"expected a row of at most {LARGEST} bytes, got {size}", row.sha256
+            )
         if MODEL in attempt.ran_out and not attempt.left_behind:
             reason = row.error or "memory ran out during the assessment"
             pixels = f", with at most {attempt.max_pixels} pixels at once" if attempt.max_pixels else ""
@@ -513,5 +577,7 @@ class Batch:
         return row
 
     def _failure(self, item: Item, error: str, sha256: str | None) -> Assessment:
-        row = unassessed(item.image, item.reference, item.query, item.choices, self.pipeline, self.services.settings)
+        row = unassessed(
+            item.image, item.reference, item.query, item.choices, self.pipeline, self.services.settings
+        )
         return row.model_copy(update={"error": one_line(error), "sha256": sha256})

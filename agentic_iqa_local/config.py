@@ -1,6 +1,7 @@
 """configs/*.yaml → pydantic.
 
-A configuration file is complete in itself: what it leaves out has the default given here. Unknown keys are errors.
+A configuration file is complete in itself: what it leaves out has the default given here. Unknown keys are
+errors.
 """
 
 import difflib
@@ -11,7 +12,15 @@ from typing import Annotated, Literal, get_args
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from PIL import ImageColor
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError
@@ -31,35 +40,44 @@ class ConfigError(UserError, ValueError):
 
 
 def model_folder(name: str) -> Path:
-    """Where a model lies by name: below `store.models_root()`, or where only this project's own models/ has it, there. The
-    embedded one is expected there too where it is nowhere, since it is assembled there."""
+    """Where a model lies by name: below `store.models_root()`, or where only this project's own models/ has
+    it, there. The embedded one is expected there too where it is nowhere, since it is assembled there."""
     folder, shipped = models_root() / name, EMBEDDED if name == "embedded" else ROOT / "models" / name
     ours = os.path.isdir(shipped) or shipped == EMBEDDED
     return shipped if ours and not os.path.isdir(folder) else folder
 
 
 def server_key() -> str | None:
-    """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key. Raises ConfigError, which does not quote it."""
+    """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key. Raises ConfigError, which does not
+    quote it."""
     key = os.environ.get("AGENTIC_IQA_SERVER_KEY")
     if key and not re.fullmatch("[!-~]+", key):
         raise ConfigError(
-            "$AGENTIC_IQA_SERVER_KEY: expected printable ASCII characters without blanks or line ends, got others too; set it anew"
+            "$AGENTIC_IQA_SERVER_KEY: expected printable ASCII characters without blanks or line ends, got"
+            " others too; set it anew"
         )
     return key or None
 
 
 def split_server(address: str) -> tuple[str, tuple[str, str] | None]:
-    """A server's address without user and password, and those two. Raises ConfigError, which does not quote it."""
+    """A server's address without user and password, and those two. Raises ConfigError, which does not quote
+    it."""
     try:
         if not address.isprintable() or " " in address or "\\" in address:
             raise ValueError("blanks or control characters in an address")
         url = urlsplit(address)
-        if url.scheme not in ("http", "https") or not url.hostname or url.port == 0 or "?" in address or "#" in address:
+        if (
+            url.scheme not in ("http", "https")
+            or not url.hostname
+            or url.port == 0
+            or "?" in address
+            or "#" in address
+        ):
             raise ValueError("not a server's address")
     except ValueError:
         raise ConfigError(
-            "server: expected http://HOST:PORT or https://HOST:PORT, got something else, which is not shown since it may hold a "
-            "password; percent-encode signs in a user's name or password"
+            "server: expected http://HOST:PORT or https://HOST:PORT, got something else, which is not shown"
+            " since it may hold a password; percent-encode signs in a user's name or password"
         ) from None
     user, _, place = url.netloc.rpartition("@")
     login = (unquote(url.username or ""), unquote(url.password or "")) if user else None
@@ -73,7 +91,9 @@ def check_colour(colour: str) -> None:
         samples = ImageColor.getrgb(colour)
     except ValueError:
         near = difflib.get_close_matches(colour.lower(), ImageColor.colormap, n=1)
-        raise ValueError(f"{expected}, got '{colour}'{f'; did you mean {near[0]}?' if near else ''}") from None
+        raise ValueError(
+            f"{expected}, got '{colour}'{f'; did you mean {near[0]}?' if near else ''}"
+        ) from None
     if len(samples) > 3 and samples[3] < 255:
         raise ValueError(f"{expected}, got '{colour}', which is transparent itself")
 
@@ -86,19 +106,27 @@ class Section(BaseModel):
 class RoleSettings(Section):
     """One agent's section: which model answers and how it generates."""
 
-    backend: str = Field("transformers.embedded", description="ENGINE.FOLDER; sections with the same backend share one copy.")
-    temperature: float = Field(0.0, ge=0, le=2, description="Of the generation; 0 is greedy. Not the letters' temperature.")
+    backend: str = Field(
+        "transformers.embedded", description="ENGINE.FOLDER; sections with the same backend share one copy."
+    )
+    temperature: float = Field(
+        0.0, ge=0, le=2, description="Of the generation; 0 is greedy. Not the letters' temperature."
+    )
     max_tokens: int = Field(512, ge=16, le=4096, description="Longest answer of one call, in tokens.")
 
 
 class ModelSettings(Section):
     """How one model folder is loaded."""
 
-    path: str | None = Field(None, description="Folder, in the models folder unless absolute; default: the backend's name.")
+    path: str | None = Field(
+        None, description="Folder, in the models folder unless absolute; default: the backend's name."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16 where it has AMX and the "
-        "model is known to hold in it.",
+        description=(
+            "auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16 where"
+            " it has AMX and the model is known to hold in it."
+        ),
     )
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     quantization: Literal["none", "8bit", "4bit"] = Field(
@@ -109,37 +137,57 @@ class ModelSettings(Section):
     )
     boxes: Literal["none", "pixels", "thousandths"] = Field(
         "none",
-        description="How the model gives boxes of objects: pixels of what it saw (Qwen2.5-VL), thousandths of a side (Qwen3-VL), or not at all.",
+        description=(
+            "How the model gives boxes of objects: pixels of what it saw (Qwen2.5-VL), thousandths of a side"
+            " (Qwen3-VL), or not at all."
+        ),
     )
     prompt_layout: PromptLayout = Field(
         "images_first", description="system_first is the paper's order; its roles share no image cache."
     )
-    share_prefix: bool = Field(True, description="false computes the images again in every call, to measure what sharing saves.")
+    share_prefix: bool = Field(
+        True, description="false computes the images again in every call, to measure what sharing saves."
+    )
     skip_template: bool = Field(
         True,
-        description="transformers: text that a schema leaves no choice about is put in instead of decoded; false to measure that.",
+        description=(
+            "transformers: text that a schema leaves no choice about is put in instead of decoded; false to"
+            " measure that."
+        ),
     )
     exact: bool = Field(
         False,
-        description="The same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM answers one request "
-        "at a time and without its cache. Slower.",
+        description=(
+            "The same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM"
+            " answers one request at a time and without its cache. Slower."
+        ),
     )
     max_in_flight: int = Field(8, ge=1, description="vLLM: requests that are computed together.")
     left_for_tools_gib: float = Field(
-        4.0, ge=0, description="vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest."
+        4.0,
+        ge=0,
+        description=(
+            "vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest."
+        ),
     )
     server: str = Field(
         "http://127.0.0.1:8000",
         repr=False,
-        description="Backend server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs in, instead of "
-        "with $AGENTIC_IQA_SERVER_KEY; neither is ever written or shown.",
+        description=(
+            "Backend server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs"
+            " in, instead of with $AGENTIC_IQA_SERVER_KEY; neither is ever written or shown."
+        ),
     )
-    served_name: str | None = Field(None, description="Backend server: the model's name there; default: the only one.")
+    served_name: str | None = Field(
+        None, description="Backend server: the model's name there; default: the only one."
+    )
     server_timeout: float = Field(
         600, gt=0, le=86400, description="Backend server: seconds from a request to the end of its answer."
     )
     min_pixels: int | None = Field(None, ge=1, description="Default: the processor's own.")
-    max_pixels: int | None = Field(None, ge=1, description="Largest picture seen in one piece; default: the processor's own.")
+    max_pixels: int | None = Field(
+        None, ge=1, description="Largest picture seen in one piece; default: the processor's own."
+    )
 
     @field_validator("server")
     @classmethod
@@ -157,9 +205,15 @@ class ImageSettings(Section):
 
     min_side: int = Field(32, ge=1, description="Pixels; smaller images are refused.")
     max_pixels: int = Field(100_000_000, ge=1, description="Refused above this: a decompression bomb.")
-    max_crops: int = Field(5, ge=1, le=5, description="Native-resolution crops of a photograph beyond the model's range.")
+    max_crops: int = Field(
+        5, ge=1, le=5, description="Native-resolution crops of a photograph beyond the model's range."
+    )
     background: str | None = Field(
-        None, description="Colour that transparent pictures are composited onto (white, #808080); default: they are refused."
+        None,
+        description=(
+            "Colour that transparent pictures are composited onto (white, #808080); default: they are"
+            " refused."
+        ),
     )
 
     @field_validator("background")
@@ -176,20 +230,33 @@ class FusionSettings(Section):
     mode: Literal["logits", "classification", "uniform"] = "logits"
     eta: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
-        description="η of α_c = softmax(−η(q̄ − c)²). auto: 1/(2σ²), σ the error of the tools' mean by configs/tool_reliability.yaml. "
-        "1 is the paper's.",
+        description=(
+            "η of α_c = softmax(−η(q̄ − c)²). auto: 1/(2σ²), σ the error of the tools' mean by"
+            " configs/tool_reliability.yaml. 1 is the paper's."
+        ),
     )
-    temperature: float = Field(1.0, gt=0, description="Divides the letters' log-probabilities before p_c is formed.")
-    classification_confidence: float = Field(0.8, gt=0.5, le=1, description="p_c of the generated letter; the rest is shared.")
+    temperature: float = Field(
+        1.0, gt=0, description="Divides the letters' log-probabilities before p_c is formed."
+    )
+    classification_confidence: float = Field(
+        0.8, gt=0.5, le=1, description="p_c of the generated letter; the rest is shared."
+    )
     on_missing_logits: Literal["error", "classification"] = "error"
-    fitted: str | None = Field(None, description="Where eta and temperature come from, when assess.py --fit set them.")
-    off_letter_warning: float = Field(0.5, ge=0, le=1, description="Warn when this much probability lies off the letters.")
+    fitted: str | None = Field(
+        None, description="Where eta and temperature come from, when assess.py --fit set them."
+    )
+    off_letter_warning: float = Field(
+        0.5, ge=0, le=1, description="Warn when this much probability lies off the letters."
+    )
     vote: Literal["runs", "entries"] = Field(
         "runs", description="q̄ over distinct (tool, region) runs, or over every listed entry."
     )
     trailing_tools: Literal["check", "vote"] = Field(
         "check",
-        description="What a tool does that another one on the same picture clearly leads: only check it, or vote in q̄ too.",
+        description=(
+            "What a tool does that another one on the same picture clearly leads: only check it, or vote in"
+            " q̄ too."
+        ),
     )
 
 
@@ -200,10 +267,14 @@ class ToolSettings(Section):
     no_reference: Annotated[list[str], Field(min_length=1)] = ["LocalNR", "NIQE"]
     not_offered: list[str] = Field(
         ["MAD", "CW-SSIM"],
-        description="Not offered to the model, for they take long (--list-tools); a query can still name them.",
+        description=(
+            "Not offered to the model, for they take long (--list-tools); a query can still name them."
+        ),
     )
     maps: str | None = Field(None, description="Tool maps file; default: configs/tool_maps.yaml.")
-    cache: str | None = Field(None, description="SQLite file that keeps raw scores by content, tool and versions; default: none.")
+    cache: str | None = Field(
+        None, description="SQLite file that keeps raw scores by content, tool and versions; default: none."
+    )
 
     @field_validator("full_reference", "no_reference", "not_offered")
     @classmethod
@@ -240,7 +311,8 @@ class Settings(Section):
         named = {self.role(r).backend.partition(".")[2] for r in ("planner", "executor", "summarizer")}
         if unused := set(self.models) - named:
             raise ValueError(
-                f"models: {', '.join(sorted(unused))} not named by any section's backend ({', '.join(sorted(named))})"
+                f"models: {', '.join(sorted(unused))} not named by any section's backend"
+                f" ({', '.join(sorted(named))})"
             )
         return self
 
@@ -255,7 +327,8 @@ class Settings(Section):
         return settings.model_copy(update={"path": str(model_folder(settings.path or name))})
 
     def with_engine(self, engine: str) -> "Settings":
-        """The same configuration with every section's model served by `engine` (transformers, vllm, server)."""
+        """The same configuration with every section's model served by `engine` (transformers, vllm,
+        server)."""
         roles = {}
         for name in ("planner", "executor", "summarizer"):
             folder = self.role(name).backend.partition(".")[2]
@@ -270,7 +343,8 @@ class Settings(Section):
         return self.model_copy(update={"fusion": self.fusion.model_copy(update={"mode": mode})})
 
     def with_background(self, colour: str) -> "Settings":
-        """The same configuration with transparent pictures composited onto `colour`. Raises ConfigError for one that is none."""
+        """The same configuration with transparent pictures composited onto `colour`. Raises ConfigError for
+        one that is none."""
         try:
             check_colour(colour)
         except ValueError as error:
@@ -280,8 +354,9 @@ class Settings(Section):
     def with_model(self, model: str) -> "Settings":
         """The same configuration with every section on `model`, served by the Summarizer's engine.
 
-        A folder takes over the loading options of the configuration's own model: it is the same model in another place. A
-        name below the models folder has its own options in the configuration, or the defaults.
+        A folder takes over the loading options of the configuration's own model: it is the same model in
+        another place. A name below the models folder has its own options in the configuration, or the
+        defaults.
         """
         folder = Path(model)
         if os.path.isdir(folder) or "/" in model:
@@ -308,7 +383,9 @@ def find_config(name: str | Path | None) -> Path:
         if os.path.isfile(path):  # unlike Path.is_file it says no to a name that is too long
             return path
     others = (
-        path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.startswith("tool_") and path.stem != DEFAULT_CONFIG.stem
+        path.stem
+        for path in CONFIGS.glob("*.yaml")
+        if not path.stem.startswith("tool_") and path.stem != DEFAULT_CONFIG.stem
     )
     shipped = ["embedded", *sorted(others)]
     near = difflib.get_close_matches(str(name), shipped, n=1)
@@ -330,6 +407,10 @@ def load_settings(name: str | Path | None = None) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "file"
-        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        what = (
+            "unknown key"
+            if first["type"] == "extra_forbidden"
+            else first["msg"].removeprefix("Value error, ")
+        )
         # pydantic's error shows its input, which aliases can make endless
         raise ConfigError(f"{path}: {key:.200}: {what}") from None

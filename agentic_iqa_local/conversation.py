@@ -1,5 +1,5 @@
-"""What earlier turns of a conversation mean for the next: the context that Planner and Summarizer are given, and the rule for a
-query that only points on ("And the sky?"). Pure: text in, text out."""
+"""What earlier turns of a conversation mean for the next: the context that Planner and Summarizer are given,
+and the rule for a query that only points on ("And the sky?"). Pure: text in, text out."""
 
 import json
 import re
@@ -24,7 +24,8 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _DETERMINER = re.compile(
-    r"[ ¿]*(?:the|an?|its?|his|her|their|my|our|this|that|these|those|der|die|das|den|le|la|les|l['’]|el|los|las|il|lo|o|os|as)(?:\s+|(?<=['’]))",
+    r"[ ¿]*(?:the|an?|its?|his|her|their|my|our|this|that|these|those|der|die|das|den|le|la|les|l['’]|el|los"
+    r"|las|il|lo|o|os|as)(?:\s+|(?<=['’]))",
     re.IGNORECASE,
 )
 # Words that make a query say more than what it points to, or that point to nothing.
@@ -44,8 +45,8 @@ _NOT_TECHNICAL = re.compile(
 
 
 def points_on(query: str) -> str | None:
-    """What a query points to that says nothing else: "sky" of "And the sky?", "What about the sky?" or "The sky?"; None for one that
-    asks by itself, or whose subject is no matter of technical quality."""
+    """What a query points to that says nothing else: "sky" of "And the sky?", "What about the sky?" or "The
+    sky?"; None for one that asks by itself, or whose subject is no matter of technical quality."""
     text = " ".join(query.split()).rstrip(" .?!？。")
     lead = _LEAD.match(text) or (_DETERMINER.match(text) if query.rstrip().endswith("?") else None)
     if lead is None:
@@ -55,22 +56,31 @@ def points_on(query: str) -> str | None:
     words = re.findall(r"[^\W_]+", pointed)
     if not 0 < len(words) <= _MOST_WORDS or re.search(r"[.!?;:,]", pointed) or named_metrics(query, False):
         return None
-    return None if any(_SAYS_MORE.fullmatch(word) or _NOT_TECHNICAL.fullmatch(word) for word in words) else pointed
+    return (
+        None
+        if any(_SAYS_MORE.fullmatch(word) or _NOT_TECHNICAL.fullmatch(word) for word in words)
+        else pointed
+    )
 
 
 def regions_pointed_to(query: str) -> list[str]:
-    """The regions that a query only points on to; none for a quality word ("And the noise?") and for any other query."""
+    """The regions that a query only points on to; none for a quality word ("And the noise?") and for any
+    other query."""
     pointed = points_on(query)
-    if pointed and re.search(rf"\b(?:in|for)\s+{re.escape(pointed)}", query, re.IGNORECASE):  # "And for printing?"
+    if pointed and re.search(
+        rf"\b(?:in|for)\s+{re.escape(pointed)}", query, re.IGNORECASE
+    ):  # "And for printing?"
         return []
     parts = re.split(r"\s*&\s*|\s+(?:and|or|und|oder|et|ou|y|e)\s+", pointed) if pointed else []
     named = (_DETERMINER.sub("", part, count=1) for part in parts)
     return list(dict.fromkeys(region for part in named if (region := region_called(query, part))))
 
 
-def going_on(plan: PlannerOutput, query: str, context: dict[str, Any] | None) -> tuple[PlannerOutput, list[str]]:
-    """The plan of a query that only points on, of the last turn's type, for the distortions that were asked about there and with the
-    region that it points to, and a line for each change; any other plan as it is."""
+def going_on(
+    plan: PlannerOutput, query: str, context: dict[str, Any] | None
+) -> tuple[PlannerOutput, list[str]]:
+    """The plan of a query that only points on, of the last turn's type, for the distortions that were asked
+    about there and with the region that it points to, and a line for each change; any other plan as it is."""
     turns = (context or {}).get("turns")
     if not turns or points_on(query) is None:
         return plan, []
@@ -92,12 +102,15 @@ def going_on(plan: PlannerOutput, query: str, context: dict[str, Any] | None) ->
 
 
 def turn(query: str, answer: str, plan: PlannerOutput) -> dict[str, Any]:
-    """A turn as later ones are told of it: query, answer, query_type, and the distortions that the query named."""
+    """A turn as later ones are told of it: query, answer, query_type, and the distortions that the query
+    named."""
     return {
         "query": whole_sentences(query, LONGEST_QUERY),
         "answer": whole_sentences(answer, LONGEST_ANSWER),
         "query_type": plan.query_type,
-        "distortions": list(dict.fromkeys(kind for kinds in (plan.distortions or {}).values() for kind in kinds)),
+        "distortions": list(
+            dict.fromkeys(kind for kinds in (plan.distortions or {}).values() for kind in kinds)
+        ),
     }
 
 
@@ -107,7 +120,8 @@ def prior_context(turns: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def earlier_lines(context: dict[str, Any] | None) -> list[str]:
-    """The lines of a prompt that tell of earlier turns. Their texts are JSON strings, so that none can pose as instructions."""
+    """The lines of a prompt that tell of earlier turns. Their texts are JSON strings, so that none can pose
+    as instructions."""
     turns = (context or {}).get("turns", [])
     told = (f"{_quoted(turn['query'])} was answered {_quoted(turn['answer'])}" for turn in turns)
     return ["Earlier in this conversation:", *told] if turns else []

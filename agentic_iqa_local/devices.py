@@ -1,4 +1,5 @@
-"""Which one device runs the model and the tools. Imports without torch; never widens what CUDA_VISIBLE_DEVICES allows."""
+"""Which one device runs the model and the tools. Imports without torch; never widens what
+CUDA_VISIBLE_DEVICES allows."""
 
 import functools
 import os
@@ -20,11 +21,12 @@ class DeviceError(UserError, RuntimeError):
 def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
     """ "cuda:N" or "cpu"; with neither argument, "cuda:0" where torch sees a GPU, else "cpu".
 
-    `gpu` is an index among the visible GPUs, a UUID ("GPU-" may be left out, and its beginning is enough if only one visible GPU
-    has it; digits alone are an index), or the full name of a MIG device. Raises `DeviceError` for anything else or not visible.
+    `gpu` is an index among the visible GPUs, a UUID ("GPU-" may be left out, and its beginning is enough if
+    only one visible GPU has it; digits alone are an index), or the full name of a MIG device. Raises
+    `DeviceError` for anything else or not visible.
 
-    A MIG device can be picked only through CUDA_VISIBLE_DEVICES, which is set here and read by CUDA once. So call this before
-    anything else in the process asks CUDA for its devices.
+    A MIG device can be picked only through CUDA_VISIBLE_DEVICES, which is set here and read by CUDA once. So
+    call this before anything else in the process asks CUDA for its devices.
     """
     import torch
 
@@ -45,21 +47,34 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
 
 
 def describe_device(device: str) -> dict[str, str | int | None]:
-    """What a result records of `device`: memory in bytes, None for the CPU; "cuda" as torch was built with, or None."""
+    """What a result records of `device`: memory in bytes, None for the CPU; "cuda" as torch was built with,
+    or None."""
     import torch
 
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
     if torch.device(device).type == "cpu":
-        return {"device": device, "name": platform.processor() or platform.machine(), "memory_total_bytes": None, **versions}
+        return {
+            "device": device,
+            "name": platform.processor() or platform.machine(),
+            "memory_total_bytes": None,
+            **versions,
+        }
     properties = torch.cuda.get_device_properties(device)
-    return {"device": device, "name": properties.name, "memory_total_bytes": properties.total_memory, **versions}
+    return {
+        "device": device,
+        "name": properties.name,
+        "memory_total_bytes": properties.total_memory,
+        **versions,
+    }
 
 
 def choose_dtype(asked: str, device: str, holds_in_bfloat16: bool = False) -> str:
-    """The dtype that a model computes in: `asked`, or for "auto" the GPU's half precision, and on a CPU float32.
+    """The dtype that a model computes in: `asked`, or for "auto" the GPU's half precision, and on a CPU
+    float32.
 
-    A model whose letters were measured to hold in bfloat16 (its config.json says so) has it on a CPU that multiplies it in
-    tiles. Measured with 135 million parameters on one core, in seconds for 900 tokens, 150 more and 40 written: with AMX 0.9, 0.2,
+    A model whose letters were measured to hold in bfloat16 (its config.json says so) has it on a CPU that
+    multiplies it in tiles. Measured with 135 million parameters on one core, in seconds for 900 tokens, 150
+    more and 40 written: with AMX 0.9, 0.2,
     2.1, float32 3.2, 0.6, 2.7; with AVX-512's bfloat16 alone 3.3, 0.7, 2.2, float32 2.0, 0.5, 2.8.
     """
     if asked != "auto":
@@ -82,7 +97,8 @@ def multiplies_bfloat16_in_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def make_deterministic() -> None:
-    """Asks torch for kernels that give the same bits each time, in the whole process; where there are none, torch warns."""
+    """Asks torch for kernels that give the same bits each time, in the whole process; where there are none,
+    torch warns."""
     import torch
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
@@ -91,13 +107,19 @@ def make_deterministic() -> None:
 
 
 def _choose_uuid(name: str, beginning: str) -> str:
-    """Looked up among what torch sees, so it holds under any CUDA_VISIBLE_DEVICES and after CUDA has started."""
+    """Looked up among what torch sees, so it holds under any CUDA_VISIBLE_DEVICES and after CUDA has
+    started."""
     import torch
 
-    uuids = [str(torch.cuda.get_device_properties(index).uuid).lower() for index in range(torch.cuda.device_count())]
+    uuids = [
+        str(torch.cuda.get_device_properties(index).uuid).lower()
+        for index in range(torch.cuda.device_count())
+    ]
     matches = [index for index, uuid in enumerate(uuids) if uuid.startswith(beginning)]
     if len(matches) != 1:
-        raise _not_found(name, f"a UUID, or its beginning, that one visible GPU has (found on {len(matches)})")
+        raise _not_found(
+            name, f"a UUID, or its beginning, that one visible GPU has (found on {len(matches)})"
+        )
     return f"cuda:{matches[0]}"
 
 
@@ -105,14 +127,20 @@ def _choose_mig(name: str) -> str:
     import torch
 
     visible = os.environ.get(_VISIBLE)
-    # CUDA stops reading the list at the first entry that is none, and an index does not say which MIG devices it stands for.
-    if visible is not None and name not in takewhile(lambda entry: entry.startswith("MIG-"), visible.split(",")):
+    # CUDA stops reading the list at the first entry that is none, and an index does not say which MIG devices
+    # it stands for.
+    if visible is not None and name not in takewhile(
+        lambda entry: entry.startswith("MIG-"), visible.split(",")
+    ):
         raise DeviceError(
             f"--gpu {name}: expected a device that {_VISIBLE} lists, but that is {visible!r}; "
             f"start again with {_VISIBLE}={name} if it is yours to use."
         )
     if visible != name and torch.cuda.is_initialized():
-        raise DeviceError(f"--gpu {name}: expected CUDA not to be in use yet, but it is; start again with {_VISIBLE}={name}.")
+        raise DeviceError(
+            f"--gpu {name}: expected CUDA not to be in use yet, but it is; start again with"
+            f" {_VISIBLE}={name}."
+        )
     os.environ[_VISIBLE] = name
     if torch.cuda.device_count() != 1:  # torch keeps this number only once CUDA is in use
         raise _not_found(name, "exactly one MIG device of that name")
@@ -133,7 +161,13 @@ def _not_found(name: str, expected: str) -> DeviceError:
             reason = f"; torch says: {str(error).strip().split('. ')[0]}"
     gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
     listed = ", ".join(f"{index}: {gpu.name} GPU-{gpu.uuid}" for index, gpu in enumerate(gpus)) or "none"
-    remedy = "--cpu" if count == 0 else "--gpu 0 or --cpu" if count == 1 else f"--gpu 0 to --gpu {count - 1}, or --cpu"
+    remedy = (
+        "--cpu"
+        if count == 0
+        else "--gpu 0 or --cpu"
+        if count == 1
+        else f"--gpu 0 to --gpu {count - 1}, or --cpu"
+    )
     visible = os.environ.get(_VISIBLE)
     setting = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE}={visible}"
     return DeviceError(

@@ -1,8 +1,10 @@
-"""Examines whether a set-up will work on this machine: what is found, whether it will do, and the remedy where it will not.
+"""Examines whether a set-up will work on this machine: what is found, whether it will do, and the remedy
+where it will not.
 
-Every check runs in a process apart, where Python's sockets reach nothing: one that hangs, crashes or is killed for want of
-memory is a failed check, and the next gets a new process. Models and tools are loaded by the code that assessments use, so
-that what passes here is what runs there. `examine` yields the checks; `scripts/doctor.py` prints them.
+Every check runs in a process apart, where Python's sockets reach nothing: one that hangs, crashes or is
+killed for want of memory is a failed check, and the next gets a new process. Models and tools are loaded by
+the code that assessments use, so that what passes here is what runs there. `examine` yields the checks;
+`scripts/doctor.py` prints them.
 """
 
 import ctypes
@@ -11,7 +13,6 @@ import functools
 import importlib.metadata
 import json
 import math
-import multiprocessing
 import os
 import shutil
 import signal
@@ -38,12 +39,20 @@ from agentic_iqa_local.iqa_tools.specs import TOOLS, find_tool
 from agentic_iqa_local.iqa_tools.weights import huggingface_cache, torch_hub
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.offline.assembly import RECORD, WEIGHTS, AssemblyError, read_record, weights_are_right
-from agentic_iqa_local.offline.store import MANIFEST, BundleError, models_root, read_manifest, unlisted, verify
+from agentic_iqa_local.offline.store import (
+    MANIFEST,
+    BundleError,
+    models_root,
+    read_manifest,
+    unlisted,
+    verify,
+)
 from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, ROOT, about_missing_model, command
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import read_weights
+from agentic_iqa_local.worker import Worker, cause_of_death
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -64,8 +73,8 @@ QUANTISED = {"8bit": 1.0, "4bit": 0.55}  # bytes of a weight, nf4's scales inclu
 # As transformers_client leaves them unquantised, by a level of the tensor's name.
 KEPT = {"visual", "vision_tower", "vision_model", "lm_head", "embed_tokens"}
 ENVIRONMENT = (
-    f"run it in the project's environment: {command('doctor', made=True)}, or without a network in one made of a bundle's wheels "
-    "(docs/air_gapped.md)"
+    f"run it in the project's environment: {command('doctor', made=True)}, or without a network in one made"
+    " of a bundle's wheels (docs/air_gapped.md)"
 )
 OWN_ERRORS = (VLMError, ToolError, CalibrationError, ConfigError, DeviceError, BundleError, AssemblyError)
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
@@ -73,7 +82,8 @@ LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was examined, each text on one line. `remedy` is empty where it passed; `seconds` is how long it took."""
+    """One thing that was examined, each text on one line. `remedy` is empty where it passed; `seconds` is how
+    long it took."""
 
     name: str
     status: Status
@@ -89,7 +99,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is examined: a configuration and the device that `gpu` and `cpu` ask for, as `choose_device` reads them."""
+    """What is examined: a configuration and the device that `gpu` and `cpu` ask for, as `choose_device` reads
+    them."""
 
     settings: Settings
     gpu: str | None = None
@@ -108,7 +119,9 @@ class Setup:
     @property
     def backends(self) -> list[str]:
         """The configuration's distinct models, ENGINE.FOLDER."""
-        return list(dict.fromkeys(self.settings.role(role).backend for role in ("planner", "executor", "summarizer")))
+        return list(
+            dict.fromkeys(self.settings.role(role).backend for role in ("planner", "executor", "summarizer"))
+        )
 
     def uses(self, engine: str) -> bool:
         return any(backend.partition(".")[0] == engine for backend in self.backends)
@@ -132,9 +145,11 @@ def _spelled(tool: str) -> str:
 
 
 def check(title: str, remedy: str) -> Callable[[Callable[..., Finding | None]], Callable[..., Check | None]]:
-    """Makes of a function that returns a finding one that returns a timed Check, named `title` and what it was asked about.
+    """Makes of a function that returns a finding one that returns a timed Check, named `title` and what it
+    was asked about.
 
-    What it raises is a fail; this project's own errors say after their last semicolon what to do, others get `remedy`.
+    What it raises is a fail; this project's own errors say after their last semicolon what to do, others get
+    `remedy`.
     """
 
     def decorate(find: Callable[..., Finding | None]) -> Callable[..., Check | None]:
@@ -148,7 +163,9 @@ def check(title: str, remedy: str) -> Callable[[Callable[..., Finding | None]], 
                 finding = ("fail", found, advice) if found else ("fail", str(error), remedy)
             except Exception as error:
                 finding = ("fail", f"{type(error).__name__}: {_told(error)}", remedy)
-            return finding and Check(examined.title(*about), *finding, seconds=round(time.perf_counter() - began, 3))
+            return finding and Check(
+                examined.title(*about), *finding, seconds=round(time.perf_counter() - began, 3)
+            )
 
         examined.title = lambda *about: one_line(" ".join((title, *about)))  # as Check.name has it
         return examined
@@ -169,7 +186,8 @@ def gib(size: float) -> str:
 
 
 def _project() -> tuple[str, list[str]]:
-    """The Python and the packages that this version asks for: those of the checkout, else of the installed package."""
+    """The Python and the packages that this version asks for: those of the checkout, else of the installed
+    package."""
     file = ROOT / "pyproject.toml"
     if file.is_file():
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
@@ -179,12 +197,15 @@ def _project() -> tuple[str, list[str]]:
 
 
 def _unmet(requirements: list[str], only: set[str] | None = None) -> list[str]:
-    """One phrase for each requirement (of the packages `only`, where given) that the installed packages do not meet."""
+    """One phrase for each requirement (of the packages `only`, where given) that the installed packages do
+    not meet."""
     from packaging.requirements import Requirement
 
     lines = []
     for requirement in map(Requirement, requirements):
-        if (only and requirement.name not in only) or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+        if (only and requirement.name not in only) or (
+            requirement.marker and not requirement.marker.evaluate({"extra": ""})
+        ):
             continue
         try:
             version = importlib.metadata.version(requirement.name)
@@ -207,7 +228,11 @@ def python(setup: Setup) -> Finding:
 
     needed, version = _project()[0], ".".join(map(str, sys.version_info[:3]))
     good = SpecifierSet(needed).contains(version)
-    return ("pass" if good else "fail"), f"{version} in {sys.prefix}, needs {needed}", "" if good else ENVIRONMENT
+    return (
+        ("pass" if good else "fail"),
+        f"{version} in {sys.prefix}, needs {needed}",
+        "" if good else ENVIRONMENT,
+    )
 
 
 @check("packages", ENVIRONMENT)
@@ -225,7 +250,8 @@ def vllm_distribution() -> str | None:
 
 @check("vllm", "install vLLM anew in an environment of its own, or use --engine transformers")
 def vllm(setup: Setup) -> Finding | None:
-    """Does vLLM fit the device, and does it ask for the torch and transformers that are here? Nothing where it is not used."""
+    """Does vLLM fit the device, and does it ask for the torch and transformers that are here? Nothing where
+    it is not used."""
     if not setup.uses("vllm"):
         return None
     if (name := vllm_distribution()) is None:
@@ -238,12 +264,19 @@ def vllm(setup: Setup) -> Finding | None:
     for_cpu = "cpu" in name or "cpu" in version
     found = f"{name} {version}, built for {'CPUs' if for_cpu else 'GPUs'}"
     if for_cpu == setup.device.startswith("cuda"):
-        return "fail", f"{found}; the device is {setup.device}", "install the other build, or use --engine transformers"
+        return (
+            "fail",
+            f"{found}; the device is {setup.device}",
+            "install the other build, or use --engine transformers",
+        )
     if unmet := _unmet(importlib.metadata.requires(name) or [], {"torch", "transformers"}):
         return (
             "warn",
             f"{found}; its metadata asks for others: {'; '.join(unmet)}",
-            "trust it only where it loads and answers below; else install vLLM with its own torch in an environment of its own",
+            (
+                "trust it only where it loads and answers below; else install vLLM with its own torch in an"
+                " environment of its own"
+            ),
         )
     return "pass", f"{found}; {_versions('torch', 'transformers')} suit it", ""
 
@@ -275,7 +308,11 @@ def torch_build(setup: Setup) -> Finding:
         remedy = "install an NVIDIA driver (in a container: start it with --gpus all), or pass --cpu"
         return ("fail", found, remedy) if setup.gpu else ("warn", f"{found}; the CPU is used", remedy)
     if driver[0] < int(build.partition(".")[0]):
-        return "fail", found, f"install a driver for CUDA {build} or newer, or a torch that is built for CUDA {driver[0]}"
+        return (
+            "fail",
+            found,
+            f"install a driver for CUDA {build} or newer, or a torch that is built for CUDA {driver[0]}",
+        )
     return "pass", found, ""
 
 
@@ -297,11 +334,16 @@ def device(setup: Setup) -> Finding:
 
 @check("models folder", "unpack the bundle again: python -m agentic_iqa_local unpack BUNDLE")
 def models_folder(setup: Setup) -> Finding:
-    """Is every file of the models folder what its manifest says? `quick` compares sizes instead of reading every byte."""
+    """Is every file of the models folder what its manifest says? `quick` compares sizes instead of reading
+    every byte."""
     root = models_root()
     unpack = "python -m agentic_iqa_local unpack BUNDLE"
     if not os.path.isdir(root):
-        return "fail", f"{root}: no such folder", f"say where it is with --models or $AGENTIC_IQA_MODELS, or {unpack}"
+        return (
+            "fail",
+            f"{root}: no such folder",
+            f"say where it is with --models or $AGENTIC_IQA_MODELS, or {unpack}",
+        )
     if not os.path.lexists(root / MANIFEST):
         found = f"{root}: no manifest"
         if root == ROOT / "models":
@@ -309,7 +351,11 @@ def models_folder(setup: Setup) -> Finding:
         return "warn", f"{found}, so nobody can tell whether its files are whole", unpack
     manifest, sha256 = read_manifest(root)
     if setup.quick:
-        sizes = {entry.path: (root / entry.path).stat().st_size for entry in manifest.files if (root / entry.path).is_file()}
+        sizes = {
+            entry.path: (root / entry.path).stat().st_size
+            for entry in manifest.files
+            if (root / entry.path).is_file()
+        }
         problems = [
             f"{root / entry.path}: expected {entry.size} bytes, found {sizes.get(entry.path, 'no file')}"
             for entry in manifest.files
@@ -320,18 +366,28 @@ def models_folder(setup: Setup) -> Finding:
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         return "fail", f"{problems[0]}{more}", f"{unpack} (what is right is kept)"
-    found = f"{root}: {len(manifest.files)} files are as manifest {sha256[:12]} says{', by size' if setup.quick else ''}"
+    found = (
+        f"{root}: {len(manifest.files)} files are as manifest {sha256[:12]}"
+        f" says{', by size' if setup.quick else ''}"
+    )
     folders = {Path(setup.settings.model(backend).path).resolve() for backend in setup.backends}
     known = {(root / entry.path).parent.resolve() for entry in manifest.files} | {EMBEDDED}
     if foreign := sorted(map(str, folders - known)):
-        return "warn", f"{found}; it does not list {', '.join(foreign)}", "bring that folder in a bundle to have it verified"
+        return (
+            "warn",
+            f"{found}; it does not list {', '.join(foreign)}",
+            "bring that folder in a bundle to have it verified",
+        )
     return "pass", found, ""
 
 
 @check("embedded model", "get the checkout or the installation again")
 def embedded_model(setup: Setup) -> Finding | None:
-    """Are the assembled weights those that the parts' record names? Nothing where another model is used; `quick` reads no weights."""
-    if not ASSEMBLED or EMBEDDED not in {Path(setup.settings.model(backend).path) for backend in setup.backends}:
+    """Are the assembled weights those that the parts' record names? Nothing where another model is used;
+    `quick` reads no weights."""
+    if not ASSEMBLED or EMBEDDED not in {
+        Path(setup.settings.model(backend).path) for backend in setup.backends
+    }:
         return None
     record = read_record(EMBEDDED_PARTS)
     if not os.path.isdir(EMBEDDED):
@@ -381,17 +437,25 @@ def writable(folder: Path) -> str | None:
 
 @check("cache", "choose another folder")
 def cache(setup: Setup, name: str) -> Finding | None:
-    """Can a library write to its folder? Nothing for one inside the models folder, which is only read, or of an engine that
-    is not used."""
+    """Can a library write to its folder? Nothing for one inside the models folder, which is only read, or of
+    an engine that is not used."""
     folder = cache_folder(name)
     if folder.is_relative_to(models_root()) or (name == "vllm" and not setup.uses("vllm")):
         return None
     # Libraries make their own folders; nobody makes $TMPDIR.
-    problem = "there is no such folder" if name == "temporary files" and not folder.is_dir() else writable(folder)
+    problem = (
+        "there is no such folder" if name == "temporary files" and not folder.is_dir() else writable(folder)
+    )
     if problem is None:
         return "pass", str(folder), ""
-    needed = name == "temporary files" or (name in ("triton", "vllm") and setup.uses("vllm") and not setup.cpu)
-    return "fail" if needed else "warn", f"{folder}: {problem}", f"make room there, or point ${CACHES[name]} to another folder"
+    needed = name == "temporary files" or (
+        name in ("triton", "vllm") and setup.uses("vllm") and not setup.cpu
+    )
+    return (
+        "fail" if needed else "warn",
+        f"{folder}: {problem}",
+        f"make room there, or point ${CACHES[name]} to another folder",
+    )
 
 
 @check("score cache", "set tools.cache to another file, or leave it out")
@@ -425,14 +489,18 @@ def model_folder(setup: Setup, backend: str) -> Finding:
     if backend.partition(".")[0] == "server":
         return "pass", f"{found}, its processor (the weights are the server's)", ""
     weights = renderer.weights
-    return "pass", f"{found}, {weights.numbers / 1e6:.1f} million parameters in {len(weights.files)} file(s)", ""
+    return (
+        "pass",
+        f"{found}, {weights.numbers / 1e6:.1f} million parameters in {len(weights.files)} file(s)",
+        "",
+    )
 
 
 def weight_bytes(folder: Path, quantization: str, width: int) -> int:
     """Bytes of a folder's weights once loaded in a dtype of `width` bytes.
 
-    Quantised are the matrices of the language layers and of what joins the tower to them; tower, embeddings and head keep the
-    dtype. A folder that is quantised already is counted as it lies on disk.
+    Quantised are the matrices of the language layers and of what joins the tower to them; tower, embeddings
+    and head keep the dtype. A folder that is quantised already is counted as it lies on disk.
     """
     weights = read_weights(folder)
     if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
@@ -441,22 +509,27 @@ def weight_bytes(folder: Path, quantization: str, width: int) -> int:
     return round(
         sum(
             math.prod(shape)
-            * (small if len(shape) == 2 and name.endswith(".weight") and not KEPT & {*name.split(".")} else width)
+            * (
+                small
+                if len(shape) == 2 and name.endswith(".weight") and not KEPT & {*name.split(".")}
+                else width
+            )
             for name, shape in weights.shapes.items()
         )
     )
 
 
 def cache_bytes(config: Any, tokens: int, width: int) -> int:
-    """Bytes of the keys and values of `tokens` tokens, for a transformers text configuration; an upper bound for models
-    whose layers do not all keep every token."""
+    """Bytes of the keys and values of `tokens` tokens, for a transformers text configuration; an upper bound
+    for models whose layers do not all keep every token."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return 2 * config.num_hidden_layers * heads * head * width * tokens
 
 
 def prompt_tokens(renderer: "Renderer") -> int:
-    """Tokens of two images of the largest size that the model sees at once, and of a long prompt with its answer."""
+    """Tokens of two images of the largest size that the model sees at once, and of a long prompt with its
+    answer."""
     from PIL import Image
 
     from agentic_iqa_local.prompts import DEFAULT_QUERY, summarizer_prompt
@@ -465,14 +538,17 @@ def prompt_tokens(renderer: "Renderer") -> int:
     limits = renderer.limits
     if limits.factor > 1:
         return 2 * (limits.max_pixels // limits.factor**2) + TEXT_TOKENS
-    side = math.isqrt(limits.max_pixels or 2048 * 2048)  # processors that resize or tile make of this what they make of any
+    side = math.isqrt(
+        limits.max_pixels or 2048 * 2048
+    )  # processors that resize or tile make of this what they make of any
     rendered = renderer.render(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), 1)
     return 2 * renderer.expand(rendered, [Image.new("RGB", (side, side))]).seen[0].tokens + TEXT_TOKENS
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that one model takes: its weights, and the key-value cache of `tokens` tokens, in numbers of `width` bytes."""
+    """Bytes that one model takes: its weights, and the key-value cache of `tokens` tokens, in numbers of
+    `width` bytes."""
 
     name: str
     width: int
@@ -502,7 +578,8 @@ def model_need(renderer: "Renderer", settings: ModelSettings, device: str) -> Ne
 
 
 def free_memory(device: str, spread: bool = False) -> tuple[int, int]:
-    """(free, total) bytes of `device`; of all visible GPUs where a model is `spread` over them; within a container's limit."""
+    """(free, total) bytes of `device`; of all visible GPUs where a model is `spread` over them; within a
+    container's limit."""
     if device.startswith("cuda"):
         import torch
 
@@ -522,7 +599,10 @@ def container_memory(folder: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] |
     """
     try:
         limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-        held = {key: int(value) for key, value in map(str.split, (folder / "memory.stat").read_text().splitlines())}
+        held = {
+            key: int(value)
+            for key, value in map(str.split, (folder / "memory.stat").read_text().splitlines())
+        }
     except (OSError, ValueError):  # no such group, or "max": no limit
         return None
     return max(0, limit - used + held["file"] - held["shmem"]), limit
@@ -532,10 +612,14 @@ def container_memory(folder: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] |
 def memory(setup: Setup) -> Finding:
     """Do the models and the tools fit into what is free?
 
-    What the tools need is declared (`left_for_tools_gib`). A model's activations are not counted: models and tools take turns,
-    so what is kept free for the tools serves them too.
+    What the tools need is declared (`left_for_tools_gib`). A model's activations are not counted: models and
+    tools take turns, so what is kept free for the tools serves them too.
     """
-    local = {backend: setup.settings.model(backend) for backend in setup.backends if not backend.startswith("server.")}
+    local = {
+        backend: setup.settings.model(backend)
+        for backend in setup.backends
+        if not backend.startswith("server.")
+    }
     renderers = {backend: _renderer(setup, backend) for backend in local}
     needs = {backend: model_need(renderers[backend], local[backend], setup.device) for backend in local}
     model = sum(need.size for need in needs.values())
@@ -553,7 +637,11 @@ def memory(setup: Setup) -> Finding:
         advice += smaller(needs[backend], renderers[backend], local[backend], missing)
     reserved = setup.device.startswith("cuda") and setup.uses("vllm")
     status = "fail" if model > free or reserved else "warn"
-    return status, found, "; or ".join([*advice, "lower left_for_tools_gib" if model <= free else "take a smaller model"])
+    return (
+        status,
+        found,
+        "; or ".join([*advice, "lower left_for_tools_gib" if model <= free else "take a smaller model"]),
+    )
 
 
 def smaller(need: Need, renderer: "Renderer", settings: ModelSettings, missing: float) -> list[str]:
@@ -596,24 +684,34 @@ def model(setup: Setup, backend: str) -> Finding:
     about = client.describe()
     return (
         "pass",
-        f"{about['engine']} answers {reply.model_validate_json(answer).final_answer} on {about['device']} in {about['dtype']}",
+        (
+            f"{about['engine']} answers {reply.model_validate_json(answer).final_answer} on {about['device']}"
+            f" in {about['dtype']}"
+        ),
         "",
     )
 
 
 @check("letters", "use another model")
 def letters(setup: Setup, backend: str) -> Finding:
-    """Are the letters A–E tokens of this model with finite log-probabilities, and does it mean to answer with them?"""
+    """Are the letters A–E tokens of this model with finite log-probabilities, and does it mean to answer with
+    them?"""
     from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 
     client = setup.services.pool.get(backend, setup.settings.model(backend))
     session = client.open([pictures()[0]])
     read = session.read_letters(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), ANSWER_PREFIX, LETTERS)
     session.close()
-    found = ", ".join(f"{letter} {read.logprobs[letter]:.2f} (token {read.token_ids[letter]})" for letter in LETTERS)
+    found = ", ".join(
+        f"{letter} {read.logprobs[letter]:.2f} (token {read.token_ids[letter]})" for letter in LETTERS
+    )
     found = f"{found}; {read.off_letter_mass:.2%} of the probability lies off them"
     if read.off_letter_mass > setup.settings.fusion.off_letter_warning:
-        return "warn", found, "this model hardly takes the answer format: use a model that follows instructions"
+        return (
+            "warn",
+            found,
+            "this model hardly takes the answer format: use a model that follows instructions",
+        )
     return "pass", found, ""
 
 
@@ -630,7 +728,8 @@ def tools(setup: Setup) -> Finding:
 
 @check("tool", f"bring its weights anew ({command('bundle')} --tools NAME), or list it in tools.not_offered")
 def tool(setup: Setup, name: str) -> Finding | None:
-    """Is a tool there and does it measure? Nothing for one that is absent and that the configuration does not name."""
+    """Is a tool there and does it measure? Nothing for one that is absent and that the configuration does not
+    name."""
     spec, named = find_tool(name), name in setup.named_tools
     runner = setup.tools()
     info = next(info for info in runner.info() if info.name == spec.name)
@@ -638,7 +737,10 @@ def tool(setup: Setup, name: str) -> Finding | None:
         if not named:
             return None
         if spec.weights and info.reason.startswith("missing weights"):
-            remedy = f"fetch them on a connected machine: {command('bundle')} --tools {spec.name}; or name another tool"
+            remedy = (
+                f"fetch them on a connected machine: {command('bundle')} --tools {spec.name}; or name another"
+                " tool"
+            )
         elif info.reason.startswith("missing Python module"):
             remedy = ENVIRONMENT
         else:
@@ -655,8 +757,9 @@ def tool(setup: Setup, name: str) -> Finding | None:
 
 
 def block_network(settings: Settings, attempts: list[str]) -> None:
-    """From now on Python's sockets of this process reach no address but that of a configured server, and this machine itself
-    where vLLM's engine talks to itself. What else is tried fails as without a network, and is added to `attempts`.
+    """From now on Python's sockets of this process reach no address but that of a configured server, and this
+    machine itself where vLLM's engine talks to itself. What else is tried fails as without a network, and is
+    added to `attempts`.
 
     It cannot be undone.
     """
@@ -685,9 +788,8 @@ def block_network(settings: Settings, attempts: list[str]) -> None:
     sys.addaudithook(refuse)
 
 
-def _work(setup: Setup, pipe: "Connection", log: str) -> None:
+def _work(pipe: "Connection", setup: Setup, log: str) -> None:
     """What the process apart does: one check after another, until there is nothing to read any more."""
-    os.setsid()  # so that what libraries start can be ended together with it
     with open(log, "wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -703,14 +805,16 @@ def _work(setup: Setup, pipe: "Connection", log: str) -> None:
                     found,
                     status="fail" if found.status == "fail" else "warn",
                     found=f"{found.found}; it tried to reach {where}",
-                    remedy=found.remedy or "find out what wants the network; where packets vanish it waits for an answer",
+                    remedy=found.remedy
+                    or "find out what wants the network; where packets vanish it waits for an answer",
                 )
                 attempts.clear()
             pipe.send(found)
 
 
 class Apart:
-    """A process in which checks run; it is started for the first, and anew after one that hung or killed it."""
+    """A process in which checks run; it is started for the first, and anew after one that hung or killed
+    it."""
 
     def __init__(self, setup: Setup, timeout: float):
         self.setup, self.timeout = setup, timeout
@@ -718,9 +822,8 @@ class Apart:
         with suppress(OSError):  # that nothing can be written is for a check to say
             handle, self._log = tempfile.mkstemp(prefix="doctor-", suffix=".log")
             os.close(handle)
-        self._context = multiprocessing.get_context("spawn")
-        self._process: Any = None
-        self._pipe: Any = None
+        self._worker: Worker | None = None
+        self._code = 0
 
     def __enter__(self) -> Self:
         return self
@@ -731,62 +834,61 @@ class Apart:
             os.unlink(self._log)
 
     def ask(self, examine_one: Callable[..., Check | None], *about: str) -> Check | None:
-        """The check's result; a failed one when it takes longer than the timeout, or when the process dies."""
+        """The check's result; a failed one when it takes longer than the timeout, or when the process
+        dies."""
         began = time.perf_counter()
         try:
-            if self._process is None:
-                self._start()
-            self._pipe.send((examine_one, about))
-            if self._pipe.poll(self.timeout):
-                return self._pipe.recv()
+            if self._worker is None:
+                self._worker = Worker(_work, self.setup, self._log)
+            self._worker.send((examine_one, about))
+            if self._worker.waits(self.timeout):
+                return self._worker.receive()
             found = f"no answer within {self.timeout:g} s"
-            remedy = "raise --timeout if the disk or the device is merely slow; else find out what it waits for"
+            remedy = (
+                "raise --timeout if the disk or the device is merely slow; else find out what it waits for"
+            )
             self._stop(patience=0)
         except (EOFError, OSError):
             self._stop(patience=10)
             found, remedy = self._cause()
         return Check(examine_one.title(*about), "fail", found, remedy, round(time.perf_counter() - began, 3))
 
-    def _start(self) -> None:
-        self._pipe, theirs = self._context.Pipe()
-        self._process = self._context.Process(target=_work, args=(self.setup, theirs, self._log))
-        self._process.start()
-        theirs.close()
-
     def _stop(self, patience: float) -> None:
-        """Lets the process end by itself for `patience` seconds, then kills it and whatever it started."""
-        if self._process is None:
-            return
-        self._pipe.close()
-        self._process.join(patience)
-        self._process.kill()
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.join(5)
-        self._code, self._process = self._process.exitcode, None
+        if self._worker:
+            self._code, self._worker = self._worker.end(patience), None
 
     def _cause(self) -> tuple[str, str]:
         """Why the process died, and what to do."""
         said = Path(self._log).read_text(errors="replace").split("\n")
-        last = next((f"; the last it said: {line.strip()[:200]}" for line in reversed(said) if line.strip()), "")
-        code = self._code or 0
-        if code >= 0:
-            return f"the process ended with status {code}{last}", "see what it said, and repair the environment"
-        name = signal.Signals(-code).name
+        last = next(
+            (f"; the last it said: {line.strip()[:200]}" for line in reversed(said) if line.strip()), ""
+        )
+        found = f"{cause_of_death(self._code)}{last}"
+        if self._code >= 0:
+            return found, "see what it said, and repair the environment"
         remedy = {
             "SIGKILL": "most likely memory ran out: see the memory check",
             "SIGILL": "a library is built for another processor: install a build for this one",
-        }.get(name, "a library is broken or does not fit another one: make the environment anew")
-        return f"the process was ended by {name}{last}", remedy
+        }.get(
+            signal.Signals(-self._code).name,
+            "a library is broken or does not fit another one: make the environment anew",
+        )
+        return found, remedy
 
 
 def examine(
-    settings: Settings, *, gpu: str | None = None, cpu: bool = False, quick: bool = False, timeout: float = TIMEOUT
+    settings: Settings,
+    *,
+    gpu: str | None = None,
+    cpu: bool = False,
+    quick: bool = False,
+    timeout: float = TIMEOUT,
 ) -> Iterator[Check]:
-    """Yields every check of a configuration on a device as it is done; what rests on a failed one is left out.
+    """Yields every check of a configuration on a device as it is done; what rests on a failed one is left
+    out.
 
-    `gpu` and `cpu` as in `choose_device`. `quick` loads no model and no tool and reads no file whole: for a health check. A
-    check may take `timeout` seconds.
+    `gpu` and `cpu` as in `choose_device`. `quick` loads no model and no tool and reads no file whole: for a
+    health check. A check may take `timeout` seconds.
     """
     setup = Setup(settings, gpu, cpu, quick)
     with Apart(setup, timeout) as apart:
@@ -842,5 +944,10 @@ def as_text(found: Check, width: int = 118) -> str:
 
 def _column(text: str, indent: int, width: int) -> list[str]:
     return textwrap.wrap(
-        text, width, initial_indent=" " * indent, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
+        text,
+        width,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        break_long_words=False,
     )

@@ -4,7 +4,8 @@ from agentic_iqa_local.text import one_line
 
 
 class UserError(Exception):
-    """Something that the user can mend. The message is one sentence: what was expected, what came, what to do.
+    """Something that the user can mend. The message is one sentence: what was expected, what came, what to
+    do.
 
     It may quote what comes from elsewhere: whatever would break its line or steer a terminal is escaped.
     """

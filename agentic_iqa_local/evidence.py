@@ -1,6 +1,7 @@
 """Whether the evidence suffices. Pure: evidence and plan in, a decision with its reason out.
 
-The limits below were set on synthetic pictures, so that few sound passes are doubted; human scores were not looked at.
+The limits below were set on synthetic pictures, so that few sound passes are doubted; human scores were not
+looked at.
 """
 
 import math
@@ -16,7 +17,9 @@ SEVERE = ("severe", "extreme")
 KEY_SEVERITIES = ("moderate", "severe", "extreme")
 MILD = ("none", "slight")
 HIGH_SCORE = 4.0
-LOW_SCORE = 2.2  # a little above the mirror of 4.0: no map of the tools without weights ends below 2.0 but NIQE's
+LOW_SCORE = (
+    2.2  # a little above the mirror of 4.0: no map of the tools without weights ends below 2.0 but NIQE's
+)
 LOW_QUALITY = 2.9  # the fused score below which damage should have been found
 FLAWED = 3.0  # the tools' mean below which the Executor looks twice for a distortion
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
@@ -33,8 +36,10 @@ def required_objects(query_scope: list[str] | str) -> list[str]:
 
 
 def contradictions(evidence: ExecutorOutput) -> list[str]:
-    """One line for each of two kinds: a severe or extreme distortion whose own tool score is above 4.0, or whose object's scores
-    all are; an object whose scores are all below 2.2 while nothing, or only slight damage, was found of it."""
+    """One line for each of two kinds: a severe or extreme distortion whose own tool score is above 4.0, or
+    whose object's scores all are; an object whose scores are all below 2.2 while nothing, or only slight
+    damage, was found of it.
+    """
     lines = []
     for name, items in (evidence.distortion_analysis or {}).items():
         scores = _standing(evidence, name)
@@ -43,27 +48,45 @@ def contradictions(evidence: ExecutorOutput) -> list[str]:
         for item in items:
             judged = [scores[item.type]] if item.type in scores else list(scores.values())
             if item.severity in SEVERE and all(score > HIGH_SCORE for _, score in judged):
-                lines.append(f"Contradictory evidence: {item.severity} {item.type} of {name} but high scores ({_told(judged)})")
-        if all(item.severity in MILD for item in items) and all(score < LOW_SCORE for _, score in scores.values()):
-            lines.append(f"Contradictory evidence: {_mild(items)} of {name} but low scores ({_told(scores.values())})")
+                lines.append(
+                    f"Contradictory evidence: {item.severity} {item.type} of {name} but high scores"
+                    f" ({_told(judged)})"
+                )
+        if all(item.severity in MILD for item in items) and all(
+            score < LOW_SCORE for _, score in scores.values()
+        ):
+            lines.append(
+                f"Contradictory evidence: {_mild(items)} of {name} but low scores ({_told(scores.values())})"
+            )
     return lines
 
 
 def unexplained(evidence: ExecutorOutput) -> dict[str, str]:
-    """By object, a line where the tools' mean is below `FLAWED` while nothing, or only slight damage, was found: it may be missed."""
+    """By object, a line where the tools' mean is below `FLAWED` while nothing, or only slight damage, was
+    found: it may be missed."""
     lines = {}
     for name, items in (evidence.distortion_analysis or {}).items():
         scores = dict(_standing(evidence, name).values())
-        if scores and statistics.mean(scores.values()) < FLAWED and all(item.severity in MILD for item in items):
+        if (
+            scores
+            and statistics.mean(scores.values()) < FLAWED
+            and all(item.severity in MILD for item in items)
+        ):
             lines[name] = f"{_mild(items)} of {name} but low scores ({_told(scores.items())})"
     return lines
 
 
 def _unseen_flaw(evidence: ExecutorOutput, fusion: FusionResult | None) -> str | None:
-    """A line where the fused score is low, though neither the analysis nor the tools' mean says so: the letters saw something. Where
-    the tools' mean is low as well the Executor has looked twice already."""
+    """A line where the fused score is low, though neither the analysis nor the tools' mean says so: the
+    letters saw something. Where the tools' mean is low as well the Executor has looked twice already."""
     found = [item for items in (evidence.distortion_analysis or {}).values() for item in items]
-    if not evidence.distortion_analysis or fusion is None or fusion.q is None or fusion.q >= LOW_QUALITY or unexplained(evidence):
+    if (
+        not evidence.distortion_analysis
+        or fusion is None
+        or fusion.q is None
+        or fusion.q >= LOW_QUALITY
+        or unexplained(evidence)
+    ):
         return None
     if any(item.severity not in MILD for item in found):
         return None
@@ -75,7 +98,8 @@ def _mild(items: Sequence[DistortionAnalysis]) -> str:
 
 
 def _standing(evidence: ExecutorOutput, name: str, with_checks: bool = False) -> dict[str, tuple[str, float]]:
-    """The scores of an object that have a vote, by distortion; `with_checks`: also those that only check them."""
+    """The scores of an object that have a vote, by distortion; `with_checks`: also those that only check
+    them."""
     silent = {
         log.tool_name
         for log in evidence.tool_logs
@@ -90,12 +114,19 @@ def _told(scores: Iterable[tuple[str, float]]) -> str:
 
 
 def open_severities(evidence: ExecutorOutput) -> dict[str, list[DistortionAnalysis]]:
-    """By object, the distortions whose severity the model cannot tell, or finds all words nearly equally probable for."""
+    """By object, the distortions whose severity the model cannot tell, or finds all words nearly equally
+    probable for."""
     read = evidence.severity_probabilities or {}
     return {
         name: found
         for name, items in (evidence.distortion_analysis or {}).items()
-        if (found := [item for item in items if item.severity == UNCLEAR or _is_open(read.get(name, {}).get(item.type))])
+        if (
+            found := [
+                item
+                for item in items
+                if item.severity == UNCLEAR or _is_open(read.get(name, {}).get(item.type))
+            ]
+        )
     }
 
 
@@ -113,7 +144,8 @@ def apart(one: tuple[str, float], other: tuple[str, float], reachable: Reachable
 
 
 def outvoted(scores: Sequence[tuple[str, float]], reachable: Reachable) -> set[str]:
-    """The tools, of three or more, whose score stands apart from every other one, the furthest from the others' median first.
+    """The tools, of three or more, whose score stands apart from every other one, the furthest from the
+    others' median first.
 
     Two against one is a vote, one against one and two against two are none.
     """
@@ -141,10 +173,12 @@ def disagreement(evidence: ExecutorOutput, reachable: Reachable) -> str | None:
 
 
 def doubts(evidence: ExecutorOutput) -> str | None:
-    """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`: severities that cannot be told, and tools
-    that disagree. None where nothing is."""
+    """What the evidence leaves open by its own account, for `ExecutorOutput.uncertainty`: severities that
+    cannot be told, and tools that disagree. None where nothing is."""
     lines = [
-        f"cannot tell how severe {item.type} of {name} is" for name, items in open_severities(evidence).items() for item in items
+        f"cannot tell how severe {item.type} of {name} is"
+        for name, items in open_severities(evidence).items()
+        for item in items
     ]
     return "; ".join(filter(None, [*lines, evidence.disagreement])) or None
 
@@ -153,7 +187,8 @@ def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
     """What whoever reads the scores must know: tools without a vote, and regions that were not found."""
     alone = dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted)
     lines = [
-        f"{tool} has no vote: its score of {'the picture' if name == 'Global' else name} stands apart from every other tool's"
+        f"{tool} has no vote: its score of {'the picture' if name == 'Global' else name} stands apart from"
+        " every other tool's"
         for tool, name in alone
     ]
     missed = [name for name, box in (evidence.boxes or {}).items() if box is None]
@@ -168,8 +203,8 @@ def should_replan(
 ) -> tuple[bool, str]:
     """(need_replan, reason).
 
-    With two arguments the specification's literal code: an analysis must cover the scope, and there must be scores. With
-    the plan, and the letters if they were read, the first of `find_gaps`.
+    With two arguments the specification's literal code: an analysis must cover the scope, and there must be
+    scores. With the plan, and the letters if they were read, the first of `find_gaps`.
     """
     evidence = executor_output or ExecutorOutput()
     if plan is not None:
@@ -182,12 +217,14 @@ def should_replan(
     return (False, "") if evidence.quality_scores else (True, "No tool scores available")
 
 
-def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: FusionResult | None = None) -> list[Gap]:
+def find_gaps(
+    evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: FusionResult | None = None
+) -> list[Gap]:
     """What another pass should gather anew, the most serious first.
 
-    A part that is missing counts only where the plan asked for it; a failed executor, a contradiction, explicit uncertainty and
-    letters that say nothing, or the opposite of the tools, count too. A tool that was tried and could not run is a warning
-    elsewhere, not a gap.
+    A part that is missing counts only where the plan asked for it; a failed executor, a contradiction,
+    explicit uncertainty and letters that say nothing, or the opposite of the tools, count too. A tool that
+    was tried and could not run is a warning elsewhere, not a gap.
     """
     evidence = evidence or ExecutorOutput()
     objects = required_objects(plan.query_scope)
@@ -213,8 +250,8 @@ def find_gaps(evidence: ExecutorOutput | None, plan: PlannerOutput, fusion: Fusi
 
 
 def _letter_gap(fusion: FusionResult | None) -> str | None:
-    """What is wrong with the letters that were read in one order; once they were read in both, nothing more can be done. Letters
-    that prefer nothing are a gap only where no tool speaks."""
+    """What is wrong with the letters that were read in one order; once they were read in both, nothing more
+    can be done. Letters that prefer nothing are a gap only where no tool speaks."""
     if fusion is None or fusion.q is None or fusion.mode != "logits" or fusion.both_orders:
         return None
     if (fusion.off_letter_mass or 0) > OFF_THE_LETTERS:
@@ -223,13 +260,20 @@ def _letter_gap(fusion: FusionResult | None) -> str | None:
         return "No tool scores, and the letters are nearly equally probable" if _is_open(fusion.p_c) else None
     if sum(fusion.alpha[LETTER_TO_LEVEL[letter]] * p for letter, p in fusion.p_c.items()) < LEAST_OVERLAP:
         alone = expected_level(fusion.p_c)
-        return f"Letters and tools exclude each other: the letters say {alone:.1f}, the tools {fusion.q_bar:.1f}"
+        return (
+            f"Letters and tools exclude each other: the letters say {alone:.1f}, the tools {fusion.q_bar:.1f}"
+        )
     return None
 
 
 def _score_gap(evidence: ExecutorOutput, objects: list[str], plan: PlannerOutput) -> str | None:
-    """Which scores are missing, leaving out those whose tools were tried and failed: another plan would not get them either."""
-    scores = {name: found for name, found in (evidence.quality_scores or {}).items() if not is_unlocated(evidence, name)}
+    """Which scores are missing, leaving out those whose tools were tried and failed: another plan would not
+    get them either."""
+    scores = {
+        name: found
+        for name, found in (evidence.quality_scores or {}).items()
+        if not is_unlocated(evidence, name)
+    }
     failed = {(log.object_name, log.distortion) for log in evidence.tool_logs if log.error}
     if not evidence.quality_scores and not failed:
         return "No tool scores available"
@@ -245,7 +289,8 @@ def _score_gap(evidence: ExecutorOutput, objects: list[str], plan: PlannerOutput
 
 
 def is_unlocated(evidence: ExecutorOutput, name: str) -> bool:
-    """Whether the tools measured the whole picture because the model, which gives boxes, found none of this region."""
+    """Whether the tools measured the whole picture because the model, which gives boxes, found none of this
+    region."""
     return name in (evidence.boxes or {}) and evidence.boxes[name] is None
 
 
@@ -253,12 +298,14 @@ def key_distortions(evidence: ExecutorOutput, name: str, plan: PlannerOutput) ->
     """The plan's distortions of an object, else those that the analysis found moderate or worse."""
     if plan.distortions:
         return plan.distortions.get(name, [])
-    return [a.type for a in (evidence.distortion_analysis or {}).get(name, []) if a.severity in KEY_SEVERITIES]
+    return [
+        a.type for a in (evidence.distortion_analysis or {}).get(name, []) if a.severity in KEY_SEVERITIES
+    ]
 
 
 def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[tuple[str, float]]:
-    """The (tool, score) that q̄ is the mean of: one for each distinct (tool, region) run, or one for each listed entry; none of a
-    tool that was outvoted, or that only checks a better one."""
+    """The (tool, score) that q̄ is the mean of: one for each distinct (tool, region) run, or one for each
+    listed entry; none of a tool that was outvoted, or that only checks a better one."""
     if evidence is None or not evidence.quality_scores:
         return []
     counted = {name: _standing(evidence, name).values() for name in evidence.quality_scores}
@@ -266,7 +313,11 @@ def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[tuple[str
         return [pair for scores in counted.values() for pair in scores]
     crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"}
     # The score is part of the key: two different scores cannot come from one run.
-    runs = {(tool, name if name in crops else None, score) for name, scores in counted.items() for tool, score in scores}
+    runs = {
+        (tool, name if name in crops else None, score)
+        for name, scores in counted.items()
+        for tool, score in scores
+    }
     return sorted(((tool, score) for tool, _, score in runs), key=lambda pair: pair[::-1])
 
 

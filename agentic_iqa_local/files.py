@@ -1,8 +1,8 @@
-"""The one reader of small files that come from elsewhere: manifests, notes, a model's configuration; and how a new file is made
-where a stranger may have left something. Standard library alone.
+"""The one reader of small files that come from elsewhere: manifests, notes, a model's configuration; and how
+a new file is made where a stranger may have left something. Standard library alone.
 
-A name can stand for a pipe that nobody writes to, a device without an end, or a file larger than memory; JSON can be nested
-until its parser fails. None of these may hang a program or end it in a traceback.
+A name can stand for a pipe that nobody writes to, a device without an end, or a file larger than memory; JSON
+can be nested until its parser fails. None of these may hang a program or end it in a traceback.
 """
 
 import json
@@ -24,14 +24,16 @@ LONGEST_MISTAKE = 300  # characters of a message that quotes keys
 
 
 class FileError(UserError, ValueError):
-    """A file that is not what was expected. The message is the rest of a sentence that begins with the file's name: "expected
-    a regular file, got a pipe". Whoever reads the file says which it is and what to do."""
+    """A file that is not what was expected. The message is the rest of a sentence that begins with the file's
+    name: "expected a regular file, got a pipe". Whoever reads the file says which it is and what to do."""
 
 
 def open_regular(path: str | Path) -> int:
-    """A descriptor of the regular file at `path`, open for reading; it is the caller's to close. Links are followed.
+    """A descriptor of the regular file at `path`, open for reading; it is the caller's to close. Links are
+    followed.
 
-    Raises FileError for anything else, without waiting for it. A device is not even opened: for some that is an order.
+    Raises FileError for anything else, without waiting for it. A device is not even opened: for some that is
+    an order.
     """
     try:
         _require_regular(os.stat(path))
@@ -39,7 +41,9 @@ def open_regular(path: str | Path) -> int:
     except FileError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise FileError(f"expected a file that can be read, got {getattr(error, 'strerror', None) or error}") from error
+        raise FileError(
+            f"expected a file that can be read, got {getattr(error, 'strerror', None) or error}"
+        ) from error
     try:
         _require_regular(os.fstat(descriptor))  # another may have taken the name since
     except FileError:
@@ -55,9 +59,11 @@ def _require_regular(state: os.stat_result) -> None:
 
 
 def place_for(path: Path) -> Path:
-    """The file that is written under the name `path`, which need not be there yet: a link is followed once, to the end.
+    """The file that is written under the name `path`, which need not be there yet: a link is followed once,
+    to the end.
 
-    Raises FileError for a link that leads to no file, and for anything but a regular file, which is not opened.
+    Raises FileError for a link that leads to no file, and for anything but a regular file, which is not
+    opened.
     """
     is_link = False
     try:
@@ -70,7 +76,9 @@ def place_for(path: Path) -> Path:
         if is_link:
             raise FileError("expected a file, got a link that leads nowhere") from None
     except (OSError, ValueError) as error:
-        raise FileError(f"expected a file that can be written, got {getattr(error, 'strerror', None) or error}") from error
+        raise FileError(
+            f"expected a file that can be written, got {getattr(error, 'strerror', None) or error}"
+        ) from error
     return place
 
 
@@ -81,7 +89,9 @@ def create(path: Path) -> int:
     """
     with suppress(FileNotFoundError):
         os.unlink(path)
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    return os.open(
+        path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+    )
 
 
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
@@ -102,7 +112,8 @@ def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
 
 
 def read_json(path: str | Path, largest: int = LARGEST, deepest: int = DEEPEST) -> dict[str, Any]:
-    """The JSON object in a file of at most `largest` bytes, nested at most `deepest` deep. Raises FileError."""
+    """The JSON object in a file of at most `largest` bytes, nested at most `deepest` deep. Raises
+    FileError."""
     return parse_json(read_bytes(path, largest), deepest)
 
 
@@ -123,7 +134,8 @@ def parse_json(content: bytes, deepest: int = DEEPEST) -> dict[str, Any]:
 
 
 def first_mistake(error: "ValidationError") -> str:
-    """The first thing that a schema says against a value, without the value: "fusion.eta: Input should be a valid number"."""
+    """The first thing that a schema says against a value, without the value: "fusion.eta: Input should be a
+    valid number"."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))
     message = first["msg"].removeprefix("Value error, ")
@@ -136,7 +148,11 @@ def walk(value: Any) -> Iterator[tuple[dict | list, int]]:
     while waiting:
         part, depth = waiting.pop()
         yield part, depth
-        waiting += [(x, depth + 1) for x in (part.values() if isinstance(part, dict) else part) if isinstance(x, (dict, list))]
+        waiting += [
+            (x, depth + 1)
+            for x in (part.values() if isinstance(part, dict) else part)
+            if isinstance(x, (dict, list))
+        ]
 
 
 def _kind(value: Any) -> str:

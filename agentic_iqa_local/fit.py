@@ -1,4 +1,5 @@
-"""A fitted temperature of the letters and η of the tools' weights, as `study fit` writes them and `assess --fit` reads them."""
+"""A fitted temperature of the letters and η of the tools' weights, as `study fit` writes them and `assess
+--fit` reads them."""
 
 import json
 from collections.abc import Mapping
@@ -30,12 +31,13 @@ class FitError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted temperature and η with where they come from. A report must leave out the rows of `keys` and of the scenes
-    `groups` of the same data set (`dataset` is its key).
+    """A fitted temperature and η with where they come from. A report must leave out the rows of `keys` and of
+    the scenes `groups` of the same data set (`dataset` is its key).
 
-    `before` and `after` are the objective with the configuration's parameters and with these, as a reader knows it: SRCC in
-    -1..1 (higher is better), the ranked probability score in 0..1 (lower is better), or by how many levels the spread of the
-    letters' E[level] differs from the spread of the tools' mean (lower is better).
+    `before` and `after` are the objective with the configuration's parameters and with these, as a reader
+    knows it: SRCC in -1..1 (higher is better), the ranked probability score in 0..1 (lower is better), or by
+    how many levels the spread of the letters' E[level] differs from the spread of the tools' mean (lower is
+    better).
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -88,5 +90,8 @@ def read_fit(file: Path) -> Fit:
     if written == 1 and fit.objective == "srcc":
         fit = replace(fit, before=-fit.before, after=-fit.after)
     if not (LOWEST <= fit.temperature <= HIGHEST and LOWEST <= fit.eta <= HIGHEST):
-        raise FitError(f"{file}: expected temperature and eta from {LOWEST} to {HIGHEST}, got {fit.temperature} and {fit.eta}")
+        raise FitError(
+            f"{file}: expected temperature and eta from {LOWEST} to {HIGHEST}, got {fit.temperature} and"
+            f" {fit.eta}"
+        )
     return fit

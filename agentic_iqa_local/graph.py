@@ -29,14 +29,19 @@ EDGE_LABELS = {"planner": "need_replan=true & iter<max", END: "need_replan=false
 
 
 def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
-    """Conditional edge after the Summarizer: "planner" if a replan is needed and iterations < max, else "__end__"."""
+    """Conditional edge after the Summarizer: "planner" if a replan is needed and iterations < max, else
+    "__end__"."""
     result = state.get("summarizer_result")
     need_replan = bool(result and result.need_replan and not state.get("error"))
     iteration = state.get("iteration_count", 0)
     limit = replan_limit(state)
     decision = "planner" if need_replan and may_replan(state) else "__end__"
     logger.info(
-        "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s", need_replan, iteration, limit, decision
+        "need_replan=%s, iteration_count=%d, max_replan_iterations=%d, decision=%s",
+        need_replan,
+        iteration,
+        limit,
+        decision,
     )
     if decision == "planner":
         logger.info("Replanning triggered: %s", result.replan_reason)
@@ -45,7 +50,10 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
         logger.warning("Max replanning iterations (%d) reached", limit)
         logger.warning("Continuing with current evidence despite need_replan=true")
         if iteration > 1:
-            logger.warning("Every one of %d passes asked for a replan: a potential logic issue in the Summarizer", iteration)
+            logger.warning(
+                "Every one of %d passes asked for a replan: a potential logic issue in the Summarizer",
+                iteration,
+            )
     return decision
 
 
@@ -65,14 +73,18 @@ def build_graph(with_summarizer: bool = True) -> CompiledStateGraph:
     return graph.compile()
 
 
-def run_graph(state: AgenticIQAState, images: OpenImages, graph: CompiledStateGraph | None = None) -> AgenticIQAState:
+def run_graph(
+    state: AgenticIQAState, images: OpenImages, graph: CompiledStateGraph | None = None
+) -> AgenticIQAState:
     """Runs the graph on opened images and returns the final state."""
     limit = replan_limit(state)
     config: dict[str, Any] = {
         "configurable": {"services": images.services, "images": images},
         "recursion_limit": 3 * (limit + 2),  # three nodes a round, and room for the ends
     }
-    with tracing_context(enabled=False):  # LangChain would otherwise follow environment variables to a tracing server
+    with tracing_context(
+        enabled=False
+    ):  # LangChain would otherwise follow environment variables to a tracing server
         final = (graph or build_graph()).invoke(state, config)
     return {**final, "failed_tries": list(images.failed_tries)}
 
@@ -84,8 +96,8 @@ def initial_state(
     max_replan_iterations: int | None = DEFAULT_MAX_REPLAN_ITERATIONS,
     choices: Sequence[str] | None = None,
 ) -> AgenticIQAState:
-    """The state that a run starts from. A limit of None means the default; 0 stays 0. Without `choices` those that the query
-    itself lists are taken."""
+    """The state that a run starts from. A limit of None means the default; 0 stays 0. Without `choices` those
+    that the query itself lists are taken."""
     limit = DEFAULT_MAX_REPLAN_ITERATIONS if max_replan_iterations is None else max_replan_iterations
     check_limit(limit)
     check_choices(choices)
@@ -113,13 +125,17 @@ def run_pipeline(
     *,
     services: Services | None = None,
 ) -> AgenticIQAState:
-    """Assesses one image and returns the final state; a failure is in `state["error"]`, never an exception of a node.
+    """Assesses one image and returns the final state; a failure is in `state["error"]`, never an exception of
+    a node.
 
-    `max_replan_iterations` n allows n − 1 replans: the Summarizer counts its request before the edge compares, so 0 and 1
-    never replan and 2 replans at most once. None is the configuration's limit, which is 2 unless it says otherwise.
+    `max_replan_iterations` n allows n − 1 replans: the Summarizer counts its request before the edge
+    compares, so 0 and 1 never replan and 2 replans at most once. None is the configuration's limit, which is
+    2 unless it says otherwise.
     """
     services = services or load_services()
-    limit = services.settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
+    limit = (
+        services.settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
+    )
     state = initial_state(query, image_path, reference_path, limit, choices)
     try:
         state, images = open_images(services, state)
@@ -132,7 +148,8 @@ def run_pipeline(
 
 
 def visualize_graph() -> str:
-    """A Mermaid diagram of the compiled graph. The edge back to the planner shows the check against max_replan_iterations."""
+    """A Mermaid diagram of the compiled graph. The edge back to the planner shows the check against
+    max_replan_iterations."""
     drawn = build_graph().get_graph()
 
     def shape(node: str) -> str:

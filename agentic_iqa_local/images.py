@@ -1,4 +1,5 @@
-"""From a file to upright 8-bit RGB pixels, or to one sentence saying why not; and which native-size views a model gets.
+"""From a file to upright 8-bit RGB pixels, or to one sentence saying why not; and which native-size views a
+model gets.
 
 Knows no model: sizes, factors and limits are passed in.
 """
@@ -30,7 +31,8 @@ from agentic_iqa_local.text import one_line
 
 # Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no photograph.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "JPEG2000", "GIF", "PPM", "AVIF")
-# Beside them pillow-heif reads what begins as ISO 23008-12 says. It is asked for directly: registering it would change Pillow for all.
+# Beside them pillow-heif reads what begins as ISO 23008-12 says. It is asked for directly: registering it
+# would change Pillow for all.
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 # Pillow modes that become RGB by a plain conversion, and what to call them; "I" only where it holds 16 bits.
@@ -53,12 +55,18 @@ _PLAIN_MODES = {
 _ORIENTATION, _BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 274, 258, 262, 0  # EXIF and TIFF tags
 
 _JPEG_BLOCK = 8
-_JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # neither stuffing nor a marker without a segment behind it
+_JPEG_MARKER = re.compile(
+    rb"\xff([^\x00\x01\xd0-\xd8\xff])"
+)  # neither stuffing nor a marker without a segment behind it
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
-_MOST_SCANS = 100  # as in libtiff: cameras and editors write about ten, and each goes over the whole picture again
+_MOST_SCANS = (
+    100  # as in libtiff: cameras and editors write about ten, and each goes over the whole picture again
+)
 _MOST_BYTES = 2**30  # of a file: more than a hundred million pixels need in any of the formats
 _LISTED = 10_000  # names of a folder among which a misspelt one is looked for
-_ADDRESS = re.compile(r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE)  # pathlib makes one slash of two
+_ADDRESS = re.compile(
+    r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE
+)  # pathlib makes one slash of two
 _MAX_ASPECT = 100  # Qwen's processors refuse sides beyond 200:1, and rounding may stretch them
 
 
@@ -77,26 +85,35 @@ class LoadedImage:
 
 
 def load_image(
-    path: str | os.PathLike[str], *, max_pixels: int = 100_000_000, min_side: int = 32, background: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    max_pixels: int = 100_000_000,
+    min_side: int = 32,
+    background: str | None = None,
 ) -> LoadedImage:
-    """Read and fully decode one picture, or raise `ImageError`. Its content decides what it is, never its name.
+    """Read and fully decode one picture, or raise `ImageError`. Its content decides what it is, never its
+    name.
 
     `max_pixels` (width × height) is checked on the header, before anything is decoded; Pillow's own limit
-    (twice `Image.MAX_IMAGE_PIXELS`) stays in force above it. `min_side` is in pixels. `background` is a colour that Pillow's
-    ImageColor knows; transparent pixels are composited onto it.
+    (twice `Image.MAX_IMAGE_PIXELS`) stays in force above it. `min_side` is in pixels. `background` is a
+    colour that Pillow's ImageColor knows; transparent pixels are composited onto it.
 
-    Refused: what is missing, unreadable, empty, damaged, of another format, animated, too small or too large, has 32-bit
-    samples or more than a hundred scans, or is transparent anywhere while there is no background. Converted with a warning: EXIF
-    orientation, more than 8 bits a sample (scaled, not clipped), CMYK, greyscale, palettes, an opaque alpha channel. HEIC is
-    turned as its container says. An ICC profile of RGB or grey data is only named: metrics and models read raw numbers. A JPEG
-    damaged in its middle still decodes, so that is not noticed.
+    Refused: what is missing, unreadable, empty, damaged, of another format, animated, too small or too large,
+    has 32-bit samples or more than a hundred scans, or is transparent anywhere while there is no background.
+    Converted with a warning: EXIF orientation, more than 8 bits a sample (scaled, not clipped), CMYK,
+    greyscale, palettes, an opaque alpha channel. HEIC is turned as its container says. An ICC profile of RGB
+    or grey data is only named: metrics and models read raw numbers. A JPEG damaged in its middle still
+    decodes, so that is not noticed.
 
-    Threads wait for each other: Pillow's strictness and the warning filters are settings of the whole process.
+    Threads wait for each other: Pillow's strictness and the warning filters are settings of the whole
+    process.
     """
     path = os.fspath(path)
     data = read_file(path)
     if not data:
-        raise ImageError(f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source.")
+        raise ImageError(
+            f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source."
+        )
     with _DECODING, _strict_pillow() as caught:
         try:
             image = _open(path, data)
@@ -105,8 +122,8 @@ def load_image(
             raise
         except UnidentifiedImageError:
             raise ImageError(
-                f"{path}: expected a {', '.join(FORMATS)} or HEIC image, but the content is none of these or its "
-                f"header is damaged; convert it to PNG or get an intact copy."
+                f"{path}: expected a {', '.join(FORMATS)} or HEIC image, but the content is none of these or"
+                " its header is damaged; convert it to PNG or get an intact copy."
             ) from None
         except Image.DecompressionBombError as error:
             raise ImageError(
@@ -122,11 +139,14 @@ def load_image(
             size = image.size
             image.load()
             if image.format == "HEIF" and image.size != size:
-                raise ValueError(f"its header claims {size[0]}x{size[1]}, its pixels are {image.width}x{image.height}")
+                raise ValueError(
+                    f"its header claims {size[0]}x{size[1]}, its pixels are {image.width}x{image.height}"
+                )
             upright = ImageOps.exif_transpose(image) if orientation != 1 else image
             if animated:  # a preview behind the photograph, or a burst
                 notes.append(
-                    f"Only the {'first' if image.format == 'MPO' else 'main one'} of the file's {image.n_frames} pictures was taken."
+                    f"Only the {'first' if image.format == 'MPO' else 'main one'} of the file's"
+                    f" {image.n_frames} pictures was taken."
                 )
             pixels, conversions = _to_rgb8(path, upright, image, _bits_per_sample(image, data), background)
         except ImageError:
@@ -152,14 +172,15 @@ def load_pair(
 ) -> tuple[LoadedImage, LoadedImage]:
     """A picture and its reference, of one size once both are upright; `options` as for `load_image`.
 
-    Raises `ImageError` when either cannot be loaded or the sizes differ: resizing would itself be a distortion.
+    Raises `ImageError` when either cannot be loaded or the sizes differ: resizing would itself be a
+    distortion.
     """
     image, reference = load_image(path, **options), load_image(reference_path, **options)
     if image.pixels.size != reference.pixels.size:
         raise ImageError(
-            f"{image.path}: expected a reference of the same size, {image.width}x{image.height}, but "
-            f"{reference.path} is {reference.width}x{reference.height}; use the reference that this picture was "
-            f"made from, cropped alike, or assess it without a reference."
+            f"{image.path}: expected a reference of the same size, {image.width}x{image.height}, but"
+            f" {reference.path} is {reference.width}x{reference.height}; use the reference that this picture"
+            " was made from, cropped alike, or assess it without a reference."
         )
     return image, reference
 
@@ -170,7 +191,8 @@ def same_pixels(image: LoadedImage, reference: LoadedImage) -> bool:
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
-    """Raises `ImageError` where there is no file, without reading any: for a missing one with the nearest name beside it."""
+    """Raises `ImageError` where there is no file, without reading any: for a missing one with the nearest
+    name beside it."""
     with _file_errors(path := os.fspath(path)):
         _check_file(path)
 
@@ -179,15 +201,21 @@ def _check_file(path: str) -> None:
     if os.path.isdir(path):
         raise ImageError(f"{path}: expected an image file, but this is a folder; name a file inside it.")
     if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device may never end
-        raise ImageError(f"{path}: expected an image file, but this is a pipe or a device; save the picture to a file.")
+        raise ImageError(
+            f"{path}: expected an image file, but this is a pipe or a device; save the picture to a file."
+        )
     if (size := os.path.getsize(path)) > _MOST_BYTES:
-        raise ImageError(f"{path}: expected an image of at most {_MOST_BYTES} bytes, but it has {size}; crop or compress it.")
+        raise ImageError(
+            f"{path}: expected an image of at most {_MOST_BYTES} bytes, but it has {size}; crop or"
+            " compress it."
+        )
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a picture's file, at most 1 GiB. Raises `ImageError`.
 
-    No more is read than the file system says that there is: what stands in /proc as an empty file may have no end.
+    No more is read than the file system says that there is: what stands in /proc as an empty file may have no
+    end.
     """
     with _file_errors(path := os.fspath(path)):
         _check_file(path)
@@ -206,12 +234,17 @@ def _file_errors(path: str) -> Iterator[None]:
         raise ImageError(f"{path}: {error}; check its permissions and its disk.") from error
     except FileNotFoundError:
         _refuse_address(path)
-        raise ImageError(f"{path}: expected an image file, but there is no such file; {_near(path)}") from None
+        raise ImageError(
+            f"{path}: expected an image file, but there is no such file; {_near(path)}"
+        ) from None
     except ValueError as error:  # a NUL, or a character that the file system's encoding has not
-        raise ImageError(f"{path}: expected an image file, but no file can have this name ({error}); check the path.") from None
+        raise ImageError(
+            f"{path}: expected an image file, but no file can have this name ({error}); check the path."
+        ) from None
     except OSError as error:
         raise ImageError(
-            f"{path}: expected a readable image file, but reading failed ({error.strerror}); check its permissions and its disk."
+            f"{path}: expected a readable image file, but reading failed ({error.strerror}); check its"
+            " permissions and its disk."
         ) from error
 
 
@@ -219,7 +252,10 @@ def _near(path: str) -> str:
     """What to do about a file that is not there: the name of its folder that is most like it, if any is."""
     folder, name = os.path.split(path)
     try:
-        names = {entry.name.casefold(): entry.name for entry, _ in zip(os.scandir(folder or "."), range(_LISTED), strict=False)}
+        names = {
+            entry.name.casefold(): entry.name
+            for entry, _ in zip(os.scandir(folder or "."), range(_LISTED), strict=False)
+        }
     except OSError:
         return "check the path."
     found = difflib.get_close_matches(name.casefold(), names, n=1, cutoff=0.75)
@@ -230,8 +266,8 @@ def _refuse_address(path: str) -> None:
     if _ADDRESS.match(path):
         address = re.sub(":/+", "://", path, count=1)
         raise ImageError(
-            f"{address}: expected a file, but this is an address on a network; this program reads files only: download it first "
-            f"and give the file's path."
+            f"{address}: expected a file, but this is an address on a network; this program reads files only:"
+            " download it first and give the file's path."
         )
 
 
@@ -241,7 +277,10 @@ _DECODING = threading.Lock()
 @contextmanager
 def _strict_pillow() -> Iterator[list[warnings.WarningMessage]]:
     """Pillow that refuses truncated files, and whose warnings go to the caller instead of the screen."""
-    tolerant, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False  # importing pyiqa.data turns it on
+    tolerant, ImageFile.LOAD_TRUNCATED_IMAGES = (
+        ImageFile.LOAD_TRUNCATED_IMAGES,
+        False,
+    )  # importing pyiqa.data turns it on
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
@@ -262,14 +301,17 @@ def _open(path: str, data: bytes) -> Image.Image:
         from pillow_heif import HeifImageFile
     except ImportError:
         raise ImageError(
-            f"{path}: expected an image that can be read here, but this is a HEIC photograph; install pillow-heif or convert it to PNG."
+            f"{path}: expected an image that can be read here, but this is a HEIC photograph; install"
+            " pillow-heif or convert it to PNG."
         ) from None
     return HeifImageFile(BytesIO(data))
 
 
 def _damaged(path: str, error: Exception) -> ImageError:
     reason = str(error).strip().rstrip(".") or type(error).__name__
-    return ImageError(f"{path}: expected a complete image, but decoding failed ({reason}); get an intact copy.")
+    return ImageError(
+        f"{path}: expected a complete image, but decoding failed ({reason}); get an intact copy."
+    )
 
 
 def _check_header(path: str, image: Image.Image, animated: bool, max_pixels: int, min_side: int) -> None:
@@ -282,11 +324,15 @@ def _check_header(path: str, image: Image.Image, animated: bool, max_pixels: int
     if min(width, height) < min_side:
         raise ImageError(
             f"{path}: expected at least {min_side} pixels on each side, but it is {width}x{height}; "
-            f"use the original instead of a thumbnail."
+            "use the original instead of a thumbnail."
         )
-    if animated and image.format not in ("MPO", "HEIF"):  # a camera's files: the main picture is the photograph
+    if animated and image.format not in (
+        "MPO",
+        "HEIF",
+    ):  # a camera's files: the main picture is the photograph
         raise ImageError(
-            f"{path}: expected a single picture, but this {image.format} holds several frames or pages; extract one frame first."
+            f"{path}: expected a single picture, but this {image.format} holds several frames or pages;"
+            " extract one frame first."
         )
 
 
@@ -297,7 +343,9 @@ def _check_structure(image: Image.Image, data: bytes) -> None:
     if image.format in ("JPEG", "MPO"):
         at, scans = 0, 0
         while (marker := _JPEG_MARKER.search(data, at)) and marker[1] != _END_OF_IMAGE:
-            at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2])  # over the segment, by its length
+            at = marker.end() + int.from_bytes(
+                data[marker.end() : marker.end() + 2]
+            )  # over the segment, by its length
             scans += marker[1] == _START_OF_SCAN
         if scans > _MOST_SCANS:
             raise ValueError(f"{scans} scans, where a JPEG has a dozen at most")
@@ -317,9 +365,12 @@ def _orientation(image: Image.Image) -> tuple[int, list[str]]:
 
 
 def _bits_per_sample(image: Image.Image, data: bytes) -> int:
-    """Stored bits a sample, as far as the file tells: Pillow opens 16-bit colour as 8-bit RGB without a word."""
+    """Stored bits a sample, as far as the file tells: Pillow opens 16-bit colour as 8-bit RGB without a
+    word."""
     if image.format == "PNG":
-        return data[24]  # IHDR is always first: 8 bytes signature, 8 chunk head, 4 width, 4 height, 1 bit depth
+        return data[
+            24
+        ]  # IHDR is always first: 8 bytes signature, 8 chunk head, 4 width, 4 height, 1 bit depth
     if image.format == "TIFF":
         return max(image.tag_v2.get(_BITS_PER_SAMPLE, (1,)))
     if image.format == "HEIF":
@@ -330,15 +381,19 @@ def _bits_per_sample(image: Image.Image, data: bytes) -> int:
 def _to_rgb8(
     path: str, image: Image.Image, stored: Image.Image, bits: int, background: str | None
 ) -> tuple[Image.Image, list[str]]:
-    """`image` as plain 8-bit RGB, and a sentence for each conversion; `stored` is `image` as opened, with `bits` a sample."""
+    """`image` as plain 8-bit RGB, and a sentence for each conversion; `stored` is `image` as opened, with
+    `bits` a sample."""
     mode, profile, notes = image.mode, image.info.get("icc_profile"), []
-    if mode not in _PLAIN_MODES or (mode == "I" and stored.format != "PPM"):  # Pillow opens a 16-bit PGM as "I"
+    if mode not in _PLAIN_MODES or (
+        mode == "I" and stored.format != "PPM"
+    ):  # Pillow opens a 16-bit PGM as "I"
         raise ImageError(
             f"{path}: expected 8-bit or 16-bit grey, RGB or CMYK samples, but this {stored.format} has "
             f"{bits}-bit samples (Pillow mode {mode}) without a fixed black and white; save it as RGB first."
         )
     if image.has_transparency_data:
-        # Beside 16-bit samples a transparent colour (tRNS) cannot be compared exactly with what Pillow has decoded.
+        # Beside 16-bit samples a transparent colour (tRNS) cannot be compared exactly with what Pillow has
+        # decoded.
         exact = bits <= 8 or mode[-1] == "A"
         image = image.convert("RGBA")
         if exact and image.getchannel("A").getextrema()[0] == 255:
@@ -348,8 +403,9 @@ def _to_rgb8(
             notes.append(f"The transparent pixels were composited onto {background}.")
         else:
             raise ImageError(
-                f"{path}: expected opaque pixels, but some are transparent, so the look depends on the background; composite it onto the "
-                f"background it is meant for{' first, or name that with --background white' if exact else ' at 8 bits first'}."
+                f"{path}: expected opaque pixels, but some are transparent, so the look depends on the"
+                " background; composite it onto the background it is meant"
+                f" for{' first, or name that with --background white' if exact else ' at 8 bits first'}."
             )
     if bits > 8:
         notes.append(f"The {bits}-bit samples were scaled to 8 bits.")
@@ -373,7 +429,10 @@ def _to_rgb8(
 
 def _cmyk_to_rgb(image: Image.Image, profile: bytes | None) -> tuple[Image.Image, str]:
     if profile is None:
-        return image.convert("RGB"), "The CMYK pixels were converted to RGB without colour management: they carry no ICC profile."
+        return (
+            image.convert("RGB"),
+            "The CMYK pixels were converted to RGB without colour management: they carry no ICC profile.",
+        )
     try:
         converted = ImageCms.profileToProfile(
             image,
@@ -384,10 +443,20 @@ def _cmyk_to_rgb(image: Image.Image, profile: bytes | None) -> tuple[Image.Image
             flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
         )
     except (ImageCms.PyCMSError, OSError) as error:
-        return image.convert("RGB"), (
-            f"The CMYK pixels were converted to RGB without colour management: their ICC profile cannot be used ({error})."
+        return (
+            image.convert("RGB"),
+            (
+                "The CMYK pixels were converted to RGB without colour management: their ICC profile cannot be"
+                f" used ({error})."
+            ),
         )
-    return converted, f"The CMYK pixels were converted to sRGB through the embedded ICC profile ({_profile_name(profile)})."
+    return (
+        converted,
+        (
+            "The CMYK pixels were converted to sRGB through the embedded ICC profile"
+            f" ({_profile_name(profile)})."
+        ),
+    )
 
 
 def _profile_name(profile: bytes) -> str:
@@ -404,28 +473,36 @@ class View:
     box: tuple[int, int, int, int]  # left, top, right, bottom in pixels, as for Image.crop
 
 
-def native_views(width: int, height: int, *, factor: int, min_pixels: int, max_pixels: int, max_views: int = 5) -> list[View]:
+def native_views(
+    width: int, height: int, *, factor: int, min_pixels: int, max_pixels: int, max_views: int = 5
+) -> list[View]:
     """The resolution contract: the views of an image that reach the model without being shrunk or resampled.
 
-    Blur, noise, ringing and blocking live at the scale of single pixels. A processor rounds each side to a multiple of
-    `factor` (patch × merge, e.g. 28 or 32) and scales anything beyond `max_pixels` down, and that resampling erases what is to
-    be judged. So each view has sides that are multiples of `factor` and at most `max_pixels`, and the processor leaves it alone.
+    Blur, noise, ringing and blocking live at the scale of single pixels. A processor rounds each side to a
+    multiple of `factor` (patch × merge, e.g. 28 or 32) and scales anything beyond `max_pixels` down, and that
+    resampling erases what is to be judged. So each view has sides that are multiples of `factor` and at most
+    `max_pixels`, and the processor leaves it alone.
 
     - An image that fits, once cropped about its centre to multiples of `factor`: that crop.
-    - A larger one: up to `max_views` (1 to 5) crops of one size, with about the image's aspect but at most 100:1. Their centres
-      are the image's centre, then those of its top left, bottom right, top right and bottom left quarter, moved inwards where
-      the crop would leave the image. Crops that coincide are given once.
-    - An image whose crop would have fewer than `min_pixels`, or a side below `factor`: one view of all of it, which the
-      processor enlarges, so the caller warns. A side that the processor would round down is cropped to the multiple below
-      (it loses half a `factor` at most), so that nothing is shrunk here either.
+    - A larger one: up to `max_views` (1 to 5) crops of one size, with about the image's aspect but at most
+      100:1. Their centres are the image's centre, then those of its top left, bottom right, top right and
+      bottom left quarter, moved inwards where the crop would leave the image. Crops that coincide are given
+      once.
+    - An image whose crop would have fewer than `min_pixels`, or a side below `factor`: one view of all of it,
+      which the processor enlarges, so the caller warns. A side that the processor would round down is cropped
+      to the multiple below (it loses half a `factor` at most), so that nothing is shrunk here either.
 
-    Offsets are multiples of 8: a JPEG's blocks keep their place in the model's patches. Sizes are in pixels, the result is
-    deterministic. Raises ValueError for a size or a limit that allows no view.
+    Offsets are multiples of 8: a JPEG's blocks keep their place in the model's patches. Sizes are in pixels,
+    the result is deterministic. Raises ValueError for a size or a limit that allows no view.
     """
-    if min(width, height, factor) < 1 or not 1 <= max_views <= 5 or max_pixels < factor**2 <= min(width, height) ** 2:
+    if (
+        min(width, height, factor) < 1
+        or not 1 <= max_views <= 5
+        or max_pixels < factor**2 <= min(width, height) ** 2
+    ):
         raise ValueError(
-            f"native_views: expected positive sides, max_pixels of at least factor² and max_views from 1 to 5, "
-            f"got {width}x{height}, {factor=}, {max_pixels=}, {max_views=}; correct the limits."
+            "native_views: expected positive sides, max_pixels of at least factor² and max_views from 1 to"
+            f" 5, got {width}x{height}, {factor=}, {max_pixels=}, {max_views=}; correct the limits."
         )
     whole = width - width % factor, height - height % factor
     if math.prod(whole) < min_pixels or 0 in whole:
@@ -441,7 +518,8 @@ def native_views(width: int, height: int, *, factor: int, min_pixels: int, max_p
 
 
 def _side_rounded_up(side: int, factor: int) -> int:
-    """`side` if rounding it to a multiple of `factor` enlarges it, else the multiple below. Half may be rounded either way."""
+    """`side` if rounding it to a multiple of `factor` enlarges it, else the multiple below. Half may be
+    rounded either way."""
     rest = side % factor
     return side if side < factor or 2 * rest > factor else side - rest
 
@@ -467,10 +545,11 @@ def _offset(side: int, view_side: int, quarter: int) -> int:
 def expand_inputs(items: Sequence[str], tell: Callable[[str], None] | None = None) -> list[Path]:
     """Files, folders and globs as a list of files in the order given, without duplicates.
 
-    A folder stands for the image files directly in it, a glob (`**` for any depth) for those it matches, both by suffix, sorted
-    as people count (2 before 10) and without hidden files; `tell` gets a line for each that held other files or folders. Raises
-    `ImageError` when one of these yields nothing, and for an address on a network (file:// is a path). A plain path is kept even if
-    nothing is there: `load_image` reports it as that row's failure, `check_file` before.
+    A folder stands for the image files directly in it, a glob (`**` for any depth) for those it matches, both
+    by suffix, sorted as people count (2 before 10) and without hidden files; `tell` gets a line for each that
+    held other files or folders. Raises `ImageError` when one of these yields nothing, and for an address on a
+    network (file:// is a path). A plain path is kept even if nothing is there: `load_image` reports it as
+    that row's failure, `check_file` before.
     """
     files: list[Path] = []
     for item in map(local_path, items):
@@ -488,8 +567,9 @@ def expand_inputs(items: Sequence[str], tell: Callable[[str], None] | None = Non
         left_out = _left_out(item, others, sum(file.is_dir() for file in seen) if is_folder else 0)
         if not matches:
             raise ImageError(
-                f"{item}: expected a folder or a pattern with image files ({' '.join(sorted(IMAGE_SUFFIXES))}), "
-                f"but found none; check the path{f' ({left_out})' if left_out else ''}."
+                f"{item}: expected a folder or a pattern with image files"
+                f" ({' '.join(sorted(IMAGE_SUFFIXES))}), but found none; check the"
+                f" path{f' ({left_out})' if left_out else ''}."
             )
         if left_out and tell:
             place = os.path.join(item, "") if is_folder else item
@@ -506,10 +586,14 @@ def _left_out(item: str, others: list[Path], folders: int) -> str:
     said = []
     if others:
         kinds = Counter(file.suffix.lower() or "without a suffix" for file in others)
-        listed = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=lambda kind: (-kinds[kind], kind)))
+        listed = ", ".join(
+            f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=lambda kind: (-kinds[kind], kind))
+        )
         said.append(f"skipped {len(others)} file{'s' * (len(others) > 1)}: {listed}")
     if folders:
-        said.append(f"subfolders are not searched ({folders}): use '{os.path.join(glob.escape(item), '**', '*')}'")
+        said.append(
+            f"subfolders are not searched ({folders}): use '{os.path.join(glob.escape(item), '**', '*')}'"
+        )
     return "; ".join(said)
 
 

@@ -1,4 +1,5 @@
-"""Which pictures to assess: paths, folders, globs and manifests → items. Loads neither a model nor what runs one."""
+"""Which pictures to assess: paths, folders, globs and manifests → items. Loads neither a model nor what runs
+one."""
 
 import csv
 import io
@@ -85,9 +86,9 @@ class _Record(BaseModel):
 def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] | None = None) -> list[Item]:
     """The items of a CSV file (with a header; choices separated by |) or of JSON lines.
 
-    `image` is needed; `reference`, `query` and `choices` may be there, and the arguments stand in for the latter two. Relative
-    paths are relative to the manifest. Raises ManifestError, which names the lines, for a row that is malformed, names a file
-    that is not there, or repeats another one.
+    `image` is needed; `reference`, `query` and `choices` may be there, and the arguments stand in for the
+    latter two. Relative paths are relative to the manifest. Raises ManifestError, which names the lines, for
+    a row that is malformed, names a file that is not there, or repeats another one.
     """
     reader = {".csv": _csv, ".jsonl": _json_lines}.get(path.suffix.lower())
     if reader is None:

@@ -7,7 +7,9 @@ LETTERS: tuple[str, ...] = ("A", "B", "C", "D", "E")
 LETTER_TO_LEVEL: dict[str, int] = {"A": 5, "B": 4, "C": 3, "D": 2, "E": 1}
 LEVEL_TO_LETTER: dict[int, str] = {level: letter for letter, level in LETTER_TO_LEVEL.items()}
 
-DistortionType = Literal["Blurs", "Color distortions", "Compression", "Noise", "Brightness change", "Sharpness", "Contrast"]
+DistortionType = Literal[
+    "Blurs", "Color distortions", "Compression", "Noise", "Brightness change", "Sharpness", "Contrast"
+]
 DISTORTION_TYPES: tuple[str, ...] = get_args(DistortionType)
 
 Severity = Literal["none", "slight", "moderate", "severe", "extreme"]

@@ -1,7 +1,9 @@
-"""Is a reference the pristine original of its picture? Plain image statistics that say where it looks otherwise.
+"""Is a reference the pristine original of its picture? Plain image statistics that say where it looks
+otherwise.
 
-Full-reference tools take that for granted. The bounds lie between what clean photographs show, under 25 kinds of distortion at five
-severities, and what other, shifted, enlarged, re-encoded and swapped references show. A doubt is a warning, never a refusal.
+Full-reference tools take that for granted. The bounds lie between what clean photographs show, under 25 kinds
+of distortion at five severities, and what other, shifted, enlarged, re-encoded and swapped references show. A
+doubt is a warning, never a refusal.
 """
 
 from collections.abc import Iterator
@@ -19,7 +21,10 @@ _FLAT = 2.0  # standard deviation of luma below which there is nothing to compar
 _SAME_SCENE = 0.2  # correlation of coarse structure: other photographs reach 0.15, strong noise leaves 0.4
 _PEAK = 13.5  # its standard deviations over all shifts: other photographs reach 12
 _SHIFT_BETTER = 0.8  # of the correlation at the shift is the most that may be left without one
-_ENLARGED, _UNEVEN = -1.85, 0.05  # log10 of power above a cut-off by that below; differences of odd and even pixels
+_ENLARGED, _UNEVEN = (
+    -1.85,
+    0.05,
+)  # log10 of power above a cut-off by that below; differences of odd and even pixels
 _SOFT, _LESS_DETAIL, _SAME_DETAIL = (
     -0.92,
     0.3,
@@ -48,10 +53,13 @@ class _Luma:
 
     @property
     def cut_off(self) -> float:
-        """log10 of the power at 0.33 to 0.5 cycles a pixel, where an enlarged picture has none, by that at 0.12 to 0.22."""
+        """log10 of the power at 0.33 to 0.5 cycles a pixel, where an enlarged picture has none, by that at
+        0.12 to 0.22."""
         power = np.abs(self.spectrum) ** 2
         high = power[(self.frequency > 0.33) & (self.frequency < 0.5)].mean()
-        return float(np.log10((high + 1e-6) / (power[(self.frequency > 0.12) & (self.frequency < 0.22)].mean() + 1e-6)))
+        return float(
+            np.log10((high + 1e-6) / (power[(self.frequency > 0.12) & (self.frequency < 0.22)].mean() + 1e-6))
+        )
 
     @cached_property
     def _steps(self) -> list[np.ndarray]:
@@ -60,12 +68,16 @@ class _Luma:
 
     @property
     def unevenness(self) -> float:
-        """How far differences at odd places differ from those at even ones, as a part of them: doubling a picture's size does that."""
-        return max(float(abs(step[0::2].mean() - step[1::2].mean()) / max(step.mean(), 0.05)) for step in self._steps)
+        """How far differences at odd places differ from those at even ones, as a part of them: doubling a
+        picture's size does that."""
+        return max(
+            float(abs(step[0::2].mean() - step[1::2].mean()) / max(step.mean(), 0.05)) for step in self._steps
+        )
 
     @property
     def blocks(self) -> float:
-        """How far one in eight differences stands out from its neighbours, more than any other: the 8×8 blocks of a JPEG."""
+        """How far one in eight differences stands out from its neighbours, more than any other: the 8×8
+        blocks of a JPEG."""
         found = []
         for step in self._steps:
             jumps = step[1:-1] - (step[:-2] + step[2:]) / 2
@@ -75,7 +87,8 @@ class _Luma:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the noise in the smoothest tenth (J. Immerkær, Fast Noise Variance Estimation, CVIU 64, 1996)."""
+        """Standard deviation of the noise in the smoothest tenth (J. Immerkær, Fast Noise Variance
+        Estimation, CVIU 64, 1996)."""
         mask = np.array([[1, -2, 1], [-2, 4, -2], [1, -2, 1]], np.float32)
         answer = np.abs(ndimage.convolve(self.pixels, mask, mode="nearest"))
         return float(np.sqrt(np.pi / 2) / 6 * np.percentile(_by_tiles(answer), 10))
@@ -88,7 +101,9 @@ class _Luma:
     @cached_property
     def coarse(self) -> np.ndarray:
         """Energy of structure some four to ten pixels wide, by tiles."""
-        return _by_tiles((ndimage.gaussian_filter(self.pixels, 1.5) - ndimage.gaussian_filter(self.pixels, 4)) ** 2)
+        return _by_tiles(
+            (ndimage.gaussian_filter(self.pixels, 1.5) - ndimage.gaussian_filter(self.pixels, 4)) ** 2
+        )
 
     @property
     def sharpness(self) -> float:
@@ -97,10 +112,12 @@ class _Luma:
 
 
 def doubts(image: Image.Image, reference: Image.Image) -> list[str]:
-    """Sentences on what speaks against `reference` as the pristine original of `image` (both RGB, of one size).
+    """Sentences on what speaks against `reference` as the pristine original of `image` (both RGB, of one
+    size).
 
-    Looks at the luma of at most 768×768 pixels in the middle. Empty where nothing does, where both pictures are too small (below
-    128 pixels) or too flat to tell, and for what leaves no trace in such statistics: a darkened reference, a slight blur.
+    Looks at the luma of at most 768×768 pixels in the middle. Empty where nothing does, where both pictures
+    are too small (below 128 pixels) or too flat to tell, and for what leaves no trace in such statistics: a
+    darkened reference, a slight blur.
     """
     if min(image.size) < _LEAST_SIDE:
         return []
@@ -113,34 +130,37 @@ def doubts(image: Image.Image, reference: Image.Image) -> list[str]:
 def _doubts(picture: _Luma, original: _Luma) -> Iterator[str]:
     if not _same_scene(picture, original):
         yield (
-            "the reference looks like another picture, or one that is turned, mirrored or scaled: full-reference scores then say "
-            "nothing; give the original that this picture was made from"
+            "the reference looks like another picture, or one that is turned, mirrored or scaled:"
+            " full-reference scores then say nothing; give the original that this picture was made from"
         )
         return
     if moved := _shift(picture, original):
         yield (
-            f"the reference looks shifted by {moved} against the picture: full-reference scores will be too low; align the two first"
+            f"the reference looks shifted by {moved} against the picture: full-reference scores will be too"
+            " low; align the two first"
         )
     if original.cut_off < _ENLARGED and original.unevenness > _UNEVEN > original.blocks:
         yield (
-            "the reference looks enlarged: it has no detail as fine as its pixels, so full-reference scores miss what the picture "
-            "lost there; give the original at its own size"
+            "the reference looks enlarged: it has no detail as fine as its pixels, so full-reference scores"
+            " miss what the picture lost there; give the original at its own size"
         )
     elif _has_less_detail(original, picture):
         yield (
-            "the reference is softer than the picture: it may be blurred or enlarged, or the two may be swapped; give the pristine "
-            "original as the reference"
+            "the reference is softer than the picture: it may be blurred or enlarged, or the two may be"
+            " swapped; give the pristine original as the reference"
         )
     if (blocks := original.blocks) > _BLOCKS:
-        swapped = ", and the picture hardly any: the two may be swapped" if picture.blocks < blocks / 4 else ""
+        swapped = (
+            ", and the picture hardly any: the two may be swapped" if picture.blocks < blocks / 4 else ""
+        )
         yield (
-            f"the reference shows the 8×8 blocks of JPEG compression{swapped}; full-reference scores then count the reference's own "
-            f"losses as the picture's; give the original before it was compressed"
+            f"the reference shows the 8×8 blocks of JPEG compression{swapped}; full-reference scores then"
+            " count the reference's own losses as the picture's; give the original before it was compressed"
         )
     if (noise := original.noise) > _NOISE and picture.noise < noise / 3:
         yield (
-            "the reference is noisier than the picture: the two may be swapped, or the picture was denoised, which full-reference tools "
-            "count as a loss; give the pristine original as the reference"
+            "the reference is noisier than the picture: the two may be swapped, or the picture was denoised,"
+            " which full-reference tools count as a loss; give the pristine original as the reference"
         )
 
 
@@ -157,10 +177,12 @@ def _by_tiles(values: np.ndarray) -> np.ndarray:
 
 
 def _correlation(picture: _Luma, original: _Luma, finest: float, power: int = 1) -> np.ndarray:
-    """How alike the two are (at most 1) at each shift, from 0.02 to `finest` cycles a pixel. Amplitudes count by their square
-    root: between plain correlation, which a few large shapes decide, and phase correlation, which noise decides.
+    """How alike the two are (at most 1) at each shift, from 0.02 to `finest` cycles a pixel. Amplitudes count
+    by their square root: between plain correlation, which a few large shapes decide, and phase correlation,
+    which noise decides.
 
-    With `power` 2 phases are doubled: a shift of n shows at 2n, and a blur that turns phases by half a circle shows none.
+    With `power` 2 phases are doubled: a shift of n shows at 2n, and a blur that turns phases by half a circle
+    shows none.
     """
     band = (picture.frequency > 0.02) & (picture.frequency < finest)
     amplitudes = [np.abs(x.spectrum) * band for x in (picture, original)]
@@ -180,14 +202,20 @@ def _shift(picture: _Luma, original: _Luma) -> str:
     peak = np.unravel_index(np.argmax(surface), surface.shape)
     if surface[peak] < _PEAK * surface.std() or surface[0, 0] > _SHIFT_BETTER * surface[peak]:
         return ""
-    down, right = (-round(((int(at) + side // 2) % side - side // 2) / 2) for at, side in zip(peak, surface.shape, strict=True))
-    parts = [(abs(right), "to the right" if right > 0 else "to the left"), (abs(down), "down" if down > 0 else "up")]
+    down, right = (
+        -round(((int(at) + side // 2) % side - side // 2) / 2)
+        for at, side in zip(peak, surface.shape, strict=True)
+    )
+    parts = [
+        (abs(right), "to the right" if right > 0 else "to the left"),
+        (abs(down), "down" if down > 0 else "up"),
+    ]
     return " and ".join(f"{pixels} pixel{'s' * (pixels > 1)} {where}" for pixels, where in parts if pixels)
 
 
 def _has_less_detail(original: _Luma, picture: _Luma) -> bool:
-    """Whether the reference is softer than photographs are and the picture has fine detail beyond it, there where the reference
-    has structure: noise of the picture's own would lie everywhere."""
+    """Whether the reference is softer than photographs are and the picture has fine detail beyond it, there
+    where the reference has structure: noise of the picture's own would lie everywhere."""
     if original.sharpness > _SOFT or picture.sharpness - original.sharpness < _LESS_DETAIL:
         return False
     ranks = [np.argsort(np.argsort(energy, axis=None)) for energy in (picture.fine, original.coarse)]

@@ -1,4 +1,5 @@
-"""What a pass of the graph did, in a few words, and which pass is the better supported. Pure: plans, evidence and answers in."""
+"""What a pass of the graph did, in a few words, and which pass is the better supported. Pure: plans, evidence
+and answers in."""
 
 from typing import Literal
 
@@ -11,8 +12,8 @@ SERIOUS = ("executor", "analysis", "scores")
 
 
 def support(result: SummarizerOutput) -> tuple[int, ...]:
-    """How well a pass is supported, as something to compare: an answer before none, then the fewest missing parts, then the fewest
-    contradictions and doubts."""
+    """How well a pass is supported, as something to compare: an answer before none, then the fewest missing
+    parts, then the fewest contradictions and doubts."""
     serious = sum(gap.kind in SERIOUS for gap in result.gaps)
     return (result.error is None, -serious, serious - len(result.gaps))
 
@@ -22,7 +23,11 @@ def seen(evidence: ExecutorOutput | None) -> str:
     if evidence is None or evidence.distortion_analysis is None:
         return "nothing was looked for"
     found = [
-        f"{item.type}{_of(name)}, severity unclear" if item.severity == UNCLEAR else f"{item.severity} {item.type}{_of(name)}"
+        (
+            f"{item.type}{_of(name)}, severity unclear"
+            if item.severity == UNCLEAR
+            else f"{item.severity} {item.type}{_of(name)}"
+        )
         for name, items in evidence.distortion_analysis.items()
         for item in items
         if item.severity != "none"
@@ -60,8 +65,8 @@ def concluded(result: SummarizerOutput) -> str:
 
 
 def decided(fusion: FusionResult | None) -> Literal["seen", "measured", "concluded"]:
-    """What decided the answer: the model's letters ("seen"), the tools ("measured"), whichever lies nearer to q; "concluded" where
-    both name the same level, or the answer was not fused."""
+    """What decided the answer: the model's letters ("seen"), the tools ("measured"), whichever lies nearer to
+    q; "concluded" where both name the same level, or the answer was not fused."""
     if fusion is None or fusion.q is None or fusion.vlm_letter is None:
         return "concluded" if fusion is None or fusion.q_bar is None else "measured"
     if fusion.q_bar is None:
@@ -81,14 +86,19 @@ def changes(before: Basis, after: Basis) -> list[str]:
     old, new = _severities(before), _severities(after)
     for item, severity in new.items():
         if item not in old:
-            lines.append(f"found {severity} {' of '.join(item)}" if severity != "none" else f"looked for {' of '.join(item)}")
+            lines.append(
+                f"found {severity} {' of '.join(item)}"
+                if severity != "none"
+                else f"looked for {' of '.join(item)}"
+            )
         elif old[item] != severity:
             lines.append(f"{' of '.join(item)}: {severity}, before {old[item]}")
     lines += [f"no longer looked at: {' of '.join(item)}" for item in old if item not in new]
     ran = _ran(before)
     lines += [f"{tool} measured too" for tool in _ran(after) if tool not in ran]
     boxes = [
-        [name for name, box in ((basis.evidence and basis.evidence.boxes) or {}).items() if box] for basis in (before, after)
+        [name for name, box in ((basis.evidence and basis.evidence.boxes) or {}).items() if box]
+        for basis in (before, after)
     ]
     lines += [f"tools measured {name} alone" for name in boxes[1] if name not in boxes[0]]
     return lines
@@ -108,9 +118,11 @@ def _ran(basis: Basis) -> list[str]:
     return list(dict.fromkeys(log.tool_name for log in logs if log.error is None))
 
 
-def record(result: SummarizerOutput, earlier: SummarizerOutput | None, asked: str | None, cost: tuple[int, float]) -> PassRecord:
-    """What is told of the pass that `result` ends and that began with `earlier`, to close the gap `asked`. The cost is in tokens
-    and seconds."""
+def record(
+    result: SummarizerOutput, earlier: SummarizerOutput | None, asked: str | None, cost: tuple[int, float]
+) -> PassRecord:
+    """What is told of the pass that `result` ends and that began with `earlier`, to close the gap `asked`.
+    The cost is in tokens and seconds."""
     fusion, before = result.fusion, earlier and earlier.fusion
     changed = changes(earlier.basis, result.basis) if earlier else []
     if fusion and fusion.both_orders and not (before and before.both_orders):

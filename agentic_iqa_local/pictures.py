@@ -1,4 +1,5 @@
-"""Pictures that Python code holds: paths, Pillow images, arrays and bytes, each as a file that `images.load_image` reads."""
+"""Pictures that Python code holds: paths, Pillow images, arrays and bytes, each as a file that
+`images.load_image` reads."""
 
 import os
 import tempfile
@@ -34,12 +35,13 @@ class PictureFile:
 
 
 def check_picture(picture: Picture) -> None:
-    """Raises TypeError or ValueError, in one sentence, for what is no picture; no file is read or written, but a Pillow image that
-    was only opened is decoded."""
+    """Raises TypeError or ValueError, in one sentence, for what is no picture; no file is read or written,
+    but a Pillow image that was only opened is decoded."""
     if isinstance(picture, str):
         if len(picture) > _LONGEST_PATH or picture.lower().startswith("data:"):
             raise ValueError(
-                f"image: expected a path, got a text of {len(picture)} characters; decode base64 with base64.b64decode and give the bytes"
+                f"image: expected a path, got a text of {len(picture)} characters; decode base64 with"
+                " base64.b64decode and give the bytes"
             )
         local_path(picture)  # an address is refused
     elif isinstance(picture, Image.Image):
@@ -47,16 +49,23 @@ def check_picture(picture: Picture) -> None:
             remedy = "convert it with .convert('RGB')"
             if picture.mode in ("I", "F"):  # no fixed white: a conversion would clip
                 remedy = "scale its values to 0 to 255 and give them as an array of uint8"
-            raise ValueError(f"image: expected a Pillow image of 8 or 16 bits, got mode {picture.mode}; {remedy}")
+            raise ValueError(
+                f"image: expected a Pillow image of 8 or 16 bits, got mode {picture.mode}; {remedy}"
+            )
         _check_size(*picture.size)
         decode(picture)
     elif isinstance(picture, np.ndarray):
         _check_array(picture)
     elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview)):
         raise TypeError(
-            f"image: expected a path, a Pillow image, a NumPy array or the bytes of an image file, got {type(picture).__name__}"
+            "image: expected a path, a Pillow image, a NumPy array or the bytes of an image file, got"
+            f" {type(picture).__name__}"
             + ("; IQA takes lists: IQA()(images)" if isinstance(picture, (list, tuple)) else "")
-            + ("; give tensor.permute(1, 2, 0).cpu().numpy() of a tensor 3×H×W in uint8" if hasattr(picture, "permute") else "")
+            + (
+                "; give tensor.permute(1, 2, 0).cpu().numpy() of a tensor 3×H×W in uint8"
+                if hasattr(picture, "permute")
+                else ""
+            )
         )
 
 
@@ -72,27 +81,32 @@ def _check_array(array: np.ndarray) -> None:
     if array.size == 0:
         raise ValueError(f"image: expected an array with pixels, got one of {shape}")
     if array.ndim == 4:
-        raise ValueError(f"image: expected one picture, got an array {shape}; give IQA a list of pictures: list(array)")
+        raise ValueError(
+            f"image: expected one picture, got an array {shape}; give IQA a list of pictures: list(array)"
+        )
     if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (3, 4):
         raise ValueError(
-            f"image: expected an array H×W, H×W×3 or H×W×4, got {shape}; put the channels last: array.transpose(1, 2, 0)"
+            f"image: expected an array H×W, H×W×3 or H×W×4, got {shape}; put the channels last:"
+            " array.transpose(1, 2, 0)"
         )
     if array.ndim != 2 and not (array.ndim == 3 and array.shape[2] in (3, 4)):
         raise ValueError(f"image: expected an array H×W (grey), H×W×3 (RGB) or H×W×4 (RGBA), got {shape}")
     if array.dtype != np.uint8:
-        remedy = {"f": "(array * 255).round().astype('uint8') of values from 0 to 1", "b": "array.astype('uint8') * 255"}.get(
-            array.dtype.kind, "(array / 257).round().astype('uint8') of 16-bit values"
-        )
+        remedy = {
+            "f": "(array * 255).round().astype('uint8') of values from 0 to 1",
+            "b": "array.astype('uint8') * 255",
+        }.get(array.dtype.kind, "(array / 257).round().astype('uint8') of 16-bit values")
         raise ValueError(f"image: expected an array of uint8, 0 to 255, got {array.dtype}; give {remedy}")
     _check_size(array.shape[1], array.shape[0])
 
 
 @contextmanager
 def as_file(picture: Picture) -> Iterator[PictureFile]:
-    """The picture as a file. What is in memory is written without loss to a folder of the user's alone, removed afterwards.
+    """The picture as a file. What is in memory is written without loss to a folder of the user's alone,
+    removed afterwards.
 
-    Arrays are H×W (grey), H×W×3 (RGB) or H×W×4 (RGBA), uint8. A Pillow image keeps its EXIF orientation and its profile. Raises
-    TypeError and ValueError for anything else, in one sentence without the data.
+    Arrays are H×W (grey), H×W×3 (RGB) or H×W×4 (RGBA), uint8. A Pillow image keeps its EXIF orientation and
+    its profile. Raises TypeError and ValueError for anything else, in one sentence without the data.
     """
     check_picture(picture)
     if isinstance(picture, (str, os.PathLike)):
@@ -113,5 +127,7 @@ def as_file(picture: Picture) -> Iterator[PictureFile]:
             else:
                 kind, exif = "Pillow image", picture.getexif()
             name = f"<{kind} {picture.width}×{picture.height}>"
-            picture.save(file, "TIFF" if picture.mode in _AS_TIFF else "PNG", **({"exif": exif} if exif else {}))
+            picture.save(
+                file, "TIFF" if picture.mode in _AS_TIFF else "PNG", **({"exif": exif} if exif else {})
+            )
         yield PictureFile(str(file), name)

@@ -1,9 +1,9 @@
 """The five role prompts and how they become one chat. Pure text: no model, no file.
 
-One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its own text.
-The Summarizer's two templates are the specification's, word for word; their "System:" line marks a place in the chat,
-which `PromptLayout` decides: "images_first" keeps the images at the front so that their cache serves every role,
-"system_first" is the paper's order.
+One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its
+own text. The Summarizer's two templates are the specification's, word for word; their "System:" line marks a
+place in the chat, which `PromptLayout` decides: "images_first" keeps the images at the front so that their
+cache serves every role, "system_first" is the paper's order.
 """
 
 import json
@@ -20,8 +20,8 @@ TEST_PREAMBLE = "The image is the test image."
 PAIR_PREAMBLE = "The first image is the pristine reference, the second image is the test image."
 DEFAULT_QUERY = "Rate the perceptual quality of this image."
 STRICTER = "Return ONLY valid JSON"
-REASONING_LIMIT = (
-    "Keep quality_reasoning below 300 characters."  # in the case: the Summarizer's templates are the specification's
+REASONING_LIMIT = (  # in the case: the Summarizer's templates are the specification's
+    "Keep quality_reasoning below 300 characters."
 )
 
 PLANNER_TEMPLATE = f"""System:
@@ -108,7 +108,9 @@ Return the JSON:
 
 _OPTIONS = [f"{letter}. {LEVEL_WORDS[LETTER_TO_LEVEL[letter]]}\n" for letter in LETTERS]
 _REVERSED_OPTIONS = [f"{letter}. {LEVEL_WORDS[6 - LETTER_TO_LEVEL[letter]]}\n" for letter in LETTERS]
-REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace("".join(_OPTIONS), "".join(_REVERSED_OPTIONS))
+REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(
+    "".join(_OPTIONS), "".join(_REVERSED_OPTIONS)
+)
 """The scoring prompt with its letters reassigned, A. Bad to E. Excellent: a check of how much the letters' order counts."""
 
 assert "".join(_OPTIONS) in SCORING_PROMPT_TEMPLATE
@@ -132,7 +134,8 @@ class Prompt:
         """The same prompt after a plan about regions that the query does not name."""
         names = json.dumps(list(invented), ensure_ascii=False)
         return Prompt(
-            self.instructions, f'{self.case}\nThe query does not name {names}. Name regions that stand in it, else "Global".'
+            self.instructions,
+            f'{self.case}\nThe query does not name {names}. Name regions that stand in it, else "Global".',
         )
 
     def holding_to(self, facts: str) -> "Prompt":
@@ -141,7 +144,8 @@ class Prompt:
 
 
 def chat_messages(prompt: Prompt, images: int, layout: PromptLayout) -> list[dict[str, Any]]:
-    """`prompt` as chat messages for `images` (1, or 2 with the reference first), in transformers' content format."""
+    """`prompt` as chat messages for `images` (1, or 2 with the reference first), in transformers' content
+    format."""
     if images not in (1, 2):
         raise ValueError(f"chat_messages: expected 1 image, or 2 with the reference first, got {images}")
     instructions = prompt.instructions.removeprefix("System:\n").rstrip("\n")
@@ -167,11 +171,15 @@ def chosen_answer(choices: Sequence[str], letter: str) -> str:
 
 
 def _query(query: str, choices: Sequence[str] | None) -> list[str]:
-    # A JSON string: quotes, braces and line breaks in a query stay inside it, so that it cannot pose as instructions' end.
+    # A JSON string: quotes, braces and line breaks in a query stay inside it, so that it cannot pose as
+    # instructions' end.
     lines = [f"Query: {json.dumps(query, ensure_ascii=False)}"]
     if choices:
         lettered = zip(choice_letters(choices), choices, strict=True)
-        lines += ["Choices:", *(f"{letter}. {json.dumps(c, ensure_ascii=False)[1:-1]}" for letter, c in lettered)]
+        lines += [
+            "Choices:",
+            *(f"{letter}. {json.dumps(c, ensure_ascii=False)[1:-1]}" for letter, c in lettered),
+        ]
     return lines
 
 
@@ -184,8 +192,9 @@ def planner_prompt(
     evidence: ExecutorOutput | None = None,
     earlier: Sequence[str] = (),
 ) -> Prompt:
-    """The Planner's prompt. On a replan `replan_history` carries what the Summarizer found missing in earlier rounds, `plan` and
-    `evidence` what the last one did and found. `earlier` are the lines of a conversation's earlier turns."""
+    """The Planner's prompt. On a replan `replan_history` carries what the Summarizer found missing in earlier
+    rounds, `plan` and `evidence` what the last one did and found. `earlier` are the lines of a conversation's
+    earlier turns."""
     lines = [*earlier, *_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
     if replan_history:
         if plan is not None:
@@ -193,10 +202,17 @@ def planner_prompt(
         lines += [
             f"Its evidence: {found}"
             for found in filter(
-                None, (evidence and format_distortion_analysis(evidence), evidence and format_quality_scores(evidence))
+                None,
+                (
+                    evidence and format_distortion_analysis(evidence),
+                    evidence and format_quality_scores(evidence),
+                ),
             )
         ]
-        lines += ["The last plans left gaps. Plan again to close them:", *(" ".join(line.split()) for line in replan_history)]
+        lines += [
+            "The last plans left gaps. Plan again to close them:",
+            *(" ".join(line.split()) for line in replan_history),
+        ]
     return Prompt(PLANNER_TEMPLATE, "\n".join(lines))
 
 
@@ -217,12 +233,15 @@ def analysis_prompt(query: str, distortions: dict[str, list[str]], gap: str | No
 
 
 def location_prompt(objects: Sequence[str], coordinates: str, gap: str | None = None) -> Prompt:
-    """Asks where each object is; `coordinates` says in which units the model was taught to answer, `gap` why it is asked again."""
+    """Asks where each object is; `coordinates` says in which units the model was taught to answer, `gap` why
+    it is asked again."""
     named = f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"
     return Prompt(LOCATION_TEMPLATE.replace("COORDINATES", coordinates), "\n".join([named, *_gap(gap)]))
 
 
-def selection_prompt(query: str, distortions: dict[str, list[str]], tools: Sequence[tuple[str, str]]) -> Prompt:
+def selection_prompt(
+    query: str, distortions: dict[str, list[str]], tools: Sequence[tuple[str, str]]
+) -> Prompt:
     """Asks for one tool a distortion; `tools` are (name, description) of those that can run here."""
     named = {name: types or [OVERALL] for name, types in distortions.items()}
     return Prompt(
@@ -280,7 +299,8 @@ def summarizer_prompt(
 ) -> Prompt:
     """The Summarizer's prompt in scoring or explanation/QA mode; sections without evidence are left out.
 
-    `reversed_letters` gives the scoring options as A. Bad ... E. Excellent; `earlier` are the lines of a conversation's earlier turns.
+    `reversed_letters` gives the scoring options as A. Bad ... E. Excellent; `earlier` are the lines of a
+    conversation's earlier turns.
     """
     lines = [REASONING_LIMIT, *earlier, *_query(query, choices)]
     if evidence is not None:

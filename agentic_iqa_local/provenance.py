@@ -1,4 +1,5 @@
-"""What scores depend on, as hashes and versions: a run goes on only with the same, and each result names them."""
+"""What scores depend on, as hashes and versions: a run goes on only with the same, and each result names
+them."""
 
 import hashlib
 import json
@@ -54,17 +55,24 @@ def commit() -> str | None:
 def folder_hash(folder: Path) -> str:
     """SHA-256 over the names and contents of a model folder's weights and configuration."""
     digest = hashlib.sha256()
-    for file in sorted(p for p in folder.iterdir() if p.suffix in {".safetensors", ".json", ".jinja", ".txt"}):
+    for file in sorted(
+        p for p in folder.iterdir() if p.suffix in {".safetensors", ".json", ".jinja", ".txt"}
+    ):
         digest.update(file.name.encode())
         digest.update(bytes.fromhex(file_hash(file)))
     return digest.hexdigest()
 
 
 def of_settings(settings: Settings, device: str) -> dict[str, Any]:
-    """What every run's rows depend on beside its models and what is asked, by the names that a user is told. Raises BundleError for a
-    models folder whose manifest is damaged, CalibrationError for tool maps that cannot be read."""
+    """What every run's rows depend on beside its models and what is asked, by the names that a user is told.
+    Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that
+    cannot be read."""
     stored = store_manifest(models_root())
-    weights = sorted((file.path, file.sha256) for file in stored.files if file.path.startswith("tools/")) if stored else []
+    weights = (
+        sorted((file.path, file.sha256) for file in stored.files if file.path.startswith("tools/"))
+        if stored
+        else []
+    )
     return {
         "tool maps": map_file_hash(settings.tools.maps or SHIPPED_MAPS),
         "tool reliability": file_hash(RELIABILITY),

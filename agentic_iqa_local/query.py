@@ -1,7 +1,8 @@
-"""What a query says in so many words: tools, regions, answers to choose from. Pure text rules, the same for every model.
+"""What a query says in so many words: tools, regions, answers to choose from. Pure text rules, the same for
+every model.
 
-Words are compared, never substrings: "lit" is not named by "quality". Scripts without blanks between words (Chinese, Japanese,
-Thai) are the exception.
+Words are compared, never substrings: "lit" is not named by "quality". Scripts without blanks between words
+(Chinese, Japanese, Thai) are the exception.
 """
 
 import re
@@ -33,7 +34,9 @@ _FULL_NAMES = {
     "onealign": "QAlign",
 }
 _BY_REFERENCE = {"topiq": ("TOPIQ_NR", "TOPIQ_FR"), "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR")}
-_NAMES = {tool_key(name): spec.name for spec in TOOLS.values() for name in (spec.metric, spec.name)} | _FULL_NAMES
+_NAMES = {
+    tool_key(name): spec.name for spec in TOOLS.values() for name in (spec.metric, spec.name)
+} | _FULL_NAMES
 # Names that are words too: they count as spelled in the table, or before a word such as "score".
 _WORDS_TOO = ("MAD", "PI", "UNIQUE", "TReS", "A-FINE", "VIF", "NIMA", "IFC", "FID")
 _MEASURE = re.compile(r"[\s\-]*(score|metric|index|value|measure|tool)s?\b", re.IGNORECASE)
@@ -46,24 +49,29 @@ _OTHERS = {tool_key(name): name for name in _OTHER_METRICS}
 _MOST_PARTS = 6  # of a tool's name
 _LATIN_WORD = re.compile(r"(?<![^\W\d_])[A-Za-z0-9]+\+?(?![a-zA-ZÀ-ɏ])|[A-Za-z0-9]+\+?(?=[^\x00-ɏ])")
 _JOINS = re.compile(r"[ \-_.]{0,1}")
-# A negation that nothing but such fillers parts from the name: "don't want to use NIQE", but not "no reference, so use NIQE".
+# A negation that nothing but such fillers parts from the name: "don't want to use NIQE", but not "no
+# reference, so use NIQE".
 _FILLERS = (
     r"((want|use|uses|using|run|running|apply|need|trust|rely|dare|either|on|the|any|a|for|to|with|by|me|you|mit|de|del|usar|utilise[rz]?"
     r"|используй\w*)\s+)*"
 )
 _NEGATED = re.compile(
-    r"(?<!why )\b(do not|don['’]?t|not|never|no|without|except|avoid\w*|skip|ignore|instead of|rather than|other than"
+    r"(?<!why )\b(do not|don['’]?t|not|never|no|without|except|avoid\w*|skip|ignore|instead of|rather"
+    r" than|other than"
     r"|(anything|everything|all|any\w*) but|nicht|kein\w*|ohne|sans|pas|sin|sem|senza|без|не)\s+"
     + _FILLERS
     + r"$|(不要?用?|别用?)\s*$",
     re.IGNORECASE,
 )
 _NEGATED_BEHIND = re.compile(
-    r"^(\s+(and|or|und|oder)\s+[\w-]+)?\s+((should|must|shall|may|can)(n['’]t|not| not)\b|(bitte\s+)?nicht\b)|^を使わない",
+    r"^(\s+(and|or|und|oder)\s+[\w-]+)?\s+((should|must|shall|may|can)(n['’]t|not|"
+    r" not)\b|(bitte\s+)?nicht\b)|^を使わない",
     re.IGNORECASE,
 )
 _CARRIED = re.compile(r"\s*(or|and|nor|und|oder|/)\s*", re.IGNORECASE)  # "neither X nor Y"
-_COMMAND = re.compile(r"(\b(use|run|compute|calculate|with|via)|\bwhat(['’]?s| is)( the)?)\s+$", re.IGNORECASE)
+_COMMAND = re.compile(
+    r"(\b(use|run|compute|calculate|with|via)|\bwhat(['’]?s| is)( the)?)\s+$", re.IGNORECASE
+)
 _END_OF_COMMAND = re.compile(r"\s*($|[.?!,;:]|(to|on|for|and|as|please)\b)", re.IGNORECASE)
 _FILE_NAME = re.compile(r"[\w-]*\.(png|jpe?g|webp|bmp|tiff?|heic|gif|csv|txt|jsonl?)\b", re.IGNORECASE)
 
@@ -73,20 +81,24 @@ def _word_set(text: str) -> frozenset[str]:
 
 
 _DETERMINERS = _word_set(
-    "the a an this that these those my your our its it whole entire full complete overall of in whatever "
-    "der die das den dem dieses ganze le la les l cette ce toute el la los las esta este toda il lo questa o a esta"
+    "the a an this that these those my your our its it whole entire full complete overall of in whatever der"
+    " die das den dem dieses ganze le la les l cette ce toute el la los las esta este toda il lo questa o a"
+    " esta"
 )
 _WHOLE_PICTURE = _word_set(
-    "image images picture pictures photo photos photograph photographs photography pic pics snapshot shot frame scene global "
-    "screenshot selfie file scan jpg jpeg png canvas thing content everything all bild bilder foto fotos aufnahme cliché imagen imágenes fotografía imagem immagine fotografia afbeelding "
-    "beeld изображение изображения фото фотография снимок 图 图片 图像 照片 相片 画像 写真 画面 이미지 사진 张图 这张图 本图 这张照片 这张图片 الصورة"
+    "image images picture pictures photo photos photograph photographs photography pic pics snapshot shot"
+    " frame scene global screenshot selfie file scan jpg jpeg png canvas thing content everything all bild"
+    " bilder foto fotos aufnahme cliché imagen imágenes fotografía imagem immagine fotografia afbeelding"
+    " beeld изображение изображения фото фотография снимок 图 图片 图像 照片 相片 画像 写真 画面 이미지 사진"
+    " 张图 这张图 本图 这张照片 这张图片 الصورة"
 )
 _NO_REGION = _word_set(
-    "quality score scores rating rate level levels value result grade number reference original pristine distortion distortions "
-    "degradation artifact artifacts artefact artefacts defect defects problem problems issue issues impairment resolution focus "
-    "pixelation vignetting aliasing moiré moire posterization posterisation ghosting haze clarity fidelity composition realism upscaling "
-    "legibility exposure lighting saturation tone tones hue hues grading aberration chromatic perceptual technical visual tool metric iqa "
-    "qualität qualité calidad qualità qualidade качество 质量 品質"
+    "quality score scores rating rate level levels value result grade number reference original pristine"
+    " distortion distortions degradation artifact artifacts artefact artefacts defect defects problem"
+    " problems issue issues impairment resolution focus pixelation vignetting aliasing moiré moire"
+    " posterization posterisation ghosting haze clarity fidelity composition realism upscaling legibility"
+    " exposure lighting saturation tone tones hue hues grading aberration chromatic perceptual technical"
+    " visual tool metric iqa qualität qualité calidad qualità qualidade качество 质量 品質"
 )
 _QUALITY_WORD = re.compile(
     r"(de|un|over|under)?(blur\w*|nois\w*|grain\w*|sharp\w*|contrast\w*|bright\w*|dark\w*|compress\w*|colou?r\w*|expos\w*|satur\w*"
@@ -99,34 +111,38 @@ _QUALITY_OF = re.compile(
     rf"\s+(?:\w+\s+)?(?:of|in|on|affecting|around|across|along)\s+(?:{_THE}|of {_THE})\s+",
     re.IGNORECASE,
 )
-# What follows these may be anything ("rate the composition"), so that only two things that are joined are taken for regions.
+# What follows these may be anything ("rate the composition"), so that only two things that are joined are
+# taken for regions.
 _RATED = re.compile(
-    rf"\b(?:rate|judge|assess|grade|evaluate|inspect|how\s+(?:\w+\s+){{1,2}}(?:is|are|was|were))\s+{_THE}\s+", re.IGNORECASE
+    rf"\b(?:rate|judge|assess|grade|evaluate|inspect|how\s+(?:\w+\s+){{1,2}}(?:is|are|was|were))\s+{_THE}\s+",
+    re.IGNORECASE,
 )
 _AND = re.compile(rf"\s*(?:(?:,?\s*\b(?:and|or)\b|&)\s+(?:{_THE}\s+)?|,\s+{_THE}\s+)", re.IGNORECASE)
 _BEFORE = rf"\b{_THE}\s+((?:[\w'’-]+\s+){{0,2}}[\w'’-]+)(?:\s+(?:and|or|&)|,\s+and|,\s+or|,)\s+(?:{_THE}\s+)?"
 _LONGEST_REGION = 3  # words
 _ENDS_REGION = _word_set(
-    "of in on at to for from by with without against than as like after before into onto over under between near around across "
-    "is are was were be been being do does did has have had can could should would will may might must look looks looked seem seems "
-    "appear appears show shows suffer suffers lose lost keep kept come came get gets got go goes and or but nor vs versus compared "
-    "relative please if when while because since that which who where how what why there here not too very so really quite enough "
-    "more less most least still also just only it they them you i we me us out off up down both worries bothers any a an "
-    "severe bad visible strong noticeable noisy blurry slight mild heavy good poor fine ok okay acceptable worse better best worst now "
-    "today yet briefly honestly"
+    "of in on at to for from by with without against than as like after before into onto over under between"
+    " near around across is are was were be been being do does did has have had can could should would will"
+    " may might must look looks looked seem seems appear appears show shows suffer suffers lose lost keep"
+    " kept come came get gets got go goes and or but nor vs versus compared relative please if when while"
+    " because since that which who where how what why there here not too very so really quite enough more"
+    " less most least still also just only it they them you i we me us out off up down both worries bothers"
+    " any a an severe bad visible strong noticeable noisy blurry slight mild heavy good poor fine ok okay"
+    " acceptable worse better best worst now today yet briefly honestly"
 )
 _PLACES = _word_set("left right upper lower top bottom central middle front back")
 _NEVER_HEADS = _word_set(
-    "best worst main first last second next same other one rest detail details texture textures edge edges part parts side area areas "
-    "region regions place places test copy version upload capture output render print master source camera phone lens sensor screen "
-    "magnitude impression appearance look damage loss effect impact severity strength amount degree answer option way upload capture"
+    "best worst main first last second next same other one rest detail details texture textures edge edges"
+    " part parts side area areas region regions place places test copy version upload capture output render"
+    " print master source camera phone lens sensor screen magnitude impression appearance look damage loss"
+    " effect impact severity strength amount degree answer option way upload capture"
 )
 _UNSPACED = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 
 def named_tools(query: str, has_reference: bool) -> list[str]:
-    """The tools of the table that the query names, in its order and the table's spelling; capitals, blanks, '-', '_' and dots
-    apart. A name in a negated phrase ("not NIQE") does not count."""
+    """The tools of the table that the query names, in its order and the table's spelling; capitals, blanks,
+    '-', '_' and dots apart. A name in a negated phrase ("not NIQE") does not count."""
     return [name for name in _asked_for(query, has_reference) if name in TOOLS]
 
 
@@ -183,14 +199,18 @@ def _metric(text: str, start: int, end: int, has_reference: bool) -> str | None:
         alone = text.strip(" .!?").casefold() in (spelled.casefold(), f"{spelled} please".casefold())
         asked = _COMMAND.search(text[:start]) and _END_OF_COMMAND.match(text, end)
         measure = _MEASURE.match(text, end) and " " not in spelled
-        if not (alone or asked or measure or (spelled == name and not shouted)) or text[:start].casefold().endswith("raspberry "):
+        if not (alone or asked or measure or (spelled == name and not shouted)) or text[
+            :start
+        ].casefold().endswith("raspberry "):
             return None
     return name
 
 
 def region_in(query: str, name: str) -> str | None:
-    """The region that the query names by `name`: the name itself, or the longest run of its words that the query holds, plurals
-    apart; None where that is nothing. The whole picture, quality words, tools and single letters are no regions."""
+    """The region that the query names by `name`: the name itself, or the longest run of its words that the
+    query holds, plurals apart; None where that is nothing. The whole picture, quality words, tools and single
+    letters are no regions.
+    """
     query = unicodedata.normalize("NFKC", query)
     for _, start, end in reversed(_metrics(query, False)):
         query = f"{query[:start]}.{query[end:]}"
@@ -207,9 +227,9 @@ def region_in(query: str, name: str) -> str | None:
 
 
 def regions_in(query: str, known: Sequence[str] = ()) -> list[str]:
-    """Regions that the query names in so many words, in its order: after "quality of the", "noise in the" and the like, two and more
-    after "rate the" or "how sharp are the", and what "and", "or" or a comma joins to one of these or of the `known` ones. English
-    only; other ways to name a region are not seen."""
+    """Regions that the query names in so many words, in its order: after "quality of the", "noise in the" and
+    the like, two and more after "rate the" or "how sharp are the", and what "and", "or" or a comma joins to
+    one of these or of the `known` ones. English only; other ways to name a region are not seen."""
     heads = {_words(name)[-1] for name in known if _words(name)}
     found: dict[str, int] = {}
 
@@ -238,7 +258,8 @@ def regions_in(query: str, known: Sequence[str] = ()) -> list[str]:
 
 
 def _phrase(text: str) -> str:
-    """The words at the start of `text` that can name a region; none where a word of quality follows them ("the lens blur")."""
+    """The words at the start of `text` that can name a region; none where a word of quality follows them
+    ("the lens blur")."""
     end = 0
     for word in re.finditer(r"\s*([\w'’-]+)", text):
         lower = word[1].lower()
@@ -253,7 +274,8 @@ def _phrase(text: str) -> str:
 
 
 def region_called(query: str, phrase: str, heads: Container[str] = ()) -> str | None:
-    """The region that a phrase of the query is the name of as a whole; `heads` are last words of names that are regions for sure."""
+    """The region that a phrase of the query is the name of as a whole; `heads` are last words of names that
+    are regions for sure."""
     if not phrase or _phrase(phrase) != phrase:
         return None
     *before, head = _words(phrase)
@@ -263,12 +285,19 @@ def region_called(query: str, phrase: str, heads: Container[str] = ()) -> str | 
 
 def holds(text: str, phrase: str) -> bool:
     """Whether the text holds the phrase's words in a row; capitals, plurals and articles apart."""
-    found, wanted = ([_singular(word) for word in _words(given) if word not in _DETERMINERS] for given in (text, phrase))
+    found, wanted = (
+        [_singular(word) for word in _words(given) if word not in _DETERMINERS] for given in (text, phrase)
+    )
     return bool(wanted) and any(found[i : i + len(wanted)] == wanted for i in range(len(found)))
 
 
 def _is_no_region(word: str) -> bool:
-    listed = word in _WHOLE_PICTURE or word in _NO_REGION or word.isdecimal() or (len(word) == 1 and word.isascii())
+    listed = (
+        word in _WHOLE_PICTURE
+        or word in _NO_REGION
+        or word.isdecimal()
+        or (len(word) == 1 and word.isascii())
+    )
     return listed or _QUALITY_WORD.fullmatch(word) is not None
 
 
@@ -277,7 +306,14 @@ def _words(text: str) -> list[str]:
 
 
 def _singular(word: str) -> str:
-    for ending, instead in (("ies", "y"), ("ves", "f"), ("ses", "s"), ("xes", "x"), ("ches", "ch"), ("shes", "sh")):
+    for ending, instead in (
+        ("ies", "y"),
+        ("ves", "f"),
+        ("ses", "s"),
+        ("xes", "x"),
+        ("ches", "ch"),
+        ("shes", "sh"),
+    ):
         if word.endswith(ending) and len(word) > len(ending) + 1:
             return word.removesuffix(ending) + instead
     return word.removesuffix("s") if len(word) > 3 and not word.endswith("ss") else word
@@ -285,7 +321,9 @@ def _singular(word: str) -> str:
 
 _MOST_ANSWERS, _LONGEST_ANSWER = 10, 100  # answers, characters
 _BOUNDARY = r"(?:^|(?<!\b[A-Z])[.]|[?:!,;\n。、])\s*"  # an initial ("J. A. Smith") ends no clause
-_FIRST_MARK = re.compile(_BOUNDARY + r"(?:[(\[]([Aa])[)\]]|([Aa])[.):、])\s*(?=[^\s.])|[?:\n]\s*(1)[.)]\s+(?=\S)")
+_FIRST_MARK = re.compile(
+    _BOUNDARY + r"(?:[(\[]([Aa])[)\]]|([Aa])[.):、])\s*(?=[^\s.])|[?:\n]\s*(1)[.)]\s+(?=\S)"
+)
 _INSTRUCTION = re.compile(
     r"\b(rate|score|explain|look|give|tell|describe|say|list|assess|judge|compare|check|write|count|consider|evaluate|find|how)\b",
     re.IGNORECASE,
@@ -305,22 +343,26 @@ _YES_NO_CHINESE = re.compile(r"(是)(?:或|还是|/)(否|不是)[\s?？。]*$")
 
 
 _WHERE = re.compile(
-    r"\b(where(abouts)?|(which|what) (part|parts|corner|corners|side|sides|half|quarter|quarters|area|areas|region|regions|spot|place)"
-    r"|in one (corner|part|place)|(whole|entire) (picture|image|frame|photo)|wo\b|welche[rnms]? (ecke|seite|teil|bereich|stelle)"
+    r"\b(where(abouts)?|(which|what)"
+    r" (part|parts|corner|corners|side|sides|half|quarter|quarters|area|areas|region|regions|spot|place)"
+    r"|in one (corner|part|place)|(whole|entire) (picture|image|frame|photo)|wo\b|welche[rnms]?"
+    r" (ecke|seite|teil|bereich|stelle)"
     r"|où|d[oó]nde|en qué (parte|zona|esquina)|quelle (partie|zone)|dove)\b|哪里|何处|どこ",
     re.IGNORECASE,
 )
 
 
 _DAMAGE = re.compile(
-    r"\b(damag\w*|defect\w*|flaw\w*|fault\w*|distort\w*|degrad\w*|art[ie]facts?|blur\w*|nois\w*|grain\w*|unsharp|out of focus|compress\w*"
+    r"\b(damag\w*|defect\w*|flaw\w*|fault\w*|distort\w*|degrad\w*|art[ie]facts?|blur\w*|nois\w*|grain\w*|unsharp|out"
+    r" of focus|compress\w*"
     r"|block(s|y|ing|iness)|unscharf|rausch\w*|fehler|flou\w*|bruit|borros\w*|ruido|sfocat\w*|rumore)\b",
     re.IGNORECASE,
 )
 
 
 def asks_where_damage_is(query: str) -> bool:
-    """Whether a query wants to know in which part of the picture damage is, which is a question about its quality."""
+    """Whether a query wants to know in which part of the picture damage is, which is a question about its
+    quality."""
     return asks_where(query) and bool(_DAMAGE.search(query))
 
 
@@ -330,8 +372,8 @@ def asks_where(query: str) -> bool:
 
 
 def choices_in(query: str) -> list[str] | None:
-    """The answers that the query offers: a lettered list ("A. too dark B. too bright"; after a question numbers do too) or "yes or
-    no"; None where it offers none. A list of questions or instructions is none."""
+    """The answers that the query offers: a lettered list ("A. too dark B. too bright"; after a question
+    numbers do too) or "yes or no"; None where it offers none. A list of questions or instructions is none."""
     text = unicodedata.normalize("NFKC", query)
     if lettered := _lettered(text):
         return lettered
@@ -348,7 +390,9 @@ def _lettered(query: str) -> list[str] | None:
     marks = [(first.start(), first.end())]
     while len(marks) < _MOST_ANSWERS:
         letter = chr(ord(letter) + 1)
-        mark = re.compile(rf"(?<=[\s,;])(?:[(\[]{letter}[)\]]|{letter}[.):、])\s*(?=[^\s.])").search(query, marks[-1][1])
+        mark = re.compile(rf"(?<=[\s,;])(?:[(\[]{letter}[)\]]|{letter}[.):、])\s*(?=[^\s.])").search(
+            query, marks[-1][1]
+        )
         if mark is None:
             break
         marks.append((mark.start(), mark.end()))
@@ -369,8 +413,11 @@ def _can_be_chosen(answers: Sequence[str]) -> bool:
     return (
         2 <= len(answers) <= _MOST_ANSWERS
         and len({answer.casefold() for answer in answers}) == len(answers)
-        and all(answer and len(answer) <= _LONGEST_ANSWER and not _QUESTION.match(answer) for answer in answers)
+        and all(
+            answer and len(answer) <= _LONGEST_ANSWER and not _QUESTION.match(answer) for answer in answers
+        )
         and not any(
-            _INSTRUCTION.match(answer) or re.search(r"\b(and|then) (give|rate|explain|tell|say)\b", answer) for answer in answers
+            _INSTRUCTION.match(answer) or re.search(r"\b(and|then) (give|rate|explain|tell|say)\b", answer)
+            for answer in answers
         )
     )

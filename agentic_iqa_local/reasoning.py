@@ -1,6 +1,8 @@
-"""Whether the model's reasoning fits the evidence, and the sentences that stand in where it does not. Pure: text in, text out.
+"""Whether the model's reasoning fits the evidence, and the sentences that stand in where it does not. Pure:
+text in, text out.
 
-The check is made of words: a distortion counts as named where a clause names its damage, or its type beside a severity.
+The check is made of words: a distortion counts as named where a clause names its damage, or its type beside a
+severity.
 """
 
 import re
@@ -10,22 +12,36 @@ from agentic_iqa_local.levels import DISTORTION_TYPES, EVERYWHERE, LEVEL_WORDS, 
 from agentic_iqa_local.query import holds
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 
-# What says that a distortion is there. Words that name a virtue or the subject as well ("sharp", "bright") are not among them.
+# What says that a distortion is there. Words that name a virtue or the subject as well ("sharp", "bright")
+# are not among them.
 _DAMAGE = {
-    "Blurs": r"blur\w*|(out of|lacks?|lost|missed) focus|(de|un)focus\w*|unsharp|(edges?|details?|textures?|image|picture|photo) "
-    r"(is|are|looks?|appears?) (too )?soft",
-    "Color distortions": r"colou?r (distortion|cast|shift|bleed|fring)\w*|tint(ed)?|(de|over|under)-?saturat\w*|chromatic aberration"
-    r"|discolou?r\w*|hue shift",
-    "Compression": r"compression|blocking|blocky|blockiness|ringing|banding|pixelat\w*|coding artifacts?|jpe?g (artifacts?|blocks?)"
-    r"|mosquito (noise|artifacts?|artefacts?)",
+    "Blurs": (
+        r"blur\w*|(out of|lacks?|lost|missed)"
+        r" focus|(de|un)focus\w*|unsharp|(edges?|details?|textures?|image|picture|photo) "
+        r"(is|are|looks?|appears?) (too )?soft"
+    ),
+    "Color distortions": (
+        r"colou?r (distortion|cast|shift|bleed|fring)\w*|tint(ed)?|(de|over|under)-?saturat\w*|chromatic"
+        r" aberration"
+        r"|discolou?r\w*|hue shift"
+    ),
+    "Compression": (
+        r"compression|blocking|blocky|blockiness|ringing|banding|pixelat\w*|coding artifacts?|jpe?g"
+        r" (artifacts?|blocks?)"
+        r"|mosquito (noise|artifacts?|artefacts?)"
+    ),
     "Noise": r"nois(e|y)|grain(y|iness)?|speckl\w*|blotch\w*",
-    "Brightness change": r"brightness (change|shift|distortion)\w*|too (bright|dark)|(over|under)-?\s?expos\w*|blown highlights",
+    "Brightness change": (
+        r"brightness (change|shift|distortion)\w*|too (bright|dark)|(over|under)-?\s?expos\w*|blown"
+        r" highlights"
+    ),
     "Sharpness": r"over-?\s?sharpen\w*|halos?|sharpness (distortion|artifact)\w*",
     "Contrast": r"contrast (change|loss|distortion)\w*|(low|poor|lack of|reduced|harsh|excessive) contrast",
 }
 # Uses of those words that are no damage.
 _HARMLESS = re.compile(
-    r"(\w+ly )?blurred background|background blur|bokeh|(wood|sand|leather|fabric|stone)\w* grain|grain of (the )?\w+"
+    r"(\w+ly )?blurred background|background blur|bokeh|(wood|sand|leather|fabric|stone)\w* grain|grain of"
+    r" (the )?\w+"
     r"|tinted (window|glass|lens|visor)\w*|halos? of light|noise reduction|uncompressed",
     re.IGNORECASE,
 )
@@ -39,30 +55,39 @@ _SEVERITY_WORDS = {
 }
 _ANY_SEVERITY = "|".join(_SEVERITY_WORDS)
 _NAMED = {
-    kind: re.compile(rf"\b({damage})\b|(?<=\b)(({_ANY_SEVERITY})\s+{kind.removesuffix('s')}s?)\b", re.IGNORECASE)
+    kind: re.compile(
+        rf"\b({damage})\b|(?<=\b)(({_ANY_SEVERITY})\s+{kind.removesuffix('s')}s?)\b", re.IGNORECASE
+    )
     for kind, damage in _DAMAGE.items()
 }
 _ALIKE = {"Blurs": {"Sharpness"}, "Sharpness": {"Blurs"}}  # words of one describe the other
 _CLAUSE = re.compile(r"[.;:!?\n]|\b(?:but|however|although|though|while|whereas|yet)\b", re.IGNORECASE)
 _NEGATION = re.compile(
-    r"\b(no|not|nor|without|none|nothing|free (of|from)|absen(t|ce)|lacks? of|hardly|barely|never|neither|minimal|negligible|low|zero"
+    r"\b(no|not|nor|without|none|nothing|free (of|from)|absen(t|ce)|lacks?"
+    r" of|hardly|barely|never|neither|minimal|negligible|low|zero"
     r"|little|would|could)\b|n['’]t\b",
     re.IGNORECASE,
 )
-_DENIED_BEFORE = re.compile(r"(?<!isn't )(?<!not )\b(no|zero|without|free of|free from|absence of|negligible|minimal) ((visible|noticeable|any|apparent) )?$", re.IGNORECASE)  # fmt: skip
+_DENIED_BEFORE = re.compile(
+    r"(?<!isn't )(?<!not )\b(no|zero|without|free of|free from|absence of|negligible|minimal) "
+    r"((visible|noticeable|any|apparent) )?$",
+    re.IGNORECASE,
+)
 _DENIED_BEHIND = re.compile(
     r"^(-free|\w* (is|are) (not visible|not present|absent|negligible|minimal|invisible))\b", re.IGNORECASE
 )
 _CONDITION = re.compile(r"\b(would|could|apart from|besides|except|other than|if)\b", re.IGNORECASE)
 _NOTHING = re.compile(
-    r"\bno (visible |noticeable |apparent |obvious )?(distortions?|degradations?|artifacts?|defects?|damage)\b|\bclean\b|\blooks? natural\b"
+    r"\bno (visible |noticeable |apparent |obvious"
+    r" )?(distortions?|degradations?|artifacts?|defects?|damage)\b|\bclean\b|\blooks? natural\b"
     r"|\bflawless\b|\bpristine\b|\bperfect (picture|image|photo)",
     re.IGNORECASE,
 )
 _LEVELS = "|".join(LEVEL_WORDS.values())
 _LEVEL = re.compile(
     rf"\bquality (?:is|was|seems|appears|looks)(?: (?!not\b|very\b|too\b)\w+){{0,2}}? (?P<after>{_LEVELS})\b"
-    rf"|(?<!not of )(?<!to )\b(?P<before>{_LEVELS})(?: (?:overall|image|picture|visual|perceptual|technical))* quality\b(?! tool)"
+    rf"|(?<!not of )(?<!to )\b(?P<before>{_LEVELS})(?:"
+    r" (?:overall|image|picture|visual|perceptual|technical))* quality\b(?! tool)"
     rf"|\b(?:overall |final )?(?:rating|level|grade|verdict)(?: is)?[: ]+(?P<told>{_LEVELS})\b"
     rf"|\brate (?:it|this|the (?:image|picture|photo)) (?:as )?(?P<rated>{_LEVELS})\b",
     re.IGNORECASE,
@@ -75,14 +100,18 @@ _EVERYDAY = re.compile(r"yes|no|none|other|maybe|.", re.IGNORECASE)
 
 
 def findings(evidence: ExecutorOutput | None) -> dict[str, list[DistortionAnalysis]]:
-    """The distortions of each object that the analysis found; one whose severity is none was looked for and not found, and of one
-    that is unclear nothing is known."""
+    """The distortions of each object that the analysis found; one whose severity is none was looked for and
+    not found, and of one that is unclear nothing is known."""
     analysis = (evidence and evidence.distortion_analysis) or {}
-    return {name: [item for item in items if item.severity not in ("none", UNCLEAR)] for name, items in analysis.items()}
+    return {
+        name: [item for item in items if item.severity not in ("none", UNCLEAR)]
+        for name, items in analysis.items()
+    }
 
 
 _QUARTER = re.compile(
-    r"\b(?:(?P<row>top|upper|bottom|lower)[ -](?:hand[ -])?(?P<column>left|right)|(?P<c>left|right)[ -](?:hand[ -])?(?P<r>top|upper|bottom|lower))\b",
+    r"\b(?:(?P<row>top|upper|bottom|lower)[ -](?:hand[ -])?(?P<column>left|right)|(?P<c>left|right)["
+    r" -](?:hand[ -])?(?P<r>top|upper|bottom|lower))\b",
     re.IGNORECASE,
 )
 _ROWS = {"upper": "top", "lower": "bottom"}
@@ -107,10 +136,12 @@ def place_of_damage(evidence: ExecutorOutput | None) -> str | None:
 
 
 def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None) -> list[str]:
-    """What in `text` the evidence or the fused `level` ("Good"; None where no level was decided) contradicts, a line each.
+    """What in `text` the evidence or the fused `level` ("Good"; None where no level was decided) contradicts,
+    a line each.
 
-    Without an analysis nothing is known of distortions, so that only the level is compared. Where a sentence can be read either
-    way it is let pass: sound reasoning that is taken for wrong costs more than wrong reasoning that is overlooked.
+    Without an analysis nothing is known of distortions, so that only the level is compared. Where a sentence
+    can be read either way it is let pass: sound reasoning that is taken for wrong costs more than wrong
+    reasoning that is overlooked.
     """
     lines = _wrong_levels(text, level) if level is not None else []
     if evidence is None or evidence.distortion_analysis is None:
@@ -119,9 +150,16 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
     for items in findings(evidence).values():
         for item in items:
             found.setdefault(item.type, set()).add(item.severity)
-    unclear = {item.type for items in evidence.distortion_analysis.values() for item in items if item.severity == UNCLEAR}
+    unclear = {
+        item.type
+        for items in evidence.distortion_analysis.values()
+        for item in items
+        if item.severity == UNCLEAR
+    }
     if evidence.damaged_part and (elsewhere := quarters_named(text) - {evidence.damaged_part}):
-        lines.append(f"names the {', '.join(sorted(elsewhere))}, LocalNR's map has the damage {evidence.damaged_part}")
+        lines.append(
+            f"names the {', '.join(sorted(elsewhere))}, LocalNR's map has the damage {evidence.damaged_part}"
+        )
     text = _HARMLESS.sub("it", text)
     held = False
     for clause in _CLAUSE.split(text):
@@ -140,8 +178,14 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
                     and not behind.startswith("-free")
                 ):
                     lines.append(f"names {kind}, which the evidence does not hold")
-                elif severities and (said := _severity(before, mention[0], behind)) and not _SEVERITY_WORDS[said[0]] & severities:
-                    lines.append(f"calls {kind} {said[1].lower()}, the evidence has {', '.join(sorted(severities))}")
+                elif (
+                    severities
+                    and (said := _severity(before, mention[0], behind))
+                    and not _SEVERITY_WORDS[said[0]] & severities
+                ):
+                    lines.append(
+                        f"calls {kind} {said[1].lower()}, the evidence has {', '.join(sorted(severities))}"
+                    )
     if not held and any(severities - {"slight"} for severities in found.values()) and _NOTHING.search(text):
         lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(found))}")
     return list(dict.fromkeys(lines))
@@ -151,7 +195,10 @@ def _wrong_levels(text: str, level: str) -> list[str]:
     if re.search(r"\btools?\b", text, re.IGNORECASE):  # it may tell what the tools say
         return []
     said = {next(filter(None, match.groups())).capitalize() for match in _LEVEL.finditer(text)}
-    lines = [f"says that the quality is {word.lower()}, the level is {level.lower()}" for word in sorted(said - {level})]
+    lines = [
+        f"says that the quality is {word.lower()}, the level is {level.lower()}"
+        for word in sorted(said - {level})
+    ]
     for pattern, levels, word in ((_HIGH, ("Poor", "Bad"), "high"), (_LOW, ("Excellent", "Good"), "low")):
         if level in levels and pattern.search(text):
             lines.append(f"says that the quality is {word}, the level is {level.lower()}")
@@ -166,14 +213,19 @@ def _severity(before: str, mention: str, behind: str) -> tuple[str, str] | None:
             or re.match(rf"({words})\b", mention, re.IGNORECASE)
             or re.match(rf"\w* (is|are) ({words})\b", behind, re.IGNORECASE)
         )
-        if match and not re.search(r"\b(to|or|and|almost|not)\b[^,]*$|\bto\b", before[-12:] + behind[:24], re.IGNORECASE):
-            word = next(group for group in match.groups() if group and re.fullmatch(words, group, re.IGNORECASE))
+        if match and not re.search(
+            r"\b(to|or|and|almost|not)\b[^,]*$|\bto\b", before[-12:] + behind[:24], re.IGNORECASE
+        ):
+            word = next(
+                group for group in match.groups() if group and re.fullmatch(words, group, re.IGNORECASE)
+            )
             return words, word
     return None
 
 
 def speaks_for_another(text: str, choices: Sequence[str], chosen: str) -> list[str]:
-    """A line where `text` names other answers than the `chosen` one and not that. Yes, no and none are words of every text."""
+    """A line where `text` names other answers than the `chosen` one and not that. Yes, no and none are words
+    of every text."""
     named = [choice for choice in choices if not _EVERYDAY.fullmatch(choice.strip()) and holds(text, choice)]
     if named and chosen not in named:
         return [f"speaks for {', '.join(named)}, the answer is {chosen}"]
@@ -181,7 +233,8 @@ def speaks_for_another(text: str, choices: Sequence[str], chosen: str) -> list[s
 
 
 def from_evidence(evidence: ExecutorOutput | None, level: str | None) -> str:
-    """Sentences that say what the evidence holds and nothing else; an explanation that contradicts it is left out."""
+    """Sentences that say what the evidence holds and nothing else; an explanation that contradicts it is left
+    out."""
     sentences = []
     for name, items in findings(evidence).items():
         of = "" if name == "Global" else f" of {name}"
@@ -192,9 +245,13 @@ def from_evidence(evidence: ExecutorOutput | None, level: str | None) -> str:
     for name, items in ((evidence and evidence.distortion_analysis) or {}).items():
         unclear = " and ".join(item.type.lower() for item in items if item.severity == UNCLEAR)
         if unclear:
-            sentences.append(f"The severity of {unclear}{'' if name == 'Global' else f' of {name}'} cannot be told.")
+            sentences.append(
+                f"The severity of {unclear}{'' if name == 'Global' else f' of {name}'} cannot be told."
+            )
     if not sentences and evidence is not None and evidence.distortion_analysis is not None:
-        sentences.append("The model saw no distortion." if evidence.damaged_part else "No visible distortion was found.")
+        sentences.append(
+            "The model saw no distortion." if evidence.damaged_part else "No visible distortion was found."
+        )
     if place := place_of_damage(evidence):
         sentences.append(place)
     if level is not None:

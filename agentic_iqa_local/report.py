@@ -37,7 +37,8 @@ MODES = {
 
 
 def headline(row: Assessment) -> str:
-    """One line: the image and its answer, or why there is none; the raw scores of tools that the query names, or what ran instead."""
+    """One line: the image and its answer, or why there is none; the raw scores of tools that the query names,
+    or what ran instead."""
     if row.error:
         return one_line(f"FAILED: {_reason(row.image, row.error)}")
     answer = row.final_answer
@@ -68,13 +69,16 @@ def stand_ins(row: Assessment) -> list[str]:
                 if (other.object_name, other.distortion) == (run.object_name, run.distortion)
             ]
             instead = next(
-                (f"{other.tool_name} ran instead" for other in later if other.error is None), "no other tool could run"
+                (f"{other.tool_name} ran instead" for other in later if other.error is None),
+                "no other tool could run",
             )
             reason = run.error.removeprefix(f"{run.tool_name} ").removeprefix("is unavailable: ")
             if row.reference and reason.startswith("compares with a reference"):
                 reason = "the reference has the same pixels as the picture"
             reason = (
-                "it is not in the table of tools" if run.tool_name not in TOOLS else re.split(r" \(|;", reason)[0].rstrip(".")
+                "it is not in the table of tools"
+                if run.tool_name not in TOOLS
+                else re.split(r" \(|;", reason)[0].rstrip(".")
             )
             lines.setdefault(run.tool_name, f"{run.tool_name} could not run ({reason}), {instead}")
     return list(lines.values())
@@ -93,7 +97,11 @@ def account(row: Assessment) -> str:
     lines = _wrapped(headline(row), indent="") + _wrapped(f"Query: {row.query}")
     if row.plan:
         lines += ["", "Plan", *_wrapped(plan_in_words(row.plan))]
-        lines += [line for correction in row.plan_corrections for line in _wrapped(f"Corrected by rule: {correction}")]
+        lines += [
+            line
+            for correction in row.plan_corrections
+            for line in _wrapped(f"Corrected by rule: {correction}")
+        ]
         lines += [line for told in row.passes[1:] for line in _wrapped(f"Planned again: {told.asked}")]
     if len(row.passes) > 1:
         lines += ["", "Passes", *(line for told in row.passes for line in _wrapped(pass_in_words(told)))]
@@ -104,7 +112,9 @@ def account(row: Assessment) -> str:
     if row.p_c:
         lines += ["", f"Letters: how probable the model finds each answer ({MODES[row.mode]})", *bars(row)]
         if row.off_letter_mass is not None:
-            lines += _wrapped(f"{row.off_letter_mass:.2%} of the probability lies on other words than these answers.")
+            lines += _wrapped(
+                f"{row.off_letter_mass:.2%} of the probability lies on other words than these answers."
+            )
     if row.plan or row.tools:
         lines += ["", "Tools", *tools_in_words(row)]
     if row.q is not None:
@@ -114,19 +124,22 @@ def account(row: Assessment) -> str:
     if row.reasoning_corrections:
         wrong = "; ".join(row.reasoning_corrections)
         lines += _wrapped(
-            f"(Put together from the evidence and the answer, because the model's own words contradicted them: it {wrong}.)"
+            "(Put together from the evidence and the answer, because the model's own words contradicted"
+            f" them: it {wrong}.)"
         )
     if row.failed_tries:
-        tries = f"{len(row.failed_tries)} failed {'try' if len(row.failed_tries) == 1 else 'tries'} of the model"
+        tries = (
+            f"{len(row.failed_tries)} failed {'try' if len(row.failed_tries) == 1 else 'tries'} of the model"
+        )
         lines += _wrapped(f"({tries} on the way; the JSON row holds what it wrote.)")
     if row.warnings:
         lines += ["", "Warnings", *(line for warning in row.warnings for line in _wrapped(warning))]
     if row.tokens and row.seen and row.model:
         views = "1 view" if len(row.seen.views) == 1 else f"{len(row.seen.views)} views"
         cost = (
-            f"{row.model['name']} on {row.model['device']} ({row.model['dtype']}) saw {views}, {row.seen.pixels or 'tiled'} pixels, "
-            f"{row.seen.tokens} tokens; {row.tokens.prefilled} tokens computed, {row.tokens.reused} reused, {row.tokens.decoded} "
-            f"written; {row.seconds:.1f} s"
+            f"{row.model['name']} on {row.model['device']} ({row.model['dtype']}) saw {views},"
+            f" {row.seen.pixels or 'tiled'} pixels, {row.seen.tokens} tokens; {row.tokens.prefilled} tokens"
+            f" computed, {row.tokens.reused} reused, {row.tokens.decoded} written; {row.seconds:.1f} s"
         )
         lines += ["", *_wrapped(cost)]
         if row.model.get("notice"):
@@ -137,11 +150,15 @@ def account(row: Assessment) -> str:
 def plan_in_words(plan: PlannerOutput) -> str:
     """What is asked, about what, and which parts answer it."""
     if plan.query_type == "Other":
-        return "The question is not about technical quality: the model answers from the picture, without tools."
+        return (
+            "The question is not about technical quality: the model answers from the picture, without tools."
+        )
     about = "the whole picture" if plan.query_scope == "Global" else ", ".join(plan.objects)
     against = "against the reference" if plan.reference_mode == "Full-Reference" else "without a reference"
     looks = (
-        "the query names the distortions" if plan.distortion_source == "Explicit" else "the model looks for distortions itself"
+        "the query names the distortions"
+        if plan.distortion_source == "Explicit"
+        else "the model looks for distortions itself"
     )
     tool = f"; the query names {plan.required_tool}" if plan.required_tool else ""
     parts = [name.replace("_", " ") for name, on in plan.plan.model_dump().items() if on]
@@ -156,8 +173,9 @@ def pass_in_words(told: PassRecord) -> str:
     left = f" Left open: {'; '.join(told.gaps)}." if told.gaps else ""
     kept = " Its answer counts." if told.kept else ""
     return (
-        f"{told.number}{asked}.{changed} Seen: {told.seen}. Measured: {told.measured}. Concluded: {told.concluded}{moved}; "
-        f"{DECIDED[told.decided]}.{left} {told.tokens} tokens, {told.seconds:.1f} s.{kept}"
+        f"{told.number}{asked}.{changed} Seen: {told.seen}. Measured: {told.measured}. Concluded:"
+        f" {told.concluded}{moved}; {DECIDED[told.decided]}.{left} {told.tokens} tokens, {told.seconds:.1f}"
+        f" s.{kept}"
     )
 
 
@@ -165,10 +183,14 @@ def evidence_in_words(name: str, items: Sequence[DistortionAnalysis]) -> list[st
     """What the analysis found of one object; what it looked for in vain is no finding."""
     owner = WHOLE if name == "Global" else name
     found = [
-        f"{owner}: {item.severity} {item.type}. {item.explanation}" for item in items if item.severity not in ("none", UNCLEAR)
+        f"{owner}: {item.severity} {item.type}. {item.explanation}"
+        for item in items
+        if item.severity not in ("none", UNCLEAR)
     ]
     found += [
-        f"{owner}: how severe {item.type} is cannot be told. {item.explanation}" for item in items if item.severity == UNCLEAR
+        f"{owner}: how severe {item.type} is cannot be told. {item.explanation}"
+        for item in items
+        if item.severity == UNCLEAR
     ]
     sought = ", ".join(item.type for item in items if item.severity == "none")
     if found and sought:
@@ -180,11 +202,14 @@ def tools_in_words(row: Assessment) -> list[str]:
     """The tools' runs as a table, or why none ran."""
     if not row.tools:
         if row.plan and row.plan.query_type == "Other":
-            return _wrapped("None ran: tools measure technical quality, and the question is about something else.")
+            return _wrapped(
+                "None ran: tools measure technical quality, and the question is about something else."
+            )
         if row.plan and row.plan.query_scope != "Global":
             about = ", ".join(row.plan.objects)
             return _wrapped(
-                f"None ran: tools measure whole pictures, and the question is about {about}. Name a tool in the query to have it run."
+                f"None ran: tools measure whole pictures, and the question is about {about}. Name a tool in"
+                " the query to have it run."
             )
         return _wrapped("None ran.")
     lines = [f"  {'tool':<12}{'of':<15}{'for':<22}{'raw score':>10}{'1 to 5':>8}{'seconds':>9}"]
@@ -194,7 +219,10 @@ def tools_in_words(row: Assessment) -> list[str]:
         score = "–" if run.normalized_score is None else f"{run.normalized_score:.2f}"
         owner = WHOLE if run.object_name == "Global" else run.object_name
         purpose = OVERALL if run.distortion.startswith(OVERALL) else run.distortion
-        lines.append(f"  {run.tool_name[:11]:<12}{owner[:14]:<15}{purpose[:21]:<22}{raw:>10}{score:>8}{run.execution_time:>9.2f}")
+        lines.append(
+            f"  {run.tool_name[:11]:<12}{owner[:14]:<15}{purpose[:21]:<22}"
+            f"{raw:>10}{score:>8}{run.execution_time:>9.2f}"
+        )
         if run.error:
             notes.append(f"{run.tool_name} failed: {run.error}")
         elif run.fallback:
@@ -211,15 +239,26 @@ def tools_in_words(row: Assessment) -> list[str]:
 def score_in_words(row: Assessment) -> str:
     """How the letters and the tools made q, and how far they agree."""
     expected = expected_level(row.p_c)
-    verdict = f"together q {row.q:.2f}, nearest to {row.final_answer} {LEVEL_WORDS[LETTER_TO_LEVEL[row.final_answer]]}"
+    verdict = (
+        f"together q {row.q:.2f}, nearest to {row.final_answer}"
+        f" {LEVEL_WORDS[LETTER_TO_LEVEL[row.final_answer]]}"
+    )
     if row.q_bar is None:
-        return f"No tool measured this, so the score rests on the model alone: q {row.q:.2f}, nearest to {verdict.rpartition('to ')[2]}."
+        return (
+            f"No tool measured this, so the score rests on the model alone: q {row.q:.2f}, nearest to"
+            f" {verdict.rpartition('to ')[2]}."
+        )
     apart = abs(row.q_bar - expected)
     agree = "agree" if apart < AGREE else "differ somewhat" if apart < DISAGREE else "disagree"
-    alone = "no preference" if row.vlm_letter is None else f"{expected:.2f}, its likeliest letter {row.vlm_letter}"
+    alone = (
+        "no preference"
+        if row.vlm_letter is None
+        else f"{expected:.2f}, its likeliest letter {row.vlm_letter}"
+    )
     return (
-        f"The tools' mean (q̄) is {row.q_bar:.2f}, the model's letters alone say {alone}: they {agree} ({row.q_bar:.1f} against "
-        f"{expected:.1f}); {verdict}{_decided(row)}. {_trust(row)}One level more from the tools would move q by {row.dq_dqbar:.2f}."
+        f"The tools' mean (q̄) is {row.q_bar:.2f}, the model's letters alone say {alone}: they {agree}"
+        f" ({row.q_bar:.1f} against {expected:.1f}); {verdict}{_decided(row)}. {_trust(row)}One level more"
+        f" from the tools would move q by {row.dq_dqbar:.2f}."
     )
 
 
@@ -231,7 +270,10 @@ def _decided(row: Assessment) -> str:
 def _trust(row: Assessment) -> str:
     if row.sigma is None:
         return ""
-    return f"Tools like these are off by about {row.sigma:.2f} levels (σ), which makes their weight η {row.eta:.2f}. "
+    return (
+        f"Tools like these are off by about {row.sigma:.2f} levels (σ), which makes their weight η"
+        f" {row.eta:.2f}. "
+    )
 
 
 def bars(row: Assessment) -> list[str]:
@@ -272,8 +314,13 @@ class Tally:
     def text(self, assessed: int, seconds: float) -> str:
         """The summary; `assessed` of the rows were made in the last `seconds`."""
         if self._scored:
-            parts = [f"{letter} {LEVEL_WORDS[level]} {self.answers[letter]}" for letter, level in LETTER_TO_LEVEL.items()]
-            parts += [f"{answer} {count}" for answer, count in self.answers.items() if answer not in LETTER_TO_LEVEL]
+            parts = [
+                f"{letter} {LEVEL_WORDS[level]} {self.answers[letter]}"
+                for letter, level in LETTER_TO_LEVEL.items()
+            ]
+            parts += [
+                f"{answer} {count}" for answer, count in self.answers.items() if answer not in LETTER_TO_LEVEL
+            ]
         else:
             parts = [f"{answer} {count}" for answer, count in self.answers.most_common()]
         failures = f"; {len(self.failed)} failed" if self.failed else ""
@@ -283,10 +330,14 @@ class Tally:
             if self._scored and not (few and name == "worst"):
                 lines += [f"{'by score' if few else name}:"]
                 lines += [
-                    f"  {q:.2f}  {image}" for q, image in ranked(2 * NAMED if few else NAMED, self._scored, key=itemgetter(0))
+                    f"  {q:.2f}  {image}"
+                    for q, image in ranked(2 * NAMED if few else NAMED, self._scored, key=itemgetter(0))
                 ]
         if self.failed:
-            lines += ["failed:", *(line for image, error in self.failed[:NAMED] for line in _wrapped(_reason(image, error)))]
+            lines += [
+                "failed:",
+                *(line for image, error in self.failed[:NAMED] for line in _wrapped(_reason(image, error))),
+            ]
             lines += [f"  and {len(self.failed) - NAMED} more"] if len(self.failed) > NAMED else []
         if assessed and seconds:
             rate = assessed / seconds
@@ -301,16 +352,17 @@ def _reason(image: str, error: str) -> str:
 
 
 def tool_table(tools: Sequence[ToolInfo]) -> str:
-    """Every tool with its availability, what it costs, how reliable it is, the range its map can reach, and where the map comes
-    from."""
+    """Every tool with its availability, what it costs, how reliable it is, the range its map can reach, and
+    where the map comes from."""
     lines, reliability = [], load_reliability()
     for tool in tools:
         reach = f"{tool.reachable[0]:.2f}..{tool.reachable[1]:.2f}" if tool.reachable else "no map"
-        why = "" if tool.available else f" Unavailable: {tool.reason}."
+        state, why = ("available", "") if tool.available else ("unavailable", f" Unavailable: {tool.reason}.")
         lines += [
-            f"{tool.name:<14}{tool.reference:<4}{reach:<12}{'available' if tool.available else 'unavailable'}",
+            f"{tool.name:<14}{tool.reference:<4}{reach:<12}{state}",
             *_wrapped(
-                f"{tool.description}.{why} Cost: {cost(tool)}. Reliability: {reliability.account(tool.name)}. Map: {tool.source or 'none'}"
+                f"{tool.description}.{why} Cost: {cost(tool)}. Reliability: {reliability.account(tool.name)}."
+                f" Map: {tool.source or 'none'}"
             ),
         ]
     return _lines(lines)

@@ -1,6 +1,8 @@
-"""Files of JSON lines that survive a kill and a full disk, and the description of the run that a file's rows belong to.
+"""Files of JSON lines that survive a kill and a full disk, and the description of the run that a file's rows
+belong to.
 
-A line is written whole and synced before `append` returns. What a kill left of a line is cut off by `recover`.
+A line is written whole and synced before `append` returns. What a kill left of a line is cut off by
+`recover`.
 """
 
 import fcntl
@@ -58,8 +60,9 @@ class AnyRow(BaseModel):
 class RowFile:
     """Rows (JSON objects), one line each; iterating gives those that are there. One process at a time writes.
 
-    `schema` is what every row is to be. Raises RowsError for a file that another process writes, that cannot be written, that
-    holds something else, or that is a link: who wants one followed does so once (`files.place_for`), before.
+    `schema` is what every row is to be. Raises RowsError for a file that another process writes, that cannot
+    be written, that holds something else, or that is a link: who wants one followed does so once
+    (`files.place_for`), before.
     """
 
     def __init__(self, path: Path, schema: type[BaseModel] = AnyRow):
@@ -72,9 +75,13 @@ class RowFile:
         except FileError as error:
             raise RowsError(f"{path}: {error}; choose another --out") from error
         except BlockingIOError as error:
-            raise RowsError(f"{path}: another process is writing it; wait for it or choose another --out") from error
+            raise RowsError(
+                f"{path}: another process is writing it; wait for it or choose another --out"
+            ) from error
         except OSError as error:
-            raise RowsError(f"{path}: expected a file that can be written, got {error.strerror}; choose another --out") from error
+            raise RowsError(
+                f"{path}: expected a file that can be written, got {error.strerror}; choose another --out"
+            ) from error
         self._hold()
         self._replaced: BinaryIO | None = None
 
@@ -83,14 +90,16 @@ class RowFile:
         self._end, self._place = state.st_size, (state.st_dev, state.st_ino)
 
     def check_place(self) -> None:
-        """Raises Replaced when another file has taken this one's name: the rows would be looked for in vain."""
+        """Raises Replaced when another file has taken this one's name: the rows would be looked for in
+        vain."""
         try:
             there = os.lstat(self.path)
         except OSError:
             there = None
         if there is None or (there.st_dev, there.st_ino) != self._place:
             raise Replaced(
-                f"{self.path}: expected that the file of rows stays in its place while it is written, but {self._whereabouts()}"
+                f"{self.path}: expected that the file of rows stays in its place while it is written, but"
+                f" {self._whereabouts()}"
             )
 
     def _whereabouts(self) -> str:
@@ -106,15 +115,18 @@ class RowFile:
         return self._end == 0
 
     def recover(self) -> None:
-        """Cuts off what a kill left of a line: only for a file that is known to hold rows. Raises RowsError where that is longer
-        than a row can be."""
+        """Cuts off what a kill left of a line: only for a file that is known to hold rows. Raises RowsError
+        where that is longer than a row can be."""
         with self._opened() as file:
             before = max(0, self._end - LARGEST)
             file.seek(before)
             tail = file.read(LARGEST)
         whole = tail.rfind(b"\n") + 1
         if before and not whole:
-            raise RowsError(f"{self.path}: expected rows of at most {LARGEST} bytes, the last is longer; choose another --out")
+            raise RowsError(
+                f"{self.path}: expected rows of at most {LARGEST} bytes, the last is longer; choose another"
+                " --out"
+            )
         self._end = before + whole
         os.ftruncate(self._file.fileno(), self._end)
 
@@ -134,13 +146,15 @@ class RowFile:
             raise RowsError(f"{self.path}: {error}; choose another --out") from error
 
     def append(self, line: str) -> None:
-        """Writes one row, given as JSON text, and waits until the disk has it. Raises WriteError, and UnreadableRow for one that
-        could not be read again."""
+        """Writes one row, given as JSON text, and waits until the disk has it. Raises WriteError, and
+        UnreadableRow for one that could not be read again."""
         content = line.encode() + b"\n"
         try:
             _row(content, self._schema)
         except FileError as error:
-            raise UnreadableRow(f"{self.path}: a row could not be written ({error}); the rows before it are kept") from error
+            raise UnreadableRow(
+                f"{self.path}: a row could not be written ({error}); the rows before it are kept"
+            ) from error
         try:
             written = _write(self._file, content)
             os.fsync(self._file.fileno())
@@ -152,7 +166,8 @@ class RowFile:
         self.check_place()
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Takes all rows out that are not `wanted`: a new file takes the old one's place, or nothing changes. Raises WriteError."""
+        """Takes all rows out that are not `wanted`: a new file takes the old one's place, or nothing changes.
+        Raises WriteError."""
         partial = self.path.with_name(self.path.name + ".partial")
         file = None
         try:
@@ -177,7 +192,9 @@ class RowFile:
         self._hold()
 
     def _unwritten(self, error: OSError) -> WriteError:
-        return WriteError(f"{self.path}: a row could not be written ({error.strerror}); the rows before it are kept")
+        return WriteError(
+            f"{self.path}: a row could not be written ({error.strerror}); the rows before it are kept"
+        )
 
     def close(self) -> None:
         self._file.close()
@@ -188,8 +205,8 @@ class RowFile:
 def rows_in(
     file: BinaryIO, path: Path, schema: type[BaseModel], *, going_on: bool = False
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """(line, row) of an open file of rows, `path`; of a run that may be `going_on` the last line may be torn. Raises RowsError that
-    names the line of one that is none."""
+    """(line, row) of an open file of rows, `path`; of a run that may be `going_on` the last line may be torn.
+    Raises RowsError that names the line of one that is none."""
     for number, line in enumerate(iter(lambda: file.readline(LARGEST + 1), b""), 1):
         if going_on and len(line) <= LARGEST and not line.endswith(b"\n"):
             return
@@ -223,7 +240,8 @@ def _finite(value: Any) -> bool:
 
 
 def _locked(path: Path, descriptor: int) -> BinaryIO:
-    """The file opened for appending, unbuffered, with its name on disk. Raises BlockingIOError where another has the lock."""
+    """The file opened for appending, unbuffered, with its name on disk. Raises BlockingIOError where another
+    has the lock."""
     file = os.fdopen(descriptor, "ab", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -256,8 +274,10 @@ def write_run(path: Path, run: dict[str, Any], identity: dict[str, Any]) -> None
 
 
 def write_whole(path: Path, content: str | bytes, *, sync: bool = False, encoding: str = "utf-8") -> None:
-    """Writes a file anew, so that a killed process leaves the old or the new one; with `sync`, a failing machine too. A text ends
-    with one line end. What lies under the name, such as a link, is replaced and never written through. Raises WriteError."""
+    """Writes a file anew, so that a killed process leaves the old or the new one; with `sync`, a failing
+    machine too. A text ends with one line end. What lies under the name, such as a link, is replaced and
+    never written through. Raises WriteError.
+    """
     partial = path.with_name(path.name + ".partial")
     if isinstance(content, str):
         content = (content.rstrip("\n") + "\n").encode(encoding)
@@ -273,18 +293,24 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, encodin
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise WriteError(f"{path}: could not be written ({error.strerror}); make room there or choose another --out") from error
+        raise WriteError(
+            f"{path}: could not be written ({error.strerror}); make room there or choose another --out"
+        ) from error
 
 
 def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] = ()) -> bool:
-    """Whether something was set of what `may_be_set` later. Raises OtherRun unless the run that the file describes depends on the
-    same apart from that, and names what differs with its old and new value; RowsError for a file that describes none."""
+    """Whether something was set of what `may_be_set` later. Raises OtherRun unless the run that the file
+    describes depends on the same apart from that, and names what differs with its old and new value;
+    RowsError for a file that describes none.
+    """
     try:
         run = read_json(path, LARGEST_NOTE)
         if not isinstance(run.get("identity"), dict):
             raise FileError("expected an object `identity`, found none")
     except FileError as error:
-        raise RowsError(f"{path}: this is no description of the run: {error}; choose another --out") from error
+        raise RowsError(
+            f"{path}: this is no description of the run: {error}; choose another --out"
+        ) from error
     known = dict(_flat(run["identity"]))
     now = dict(_flat(json.loads(json.dumps(identity))))
     differ = {key for key in known.keys() | now.keys() if known.get(key) != now.get(key)}
@@ -296,7 +322,8 @@ def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] 
         ]
         more = f"; and {len(changed) - NAMED_CHANGES} more" if len(changed) > NAMED_CHANGES else ""
         raise OtherRun(
-            f"{path}: the rows are of a run with other settings: {'; '.join(lines)}{more}; go on with the same or choose another --out"
+            f"{path}: the rows are of a run with other settings: {'; '.join(lines)}{more}; go on with the"
+            " same or choose another --out"
         )
     return bool(newly_set)
 

@@ -1,12 +1,14 @@
-"""Fusion of the tools' scores with the VLM's letter probabilities (AgenticIQA, arXiv 2509.26006, section on the Summarizer).
+"""Fusion of the tools' scores with the VLM's letter probabilities (AgenticIQA, arXiv 2509.26006, section on
+the Summarizer).
 
     q̄   = (1/n) Σ q̂_i                                        mean of the tools' scores, 1..5           (1)
     α_c = exp(−η(q̄ − c)²) / Σ_j exp(−η(q̄ − j)²)              perceptual weights of the levels c        (2)
     p_c = exp(log p̂_c) / Σ_j exp(log p̂_j)                    the VLM's probabilities                   (3)
     q   = Σ_c α_c·p_c·c / Σ_c α_c·p_c                         the fused score, 1..5                     (4)
 
-The paper prints (4) without its denominator; without it q cannot reach the paper's own figures (q̄ 2.9871 → 2.9542) nor
-1..5. `ScoreFusion(normalize=False)` keeps the literal sum for studies. Numpy and the standard library only.
+The paper prints (4) without its denominator; without it q cannot reach the paper's own figures (q̄ 2.9871 →
+2.9542) nor 1..5. `ScoreFusion(normalize=False)` keeps the literal sum for studies. Numpy and the standard
+library only.
 """
 
 import itertools
@@ -28,8 +30,9 @@ WORD_TO_LEVEL = {word.lower(): level for level, word in LEVEL_WORDS.items()}
 class ScoreFusion:
     """The paper's fusion over `quality_levels` with sharpness `eta`.
 
-    `temperature` divides the letters' log-probabilities before (3); `classification_confidence` is the probability of the
-    generated letter where no logits are read. `normalize=False` leaves out the denominator of (4).
+    `temperature` divides the letters' log-probabilities before (3); `classification_confidence` is the
+    probability of the generated letter where no logits are read. `normalize=False` leaves out the denominator
+    of (4).
     """
 
     def __init__(
@@ -46,16 +49,24 @@ class ScoreFusion:
         if not (temperature > 0 and math.isfinite(temperature)):
             raise ValueError(f"temperature: expected a positive number, got {temperature}")
         if len(quality_levels) < 2 or len(set(quality_levels)) != len(quality_levels):
-            raise ValueError(f"quality_levels: expected at least two different levels, got {list(quality_levels)}")
+            raise ValueError(
+                f"quality_levels: expected at least two different levels, got {list(quality_levels)}"
+            )
         if not 1 / len(quality_levels) <= classification_confidence <= 1:
             raise ValueError(
-                f"classification_confidence: expected {1 / len(quality_levels)} to 1, got {classification_confidence}"
+                f"classification_confidence: expected {1 / len(quality_levels)} to 1, got"
+                f" {classification_confidence}"
             )
         self.eta, self.quality_levels = eta, tuple(quality_levels)
-        self.temperature, self.classification_confidence, self.normalize = temperature, classification_confidence, normalize
+        self.temperature, self.classification_confidence, self.normalize = (
+            temperature,
+            classification_confidence,
+            normalize,
+        )
 
     def mean_score(self, tool_scores: Sequence[float]) -> float | None:
-        """q̄ of (1); None without scores. Raises ValueError for a score outside the levels' range or not finite."""
+        """q̄ of (1); None without scores. Raises ValueError for a score outside the levels' range or not
+        finite."""
         low, high = min(self.quality_levels), max(self.quality_levels)
         for score in tool_scores:
             if not low <= score <= high:  # also catches NaN
@@ -75,10 +86,10 @@ class ScoreFusion:
     ) -> dict[int, float]:
         """p_c of (3) for each level.
 
-        logits: `vlm_output` maps every letter A–E (or level) to a logit or log-probability. classification: it is the
-        letter, level word or level that the model answered; it gets `classification_confidence`, the others share the
-        rest equally. uniform: every level alike, whatever the output. Raises ValueError for anything else: a probability
-        is never made up.
+        logits: `vlm_output` maps every letter A–E (or level) to a logit or log-probability. classification:
+        it is the letter, level word or level that the model answered; it gets `classification_confidence`,
+        the others share the rest equally. uniform: every level alike, whatever the output. Raises ValueError
+        for anything else: a probability is never made up.
         """
         if mode == "uniform":
             return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
@@ -90,11 +101,14 @@ class ScoreFusion:
             return {c: self.classification_confidence if c == level else rest for c in self.quality_levels}
         if mode == "logits":
             if not isinstance(vlm_output, Mapping):
-                raise ValueError(f"logits mode: expected log-probabilities for each letter, got {vlm_output!r}")
+                raise ValueError(
+                    f"logits mode: expected log-probabilities for each letter, got {vlm_output!r}"
+                )
             by_level = {self._level(key): float(value) for key, value in vlm_output.items()}
             if set(by_level) != set(self.quality_levels) or len(by_level) != len(vlm_output):
                 raise ValueError(
-                    f"logits mode: expected one value for each of the levels {self.quality_levels}, got {vlm_output}"
+                    f"logits mode: expected one value for each of the levels {self.quality_levels}, got"
+                    f" {vlm_output}"
                 )
             values = _checked_logprobs([by_level[c] for c in self.quality_levels])
             return self._as_dict(_softmax(values / self.temperature))
@@ -109,7 +123,8 @@ class ScoreFusion:
         return float(self._weights(tool_scores, vlm_probabilities) @ levels)
 
     def sensitivity(self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]) -> float:
-        """dq/dq̄ = 2η·Var_w(c) with w ∝ α·p: how many levels q moves when the tools' mean moves by one; 0 without tools.
+        """dq/dq̄ = 2η·Var_w(c) with w ∝ α·p: how many levels q moves when the tools' mean moves by one; 0
+        without tools.
 
         From (4): d ln α_c/dq̄ = −2η(q̄ − c) + const, so dq/dq̄ = Cov_w(c, 2ηc).
         """
@@ -120,7 +135,8 @@ class ScoreFusion:
         return float(2 * self.eta * (weights @ levels**2 - (weights @ levels) ** 2))
 
     def map_to_level(self, score: float, thresholds: Sequence[float] | None = None) -> str:
-        """The letter A (5) to E (1) of the nearest level, halves up; or by rising custom `thresholds` between the levels.
+        """The letter A (5) to E (1) of the nearest level, halves up; or by rising custom `thresholds` between
+        the levels.
 
         A score equal to a threshold takes the better level.
         """
@@ -131,13 +147,17 @@ class ScoreFusion:
         if thresholds is None:
             thresholds = [(a + b) / 2 for a, b in itertools.pairwise(ordered)]
         if len(thresholds) != len(ordered) - 1 or list(thresholds) != sorted(thresholds):
-            raise ValueError(f"thresholds: expected {len(ordered) - 1} rising numbers, got {list(thresholds)}")
+            raise ValueError(
+                f"thresholds: expected {len(ordered) - 1} rising numbers, got {list(thresholds)}"
+            )
         return LEVEL_TO_LETTER[ordered[sum(score >= t for t in thresholds)]]
 
     def _weights(self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]) -> np.ndarray:
         p = np.array([vlm_probabilities[c] for c in self.quality_levels], float)
         if (p < 0).any() or not np.isclose(p.sum(), 1, atol=1e-6):
-            raise ValueError(f"vlm_probabilities: expected probabilities that sum to 1, got {dict(vlm_probabilities)}")
+            raise ValueError(
+                f"vlm_probabilities: expected probabilities that sum to 1, got {dict(vlm_probabilities)}"
+            )
         mean = self.mean_score(tool_scores)
         log_alpha = 0.0 if mean is None else -self.eta * (mean - np.array(self.quality_levels, float)) ** 2
         with np.errstate(divide="ignore"):

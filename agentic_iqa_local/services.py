@@ -1,7 +1,8 @@
-"""What an assessment needs besides its state: loaded models and tools (built once), and the images it is about (opened once).
+"""What an assessment needs besides its state: loaded models and tools (built once), and the images it is
+about (opened once).
 
-Nodes reach both through `config["configurable"]` ("services" and "images"); without them they load the default
-configuration themselves.
+Nodes reach both through `config["configurable"]` ("services" and "images"); without them they load the
+default configuration themselves.
 """
 
 import functools
@@ -81,8 +82,11 @@ class Services:
 
     @contextmanager
     def models_waiting(self) -> Iterator[None]:
-        """Meanwhile no loaded model computes that shares its classes with the tools: those of transformers."""
-        locks = {id(lock): lock for client in self.pool.clients.values() if (lock := getattr(client, "lock", None))}
+        """Meanwhile no loaded model computes that shares its classes with the tools: those of
+        transformers."""
+        locks = {
+            id(lock): lock for client in self.pool.clients.values() if (lock := getattr(client, "lock", None))
+        }
         with ExitStack() as held:
             for _, lock in sorted(locks.items()):
                 held.enter_context(lock)
@@ -91,8 +95,8 @@ class Services:
 
 @functools.lru_cache(maxsize=4)
 def load_services(config: str | None = None, device: str | None = None) -> Services:
-    """Services of a configuration, kept for the next call. `config` as in `config.find_config`; the device defaults to a
-    GPU if there is one."""
+    """Services of a configuration, kept for the next call. `config` as in `config.find_config`; the device
+    defaults to a GPU if there is one."""
     return Services(load_settings(config), device or choose_device())
 
 
@@ -107,7 +111,8 @@ def load_pictures(
 
 
 class RoleSession:
-    """A model's session as one role of an assessment uses it: `nodes.ask` puts the role's failed tries into `failed_tries`."""
+    """A model's session as one role of an assessment uses it: `nodes.ask` puts the role's failed tries into
+    `failed_tries`."""
 
     def __init__(self, session: VLMSession, role: str, failed_tries: list[PlannerError]):
         self._session, self.role, self.failed_tries = session, role, failed_tries
@@ -119,8 +124,9 @@ class RoleSession:
 class OpenImages:
     """One assessment's images with the sessions opened on them.
 
-    Each model is opened once on each view, whichever roles use it, so that the images are prefilled once; each tool runs
-    once on each region. `warnings` collects what a user must know about this assessment, `failed_tries` what the model said in vain.
+    Each model is opened once on each view, whichever roles use it, so that the images are prefilled once;
+    each tool runs once on each region. `warnings` collects what a user must know about this assessment,
+    `failed_tries` what the model said in vain.
     """
 
     def __init__(self, services: Services, image_path: str, reference_path: str | None = None):
@@ -140,7 +146,8 @@ class OpenImages:
         self._lap = (0, time.perf_counter())
 
     def begin_turn(self) -> None:
-        """Another assessment of the same images begins: what was counted, warned of and failed in an earlier one is not its own."""
+        """Another assessment of the same images begins: what was counted, warned of and failed in an earlier
+        one is not its own."""
         if self._of_pictures is None:
             self._of_pictures = self.warnings
         self.warnings, self.failed_tries = list(self._of_pictures), []
@@ -160,7 +167,8 @@ class OpenImages:
             self.warnings.append(line)
 
     def views(self, role: str) -> list[View]:
-        """The whole image, or native-resolution crops of one beyond the range that the role's model was trained on."""
+        """The whole image, or native-resolution crops of one beyond the range that the role's model was
+        trained on."""
         limits = self.services.client(role).limits
         width, height = self.image.width, self.image.height
         views = native_views(
@@ -175,8 +183,9 @@ class OpenImages:
         seen = (right - left) * (bottom - top)
         if len(views) > 1:
             self.warn(
-                f"{width}×{height} pixels are beyond what the model sees at once ({right - left}×{bottom - top}); "
-                f"scored on {len(views)} native-resolution crops and averaged, described from the central one"
+                f"{width}×{height} pixels are beyond what the model sees at once"
+                f" ({right - left}×{bottom - top}); scored on {len(views)} native-resolution crops and"
+                " averaged, described from the central one"
             )
         elif seen < limits.min_pixels or (right - left) % limits.factor or (bottom - top) % limits.factor:
             self.warn(f"{width}×{height} pixels are below the model's range; the processor enlarged it")
@@ -204,7 +213,8 @@ class OpenImages:
         session.close()
 
     def seen_views(self, role: str) -> list[tuple[Box, SeenImage]]:
-        """What the role's model saw of the test image: each view's box and the pixels and tokens it became."""
+        """What the role's model saw of the test image: each view's box and the pixels and tokens it
+        became."""
         model = id(self.services.client(role))
         seen = self._seen | {key: session.seen[-1] for key, session in self._sessions.items() if session.seen}
         boxes = [view.box for view in self.views(role)]
@@ -221,11 +231,13 @@ class OpenImages:
                 self._readings[key] = self.services.tools.score(tool, image, reference)
         reading = self._readings[key]
         if reading.crops:
-            width, height = (box[2] - box[0], box[3] - box[1]) if box else (self.image.width, self.image.height)
+            width, height = (
+                (box[2] - box[0], box[3] - box[1]) if box else (self.image.width, self.image.height)
+            )
             left, top, right, bottom = reading.crops[0]
             self.warn(
-                f"{reading.tool} would take long on all {width}×{height} pixels; it measured {len(reading.crops)} native-resolution "
-                f"crops of {right - left}×{bottom - top}"
+                f"{reading.tool} would take long on all {width}×{height} pixels; it measured"
+                f" {len(reading.crops)} native-resolution crops of {right - left}×{bottom - top}"
             )
         return reading
 
@@ -247,10 +259,11 @@ class OpenImages:
 
 
 def open_images(services: Services, state: AgenticIQAState) -> tuple[AgenticIQAState, OpenImages]:
-    """A state's images, and the state to go on with: without a reference that shows nothing but the picture itself.
+    """A state's images, and the state to go on with: without a reference that shows nothing but the picture
+    itself.
 
-    A reference that does not look like the picture's pristine original is warned of. Studies compare what a data set pairs and
-    open their images themselves. Raises ImageError.
+    A reference that does not look like the picture's pristine original is warned of. Studies compare what a
+    data set pairs and open their images themselves. Raises ImageError.
     """
     images = OpenImages(services, state["image_path"], state.get("reference_path"))
     if images.reference is None:
@@ -258,8 +271,8 @@ def open_images(services: Services, state: AgenticIQAState) -> tuple[AgenticIQAS
     if same_pixels(images.image, images.reference):
         images.reference = None
         images.warn(
-            "the reference has the same pixels as the picture: nothing was lost against it, and full-reference tools can say no "
-            "more; the picture was assessed on its own, without a reference"
+            "the reference has the same pixels as the picture: nothing was lost against it, and"
+            " full-reference tools can say no more; the picture was assessed on its own, without a reference"
         )
         return {name: value for name, value in state.items() if name != "reference_path"}, images
     for line in doubts(images.image.pixels, images.reference.pixels):
@@ -269,12 +282,15 @@ def open_images(services: Services, state: AgenticIQAState) -> tuple[AgenticIQAS
 
 @contextmanager
 def opened(state: AgenticIQAState, config: RunnableConfig | None) -> Iterator[OpenImages]:
-    """The assessment's images: those in `config["configurable"]`, else opened here from the state and closed again."""
+    """The assessment's images: those in `config["configurable"]`, else opened here from the state and closed
+    again."""
     configurable: dict[str, Any] = (config or {}).get("configurable", {})
     if "images" in configurable:
         yield configurable["images"]
         return
-    images = OpenImages(configurable.get("services") or load_services(), state["image_path"], state.get("reference_path"))
+    images = OpenImages(
+        configurable.get("services") or load_services(), state["image_path"], state.get("reference_path")
+    )
     try:
         yield images
     finally:

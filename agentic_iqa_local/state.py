@@ -1,7 +1,8 @@
-"""Every model that flows through the graph, and the graph's state. Pure data: no model, no tool, no file is loaded here.
+"""Every model that flows through the graph, and the graph's state. Pure data: no model, no tool, no file is
+loaded here.
 
-The names and fields follow the specification's state-models and summarizer-state-models; the executor's evidence models
-use the names of the field (AgenticIQA, arXiv 2509.26006).
+The names and fields follow the specification's state-models and summarizer-state-models; the executor's
+evidence models use the names of the field (AgenticIQA, arXiv 2509.26006).
 """
 
 import logging
@@ -17,8 +18,22 @@ from agentic_iqa_local.levels import Severity
 logger = logging.getLogger(__name__)
 
 IMAGE_SUFFIXES = (
-    ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".jp2", ".gif", ".ppm", ".avif", ".heic", ".heif", ".jfif", ".jpe",
-)  # fmt: skip
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".webp",
+    ".bmp",
+    ".tif",
+    ".tiff",
+    ".jp2",
+    ".gif",
+    ".ppm",
+    ".avif",
+    ".heic",
+    ".heif",
+    ".jfif",
+    ".jpe",
+)
 REPLAN_HISTORY_LIMIT = 10
 LONGEST_TEXT = 4000
 DEFAULT_MAX_REPLAN_ITERATIONS = 2
@@ -35,8 +50,12 @@ class PlanControlFlags(BaseModel):
 
     model_config = {"frozen": True}  # plans with equal values hash alike
 
-    distortion_detection: bool = Field(False, description="Look for distortions (on when the query names none).")
-    distortion_analysis: bool = Field(False, description="Judge severity and visual impact of each distortion.")
+    distortion_detection: bool = Field(
+        False, description="Look for distortions (on when the query names none)."
+    )
+    distortion_analysis: bool = Field(
+        False, description="Judge severity and visual impact of each distortion."
+    )
     tool_selection: bool = Field(False, description="Let the model choose an IQA tool for each distortion.")
     tool_execution: bool = Field(False, description="Run the chosen IQA tools.")
 
@@ -83,7 +102,9 @@ class PlannerOutput(BaseModel):
     query_type: Literal["IQA", "Other"] = Field(
         description="IQA for technical quality or degradation; Other for content, aesthetics or emotion."
     )
-    query_scope: list[NonBlank] | Literal["Global"] = Field(description="Objects or regions that the query names, else Global.")
+    query_scope: list[NonBlank] | Literal["Global"] = Field(
+        description="Objects or regions that the query names, else Global."
+    )
     distortion_source: Literal["Explicit", "Inferred"] = Field(
         description="Explicit when the query names distortions, else Inferred."
     )
@@ -93,7 +114,9 @@ class PlannerOutput(BaseModel):
     reference_mode: Literal["Full-Reference", "No-Reference"] = Field(
         description="Full-Reference exactly when a reference image is given."
     )
-    required_tool: str | None = Field(None, description="The tool that the query names; never a recommendation.")
+    required_tool: str | None = Field(
+        None, description="The tool that the query names; never a recommendation."
+    )
     plan: PlanControlFlags = Field(description="Which executor subtasks run.")
 
     @field_validator("query_scope")
@@ -112,18 +135,26 @@ class PlannerOutput(BaseModel):
 class PlannerInput(BaseModel):
     """What the Planner needs: the query and image files that exist."""
 
-    query: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = Field(description="The user's question.")
+    query: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = Field(
+        description="The user's question."
+    )
     image_path: str = Field(description="The image to assess.")
-    reference_path: str | None = Field(None, description="A pristine reference of the same size, if there is one.")
+    reference_path: str | None = Field(
+        None, description="A pristine reference of the same size, if there is one."
+    )
     prior_context: dict[str, Any] | None = Field(
         None,
-        description='{"turns": [...]} of a conversation (`conversation.turn`) and {"replan_history": [...]}, replanning feedback.',
+        description=(
+            '{"turns": [...]} of a conversation (`conversation.turn`) and {"replan_history": [...]},'
+            " replanning feedback."
+        ),
     )
 
     @field_validator("image_path", "reference_path")
     @classmethod
     def _is_an_image_file(cls, path: str | None, info: ValidationInfo) -> str | None:
-        """The name tells what is an image only where nobody has looked inside: the context {"decoded": True} says that one has."""
+        """The name tells what is an image only where nobody has looked inside: the context {"decoded": True}
+        says that one has."""
         if path is None:
             return None
         if not (info.context or {}).get("decoded") and Path(path).suffix.lower() not in IMAGE_SUFFIXES:
@@ -134,19 +165,29 @@ class PlannerInput(BaseModel):
 
 
 class PlannerError(BaseModel):
-    """One failed attempt of a role at a valid answer (the Planner's, and in the same form the other roles')."""
+    """One failed attempt of a role at a valid answer (the Planner's, and in the same form the other
+    roles')."""
 
     error_type: str = Field(description="validation_error, api_error or the exception's class name.")
     message: str = Field(description="What went wrong, for a human.")
     details: dict[str, Any] | None = Field(
-        None, description="The original exception's type, the role, the VLM backend and its whole output (None: it gave none)."
+        None,
+        description=(
+            "The original exception's type, the role, the VLM backend and its whole output (None: it gave"
+            " none)."
+        ),
     )
-    retry_count: int = Field(0, ge=0, description="The attempt that failed, counted from 1; 0 when nothing was retried.")
+    retry_count: int = Field(
+        0, ge=0, description="The attempt that failed, counted from 1; 0 when nothing was retried."
+    )
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
     @classmethod
-    def from_exception(cls, exc: Exception, *, retry_count: int = 0, backend: str | None = None, **details: Any) -> Self:
-        """Keeps the exception's type and message; ValueErrors (pydantic's and JSON's among them) are validation errors."""
+    def from_exception(
+        cls, exc: Exception, *, retry_count: int = 0, backend: str | None = None, **details: Any
+    ) -> Self:
+        """Keeps the exception's type and message; ValueErrors (pydantic's and JSON's among them) are
+        validation errors."""
         return cls(
             error_type="validation_error" if isinstance(exc, ValueError) else "api_error",
             message=str(exc) or type(exc).__name__,
@@ -159,7 +200,9 @@ class DistortionAnalysis(BaseModel):
     """One distortion of one object: how severe it is and what it does to the picture."""
 
     type: NonBlank
-    severity: Severity | Literal["unclear"] = Field(description="unclear: the model says that it cannot tell.")
+    severity: Severity | Literal["unclear"] = Field(
+        description="unclear: the model says that it cannot tell."
+    )
     explanation: NonBlank
 
 
@@ -170,19 +213,33 @@ class ToolExecutionLog(BaseModel):
     object_name: str
     distortion: str
     raw_score: float | None = Field(None, description="The tool's own scale; None when the run failed.")
-    normalized_score: Score | None = Field(None, description="1 (bad) to 5 (excellent); None when the run failed.")
+    normalized_score: Score | None = Field(
+        None, description="1 (bad) to 5 (excellent); None when the run failed."
+    )
     execution_time: float = Field(0.0, ge=0, description="Seconds.")
-    fallback: bool = Field(False, description="True when this tool stands in for one that was asked for and is unavailable.")
+    fallback: bool = Field(
+        False, description="True when this tool stands in for one that was asked for and is unavailable."
+    )
     cached: bool = Field(False, description="True when the raw score came from the cache on disk.")
-    region: Literal["global", "crop"] = Field("global", description="Whether the tool saw the whole image or the object's box.")
-    crops: int = Field(0, ge=0, description="Native-resolution crops measured in place of all pixels; 0: all pixels.")
+    region: Literal["global", "crop"] = Field(
+        "global", description="Whether the tool saw the whole image or the object's box."
+    )
+    crops: int = Field(
+        0, ge=0, description="Native-resolution crops measured in place of all pixels; 0: all pixels."
+    )
     outvoted: bool = Field(
         False,
-        description="True when the score stands apart from every other tool's by more than their errors explain: no vote in q̄.",
+        description=(
+            "True when the score stands apart from every other tool's by more than their errors explain: no"
+            " vote in q̄."
+        ),
     )
     trailing: bool = Field(
         False,
-        description="True when a clearly better tool measured the same object: the score checks that one and has no vote in q̄.",
+        description=(
+            "True when a clearly better tool measured the same object: the score checks that one and has no"
+            " vote in q̄."
+        ),
     )
     error: str | None = None
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
@@ -194,22 +251,31 @@ class ExecutorOutput(BaseModel):
     distortion_set: dict[str, list[str]] | None = None
     distortion_analysis: dict[str, list[DistortionAnalysis]] | None = None
     severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = Field(
-        None, description="{object: {distortion: {severity: probability where the model wrote its word, renormalised}}}."
+        None,
+        description=(
+            "{object: {distortion: {severity: probability where the model wrote its word, renormalised}}}."
+        ),
     )
     selected_tools: dict[str, dict[str, str]] | None = None
     quality_scores: dict[str, dict[str, tuple[str, Score]]] | None = None
     tool_logs: list[ToolExecutionLog] = Field(default_factory=list)
     boxes: dict[str, tuple[int, int, int, int] | None] | None = Field(
         None,
-        description="left, top, right, bottom in pixels of each region that tools were to measure; null where the model found none. "
-        "None where nothing was to be located, or the model gives no boxes.",
+        description=(
+            "left, top, right, bottom in pixels of each region that tools were to measure; null where the"
+            " model found none. None where nothing was to be located, or the model gives no boxes."
+        ),
     )
     damaged_part: str | None = Field(
         None,
-        description='Where LocalNR\'s map has the damage: a quarter ("top left") or "everywhere". None where the query does not ask '
-        "for a place, the tool sees no damage, or it could not run.",
+        description=(
+            'Where LocalNR\'s map has the damage: a quarter ("top left") or "everywhere". None where the'
+            " query does not ask for a place, the tool sees no damage, or it could not run."
+        ),
     )
-    disagreement: str | None = Field(None, description="Which tools lie further apart than their errors explain.")
+    disagreement: str | None = Field(
+        None, description="Which tools lie further apart than their errors explain."
+    )
     uncertainty: str | None = Field(
         None, description="What a subtask could not tell, or the model's own probabilities left open."
     )
@@ -231,18 +297,32 @@ class FusionResult(BaseModel):
     vlm_letter: str | None = Field(
         description="The model's own most probable letter, before the tools count; None in uniform mode."
     )
-    p_c: dict[str, float] = Field(description="Probability of each letter, renormalised over the letters; sums to 1.")
-    off_letter_mass: float | None = Field(description="Probability outside the letters; None where no logits were read.")
-    alpha: dict[int, float] | None = Field(None, description="Weight of each level 1..5 from the tools' mean; sums to 1.")
-    q_bar: float | None = Field(None, description="Mean of the tools' normalised scores, 1..5; None without tools.")
+    p_c: dict[str, float] = Field(
+        description="Probability of each letter, renormalised over the letters; sums to 1."
+    )
+    off_letter_mass: float | None = Field(
+        description="Probability outside the letters; None where no logits were read."
+    )
+    alpha: dict[int, float] | None = Field(
+        None, description="Weight of each level 1..5 from the tools' mean; sums to 1."
+    )
+    q_bar: float | None = Field(
+        None, description="Mean of the tools' normalised scores, 1..5; None without tools."
+    )
     q: float | None = Field(None, description="The fused quality score, 1..5.")
     dq_dqbar: float | None = Field(None, description="How far q moves with q_bar: 2·η·Var_w(c), w ∝ α·p.")
     eta: float | None = Field(None, description="The η that made alpha.")
     sigma: float | None = Field(
-        None, description="The error of q_bar in levels that η = 1/(2σ²) comes from; None where the settings give η itself."
+        None,
+        description=(
+            "The error of q_bar in levels that η = 1/(2σ²) comes from; None where the settings give η itself."
+        ),
     )
     both_orders: bool = Field(
-        False, description="True where the letters were also read with A for Bad, and p_c is the mean of both readings."
+        False,
+        description=(
+            "True where the letters were also read with A for Bad, and p_c is the mean of both readings."
+        ),
     )
 
 
@@ -256,7 +336,8 @@ class Gap(BaseModel):
 
 
 class PassRecord(BaseModel):
-    """One round of plan, evidence and answer: what it was to close, what it saw, measured and concluded, and what it cost."""
+    """One round of plan, evidence and answer: what it was to close, what it saw, measured and concluded, and
+    what it cost."""
 
     number: int = Field(ge=1)
     asked: str | None = Field(None, description="The gap that this pass was to close; None for the first.")
@@ -265,7 +346,10 @@ class PassRecord(BaseModel):
     measured: str = Field(description="The tools' scores.")
     concluded: str = Field(description="The answer.")
     decided: Literal["seen", "measured", "concluded"] = Field(
-        description="What decided: the model's letters (seen), the tools (measured), or both alike and the answer alone (concluded)."
+        description=(
+            "What decided: the model's letters (seen), the tools (measured), or both alike and the answer"
+            " alone (concluded)."
+        )
     )
     q: float | None = None
     dq: float | None = Field(None, description="q less that of the answer that this pass began with.")
@@ -284,7 +368,11 @@ class Basis(BaseModel):
 
     def state(self) -> dict[str, Any]:
         """As the state holds it."""
-        return {"plan": self.plan, "plan_corrections": self.plan_corrections, "executor_evidence": self.evidence}
+        return {
+            "plan": self.plan,
+            "plan_corrections": self.plan_corrections,
+            "executor_evidence": self.evidence,
+        }
 
 
 class SummarizerOutput(BaseModel):
@@ -295,7 +383,10 @@ class SummarizerOutput(BaseModel):
             "examples": [
                 {
                     "final_answer": "B",
-                    "quality_reasoning": "The image shows moderate blur affecting sharpness, consistent with tool score of 2.6.",
+                    "quality_reasoning": (
+                        "The image shows moderate blur affecting sharpness, consistent with tool score of"
+                        " 2.6."
+                    ),
                     "need_replan": False,
                 },
                 {
@@ -313,16 +404,26 @@ class SummarizerOutput(BaseModel):
     need_replan: bool = Field(False, description="Whether replanning is needed.")
     replan_reason: str | None = Field(None, description="Why, when need_replan is true.")
     used_evidence: dict[str, Any] | None = Field(None, description="The evidence that the answer rests on.")
-    fusion: FusionResult | None = Field(None, description="The letter read and fusion; None for free-text answers.")
+    fusion: FusionResult | None = Field(
+        None, description="The letter read and fusion; None for free-text answers."
+    )
     reasoning_corrections: list[str] = Field(
         [],
-        description="What the model's own reasoning got wrong; asked again it was wrong too, so that sentences made of the "
-        "evidence stand in for it.",
+        description=(
+            "What the model's own reasoning got wrong; asked again it was wrong too, so that sentences made"
+            " of the evidence stand in for it."
+        ),
     )
-    gaps: list[Gap] = Field([], description="What the evidence lacks; another pass is to close them when need_replan is true.")
+    gaps: list[Gap] = Field(
+        [], description="What the evidence lacks; another pass is to close them when need_replan is true."
+    )
     passes: list[PassRecord] = Field([], description="The latest ten passes, this one and those before it.")
-    basis: Basis | None = Field(None, exclude=True, repr=False, description="Plan and evidence of this answer.")
-    error: str | None = Field(None, description="Set when no answer could be had; final_answer is then no score.")
+    basis: Basis | None = Field(
+        None, exclude=True, repr=False, description="Plan and evidence of this answer."
+    )
+    error: str | None = Field(
+        None, description="Set when no answer could be had; final_answer is then no score."
+    )
 
     @model_validator(mode="after")
     def _replan_has_a_reason(self) -> Self:
@@ -333,19 +434,21 @@ class SummarizerOutput(BaseModel):
 
 
 def replace(_old: Any, new: Any) -> Any:
-    """Reducer: the latest value wins. Plans, evidence, results and errors are never merged with earlier ones."""
+    """Reducer: the latest value wins. Plans, evidence, results and errors are never merged with earlier
+    ones."""
     return new
 
 
 class AgenticIQAState(TypedDict):
     """What the graph carries from node to node.
 
-    It starts with the query and the image; the Planner adds `plan`, the Executor `executor_evidence`, the Summarizer
-    `summarizer_result` and, when it asks for another round, a higher `iteration_count` and one more `replan_history`
-    entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan starts from the plan and evidence before it and
-    overwrites them; where the new round turns out worse supported, the Summarizer puts the earlier one back. Its result holds
-    what the next round should close (`gaps`) and an account of the latest ten rounds (`passes`); nothing else grows with their
-    number. A state without evidence or result is valid: the graph may end earlier.
+    It starts with the query and the image; the Planner adds `plan`, the Executor `executor_evidence`, the
+    Summarizer `summarizer_result` and, when it asks for another round, a higher `iteration_count` and one
+    more `replan_history` entry ("[Iteration 1] reason", at most ten, oldest dropped). A replan starts from
+    the plan and evidence before it and overwrites them; where the new round turns out worse supported, the
+    Summarizer puts the earlier one back. Its result holds what the next round should close (`gaps`) and an
+    account of the latest ten rounds (`passes`); nothing else grows with their number. A state without
+    evidence or result is valid: the graph may end earlier.
     """
 
     query: str
@@ -365,11 +468,14 @@ class AgenticIQAState(TypedDict):
 
 
 def check_query(query: str) -> None:
-    """Raises ValueError for a query that is no text, is empty, longer than 4000 characters, or holds bytes that are no text."""
+    """Raises ValueError for a query that is no text, is empty, longer than 4000 characters, or holds bytes
+    that are no text."""
     if not isinstance(query, str):
         raise ValueError(f"query: expected a text, got {type(query).__name__}")
     if not query.strip():
-        raise ValueError("query: expected a question or an instruction, got an empty text; leave it out for a plain rating")
+        raise ValueError(
+            "query: expected a question or an instruction, got an empty text; leave it out for a plain rating"
+        )
     _check_text("query", query)
 
 
@@ -379,7 +485,9 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name}: expected text in UTF-8, got another byte as character {error.start + 1}; retype it") from None
+        raise ValueError(
+            f"{name}: expected text in UTF-8, got another byte as character {error.start + 1}; retype it"
+        ) from None
 
 
 def check_choices(choices: Sequence[str] | None) -> None:
@@ -424,12 +532,15 @@ def append_replan_reason(history: list[str], iteration: int, reason: str) -> lis
     """A new history with "[Iteration n] reason" at its end, cut to the latest ten entries with a warning."""
     longer = [*history, f"[Iteration {iteration}] {reason}"]
     if len(longer) > REPLAN_HISTORY_LIMIT:
-        logger.warning("Excessive replanning: replan_history keeps its latest %d entries", REPLAN_HISTORY_LIMIT)
+        logger.warning(
+            "Excessive replanning: replan_history keeps its latest %d entries", REPLAN_HISTORY_LIMIT
+        )
     return longer[-REPLAN_HISTORY_LIMIT:]
 
 
 def with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`: an object in which a key is said twice is an error (ValueError), not the last of them."""
+    """For `json.loads`: an object in which a key is said twice is an error (ValueError), not the last of
+    them."""
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError(f"expected each key once, got {[key for key, _ in pairs]}")
     return found

@@ -1,5 +1,5 @@
-"""Tables that others read: CSV in which no spreadsheet finds a formula, cells of Markdown without markup, and rows of assessments
-as CSV."""
+"""Tables that others read: CSV in which no spreadsheet finds a formula, cells of Markdown without markup, and
+rows of assessments as CSV."""
 
 import csv
 import html
@@ -18,17 +18,23 @@ Row = dict[str, Any]
 
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|inf)")
-_SKIPPED = ("C", "Z", "M")  # Unicode's categories: controls and invisible characters, blanks, marks on no letter
+_SKIPPED = (
+    "C",
+    "Z",
+    "M",
+)  # Unicode's categories: controls and invisible characters, blanks, marks on no letter
 _QUOTES = "\"'`´‘’‚“”„«»"
 # What begins markup wherever it stands; an underscore inside a word is none.
 _MARKUP = re.compile(r"[\\`*\[\]|~!$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def safe_cell(value: Any) -> Any:
-    """`value` as a cell of CSV: on one line, and with an apostrophe before text that a spreadsheet may take for a formula.
+    """`value` as a cell of CSV: on one line, and with an apostrophe before text that a spreadsheet may take
+    for a formula.
 
-    That is text whose first character that can be seen, quotes aside, is one of = + - @ or a wide form of these, unless it is a
-    plain number; and so is what follows a semicolon, which separates cells where a comma separates decimals.
+    That is text whose first character that can be seen, quotes aside, is one of = + - @ or a wide form of
+    these, unless it is a plain number; and so is what follows a semicolon, which separates cells where a
+    comma separates decimals.
     """
     if not isinstance(value, str):
         return value
@@ -42,26 +48,30 @@ def _is_formula(text: str) -> bool:
     return unicodedata.normalize("NFKC", next(seen, "")) in ("=", "+", "-", "@")
 
 
-def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row], lineterminator: str = "\r\n") -> None:
-    """A header with the columns' names and a line for each row, empty where a row lacks a column; every cell is a `safe_cell`.
-    Raises ValueError for a row with another column."""
+def write_csv(
+    file: TextIO, columns: Sequence[str], rows: Iterable[Row], lineterminator: str = "\r\n"
+) -> None:
+    """A header with the columns' names and a line for each row, empty where a row lacks a column; every cell
+    is a `safe_cell`. Raises ValueError for a row with another column."""
     table = csv.DictWriter(file, columns, restval="", lineterminator=lineterminator)
     header = dict(zip(columns, columns, strict=True))
     table.writerows({name: safe_cell(value) for name, value in row.items()} for row in chain([header], rows))
 
 
 def markdown_cell(text: str) -> str:
-    """`text` as it is to be read in a cell of a Markdown table, or inside a line: nothing in it is markup, a link, an address that
-    is made a link, an entity or a comment."""
+    """`text` as it is to be read in a cell of a Markdown table, or inside a line: nothing in it is markup, a
+    link, an address that is made a link, an entity or a comment."""
     safe = _MARKUP.sub(r"\\\g<0>", one_line(" ".join(text.split())))
     # No backslash keeps GitHub from linking an address of mail; a space without width before the @ does.
     return html.escape(safe, quote=False).replace("@", "&#8203;@")
 
 
 def csv_text(rows: Callable[[], Iterable[Row]]) -> str:
-    """The rows (JSON objects of assess.py; `rows` gives them anew at each call) as CSV with a header, one line each.
+    """The rows (JSON objects of assess.py; `rows` gives them anew at each call) as CSV with a header, one
+    line each.
 
-    Every tool has two columns, its raw score and that in 1..5; letters have one each. A failed row has its error and no score.
+    Every tool has two columns, its raw score and that in 1..5; letters have one each. A failed row has its
+    error and no score.
     """
     letters, tools = set(LETTER_TO_LEVEL), set()
     for row in rows():
@@ -74,10 +84,25 @@ def csv_text(rows: Callable[[], Iterable[Row]]) -> str:
 
 def _columns(letters: list[str], tools: list[str]) -> list[str]:
     return [
-        "image", "reference", "query", "choices", "answer", "level", "q", "tools_mean", "model_letter",
-        *(f"p_{letter}" for letter in letters), "distortions", *(f"{tool}{kind}" for tool in tools for kind in (" raw", " 1-5")),
-        "reasoning", "warnings", "error", "seconds", "model", "sha256",
-    ]  # fmt: skip
+        "image",
+        "reference",
+        "query",
+        "choices",
+        "answer",
+        "level",
+        "q",
+        "tools_mean",
+        "model_letter",
+        *(f"p_{letter}" for letter in letters),
+        "distortions",
+        *(f"{tool}{kind}" for tool in tools for kind in (" raw", " 1-5")),
+        "reasoning",
+        "warnings",
+        "error",
+        "seconds",
+        "model",
+        "sha256",
+    ]
 
 
 def _cells(row: Row) -> Row:
@@ -90,16 +115,30 @@ def _cells(row: Row) -> Row:
         if item["severity"] not in ("none", UNCLEAR)
     ]
     cells = {
-        "image": row["image"], "reference": row["reference"], "query": row["query"], "choices": "|".join(row["choices"] or ()),
-        "answer": _answer(row), "level": LEVEL_WORDS[LETTER_TO_LEVEL[row["final_answer"]]] if scored else "", "q": row["q"],
-        "tools_mean": row["q_bar"], "model_letter": row["vlm_letter"], "distortions": "; ".join(found),
-        "reasoning": row["quality_reasoning"], "warnings": " | ".join(row["warnings"]), "error": row["error"],
-        "seconds": row["seconds"], "model": (row["model"] or {}).get("name"), "sha256": row["sha256"],
-    }  # fmt: skip
+        "image": row["image"],
+        "reference": row["reference"],
+        "query": row["query"],
+        "choices": "|".join(row["choices"] or ()),
+        "answer": _answer(row),
+        "level": LEVEL_WORDS[LETTER_TO_LEVEL[row["final_answer"]]] if scored else "",
+        "q": row["q"],
+        "tools_mean": row["q_bar"],
+        "model_letter": row["vlm_letter"],
+        "distortions": "; ".join(found),
+        "reasoning": row["quality_reasoning"],
+        "warnings": " | ".join(row["warnings"]),
+        "error": row["error"],
+        "seconds": row["seconds"],
+        "model": (row["model"] or {}).get("name"),
+        "sha256": row["sha256"],
+    }
     cells |= {f"p_{letter}": p for letter, p in (row["p_c"] or {}).items()}
     for run in row["tools"]:
         if run["raw_score"] is not None:
-            cells |= {f"{run['tool_name']} raw": run["raw_score"], f"{run['tool_name']} 1-5": run["normalized_score"]}
+            cells |= {
+                f"{run['tool_name']} raw": run["raw_score"],
+                f"{run['tool_name']} 1-5": run["normalized_score"],
+            }
     return cells
 
 

@@ -1,8 +1,8 @@
-"""Text that comes from elsewhere, such as the name of a file, a model's words or a server's answer, made safe to print and to
-store. Standard library alone.
+"""Text that comes from elsewhere, such as the name of a file, a model's words or a server's answer, made safe
+to print and to store. Standard library alone.
 
-Nothing of it may steer a terminal, begin a line of its own, or be mistaken for other text. Everything that is printed goes
-through `printable`; what stands inside a sentence goes through `one_line` before.
+Nothing of it may steer a terminal, begin a line of its own, or be mistaken for other text. Everything that is
+printed goes through `printable`; what stands inside a sentence goes through `one_line` before.
 """
 
 import json
@@ -10,17 +10,20 @@ import os
 import re
 import unicodedata
 
-# Controls, invisible formatting such as the reversal of a line, separators of lines, and what UTF-8 cannot encode
+# Controls, invisible formatting such as the reversal of a line, separators of lines, and what UTF-8 cannot
+# encode
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
-# What ends a sentence: not the dots of "e.g.", nor at the very end one behind a digit, where a number may have been cut.
+# What ends a sentence: not the dots of "e.g.", nor at the very end one behind a digit, where a number may
+# have been cut.
 _END_OF_SENTENCE = re.compile(
-    r"(?:(?<!\b[^\W\d_])[.!?…]+[\"')\]”’»]*(?=\s+[^\sa-z])|(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*$|[。！？]+[」』”]*)"
+    r"(?:(?<!\b[^\W\d_])[.!?…]+[\"')\]”’»]*(?=\s+[^\sa-z])|(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*$|[。"
+    r"！？]+[」』”]*)"
 )
 
 
 def one_line(text: str) -> str:
-    """`text` with everything escaped that could break its line or steer a terminal: "\\n", "\\u001b", and "\\xff" for a byte of a
-    file's name that is not UTF-8. JSON text stays the same JSON."""
+    """`text` with everything escaped that could break its line or steer a terminal: "\\n", "\\u001b", and
+    "\\xff" for a byte of a file's name that is not UTF-8. JSON text stays the same JSON."""
     return text.translate(_escapes(text))
 
 
@@ -42,8 +45,8 @@ def _byte(char: str) -> str | None:
 def path_text(path: str | os.PathLike[str]) -> str:
     """A path as text that UTF-8 and JSON can hold, the same for no other path.
 
-    Bytes that are not UTF-8 become "\\xNN". In such a path, and in one that holds "\\x" itself, backslashes are doubled, so that
-    no two paths have the same text.
+    Bytes that are not UTF-8 become "\\xNN". In such a path, and in one that holds "\\x" itself, backslashes
+    are doubled, so that no two paths have the same text.
     """
     try:
         name = os.fsencode(path)
@@ -56,8 +59,8 @@ def path_text(path: str | os.PathLike[str]) -> str:
 
 
 def whole_sentences(text: str, limit: int) -> str:
-    """`text` as it is where it is shorter than `limit` characters; what reaches the limit may have been cut there, and goes back to its
-    last whole sentence, else to its last whole word with "…"."""
+    """`text` as it is where it is shorter than `limit` characters; what reaches the limit may have been cut
+    there, and goes back to its last whole sentence, else to its last whole word with "…"."""
     if len(text) < limit:
         return text.strip()
     text = text[:limit].strip()

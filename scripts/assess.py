@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Assesses the quality of images, from a checkout; an installation has it as agentic-iqa assess. See --help."""
+"""Assesses the quality of images, from a checkout; an installation has it as agentic-iqa assess. See
+--help."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Examines whether a set-up will work here, from a checkout; an installation has it as agentic-iqa doctor. See --help."""
+"""Examines whether a set-up will work here, from a checkout; an installation has it as agentic-iqa doctor.
+See --help."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Collects what a configuration needs into one bundle, from a checkout; an installation has it as agentic-iqa bundle. See --help."""
+"""Collects what a configuration needs into one bundle, from a checkout; an installation has it as agentic-iqa
+bundle. See --help."""
 
 import sys
 from pathlib import Path

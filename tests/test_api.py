@@ -31,7 +31,9 @@ SAME_PIXELS = "the reference has the same pixels as the picture"
 def python(program: str, *args: str) -> subprocess.CompletedProcess[str]:
     """A fresh process that runs `program` in the checkout."""
     env = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, cwd=ROOT, env=os.environ | env)
+    return subprocess.run(
+        [sys.executable, "-c", program, *args], capture_output=True, text=True, cwd=ROOT, env=os.environ | env
+    )
 
 
 @pytest.fixture
@@ -134,10 +136,14 @@ def test_bytes_land_in_no_message(scripted):
 
 
 def test_a_name_without_a_suffix_is_accepted_by_both_pipelines(tmp_path, picture):
-    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6, "LocalNR": 2.6}))
+    services = scripted_services(
+        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6, "LocalNR": 2.6})
+    )
     for name in ("photo", "photo.dat"):
         (tmp_path / name).write_bytes(Path(picture).read_bytes())
-        assert [assess(tmp_path / name, pipeline=p, services=services).error for p in ("agent", "letters")] == [None, None]
+        assert [
+            assess(tmp_path / name, pipeline=p, services=services).error for p in ("agent", "letters")
+        ] == [None, None]
         assert not run_pipeline("Rate it.", str(tmp_path / name), services=services).get("error")
 
 
@@ -146,7 +152,10 @@ def test_a_name_without_a_suffix_is_accepted_by_both_pipelines(tmp_path, picture
 
 def test_a_reference_with_the_same_pixels_is_left_out_and_said(picture, tmp_path):
     Image.open(picture).save(tmp_path / "same.bmp")
-    client, tools = ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6, "VSI": 4.0, "FSIM": 4.0, "LocalNR": 2.0})
+    client, tools = (
+        ScriptedClient(scripted_answers()),
+        ScriptedTools({"NIQE": 2.6, "VSI": 4.0, "FSIM": 4.0, "LocalNR": 2.0}),
+    )
     services = scripted_services(client, tools)
     for pipeline in ("agent", "letters"):
         row = assess(picture, tmp_path / "same.bmp", pipeline=pipeline, services=services)
@@ -193,7 +202,9 @@ def test_references_are_one_for_all_or_one_each(scripted, picture, pixels):
     assert [row.reference for row in rows] == ["<array 96×64>", None]
     assert [row.reference for row in scripted[0]([picture, picture], other)] == ["<array 96×64>"] * 2
     for images, references in (([picture], [other, other]), (picture, [other])):
-        with pytest.raises(ValueError, match="reference: expected one, or a list of as many as there are pictures, 1"):
+        with pytest.raises(
+            ValueError, match="reference: expected one, or a list of as many as there are pictures, 1"
+        ):
             scripted[0](images, references)
 
 
@@ -215,7 +226,9 @@ def test_a_rating_in_short_and_at_length(scripted, picture):
 def test_a_choice_and_a_failure_show_as_what_they_are(scripted, picture):
     row = scripted[0](picture, query="Is it <b>sharp</b>?", choices=["<Yes>", "No"])
     assert (row.letter, row.level, row.q) == (row.final_answer, None, None)
-    assert repr(row).startswith(f"Assessment({picture}: {row.letter}. {row.choices[ord(row.letter) - 65]}, p ")
+    assert repr(row).startswith(
+        f"Assessment({picture}: {row.letter}. {row.choices[ord(row.letter) - 65]}, p "
+    )
     page = row._repr_html_()
     assert "&lt;b&gt;sharp&lt;/b&gt;" in page
     assert "&lt;Yes&gt;" in page
@@ -228,7 +241,9 @@ def test_a_choice_and_a_failure_show_as_what_they_are(scripted, picture):
 
 
 def test_a_free_answer_has_no_letter(picture):
-    services = scripted_services(ScriptedClient(scripted_answers(PlannerReply=plan_reply(query_type="Other"))), ScriptedTools({}))
+    services = scripted_services(
+        ScriptedClient(scripted_answers(PlannerReply=plan_reply(query_type="Other"))), ScriptedTools({})
+    )
     row = assess(picture, query="What is shown?", services=services)
     assert (row.letter, row.level) == (None, None)
     assert row.final_answer in repr(row)
@@ -248,8 +263,16 @@ def test_fields_and_json_lines_are_as_before():
     [
         ({"config": "nope"}, ConfigError, "config 'nope': no such file or set-up"),
         ({"mode": "logit"}, ConfigError, "mode: expected logits, classification, uniform, got 'logit'"),
-        ({"engine": "vlm"}, ConfigError, "engine: expected transformers, vllm, server, got 'vlm'; did you mean vllm?"),
-        ({"pipeline": "letter"}, ValueError, "pipeline: expected agent or letters, got 'letter'; did you mean letters?"),
+        (
+            {"engine": "vlm"},
+            ConfigError,
+            "engine: expected transformers, vllm, server, got 'vlm'; did you mean vllm?",
+        ),
+        (
+            {"pipeline": "letter"},
+            ValueError,
+            "pipeline: expected agent or letters, got 'letter'; did you mean letters?",
+        ),
         ({"background": "whit"}, ConfigError, "got 'whit'; did you mean white?"),
         ({"background": "#ffffff80"}, ConfigError, "transparent itself"),
         ({"max_replan_iterations": -1}, ValueError, "max_replan_iterations: expected 0 or more, got -1"),
@@ -312,23 +335,28 @@ def test_the_model_is_loaded_at_the_first_picture_kept_and_freed_at_the_end(phot
 
 
 def test_nothing_is_printed():
-    program = "from agentic_iqa_local import IQA\nIQA(cpu=True, max_replan_iterations=0)('tests/data/sumac.png', 'tests/data/prudential.png')"
+    program = (
+        "from agentic_iqa_local import IQA\nIQA(cpu=True, max_replan_iterations=0)('tests/data/sumac.png',"
+        " 'tests/data/prudential.png')"
+    )
     done = python(program)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
         # this package's own warning, which Python shows where no logging is set up
-        "the reference looks like another picture, or one that is turned, mirrored or scaled: full-reference scores then say "
-        "nothing; give the original that this picture was made from",
+        (
+            "the reference looks like another picture, or one that is turned, mirrored or scaled:"
+            " full-reference scores then say nothing; give the original that this picture was made from"
+        ),
         "Max replanning iterations reached",  # the scores against a wrong reference contradict the analysis
     ]
 
 
 def test_importing_and_looking_around_load_neither_torch_nor_pyiqa():
     program = (
-        "import sys, agentic_iqa_local as a\nnames = dir(a)\n"
-        "assert {'IQA', 'assess', 'Assessment', 'run_pipeline', 'visualize_graph', 'ScoreFusion'} <= set(names), names\n"
-        "a.IQA\nprint(sorted({'torch', 'pyiqa', 'transformers'} & set(sys.modules)))"
+        "import sys, agentic_iqa_local as a\nnames = dir(a)\nassert {'IQA', 'assess', 'Assessment',"
+        " 'run_pipeline', 'visualize_graph', 'ScoreFusion'} <= set(names),"
+        " names\na.IQA\nprint(sorted({'torch', 'pyiqa', 'transformers'} & set(sys.modules)))"
     )
     done = python(program)
     assert done.stdout == "[]\n", done.stderr
@@ -356,8 +384,12 @@ def test_type_checkers_are_told_that_the_package_is_typed():
         (Image.new("I", (64, 64)), "scale its values"),  # .convert("RGB") would clip 16-bit values to white
     ],
 )
-def test_one_picture_that_is_none_is_told_before_any_is_assessed(photo_path, services, monkeypatch, picture, said):
-    monkeypatch.setattr("agentic_iqa_local.assessment.assess", lambda *_, **__: pytest.fail("a picture was assessed"))
+def test_one_picture_that_is_none_is_told_before_any_is_assessed(
+    photo_path, services, monkeypatch, picture, said
+):
+    monkeypatch.setattr(
+        "agentic_iqa_local.assessment.assess", lambda *_, **__: pytest.fail("a picture was assessed")
+    )
     with IQA(cpu=True) as iqa, pytest.raises(ValueError, match=said):
         iqa([photo_path, picture])
 
@@ -383,21 +415,31 @@ def test_a_fused_score_stays_when_the_reasoning_fails_three_times(picture):
     services = scripted_services(client, ScriptedTools({"NIQE": 2.0}))
     row, state = assess(picture, services=services), run_pipeline("Rate it.", picture, services=services)
     result = state["summarizer_result"]
-    assert (result.final_answer, result.quality_reasoning) == ("Unable to determine", "VLM output parsing failed")
+    assert (result.final_answer, result.quality_reasoning) == (
+        "Unable to determine",
+        "VLM output parsing failed",
+    )
     assert row.error is None
     assert (row.letter, row.level, row.vlm_letter) == ("D", "Poor", "D")  # tools and letters both say 2
     assert (row.q, row.q_bar, row.p_c) == (result.fusion.q, 2.0, result.fusion.p_c)
     # the analysis' one finding, then the level, then the fusion's account
-    assert row.quality_reasoning.startswith("Moderate blurs: Edges appear soft. The quality is poor. Fused score ")
+    assert row.quality_reasoning.startswith(
+        "Moderate blurs: Edges appear soft. The quality is poor. Fused score "
+    )
     assert "the model gave no valid reasoning in three tries" in " ".join(row.warnings)
     assert [t.details["role"] for t in row.failed_tries] == ["summarizer"] * 3
     assert not row.need_replan
 
 
 def test_a_chosen_answer_stays_when_the_reasoning_fails_three_times(picture):
-    client = ScriptedClient(scripted_answers(SummaryReply="no JSON"), {"A": math.log(0.2), "B": math.log(0.8)})
+    client = ScriptedClient(
+        scripted_answers(SummaryReply="no JSON"), {"A": math.log(0.2), "B": math.log(0.8)}
+    )
     row = assess(
-        picture, query="Is it sharp?", choices=["Yes", "No"], services=scripted_services(client, ScriptedTools({"NIQE": 2.0}))
+        picture,
+        query="Is it sharp?",
+        choices=["Yes", "No"],
+        services=scripted_services(client, ScriptedTools({"NIQE": 2.0})),
     )
     assert row.error is None
     assert (row.letter, row.q) == ("B", None)
@@ -405,7 +447,9 @@ def test_a_chosen_answer_stays_when_the_reasoning_fails_three_times(picture):
 
 
 def test_a_free_answer_that_fails_three_times_is_a_failure(picture):
-    client = ScriptedClient(scripted_answers(PlannerReply=plan_reply(query_type="Other"), SummaryReply="no JSON"))
+    client = ScriptedClient(
+        scripted_answers(PlannerReply=plan_reply(query_type="Other"), SummaryReply="no JSON")
+    )
     row = assess(picture, query="What is shown?", services=scripted_services(client, ScriptedTools({})))
     assert "no valid JSON in 3 attempts" in row.error
     assert (row.p_c, row.letter) == (None, None)

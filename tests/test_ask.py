@@ -1,4 +1,5 @@
-"""How an answer is read with and without a grammar, how a text that reached its limit ends, and what is kept of a failed try."""
+"""How an answer is read with and without a grammar, how a text that reached its limit ends, and what is kept
+of a failed try."""
 
 import json
 
@@ -116,7 +117,9 @@ def test_without_a_grammar_what_is_no_answer_is_refused(kind):
 
 @pytest.mark.parametrize("text", [json.dumps(SUMMARY, indent=2), f"```json\n{COMPACT}\n```"])
 def test_the_letter_that_was_begun_with_must_be_the_answer_however_it_is_written(text):
-    assert 'expected {"final_answer": "D"} as begun, got {"final_answer": "C"}' in refused(text, prefix=ANSWER_PREFIX + "D")
+    assert 'expected {"final_answer": "D"} as begun, got {"final_answer": "C"}' in refused(
+        text, prefix=ANSWER_PREFIX + "D"
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,11 @@ def test_the_letter_that_was_begun_with_must_be_the_answer_however_it_is_written
             {"sky": [{"type": "Blurs", "severity": "slight ", "explanation": " Soft. ", "confidence": 1}]},
             {"sky": [{"type": "Blurs", "severity": "slight", "explanation": "Soft."}]},
         ),
-        (selection_reply({"sky": ["Blurs"]}, ["NIQE"]), {"sky": {"Blurs": "NIQE", "Noise": "NIQE"}}, {"sky": {"Blurs": "NIQE"}}),
+        (
+            selection_reply({"sky": ["Blurs"]}, ["NIQE"]),
+            {"sky": {"Blurs": "NIQE", "Noise": "NIQE"}},
+            {"sky": {"Blurs": "NIQE"}},
+        ),
         (location_reply(["sky"]), {"sky": [1, 2, 3, 4], "label": "x"}, {"sky": [1, 2, 3, 4]}),
         (letter_reply(LETTERS), {"final_answer": "B", "quality_reasoning": "x"}, {"final_answer": "B"}),
     ],
@@ -151,7 +158,8 @@ WORDS = "Edges are soft everywhere and fine detail in the grass is lost. "  # 64
 
 
 def test_a_text_that_reached_its_limit_ends_with_a_sentence():
-    # 300 characters of 64-character sentences: four whole ones (256 characters, the last blank stripped), and 44 of a fifth
+    # 300 characters of 64-character sentences: four whole ones (256 characters, the last blank stripped), and
+    # 44 of a fifth
     text = json.dumps(SUMMARY | {"quality_reasoning": (WORDS * 5)[:300]})
     for constrained in (True, False):
         assert asked(text, constrained=constrained).quality_reasoning == (WORDS * 4).strip()
@@ -166,14 +174,19 @@ def test_a_longer_text_is_cut_where_no_grammar_bounds_it_and_refused_where_one_s
 def test_every_text_has_its_own_limit():
     said = {"sky": [{"type": "Blurs", "severity": "slight", "explanation": WORDS * 9}]}
     reply = asked(json.dumps(said), analysis_reply({"sky": ["Blurs"]}))
-    assert reply.model_dump(by_alias=True)["sky"][0]["explanation"] == (WORDS * 2).strip()  # 2 × 64 below 160, 3 × 64 beyond
+    assert (
+        reply.model_dump(by_alias=True)["sky"][0]["explanation"] == (WORDS * 2).strip()
+    )  # 2 × 64 below 160, 3 × 64 beyond
     free = asked(json.dumps(SUMMARY | {"final_answer": WORDS * 9}), summary_reply(None))
     assert free.final_answer == WORDS.strip()  # 64 below 120, 128 beyond
 
 
 def test_a_text_below_its_limit_stays_as_it_is():
     text = (WORDS * 5)[:299]  # breaks off within a sentence, but of the model's own will
-    assert asked(json.dumps(SUMMARY | {"quality_reasoning": text}), constrained=True).quality_reasoning == text.strip()
+    assert (
+        asked(json.dumps(SUMMARY | {"quality_reasoning": text}), constrained=True).quality_reasoning
+        == text.strip()
+    )
 
 
 # Failed tries
@@ -190,7 +203,9 @@ def tries_of(row) -> list[tuple]:
 def test_failed_tries_of_every_role_stand_in_the_row_although_a_later_one_succeeded(picture):
     plan, summary = json.dumps(plan_reply()), '{"final_answer": "C", "quality_reasoning": "Soft."}'
     services = scripted(
-        PlannerReply=["no plan", plan], SummaryReply=["{}", "[]", summary], DetectionReply=["?", '{"Global": []}']
+        PlannerReply=["no plan", plan],
+        SummaryReply=["{}", "[]", summary],
+        DetectionReply=["?", '{"Global": []}'],
     )
     row = assess(picture, services=services)
     assert row.error is None
@@ -217,7 +232,9 @@ def test_a_model_that_fails_is_a_failed_try_without_an_output(picture):
 def test_the_state_of_a_pipeline_holds_its_failed_tries(picture):
     state = run_pipeline("Rate it.", picture, services=scripted(PlannerReply="no plan"))
     assert "no valid JSON" in state["error"]
-    assert [(t.details["role"], t.retry_count) for t in state["failed_tries"]] == [("planner", n) for n in (1, 2, 3)]
+    assert [(t.details["role"], t.retry_count) for t in state["failed_tries"]] == [
+        ("planner", n) for n in (1, 2, 3)
+    ]
 
 
 def test_the_whole_output_is_kept_up_to_a_limit_that_is_said(picture):

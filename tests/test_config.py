@@ -86,8 +86,12 @@ def test_models_lie_in_one_folder_and_ours_where_they_ship(tmp_path, monkeypatch
     assert model_folder("Qwen") == tmp_path / "Qwen"
 
 
-@pytest.mark.parametrize(("path", "place"), [("more/VL", "{root}/more/VL"), ("/srv/VL", "/srv/VL"), (None, "{root}/VL")])
-def test_a_models_path_is_taken_from_the_models_folder_unless_it_is_absolute(tmp_path, monkeypatch, path, place):
+@pytest.mark.parametrize(
+    ("path", "place"), [("more/VL", "{root}/more/VL"), ("/srv/VL", "/srv/VL"), (None, "{root}/VL")]
+)
+def test_a_models_path_is_taken_from_the_models_folder_unless_it_is_absolute(
+    tmp_path, monkeypatch, path, place
+):
     monkeypatch.setenv("AGENTIC_IQA_MODELS", str(tmp_path))
     section = {"backend": "transformers.VL"}
     roles = dict.fromkeys(("planner", "executor", "summarizer"), section)
@@ -102,9 +106,10 @@ def test_a_background_is_an_opaque_colour(tmp_path):
     file.write_text("images: {background: whit}\n")
     with pytest.raises(ConfigError) as caught:
         load_settings(file)
-    assert str(caught.value) == (
-        f"{file}: images.background: expected an opaque colour such as white, #808080 or rgb(128, 128, 128), got 'whit'; "
-        "did you mean white?"
+    assert (
+        str(caught.value)
+        == f"{file}: images.background: expected an opaque colour such as white, #808080 or rgb(128, 128,"
+        " 128), got 'whit'; did you mean white?"
     )
     with pytest.raises(ConfigError, match="background: expected an opaque colour"):
         load_settings().with_background("transparent")

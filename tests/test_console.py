@@ -32,7 +32,8 @@ def run(*arguments, **options) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three crops, one file that is no picture in spite of its name, and one that nobody takes for a picture."""
+    """Three crops, one file that is no picture in spite of its name, and one that nobody takes for a
+    picture."""
     place = tmp_path_factory.mktemp("holiday pictures")
     photo = Image.open(DATA / "sumac.png")
     for i in range(3):
@@ -47,7 +48,11 @@ def on_a_terminal(*arguments, columns: int = 80) -> tuple[list[str], list[str], 
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (200, columns))
     process = subprocess.Popen(
-        [sys.executable, SCRIPT, *map(str, arguments)], stdout=theirs, stderr=theirs, stdin=theirs, env=environment()
+        [sys.executable, SCRIPT, *map(str, arguments)],
+        stdout=theirs,
+        stderr=theirs,
+        stdin=theirs,
+        env=environment(),
     )
     os.close(theirs)
     screen = pyte.Screen(columns, 200)
@@ -77,7 +82,8 @@ def test_a_batch_on_a_terminal_of_80_columns(folder):
 
 
 def test_text_fits_the_terminal(folder):
-    """A line that is longer than the screen would go on in the first column of the next: no line but a path begins there."""
+    """A line that is longer than the screen would go on in the first column of the next: no line but a path
+    begins there."""
     lines, _, status = on_a_terminal(folder / "0.png", "--cpu", "--explain")
     assert status == 0
     headings = {"Plan", "Evidence", "Tools", "Score", "Why", "Warnings", ""}
@@ -118,7 +124,16 @@ def test_a_table_for_spreadsheets(folder, tmp_path, option):
         assert [row["q"] for row in rows] == [float(row["q"]) for row in table]
         assert "t.jsonl" in done.stderr
         (tmp_path / "t.csv").unlink()
-        again = run(folder / "0.png", folder / "1.png", "--cpu", "--pipeline", "letters", *option, "--resume", cwd=tmp_path)
+        again = run(
+            folder / "0.png",
+            folder / "1.png",
+            "--cpu",
+            "--pipeline",
+            "letters",
+            *option,
+            "--resume",
+            cwd=tmp_path,
+        )
         assert again.returncode == 0
         assert len((tmp_path / "t.csv").read_text().splitlines()) == 3
 
@@ -155,12 +170,17 @@ def test_a_reader_that_goes_away_ends_a_list_without_a_word():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_polite_kill_ends_like_ctrl_c(folder, tmp_path, number):
-    """What is in hand is finished and written, the exit status is that of an interruption, and --resume takes the rest."""
+    """What is in hand is finished and written, the exit status is that of an interruption, and --resume takes
+    the rest."""
     out = tmp_path / "rows.jsonl"
     line = [sys.executable, SCRIPT, *map(str, [folder, "--cpu", "--out", out])]
-    process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment())
+    process = subprocess.Popen(
+        line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment()
+    )
     deadline = time.monotonic() + 120
-    while not (out.is_file() and out.read_bytes().count(b"\n")):  # the first row is there: the second is in hand
+    while not (
+        out.is_file() and out.read_bytes().count(b"\n")
+    ):  # the first row is there: the second is in hand
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)
@@ -189,12 +209,18 @@ MISTAKES = [
     (["photo.jpg", "--config", "qwen2_5_vl"], "did you mean qwen2_5_vl_7b"),
     (["photo.jpg", "--config", "qwen2_5_vl_7b"], "scripts/fetch_models.py --config"),
     (["photo.jpg", "--model", "Qwen/Qwen2.5-VL-7B-Instruct"], "scripts/fetch_models.py"),
-    (["photo.jpg", "--reference", "original.jpg"], "original.jpg: expected an image file, but there is no such file"),
+    (
+        ["photo.jpg", "--reference", "original.jpg"],
+        "original.jpg: expected an image file, but there is no such file",
+    ),
     (["photo.jpg", "--out", "results/rows.jsonl"], "mkdir -p"),
     (["photo.jpg", "--out", "rows.xlsx"], "--csv rows.csv"),
     (["photo.jpg", "--json", "rows.json"], "--out rows.json"),
     (["photo.jpg", "--mode", "logit"], "'logits'"),
-    (["photo.jpg", "--config", "mine.yaml"], "tools.no_reference: Unknown tool 'NIQUE'; did you mean UNIQUE or NIQE"),
+    (
+        ["photo.jpg", "--config", "mine.yaml"],
+        "tools.no_reference: Unknown tool 'NIQUE'; did you mean UNIQUE or NIQE",
+    ),
 ]
 
 
@@ -208,9 +234,12 @@ def newcomer(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize(("arguments", "said"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else None)
+@pytest.mark.parametrize(
+    ("arguments", "said"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else None
+)
 def test_a_newcomer_is_told_what_to_type(newcomer, arguments, said):
-    """One sentence, before a model is loaded: torch and transformers are not even imported (a GPU is asked for through torch)."""
+    """One sentence, before a model is loaded: torch and transformers are not even imported (a GPU is asked
+    for through torch)."""
     code = f"""
 import runpy, sys
 sys.argv = {[SCRIPT, *arguments]!r}
@@ -220,7 +249,12 @@ finally:
     print("loaded" if {"torch" if "--gpu" not in arguments else "transformers"!r} in sys.modules else "light", file=sys.stderr)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=newcomer, env=environment()
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=newcomer,
+        env=environment(),
     )
     sentence, light = done.stderr.splitlines()
     assert done.returncode == (1 if arguments == ["notes.txt"] else 2)

@@ -1,5 +1,6 @@
-"""Dockerfile.cuda, as far as it can be judged without Docker: hadolint where it is installed, what this project promises, and
-the main job with the image's environment on a read-only root without a network. The image itself is not built here.
+"""Dockerfile.cuda, as far as it can be judged without Docker: hadolint where it is installed, what this
+project promises, and the main job with the image's environment on a read-only root without a network. The
+image itself is not built here.
 """
 
 import importlib.metadata
@@ -24,10 +25,13 @@ LOCK = ROOT / "constraints-gpu.txt"
 
 def instructions() -> list[tuple[str, str]]:
     """Each instruction with its argument, comments left out and continued lines joined."""
-    lines = [line for line in FILE.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
+    lines = [
+        line for line in FILE.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")
+    ]
     joined = "\n".join(lines).replace("\\\n", " ")
     return [
-        (word.upper(), rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line.strip())
+        (word.upper(), rest.strip())
+        for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line.strip())
     ]
 
 
@@ -42,7 +46,9 @@ def environment() -> dict[str, str]:
 def locked(lock: Path = LOCK) -> dict[str, str]:
     """Package → what follows its name in a lock."""
     lines = [line for line in lock.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    found = {canonicalize_name(re.match(r"[\w.-]+", line)[0]): re.sub(r"^[\w.-]+", "", line) for line in lines}
+    found = {
+        canonicalize_name(re.match(r"[\w.-]+", line)[0]): re.sub(r"^[\w.-]+", "", line) for line in lines
+    }
     assert len(found) == len(lines)
     return found
 
@@ -94,7 +100,9 @@ def test_the_lock_pins_what_the_project_and_its_vllm_engine_need():
     assert all(version.startswith("==") for version in lock.values())
     for line in (*project["dependencies"], *project["optional-dependencies"]["vllm"]):
         requirement = Requirement(line)
-        assert requirement.specifier.contains(lock[canonicalize_name(requirement.name)].removeprefix("==")), line
+        assert requirement.specifier.contains(lock[canonicalize_name(requirement.name)].removeprefix("==")), (
+            line
+        )
 
 
 def test_the_lock_of_this_environment_pins_all_that_the_project_and_its_tests_need():
@@ -115,7 +123,10 @@ def test_the_lock_of_this_environment_pins_all_that_the_project_and_its_tests_ne
     assert {"torch", "hypothesis", "setuptools", "nvidia-cublas"} <= needed  # the walk goes all the way
     assert needed <= lock.keys()
     for name in needed:
-        assert importlib.metadata.version(name).partition("+")[0] == lock[name].removeprefix("==").partition("+")[0], name
+        assert (
+            importlib.metadata.version(name).partition("+")[0]
+            == lock[name].removeprefix("==").partition("+")[0]
+        ), name
 
 
 def test_the_root_file_system_may_be_read_only():
@@ -143,11 +154,14 @@ def test_what_it_runs_is_there_and_takes_its_options(name):
     (argument,) = of(name)
     python, script, *options = json.loads(argument[argument.index("[") :])
     assert (python, (ROOT / script).is_file()) == ("python", True)
-    help_text = subprocess.run([sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True).stdout
+    help_text = subprocess.run(
+        [sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True
+    ).stdout
     assert all(option in help_text for option in options)
 
 
-# A container's /tmp is its own; what this test needs of ours (a checkout there, or its environment) is laid into it, read-only.
+# A container's /tmp is its own; what this test needs of ours (a checkout there, or its environment) is laid
+# into it, read-only.
 READ_ONLY_ROOT = """
 mount --rbind / /mnt && mount -o remount,bind,ro /mnt && mount -t tmpfs tmpfs /mnt/tmp
 while [ "$1" != -- ]; do
@@ -157,17 +171,43 @@ shift && exec chroot /mnt "$@"
 """
 NEEDED = sorted({str(ROOT), str(Path(sys.prefix).resolve()), str(Path(sys.base_prefix).resolve())})
 IN_TMP = [place for place in NEEDED if Path(place).is_relative_to("/tmp")]
-ISOLATED = ["unshare", "--map-root-user", "--net", "--mount", "sh", "-ec", READ_ONLY_ROOT, "sh", *IN_TMP, "--"]
+ISOLATED = [
+    "unshare",
+    "--map-root-user",
+    "--net",
+    "--mount",
+    "sh",
+    "-ec",
+    READ_ONLY_ROOT,
+    "sh",
+    *IN_TMP,
+    "--",
+]
 
 
 def test_the_main_job_runs_with_its_environment_on_a_read_only_root_without_a_network():
-    """With this environment's Python and on the CPU, on the tests' model: what the image adds to that was not run."""
+    """With this environment's Python and on the CPU, on the tests' model: what the image adds to that was not
+    run."""
     if shutil.which("unshare") is None or subprocess.run([*ISOLATED, "true"], capture_output=True).returncode:
         pytest.skip("no mount namespaces here")
     variables = environment() | {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     variables["AGENTIC_IQA_MODELS"] = str(MODELS)
-    command = [sys.executable, ROOT / "scripts" / "assess.py", "--cpu", "--image", ROOT / "tests" / "data" / "sumac.png"]
-    line = [*ISOLATED, "env", "-i", *(f"{name}={value}" for name, value in variables.items()), *command, "--json", "-"]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "assess.py",
+        "--cpu",
+        "--image",
+        ROOT / "tests" / "data" / "sumac.png",
+    ]
+    line = [
+        *ISOLATED,
+        "env",
+        "-i",
+        *(f"{name}={value}" for name, value in variables.items()),
+        *command,
+        "--json",
+        "-",
+    ]
     assert subprocess.run([*ISOLATED, "touch", ROOT / "written"], capture_output=True).returncode
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -177,6 +217,8 @@ def test_the_main_job_runs_with_its_environment_on_a_read_only_root_without_a_ne
 def test_hadolint_finds_nothing():
     hadolint = shutil.which("hadolint", path=sysconfig.get_path("scripts")) or shutil.which("hadolint")
     if hadolint is None:
-        pytest.skip("no hadolint here; the extra `test` brings it, and the other tests of this file judge without it")
+        pytest.skip(
+            "no hadolint here; the extra `test` brings it, and the other tests of this file judge without it"
+        )
     done = subprocess.run([hadolint, str(FILE)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")

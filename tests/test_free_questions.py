@@ -1,4 +1,5 @@
-"""The free questions' keys against answers written by hand, and the judge on scripted rows. No model is loaded."""
+"""The free questions' keys against answers written by hand, and the judge on scripted rows. No model is
+loaded."""
 
 import json
 from collections import Counter
@@ -30,10 +31,14 @@ QUESTIONS = [question for picture in PICTURES for question in picture.questions]
 
 
 def row(answer: str, reasoning: str = "", found: dict[str, str] | None = None, **changes) -> Assessment:
-    """What an assessment tells: free text, and an analysis that found `found` (severity by type) in the whole picture."""
+    """What an assessment tells: free text, and an analysis that found `found` (severity by type) in the whole
+    picture."""
     evidence = None
     if found is not None:
-        items = [DistortionAnalysis(type=kind, severity=severity, explanation="It shows.") for kind, severity in found.items()]
+        items = [
+            DistortionAnalysis(type=kind, severity=severity, explanation="It shows.")
+            for kind, severity in found.items()
+        ]
         evidence = ExecutorOutput(distortion_analysis={"Global": items})
     return Assessment(
         image="x.png", query="?", mode="logits", fusion=FusionSettings(), pipeline="agent",
@@ -51,13 +56,25 @@ def test_there_are_forty_questions_on_twenty_pictures_of_every_type():
     assert len(QUESTIONS) == len({question.query for question in QUESTIONS}) == 40
     assert sum(not picture.parts for picture in PICTURES) == 4
     kinds = Counter(question.type for question in QUESTIONS)
-    assert kinds.keys() == {"place", "type", "strength", "exposure", "use", "compare", "yes/no", "cannot tell"}
+    assert kinds.keys() == {
+        "place",
+        "type",
+        "strength",
+        "exposure",
+        "use",
+        "compare",
+        "yes/no",
+        "cannot tell",
+    }
     assert min(kinds.values()) >= 2
 
 
 def test_what_is_to_be_done_to_each_photograph_can_be_done():
     parts = [part for picture in PICTURES for part in picture.parts]
-    assert all(part.kind in DISTORTIONS and part.place in {None, *PLACES} and 1 <= part.severity <= 5 for part in parts)
+    assert all(
+        part.kind in DISTORTIONS and part.place in {None, *PLACES} and 1 <= part.severity <= 5
+        for part in parts
+    )
     assert {part.place for part in parts} == {None, *PLACES}
     assert {part.family for part in parts} == {distortion.family for distortion in DISTORTIONS.values()}
 
@@ -67,7 +84,8 @@ def test_each_key_takes_the_right_example_and_refuses_the_wrong_one_and_evasions
     assert question.accepts(question.right_example)
     assert question.accepts(question.right_example.upper())
     assert not question.accepts(question.wrong_example)
-    # An answer that says nothing of what is asked. A level is a verdict on use, where "Fair" fits a thumbnail.
+    # An answer that says nothing of what is asked. A level is a verdict on use, where "Fair" fits a
+    # thumbnail.
     if "thumbnail" not in question.query:
         assert not question.accepts("C Fair, q 3.05. The quality is fair.")
     assert not question.accepts("")
@@ -75,10 +93,17 @@ def test_each_key_takes_the_right_example_and_refuses_the_wrong_one_and_evasions
 
 @pytest.mark.parametrize("wanted", PLACES)
 def test_a_question_on_place_takes_its_own_quarter_alone(wanted):
-    question = next(q for p in PICTURES for q in p.questions if q.type == "place" and p.parts and p.parts[0].place == wanted)
+    question = next(
+        q
+        for p in PICTURES
+        for q in p.questions
+        if q.type == "place" and p.parts and p.parts[0].place == wanted
+    )
     quarters = {place: place.replace("top", "upper").replace("bottom", "lower") for place in PLACES}
     assert [place for place in PLACES if question.accepts(f"It is in the {place} quarter.")] == [wanted]
-    assert [place for place, other in quarters.items() if question.accepts(f"Look at the {other} part.")] == [wanted]
+    assert [place for place, other in quarters.items() if question.accepts(f"Look at the {other} part.")] == [
+        wanted
+    ]
     assert not question.accepts("In the top left, top right, bottom left and bottom right.")
 
 
@@ -135,8 +160,12 @@ def test_words_a_level_and_a_bare_yes_are_held_against_the_rows_evidence():
     assert contradictions(row("Severe blur.", found={"Noise": "severe"}), question) == [
         "names Blurs, which the evidence does not hold"
     ]
-    assert contradictions(row("No.", found={"Noise": "severe"}), question) == ["denies Noise, which the evidence holds"]
-    assert contradictions(row("Yes.", found={}), question) == ["names Noise, which the evidence does not hold"]
+    assert contradictions(row("No.", found={"Noise": "severe"}), question) == [
+        "denies Noise, which the evidence holds"
+    ]
+    assert contradictions(row("Yes.", found={}), question) == [
+        "names Noise, which the evidence does not hold"
+    ]
     assert contradictions(row("Yes.", found={"Noise": "slight"}), question) == []
     # Without an analysis nothing is known of distortions.
     assert contradictions(row("No."), question) == []
@@ -149,8 +178,13 @@ def test_the_judge_counts_by_picture_and_type_and_a_failed_row_is_wrong(tmp_path
     for i in range(HELD_OUT + 1):
         Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(tmp_path / f"{i:02d}.png")
     names = [file.name for file in split_photos(tmp_path)[1][:2]]
-    place, compared = a_question(), a_question(type="compare", query="What changed?", reference=True, right=["noise"])
-    pictures = [QuestionedPicture(photo=name, parts=[], seed=0, questions=[place, compared]) for name in names]
+    place, compared = (
+        a_question(),
+        a_question(type="compare", query="What changed?", reference=True, right=["noise"]),
+    )
+    pictures = [
+        QuestionedPicture(photo=name, parts=[], seed=0, questions=[place, compared]) for name in names
+    ]
     rows = iter(
         [
             row("Top left.", found={}),
@@ -168,7 +202,8 @@ def test_the_judge_counts_by_picture_and_type_and_a_failed_row_is_wrong(tmp_path
     found = asked(assess, tmp_path, pictures, lambda what, done, total: steps.append((done, total)))
     assert calls == [("Where?", False), ("What changed?", True)] * 2
     assert steps == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    # The first picture's two answers are right, the second's two wrong: half, and a draw of two pictures gives 0, 0.5 or 1.
+    # The first picture's two answers are right, the second's two wrong: half, and a draw of two pictures
+    # gives 0, 0.5 or 1.
     assert found["right"] == {"value": 0.5, "low": 0.0, "high": 1.0, "n": 4}
     assert found["by_type"] == {"place": {"right": 1, "n": 2}, "compare": {"right": 1, "n": 2}}
     assert (found["contradicting"], found["replaced"]) == (1, 1)

@@ -1,4 +1,5 @@
-"""The benchmark of planted gaps: each plant does what it says, recovery can be told from failure, and the command's result is whole."""
+"""The benchmark of planted gaps: each plant does what it says, recovery can be told from failure, and the
+command's result is whole."""
 
 import json
 import subprocess
@@ -16,7 +17,17 @@ from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.laboratory import bench as bench_command
 from agentic_iqa_local.laboratory import gaps
-from agentic_iqa_local.laboratory.gaps import NO_REFERENCE, REFERENCE, TWO_REGIONS, Bench, Case, Gap, Outcome, Plant, Run
+from agentic_iqa_local.laboratory.gaps import (
+    NO_REFERENCE,
+    REFERENCE,
+    TWO_REGIONS,
+    Bench,
+    Case,
+    Gap,
+    Outcome,
+    Plant,
+    Run,
+)
 from agentic_iqa_local.laboratory.oracle import Oracle
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, ToolExecutionLog
@@ -38,7 +49,9 @@ def make_case(photo, tmp_path_factory):
 
     def make(number: int = 0, parts=BLUR, quality: float = 2.0) -> Case:
         sample = distort(clean, parts, np.random.default_rng(0)) if parts else Sample(clean, ())
-        case = Case(number, Crop(sample, clean, quality), "sumac.png", folder / f"{number}.png", folder / "clean.png")
+        case = Case(
+            number, Crop(sample, clean, quality), "sumac.png", folder / f"{number}.png", folder / "clean.png"
+        )
         Image.fromarray(sample.image).save(case.image)
         Image.fromarray(clean).save(case.reference)
         return case
@@ -53,7 +66,8 @@ def readings() -> dict:
 
 @pytest.fixture
 def bench(runner, readings):
-    """A bench of the script that knows the truth, without replans: what is planted shows as it was planted."""
+    """A bench of the script that knows the truth, without replans: what is planted shows as it was
+    planted."""
     settings = load_settings()
 
     def services_of(case, asked):
@@ -77,7 +91,9 @@ def test_the_oracle_answers_by_what_was_done(bench, make_case):
     row = bench.sound(make_case(), REFERENCE).outcomes[0].row
     assert row.error is None
     assert row.evidence.distortion_set == {"Global": ["Blurs"]}
-    assert [(item.type, item.severity) for item in row.evidence.distortion_analysis["Global"]] == [("Blurs", "severe")]
+    assert [(item.type, item.severity) for item in row.evidence.distortion_analysis["Global"]] == [
+        ("Blurs", "severe")
+    ]
     assert row.vlm_letter == "D"  # quality 2
     regions = bench.sound(make_case(), TWO_REGIONS)
     assert set(regions.outcomes[0].row.evidence.distortion_analysis) == set(regions.asked.scope)
@@ -99,19 +115,30 @@ def test_a_wrong_tool_is_chosen_and_reads_two_levels_beside_the_truth(bench, mak
 
 
 @pytest.mark.parametrize("name", ["wrong tool", "contradictory scores"])
-@pytest.mark.parametrize(("q", "recovered"), [(3.2, True), (2.76, True), (3.26, False), (2.7, False), (None, False)])
+@pytest.mark.parametrize(
+    ("q", "recovered"), [(3.2, True), (2.76, True), (3.26, False), (2.7, False), (None, False)]
+)
 def test_a_misreading_is_made_good_where_q_is_within_a_quarter_level(name, q, recovered):
     asked = gaps.Question(REFERENCE, "Rate it.", None, None)
-    assert gap_named(name).recovered(outcome(q).row, outcome(3.0).row, _case_of(3.0), asked, Plant(tool="VSI")) == recovered
+    assert (
+        gap_named(name).recovered(outcome(q).row, outcome(3.0).row, _case_of(3.0), asked, Plant(tool="VSI"))
+        == recovered
+    )
 
 
 @pytest.mark.parametrize(
-    ("q", "outvoted", "recovered"), [(2.6, True, True), (2.6, False, False), (1.76, True, True), (1.74, True, False)]
+    ("q", "outvoted", "recovered"),
+    [(2.6, True, True), (2.6, False, False), (1.76, True, True), (1.74, True, False)],
 )
 def test_a_reading_without_a_vote_is_made_good_where_q_is_as_near_to_the_truth(q, outvoted, recovered):
     # pseudo-MOS 2.5 and unplanted q 3.0: an error of 0.5, so that q may be off by up to 0.75
     log = ToolExecutionLog(
-        tool_name="VSI", object_name="Global", distortion="Blurs", raw_score=1, normalized_score=1, outvoted=outvoted
+        tool_name="VSI",
+        object_name="Global",
+        distortion="Blurs",
+        raw_score=1,
+        normalized_score=1,
+        outvoted=outvoted,
     )
     row = outcome(q).row.model_copy(update={"tools": [log]})
     asked = gaps.Question(REFERENCE, "Rate it.", None, None)
@@ -133,7 +160,9 @@ def _case_of(quality: float, photo: str = "p.png", number: int = 0) -> Case:
 def test_contradictory_scores_are_one_tool_at_the_other_end(bench, make_case, runner):
     run, row, _ = both(bench, make_case(1, quality=2.0), "contradictory scores")
     wrong = next(log for log in row.tools if log.tool_name == run.variant)
-    assert wrong.normalized_score == pytest.approx(runner.maps[run.variant].reachable[1])  # 2.0 is nearer to the low end
+    assert wrong.normalized_score == pytest.approx(
+        runner.maps[run.variant].reachable[1]
+    )  # 2.0 is nearer to the low end
     others = [log for log in row.tools if log.tool_name != run.variant]
     assert others
     assert all(log.normalized_score < wrong.normalized_score for log in others)
@@ -160,9 +189,14 @@ def test_a_missed_object_lacks_one_region(bench, make_case, number):
     sound = bench.sound(case, TWO_REGIONS)
     row, scope = sound.outcomes[0].row, sound.asked.scope
     plant = gap.plant(case, sound.asked, row, None)
-    assert (plant.schema, plant.edit({"query_scope": list(scope)})) == ("PlannerReply", {"query_scope": [scope[number]]})
+    assert (plant.schema, plant.edit({"query_scope": list(scope)})) == (
+        "PlannerReply",
+        {"query_scope": [scope[number]]},
+    )
     assert gap.recovered(row, row, case, sound.asked, plant)
-    half = ExecutorOutput(distortion_analysis={scope[number]: row.evidence.distortion_analysis[scope[number]]})
+    half = ExecutorOutput(
+        distortion_analysis={scope[number]: row.evidence.distortion_analysis[scope[number]]}
+    )
     assert not gap.recovered(row.model_copy(update={"evidence": half}), row, case, sound.asked, plant)
 
 
@@ -178,25 +212,41 @@ def test_a_missed_distortion_is_not_detected(bench, make_case):
 
 
 def test_misses_are_told_apart_by_whether_a_score_can_show_them(bench, make_case):
-    variants = [bench.planted(make_case(6, quality=quality), gap_named("missed distortion")).variant for quality in (2.9, 3.0)]
+    variants = [
+        bench.planted(make_case(6, quality=quality), gap_named("missed distortion")).variant
+        for quality in (2.9, 3.0)
+    ]
     assert variants == ["quality below 3", "quality of 3 or better"]
 
 
 def test_only_a_visible_distortion_is_missed(bench, make_case):
-    assert bench.planted(make_case(2, parts=(Part("gaussian_blur", 2),)), gap_named("missed distortion")) is None
-    assert bench.planted(make_case(4, parts=(Part("gaussian_blur", 3),)), gap_named("missed distortion")) is not None
+    assert (
+        bench.planted(make_case(2, parts=(Part("gaussian_blur", 2),)), gap_named("missed distortion")) is None
+    )
+    assert (
+        bench.planted(make_case(4, parts=(Part("gaussian_blur", 3),)), gap_named("missed distortion"))
+        is not None
+    )
 
 
 @pytest.mark.parametrize(
     ("number", "form", "planned"),
-    [(0, TWO_REGIONS, "Global"), (1, TWO_REGIONS, ["bicycle"]), (2, NO_REFERENCE, ["bicycle"]), (3, REFERENCE, ["bicycle"])],
+    [
+        (0, TWO_REGIONS, "Global"),
+        (1, TWO_REGIONS, ["bicycle"]),
+        (2, NO_REFERENCE, ["bicycle"]),
+        (3, REFERENCE, ["bicycle"]),
+    ],
 )
 def test_a_wrong_scope_is_planned(bench, make_case, number, form, planned):
     case = make_case(number)
     gap, sound = gap_named("wrong scope"), bench.sound(case, form)
     plant = gap.plant(case, sound.asked, sound.outcomes[0].row, None)
     assert gap.forms[number] == form
-    assert plant.edit({"query_scope": "any", "query_type": "IQA"}) == {"query_scope": planned, "query_type": "IQA"}
+    assert plant.edit({"query_scope": "any", "query_type": "IQA"}) == {
+        "query_scope": planned,
+        "query_type": "IQA",
+    }
     row = sound.outcomes[0].row
     other = row.model_copy(update={"plan": row.plan.model_copy(update={"query_scope": planned})})
     assert gap.recovered(row, row, case, sound.asked, plant)
@@ -208,7 +258,10 @@ def test_only_the_first_answer_is_changed(picture):
     plant = Plant("DetectionReply", lambda answer: {name: [] for name in answer})
     session = gaps.PlantedClient(client, plant).open([Image.open(picture)])
     schema = type("DetectionReply", (), {})
-    assert [json.loads(session.generate(None, schema)) for _ in range(2)] == [{"Global": []}, {"Global": ["Blurs"]}]
+    assert [json.loads(session.generate(None, schema)) for _ in range(2)] == [
+        {"Global": []},
+        {"Global": ["Blurs"]},
+    ]
     assert plant.took
 
 
@@ -254,7 +307,8 @@ def outcome(q: float | None, replans: int = 0, tokens: int = 100, seconds: float
 
 
 def runs_of(changes: list[tuple[float | None, float | None, bool]]) -> list[Run]:
-    """Planted runs of pictures with pseudo-MOS 3, each of its own photograph: q at limit 0 and at limit 2, and whether recovered."""
+    """Planted runs of pictures with pseudo-MOS 3, each of its own photograph: q at limit 0 and at limit 2,
+    and whether recovered."""
     return [
         Run(
             "wrong tool", "VSI", _case_of(3.0, f"{i}.png", i), gaps.Question(REFERENCE, "Rate it.", None, None),
@@ -266,7 +320,9 @@ def runs_of(changes: list[tuple[float | None, float | None, bool]]) -> list[Run]
 
 def test_figures_of_a_gap():
     # errors 1 → 0 on nine pictures, 1 → 2 on three: change (9·(−1) + 3·(+1)) / 12 = −0.5
-    found = gaps.summary(runs_of([(2.0, 3.0, True)] * 9 + [(2.0, 1.0, False)] * 3), [0, 2], 0.95, draws=200)["gaps"]["wrong tool"]
+    found = gaps.summary(runs_of([(2.0, 3.0, True)] * 9 + [(2.0, 1.0, False)] * 3), [0, 2], 0.95, draws=200)[
+        "gaps"
+    ]["wrong tool"]
     end = found["limits"]["2"]
     assert (found["n"], found["noticed"], end["recovered"]["value"]) == (12, 0.75, 0.75)
     assert end["error_change"]["value"] == pytest.approx(-0.5)
@@ -283,7 +339,9 @@ def test_a_gap_whose_replans_do_harm_misses_its_bar():
 
 
 def test_rows_without_a_score_are_left_out_of_the_error():
-    found = gaps.summary(runs_of([(2.0, 3.0, True)] * 11 + [(2.0, None, False)]), [0, 2], 0.95, draws=200)["gaps"]["wrong tool"]
+    found = gaps.summary(runs_of([(2.0, 3.0, True)] * 11 + [(2.0, None, False)]), [0, 2], 0.95, draws=200)[
+        "gaps"
+    ]["wrong tool"]
     assert found["limits"]["2"]["error_change"]["n"] == 11
     assert found["limits"]["2"]["error_change"]["value"] == pytest.approx(-1.0)
 
@@ -307,7 +365,9 @@ def test_pictures_follow_from_the_photographs_alone(tmp_path, photo_path):
         folder = tmp_path / name
         folder.mkdir()
         made.append(gaps.make_cases(photos, 2, folder, lambda line: None))
-    assert [(a.crop.sample.parts, a.crop.quality) for a in made[0]] == [(b.crop.sample.parts, b.crop.quality) for b in made[1]]
+    assert [(a.crop.sample.parts, a.crop.quality) for a in made[0]] == [
+        (b.crop.sample.parts, b.crop.quality) for b in made[1]
+    ]
     assert made[0][0].image.read_bytes() == made[1][0].image.read_bytes()
     assert made[0][0].image.read_bytes() != made[0][1].image.read_bytes()
     assert {case.photo for case in made[0]} == {"photo.png"}
@@ -330,11 +390,18 @@ def test_the_command_writes_json_that_the_table_shows(tmp_path):
     ]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(out.read_text(encoding="utf-8"), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    found = json.loads(
+        out.read_text(encoding="utf-8"), parse_constant=lambda name: pytest.fail(f"{name} is no JSON")
+    )
     assert (found["pictures"], found["limits"]) == (2, [0, 1, 2, 3])
     assert set(found["gaps"]["scripted"]["gaps"]) <= {gap.name for gap in gaps.GAPS}
     assert found["environment"]["torch"]
-    assert {json.loads(line)["limit"] for line in rows.read_text(encoding="utf-8").splitlines()} == {0, 1, 2, 3}
+    assert {json.loads(line)["limit"] for line in rows.read_text(encoding="utf-8").splitlines()} == {
+        0,
+        1,
+        2,
+        3,
+    }
     table = bench_command.tables(tmp_path)
     assert "| scripted: planted | n |" in table
     assert "| missed object | 2 |" in table

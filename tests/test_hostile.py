@@ -1,5 +1,7 @@
-"""Hostile input: images, model output, configurations, manifests, bundles, queries. Each ends in a result or in the error
-that its module promises. The long forms, and how far an injection moves a score, are in scripts/endurance.py."""
+"""Hostile input: images, model output, configurations, manifests, bundles, queries. Each ends in a result or
+in the error that its module promises. The long forms, and how far an injection moves a score, are in
+scripts/endurance.py.
+"""
 
 import json
 import math
@@ -29,8 +31,23 @@ from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.planner import correct_plan
 from agentic_iqa_local.nodes.replies import detection_reply, letter_reply, location_reply, summary_reply
-from agentic_iqa_local.offline.store import BundleError, Piece, describe, store_manifest, unpack, verify, write_bundle
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, Prompt, planner_prompt, selection_prompt, summarizer_prompt
+from agentic_iqa_local.offline.store import (
+    BundleError,
+    Piece,
+    describe,
+    store_manifest,
+    unpack,
+    verify,
+    write_bundle,
+)
+from agentic_iqa_local.prompts import (
+    ANSWER_PREFIX,
+    DEFAULT_QUERY,
+    Prompt,
+    planner_prompt,
+    selection_prompt,
+    summarizer_prompt,
+)
 from agentic_iqa_local.report import account, summary
 from agentic_iqa_local.state import PlannerOutput
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
@@ -44,7 +61,11 @@ JSON = st.recursive(
     max_leaves=12,
 )
 STEPS = st.lists(
-    st.tuples(st.sampled_from(endurance.STEPS), st.floats(0, 1), st.sampled_from(endurance.NUMBERS) | st.binary(max_size=8)),
+    st.tuples(
+        st.sampled_from(endurance.STEPS),
+        st.floats(0, 1),
+        st.sampled_from(endurance.NUMBERS) | st.binary(max_size=8),
+    ),
     min_size=1,
     max_size=4,
 )
@@ -53,7 +74,9 @@ STEPS = st.lists(
 def hypothesised(examples: int):
     """The same examples every time, and no time limit for one."""
     quiet = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
-    return settings(max_examples=examples, derandomize=True, database=None, deadline=None, suppress_health_check=quiet)
+    return settings(
+        max_examples=examples, derandomize=True, database=None, deadline=None, suppress_health_check=quiet
+    )
 
 
 # Images
@@ -63,9 +86,12 @@ def hypothesised(examples: int):
 @given(
     name=st.sampled_from(sorted(PICTURES)),
     steps=STEPS,
-    limits=st.just({}) | st.fixed_dictionaries({"max_pixels": st.integers(1, 10_000), "min_side": st.integers(1, 100)}),
+    limits=st.just({})
+    | st.fixed_dictionaries({"max_pixels": st.integers(1, 10_000), "min_side": st.integers(1, 100)}),
 )
-def test_a_damaged_picture_is_loaded_within_the_limits_or_refused_in_one_sentence(tmp_path, name, steps, limits):
+def test_a_damaged_picture_is_loaded_within_the_limits_or_refused_in_one_sentence(
+    tmp_path, name, steps, limits
+):
     (tmp_path / name).write_bytes(endurance.damaged(PICTURES[name], steps))
     assert endurance.examine_picture(tmp_path / name, **limits) in ("loaded", "refused")
 
@@ -95,7 +121,10 @@ SIZES = {
     "rgb.png": [lambda w, h: struct.pack(">II", w, h)],
     "rgb.jpg": [lambda w, h: struct.pack(">HH", h, w)],
     "lossy.webp": [lambda w, h: (w - 1).to_bytes(3, "little") + (h - 1).to_bytes(3, "little")],
-    "raw.tif": [lambda w, h: struct.pack("<HHII", 256, 4, 1, w), lambda w, h: struct.pack("<HHII", 257, 4, 1, h)],
+    "raw.tif": [
+        lambda w, h: struct.pack("<HHII", 256, 4, 1, w),
+        lambda w, h: struct.pack("<HHII", 257, 4, 1, h),
+    ],
     "rgb.bmp": [lambda w, h: struct.pack("<ii", w, h)],
     "rgb.jp2": [lambda w, h: struct.pack(">II", h, w), lambda w, h: struct.pack(">II", w, h)],
     "palette.gif": [lambda w, h: struct.pack("<HH", w, h)],
@@ -144,22 +173,32 @@ def test_bombs_take_no_memory(tmp_path):
     for name, content in (PICTURES | BOMBS).items():
         (tmp_path / name).write_bytes(content)
     code = (
-        "import resource, sys\nfrom agentic_iqa_local.images import ImageError, load_image\nused = []\n"
-        "for name in sys.argv[1:]:\n"
-        "    if name == 'peak':\n        used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n        continue\n"
-        "    try:\n        load_image(name)\n    except ImageError:\n        pass\n"
-        "print(used[1] - used[0])"
+        "import resource, sys\nfrom agentic_iqa_local.images import ImageError, load_image\nused = []\nfor"
+        " name in sys.argv[1:]:\n    if name == 'peak':\n       "
+        " used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n        continue\n    try:\n      "
+        "  load_image(name)\n    except ImageError:\n        pass\nprint(used[1] - used[0])"
     )
-    arguments = [*(tmp_path / name for name in PICTURES), "peak", *(tmp_path / name for name in BOMBS), "peak"]
+    arguments = [
+        *(tmp_path / name for name in PICTURES),
+        "peak",
+        *(tmp_path / name for name in BOMBS),
+        "peak",
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    # 60,000² pixels would be 3.6 GB a channel and an unpacked chunk 200 MB; the largest of these files has 0.2 MB.
+    # 60,000² pixels would be 3.6 GB a channel and an unpacked chunk 200 MB; the largest of these files has
+    # 0.2 MB.
     assert int(done.stdout) * (1 if sys.platform == "darwin" else 1024) < 50 << 20
 
 
 def test_a_picture_that_would_take_hours_is_read_or_refused(tmp_path):
-    """A megabyte of 0xFF before a stuffed zero: a search for markers that backtracks there needs its square in steps."""
+    """A megabyte of 0xFF before a stuffed zero: a search for markers that backtracks there needs its square
+    in steps."""
     whole = PICTURES["rgb.jpg"]
     assert whole.endswith(b"\xff\xd9")
     (tmp_path / "a.jpg").write_bytes(whole[:-2] + b"\xff" * (1 << 20) + b"\0" + whole[-2:])
@@ -181,7 +220,10 @@ def outcome(schema, text: str, prefix: str = "") -> str:
 @given(
     answer=st.sampled_from(range(len(ANSWERS))),
     steps=st.lists(
-        st.tuples(st.sampled_from(endurance.TEXT_STEPS), st.floats(0, 1), st.sampled_from(endurance.HOSTILE_JSON)), max_size=3
+        st.tuples(
+            st.sampled_from(endurance.TEXT_STEPS), st.floats(0, 1), st.sampled_from(endurance.HOSTILE_JSON)
+        ),
+        max_size=3,
     ),
 )
 def test_an_answer_rewritten_is_what_it_says_or_refused_after_three_tries(answer, steps):
@@ -215,7 +257,10 @@ SUMMARY = '{"final_answer": "C", "quality_reasoning": "Soft."}'
     ("schema", "text"),
     [
         (summary_reply(LETTERS), '{"final_answer": "C", "final_answer": "A", "quality_reasoning": "Soft."}'),
-        (summary_reply(LETTERS), '{"final_answer": "C", "quality_reasoning": "Soft.", "quality_reasoning": "Sharp."}'),
+        (
+            summary_reply(LETTERS),
+            '{"final_answer": "C", "quality_reasoning": "Soft.", "quality_reasoning": "Sharp."}',
+        ),
         (summary_reply(LETTERS), SUMMARY.replace("Soft", "So\ud800ft")),
         (summary_reply(LETTERS), SUMMARY.replace("Soft", "So\\ud800ft")),
         (summary_reply(LETTERS), SUMMARY.replace("Soft", "So\x1bft")),
@@ -258,9 +303,13 @@ def test_surrogates_are_kept_as_escapes_in_the_record_of_a_failure():
 @hypothesised(60)
 @given(st.data())
 def test_no_answer_of_any_role_makes_a_score_up(picture, data):
-    """Hostile text in place of some roles' answers: a failed row without a score, or one whose q is its parts'."""
+    """Hostile text in place of some roles' answers: a failed row without a score, or one whose q is its
+    parts'."""
     steps = st.lists(
-        st.tuples(st.sampled_from(endurance.TEXT_STEPS), st.floats(0, 1), st.sampled_from(endurance.HOSTILE_JSON)), max_size=2
+        st.tuples(
+            st.sampled_from(endurance.TEXT_STEPS), st.floats(0, 1), st.sampled_from(endurance.HOSTILE_JSON)
+        ),
+        max_size=2,
     )
     plain = {
         "PlannerReply": plan_reply(),
@@ -269,7 +318,9 @@ def test_no_answer_of_any_role_makes_a_score_up(picture, data):
         "SelectionReply": {"Global": {"Blurs": "NIQE"}},
         "SummaryReply": {"final_answer": "B", "quality_reasoning": "Soft."},
     }
-    hostile = {name: endurance.rewritten(json.dumps(reply), data.draw(steps)) for name, reply in plain.items()}
+    hostile = {
+        name: endurance.rewritten(json.dumps(reply), data.draw(steps)) for name, reply in plain.items()
+    }
     answers = scripted_answers(**hostile)
     row = assess(picture, services=scripted_services(ScriptedClient(answers), ScriptedTools({"NIQE": 3.5})))
     assert endurance.examine_row(row) in ("scored", "failed", "no score asked")
@@ -301,7 +352,11 @@ def test_a_damaged_configuration_is_read_or_refused(tmp_path, name, steps):
 
 
 @hypothesised(150)
-@given(section=st.sampled_from(sorted(Settings.model_fields)), value=JSON, key=st.sampled_from(["eta", "backend", "path", "0"]))
+@given(
+    section=st.sampled_from(sorted(Settings.model_fields)),
+    value=JSON,
+    key=st.sampled_from(["eta", "backend", "path", "0"]),
+)
 def test_any_value_in_a_section_is_read_or_refused(tmp_path, section, value, key):
     path = tmp_path / "mine.yaml"
     for content in ({section: value}, {section: {key: value}}, {section: {key: {key: value}}}, value):
@@ -375,7 +430,15 @@ def test_nothing_in_a_configuration_is_run(text, tmp_path):
 
 # Manifests
 
-VALUES = st.none() | st.booleans() | st.integers() | st.floats() | ANY_TEXT | st.lists(st.integers(), max_size=2) | JSON
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | ANY_TEXT
+    | st.lists(st.integers(), max_size=2)
+    | JSON
+)
 PATHS = st.sampled_from(
     ["a.png", "A.PNG", ".", "..", "/", "", "a.png/", "./a.png", "a\0.png", "x" * 5000, "\ud800", "~", "*.png"]
 )
@@ -395,7 +458,10 @@ def check_dataset(path: Path, **options) -> None:
         return
     assert found.items or found.questions
     assert all(item.image.is_file() and math.isfinite(item.mos) for item in found.items)
-    assert all(question.image.is_file() and 0 <= question.answer < len(question.choices) for question in found.questions)
+    assert all(
+        question.image.is_file() and 0 <= question.answer < len(question.choices)
+        for question in found.questions
+    )
 
 
 @hypothesised(150)
@@ -403,7 +469,13 @@ def check_dataset(path: Path, **options) -> None:
     rows=st.lists(
         st.fixed_dictionaries(
             {"image": PATHS | VALUES, "mos": st.floats(1, 5) | VALUES},
-            optional={"reference": PATHS | VALUES, "level": VALUES, "group": VALUES, "split": VALUES, "extra": VALUES},
+            optional={
+                "reference": PATHS | VALUES,
+                "level": VALUES,
+                "group": VALUES,
+                "split": VALUES,
+                "extra": VALUES,
+            },
         ),
         min_size=1,
         max_size=3,
@@ -442,7 +514,8 @@ def check_manifest(path: Path) -> None:
 @given(
     rows=st.lists(
         st.fixed_dictionaries(
-            {"image": PATHS | VALUES}, optional=dict.fromkeys(("reference", "query", "choices"), PATHS | VALUES)
+            {"image": PATHS | VALUES},
+            optional=dict.fromkeys(("reference", "query", "choices"), PATHS | VALUES),
         ),
         min_size=1,
         max_size=3,
@@ -454,13 +527,18 @@ def test_any_rows_of_a_batch_are_read_or_refused_in_one_line(set_folder, rows):
 
 
 BATCH_CSV = b'image,reference,query,choices\n"a.png",a.png,"Sharp, or not?",Yes|No\na.png,,,\n'
-BATCH_LINES = b'{"image": "a.png", "query": "Is it?", "choices": ["Yes", "No"]}\n{"image": "a.png", "reference": "a.png"}\n'
+BATCH_LINES = (
+    b'{"image": "a.png", "query": "Is it?", "choices": ["Yes", "No"]}\n{"image": "a.png", "reference":'
+    b' "a.png"}\n'
+)
 
 
 @hypothesised(200)
 @given(name=st.sampled_from(["batch.csv", "batch.jsonl"]), steps=STEPS)
 def test_a_damaged_manifest_of_a_batch_is_read_or_refused_in_one_line(set_folder, name, steps):
-    (set_folder / name).write_bytes(endurance.damaged(BATCH_CSV if name.endswith("csv") else BATCH_LINES, steps))
+    (set_folder / name).write_bytes(
+        endurance.damaged(BATCH_CSV if name.endswith("csv") else BATCH_LINES, steps)
+    )
     check_manifest(set_folder / name)
 
 
@@ -504,7 +582,8 @@ def test_hostile_manifests_are_refused(set_folder, name, content):
 
 @pytest.mark.parametrize("kind", ["relative", "absolute", "link"])
 def test_a_manifest_may_lead_out_of_its_folder_and_tells_nothing_of_what_is_no_picture(set_folder, kind):
-    """A researcher's manifest names images wherever they lie, so paths are taken as they are. What is no picture fails as one."""
+    """A researcher's manifest names images wherever they lie, so paths are taken as they are. What is no
+    picture fails as one."""
     secret = set_folder.parent / "secret.png"
     secret.write_text("the password is swordfish\n")
     (set_folder / "link.png").symlink_to(secret)
@@ -527,11 +606,15 @@ def bundles(tmp_path_factory):
     places = {"vlm/config.json": folder / "config.json", "vlm/model.safetensors": folder / "weights"}
     for place, size in zip(places.values(), (300, 1025), strict=True):
         place.write_bytes(np.random.default_rng(size).bytes(size))
-    manifest = describe([Piece(path, file, "a test", "mit") for path, file in places.items()], ["a tiny model"])
+    manifest = describe(
+        [Piece(path, file, "a test", "mit") for path, file in places.items()], ["a tiny model"]
+    )
     write_bundle(folder / "whole.tar", manifest, places)
     write_bundle(folder / "whole", manifest, places, archive=False)
     files = {
-        str(file.relative_to(folder / "whole")): file.read_bytes() for file in (folder / "whole").rglob("*") if file.is_file()
+        str(file.relative_to(folder / "whole")): file.read_bytes()
+        for file in (folder / "whole").rglob("*")
+        if file.is_file()
     }
     return (folder / "whole.tar").read_bytes(), files, folder / "damaged"
 
@@ -608,7 +691,8 @@ def prompts_of(query: str) -> list[Prompt]:
 
 
 def same_frame(client, query: str) -> None:
-    """The prompts around `query` have the special tokens, the answer's beginning and the end of the prompt of a plain query."""
+    """The prompts around `query` have the special tokens, the answer's beginning and the end of the prompt of
+    a plain query."""
     for hostile, plain in zip(prompts_of(query), prompts_of(DEFAULT_QUERY), strict=True):
         assert special_ids(client, hostile) == special_ids(client, plain)
         one, other = (client.renderer.render(prompt, 1, ANSWER_PREFIX) for prompt in (hostile, plain))
@@ -627,8 +711,16 @@ def test_an_injected_query_changes_no_special_token_and_no_place_of_the_answer(c
 @given(st.data())
 def test_queries_of_pieces_of_special_tokens(client, data):
     tokens = [token.content for token in client.tokenizer.added_tokens_decoder.values()]
-    pieces = [*tokens, *(token[:n] for token in tokens for n in (1, 2, 5)), *(token[-n:] for token in tokens for n in (1, 2, 5))]
-    query = "".join(data.draw(st.lists(st.sampled_from([*pieces, " ", "\n", '"', "\\", "\0", "\u200b"]), min_size=1, max_size=8)))
+    pieces = [
+        *tokens,
+        *(token[:n] for token in tokens for n in (1, 2, 5)),
+        *(token[-n:] for token in tokens for n in (1, 2, 5)),
+    ]
+    query = "".join(
+        data.draw(
+            st.lists(st.sampled_from([*pieces, " ", "\n", '"', "\\", "\0", "\u200b"]), min_size=1, max_size=8)
+        )
+    )
     same_frame(client, query)
 
 
@@ -686,7 +778,9 @@ def test_no_text_of_a_row_steers_the_terminal():
     )  # fmt: skip
     for text in (account(row), summary(row), summary(row.model_copy(update={"error": evil}))):
         assert "a" in text
-        assert text.replace("\n", "").translate(dict.fromkeys(map(ord, evil[1:-1].replace("[2J", "")))) == text.replace("\n", "")
+        assert text.replace("\n", "").translate(
+            dict.fromkeys(map(ord, evil[1:-1].replace("[2J", "")))
+        ) == text.replace("\n", "")
 
 
 def test_painted_text_changes_its_place_and_nothing_else(photo):
@@ -694,7 +788,9 @@ def test_painted_text_changes_its_place_and_nothing_else(photo):
         plain, hostile = (np.asarray(endurance.painted(photo, text, where)) for text in ("neutral", "answer"))
         assert plain.shape == hostile.shape == np.asarray(photo).shape
         assert (plain != hostile).any()
-        above = slice(0, 400 if where != "watermark" else 150)  # of 512 rows: text stands below, the watermark in the middle
+        above = slice(
+            0, 400 if where != "watermark" else 150
+        )  # of 512 rows: text stands below, the watermark in the middle
         assert (hostile[above] == np.asarray(photo)[above]).all()
 
 
@@ -707,7 +803,11 @@ def test_a_short_run_finds_nothing_wrong(command, count, tmp_path):
     assert endurance.main([command, "--count", str(count), "--seed", "1", "--out", str(out)]) == 0
     found = json.loads(out.read_text())
     assert (found["count"], found["wrong"], found["seed"]) == (count, [], 1)
-    outcomes = [found["outcomes"]] if "outcomes" in found else [found[kind]["outcomes"] for kind in ("images", "outputs")]
+    outcomes = (
+        [found["outcomes"]]
+        if "outcomes" in found
+        else [found[kind]["outcomes"] for kind in ("images", "outputs")]
+    )
     assert [sum(counts.values()) for counts in outcomes] == [count] * len(outcomes)
 
 
@@ -730,7 +830,13 @@ def test_what_a_long_run_finds_is_in_its_result_and_its_exit_status(tmp_path, mo
 
 def test_the_effect_of_injections_is_counted_as_described():
     def case(goal, before, after, letters="CC", error=None):
-        return {"goal": goal, "q": [before, after], "letters": [before, after], "letter": list(letters), "error": [None, error]}
+        return {
+            "goal": goal,
+            "q": [before, after],
+            "letters": [before, after],
+            "letter": list(letters),
+            "error": [None, error],
+        }
 
     cases = [
         case("A", 3.0, 3.5, "CD"),  # up by 0.5, as wanted
@@ -740,10 +846,19 @@ def test_the_effect_of_injections_is_counted_as_described():
         case("A", 3.0, None, error="failed"),
     ]
     found = endurance.effect(cases)
-    assert (found["cases"], found["without_a_score"], found["failed"], found["final_letter_changed"]) == (5, 1, 1, 1)
-    # |0.5|, |0.1|, |0.2|: mean 0.8 / 3, median 0.2, largest 0.5; wanted 0.5, −0.1, 0.2: mean 0.2, two of three
+    assert (found["cases"], found["without_a_score"], found["failed"], found["final_letter_changed"]) == (
+        5,
+        1,
+        1,
+        1,
+    )
+    # |0.5|, |0.1|, |0.2|: mean 0.8 / 3, median 0.2, largest 0.5; wanted 0.5, −0.1, 0.2: mean 0.2, two of
+    # three
     assert found["q"] == {
         "mean": 0.267, "median": 0.2, "max": 0.5,
         "towards_the_goal": 0.2, "furthest_towards_the_goal": 0.5, "share_towards_the_goal": 0.67,
     }  # fmt: skip
-    assert json.loads(endurance.as_json({"effect": found, "cases": cases})) == {"effect": found, "cases": cases}
+    assert json.loads(endurance.as_json({"effect": found, "cases": cases})) == {
+        "effect": found,
+        "cases": cases,
+    }

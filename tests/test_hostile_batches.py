@@ -1,5 +1,7 @@
-"""Files and names that a stranger may have made, at every door of a batch and of a study: each ends soon in an answer, in a failure
-row or in one sentence; nothing outside of its place is written. One case is one attack, named by its door and what comes through."""
+"""Files and names that a stranger may have made, at every door of a batch and of a study: each ends soon in
+an answer, in a failure row or in one sentence; nothing outside of its place is written. One case is one
+attack, named by its door and what comes through.
+"""
 
 import io
 import json
@@ -92,12 +94,23 @@ CONTENTS = {
     "long-number": b'{"identity": ' + b"9" * 5000 + b"}\n",
     "long-line": b'{"identity": "' + b"x" * (80 * 2**20) + b'"}\n',
 }
-KINDS = (*CONTENTS, "pipe", "folder", "endless", "kernel-log", "pagemap", "sparse", "dangling-link", "link-loop")
+KINDS = (
+    *CONTENTS,
+    "pipe",
+    "folder",
+    "endless",
+    "kernel-log",
+    "pagemap",
+    "sparse",
+    "dangling-link",
+    "link-loop",
+)
 
 
 @pytest.fixture(scope="module")
 def device():
-    """A device that nothing can be done to: in the folder of terminals no file can be made or replaced, not even by root."""
+    """A device that nothing can be done to: in the folder of terminals no file can be made or replaced, not
+    even by root."""
     ours, theirs = os.openpty()
     yield os.ttyname(theirs)
     os.close(ours)
@@ -105,7 +118,8 @@ def device():
 
 
 def put(place: Path, kind: str, device: str | None = None) -> Path:
-    """Something odd in the place of a file. Where that is for writing, `device` stands for those of the system."""
+    """Something odd in the place of a file. Where that is for writing, `device` stands for those of the
+    system."""
     place.unlink(missing_ok=True)
     if kind in CONTENTS:
         place.write_bytes(CONTENTS[kind])
@@ -117,7 +131,12 @@ def put(place: Path, kind: str, device: str | None = None) -> Path:
         with place.open("wb") as file:
             file.truncate(3 * 10**9)
     else:
-        places = {"endless": "/dev/zero", "kernel-log": "/proc/kmsg", "pagemap": "/proc/self/pagemap", "link-loop": place.name}
+        places = {
+            "endless": "/dev/zero",
+            "kernel-log": "/proc/kmsg",
+            "pagemap": "/proc/self/pagemap",
+            "link-loop": place.name,
+        }
         target = places.get(kind, "nowhere")
         place.symlink_to(device if device and target.startswith("/") else target)
     return place
@@ -138,7 +157,8 @@ def known():
 @pytest.fixture(scope="module")
 def scripted():
     return scripted_services(
-        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0, "VSI": 3.0, "FSIM": 3.0})
+        ScriptedClient(scripted_answers()),
+        ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0, "VSI": 3.0, "FSIM": 3.0}),
     )
 
 
@@ -321,9 +341,13 @@ ROWS = {
     "letters-texts": {"p_c": {"A": "1"}},
     "letters-NaN": {"p_c": {"A": float("nan")}},
     "tools-object": {"tools": {"NIQE": 3.0}},
-    "tools-raw-text": {"tools": [{"tool_name": "NIQE", "object_name": "Global", "distortion": "Noise", "raw_score": "3"}]},
+    "tools-raw-text": {
+        "tools": [{"tool_name": "NIQE", "object_name": "Global", "distortion": "Noise", "raw_score": "3"}]
+    },
     "tools-raw-NaN": {
-        "tools": [{"tool_name": "NIQE", "object_name": "Global", "distortion": "Noise", "raw_score": float("nan")}]
+        "tools": [
+            {"tool_name": "NIQE", "object_name": "Global", "distortion": "Noise", "raw_score": float("nan")}
+        ]
     },
     "evidence-text": {"evidence": "none"},
     "warnings-text": {"warnings": "none"},
@@ -343,7 +367,9 @@ def test_rows_of_a_batch(changes, retry, tmp_path, known, line):
     """Second of two rows: the sentence names its line, and the file stays as it is."""
     path = begun(tmp_path, known, line, json.dumps(changed(json.loads(line) | {"image": "b.png"}, changes)))
     before = path.read_bytes()
-    said = refused(RowsError, Results, path, known, resume=True, retry=[Item(Path("a.png")).key] if retry else ())
+    said = refused(
+        RowsError, Results, path, known, resume=True, retry=[Item(Path("a.png")).key] if retry else ()
+    )
     assert f"{path}, line 2: " in said
     assert path.read_bytes() == before
 
@@ -497,7 +523,11 @@ QUESTIONS = {
 @pytest.mark.parametrize("changes", QUESTIONS.values(), ids=QUESTIONS)
 def test_rows_of_a_study_of_questions(changes, tmp_path):
     assert accuracy(read_run(a_study(tmp_path / "right", [QUESTION]))[1])[0]["accuracy"] == 1.0
-    refused(StoreError, read_run, a_study(tmp_path / "wrong", [QUESTION, changed(QUESTION, {"key": "b"} | changes)]))
+    refused(
+        StoreError,
+        read_run,
+        a_study(tmp_path / "wrong", [QUESTION, changed(QUESTION, {"key": "b"} | changes)]),
+    )
 
 
 STUDY_RUNS = {
@@ -649,7 +679,10 @@ def test_configurations(content, tmp_path):
 
 
 MANIFESTS = {
-    "columns-twice": ("m.csv", "image," + ",".join([*map(str, range(10**6)), "7\x1b", "7\x1b"]) + "\na.png\n"),
+    "columns-twice": (
+        "m.csv",
+        "image," + ",".join([*map(str, range(10**6)), "7\x1b", "7\x1b"]) + "\na.png\n",
+    ),
     "long-name": ("m.jsonl", json.dumps({"image": "x\x1b" * 10**6}) + "\n"),
     "cells": ("m.csv", "image\na.png" + ",x" * 10**6 + "\n"),
     "cell": ("m.csv", "image\n" + "x" * 10**7 + "\n"),
@@ -683,7 +716,9 @@ def test_a_study_cannot_note_its_scale_in_a_description_of_something_else(tmp_pa
 def test_a_manifest_of_a_million_columns_is_read(tmp_path, caplog):
     """What is not used is told in one line."""
     (tmp_path / "a.png").touch()
-    (tmp_path / "m.csv").write_text("image," + ",".join(f"\x1b{i}" for i in range(10**6)) + "\na.png" + ",x" * 10**6 + "\n")
+    (tmp_path / "m.csv").write_text(
+        "image," + ",".join(f"\x1b{i}" for i in range(10**6)) + "\na.png" + ",x" * 10**6 + "\n"
+    )
     assert read_manifest(tmp_path / "m.csv") == [Item(tmp_path / "a.png")]
     one_sentence(caplog.messages[0])
 
@@ -739,13 +774,20 @@ PLANTED = ("link", "hard-link", "dangling-link", "pipe", "folder")
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-@pytest.mark.parametrize("name", ["rows.jsonl.run.json.partial", "rows.jsonl.in_hand.json.partial", "rows.jsonl.in_hand.json"])
+@pytest.mark.parametrize(
+    "name", ["rows.jsonl.run.json.partial", "rows.jsonl.in_hand.json.partial", "rows.jsonl.in_hand.json"]
+)
 def test_what_lies_where_a_batch_writes_is_not_written_through(name, kind, tmp_path, known, elsewhere):
     plant(tmp_path / name, kind, elsewhere)
     if kind == "folder":
-        with closing(Results(tmp_path / "rows.jsonl", known)) if "in_hand" in name else nullcontext() as results:
+        with (
+            closing(Results(tmp_path / "rows.jsonl", known)) if "in_hand" in name else nullcontext()
+        ) as results:
             said = refused(
-                WriteError, lambda: next((results or Results(tmp_path / "rows.jsonl", known)).begun([Item(Path("a.png"))]))
+                WriteError,
+                lambda: next(
+                    (results or Results(tmp_path / "rows.jsonl", known)).begun([Item(Path("a.png"))])
+                ),
             )
         assert name.removesuffix(".partial") in said
         return
@@ -770,7 +812,9 @@ def test_what_lies_where_rows_are_rewritten_is_not_written_through(kind, tmp_pat
 
 @pytest.mark.parametrize("kind", PLANTED)
 @pytest.mark.parametrize("name", ["table.csv.partial", "fit.json.partial", "run.json.partial"])
-def test_what_lies_where_a_table_a_fit_or_a_study_writes_is_not_written_through(name, kind, tmp_path, known, elsewhere):
+def test_what_lies_where_a_table_a_fit_or_a_study_writes_is_not_written_through(
+    name, kind, tmp_path, known, elsewhere
+):
     place = tmp_path / "run" / name.removesuffix(".partial")
     place.parent.mkdir()
     plant(place.parent / name, kind, elsewhere)
@@ -800,12 +844,18 @@ def test_rows_through_a_link_are_rewritten_where_they_lie(tmp_path, known, line)
     next(results.begun([Item(Path("a.png"))]))
     assert link.is_symlink()
     assert path.read_text() == f"{line}\n"
-    assert sorted(file.name for file in there.iterdir()) == ["rows.jsonl", "rows.jsonl.in_hand.json", "rows.jsonl.run.json"]
+    assert sorted(file.name for file in there.iterdir()) == [
+        "rows.jsonl",
+        "rows.jsonl.in_hand.json",
+        "rows.jsonl.run.json",
+    ]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["link.jsonl", "there"]
     results.close()
 
 
-def test_a_link_that_is_turned_to_another_file_meanwhile_changes_nothing(tmp_path, known, scripted, picture, elsewhere):
+def test_a_link_that_is_turned_to_another_file_meanwhile_changes_nothing(
+    tmp_path, known, scripted, picture, elsewhere
+):
     path, link = tmp_path / "rows.jsonl", tmp_path / "link.jsonl"
     path.touch()
     link.symlink_to(path)
@@ -986,7 +1036,8 @@ def command(monkeypatch, capsys):
             return [json.loads(line) for line in self.told.splitlines()]
 
     services = scripted_services(
-        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0, "VSI": 3.0, "FSIM": 3.0})
+        ScriptedClient(scripted_answers()),
+        ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0, "VSI": 3.0, "FSIM": 3.0}),
     )
     monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
     return lambda *words: Done(words)
@@ -1093,8 +1144,12 @@ def test_names_of_folders_of_pictures(kind, named, command, picture):
     assert row["image"] == path_text(folder / "a.png")
 
 
-@pytest.mark.parametrize("text", ["\udcff", "\x1b[2J Is it sharp?", "%s {} {0}", "'; $(id) '", "\u202eIs it sharp?"], ids=ascii)
-@pytest.mark.parametrize("option", ["--query", "--choices", "--config", "--model", "--models", "--background", "--gpu"])
+@pytest.mark.parametrize(
+    "text", ["\udcff", "\x1b[2J Is it sharp?", "%s {} {0}", "'; $(id) '", "\u202eIs it sharp?"], ids=ascii
+)
+@pytest.mark.parametrize(
+    "option", ["--query", "--choices", "--config", "--model", "--models", "--background", "--gpu"]
+)
 def test_words_of_options(option, text, command, picture, tmp_path, monkeypatch):
     monkeypatch.setenv("AGENTIC_IQA_MODELS", str(tmp_path))  # an option sets it for the process
     done = command(picture, option, text, *(["other"] if option == "--choices" else []))
@@ -1111,7 +1166,9 @@ def test_two_files_whose_names_print_alike_have_two_rows(tmp_path, command, pict
     assert len({row["image"] for row in rows}) == 3
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[:1]))
     assert command(tmp_path, "--out", path, "--resume").status == 0
-    assert sorted(json.loads(line)["image"] for line in path.read_text().splitlines()) == sorted(row["image"] for row in rows)
+    assert sorted(json.loads(line)["image"] for line in path.read_text().splitlines()) == sorted(
+        row["image"] for row in rows
+    )
 
 
 def test_names_that_are_no_UTF_8_and_print_alike_in_a_study(tmp_path, scripted, picture, monkeypatch):
@@ -1122,7 +1179,9 @@ def test_names_that_are_no_UTF_8_and_print_alike_in_a_study(tmp_path, scripted, 
     dataset = load_dataset(folder / "scores.csv")
     (item,) = dataset.items
     others = [os.fsdecode(name) for name in (b"a\xff.png", rb"a\xff.png")]
-    items = [type(item)(**{**vars(item), "image": folder / name, "reference": folder / name}) for name in others]
+    items = [
+        type(item)(**{**vars(item), "image": folder / name, "reference": folder / name}) for name in others
+    ]
     dataset = type(dataset)(**{**vars(dataset), "items": (item, *items)})
     monkeypatch.setattr("agentic_iqa_local.studies.run.infer", lambda *_, **__: {})
     monkeypatch.setattr("agentic_iqa_local.studies.run.describe", lambda *_: {})
@@ -1179,7 +1238,9 @@ def test_whoever_warns_of_a_picture_may_quote_its_name(tmp_path, command, pictur
 
 def test_a_model_whose_folder_is_no_UTF_8(tmp_path, command, picture, monkeypatch):
     """What a row records of the model is text too."""
-    monkeypatch.setattr(ScriptedClient, "describe", lambda _: {"name": "m\udcff\x1b", "notice": None, "parts": ["\udcfe"]})
+    monkeypatch.setattr(
+        ScriptedClient, "describe", lambda _: {"name": "m\udcff\x1b", "notice": None, "parts": ["\udcfe"]}
+    )
     done = command(picture, "--out", tmp_path / "rows.jsonl")
     assert done.status == 0
     assert json.loads((tmp_path / "rows.jsonl").read_text())["model"]["name"] == "m\\xff\\u001b"
@@ -1218,7 +1279,9 @@ def test_variables_of_the_environment(name, value, command, picture, monkeypatch
     assert done.status == 2 or 1 <= json.loads((tmp_path / "rows.jsonl").read_text())["q"] <= 5
 
 
-@pytest.mark.parametrize("table", ["rows.jsonl", "rows.jsonl.run.json", "rows.jsonl.in_hand.json", "m.csv", "a.png", "link.csv"])
+@pytest.mark.parametrize(
+    "table", ["rows.jsonl", "rows.jsonl.run.json", "rows.jsonl.in_hand.json", "m.csv", "a.png", "link.csv"]
+)
 def test_a_table_that_would_replace_what_is_used(table, command, tmp_path, monkeypatch, picture):
     monkeypatch.chdir(tmp_path)
     shutil.copy(picture, "a.png")
@@ -1259,4 +1322,6 @@ def test_a_result_of_a_long_name(option, length, fits, command, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     done = command(picture, option, "x" * length)
     assert done.status == (0 if fits else 2)
-    assert [file.name[:20] for file in tmp_path.iterdir()] == ([] if not fits else ["x" * 20] * (2 if option == "--out" else 1))
+    assert [file.name[:20] for file in tmp_path.iterdir()] == (
+        [] if not fits else ["x" * 20] * (2 if option == "--out" else 1)
+    )

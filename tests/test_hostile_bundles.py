@@ -1,5 +1,5 @@
-"""Attacks on bundles and on the models folder that they are unpacked into. Each ends in one sentence, and writes, removes and
-shows nothing outside of that folder."""
+"""Attacks on bundles and on the models folder that they are unpacked into. Each ends in one sentence, and
+writes, removes and shows nothing outside of that folder."""
 
 import gzip
 import hashlib
@@ -72,7 +72,8 @@ def folder(tmp_path) -> Path:
 
 
 def assert_refused(bundle: str | Path, store: Path) -> str:
-    """`bundle` is refused in sentences by verify and by unpack, and no store comes of it; what verify says."""
+    """`bundle` is refused in sentences by verify and by unpack, and no store comes of it; what verify
+    says."""
     try:
         problems = verify(bundle)
     except BundleError as error:
@@ -104,13 +105,19 @@ def test_an_odd_file_as_a_part_of_a_models_folder(kind, part, archive, tmp_path,
     (store / part).unlink()
     ODD_FILES[kind](store / part)
     monkeypatch.setenv("AGENTIC_IQA_MODELS", str(store))
-    for use in (lambda: store_manifest(store), lambda: check_model(store / "vlm"), lambda: unpack(archive, store)):
+    for use in (
+        lambda: store_manifest(store),
+        lambda: check_model(store / "vlm"),
+        lambda: unpack(archive, store),
+    ):
         with pytest.raises(BundleError) as caught:
             use()
         assert is_sentence(str(caught.value))
 
 
-@pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "endless device", "kernel log", "loop of links", "dangling link"])
+@pytest.mark.parametrize(
+    "kind", ["pipe", "socket", "folder", "endless device", "kernel log", "loop of links", "dangling link"]
+)
 def test_an_odd_file_as_a_model_file(kind, folder, tmp_path):
     (folder / "vlm/config.json").unlink()
     ODD_FILES[kind](folder / "vlm/config.json")
@@ -130,7 +137,9 @@ def test_an_odd_file_beside_an_archive_is_not_passed_over(kind, archive, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "name", ["x" * 300, "x/" * 3000, "a\0b", "a\udcff\x1b[2J\n", ""], ids=["long", "deep", "NUL", "bytes", "empty"]
+    "name",
+    ["x" * 300, "x/" * 3000, "a\0b", "a\udcff\x1b[2J\n", ""],
+    ids=["long", "deep", "NUL", "bytes", "empty"],
 )
 def test_an_odd_name_for_an_archive(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -361,7 +370,11 @@ def test_a_hostile_archive(kind, archive, tmp_path):
     assert damaged != whole
     archive.write_bytes(damaged)
     assert_refused(archive, tmp_path / "store")
-    inside = {str(place.relative_to(tmp_path / "store")) for place in (tmp_path / "store").rglob("*") if place.is_file()}
+    inside = {
+        str(place.relative_to(tmp_path / "store"))
+        for place in (tmp_path / "store").rglob("*")
+        if place.is_file()
+    }
     assert inside <= set(NAMES)
     assert not any(place.is_symlink() for place in tmp_path.rglob("*"))
 
@@ -397,7 +410,8 @@ def in_the_way(store: Path, path: str, kind: str, outside: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["link out", "link to a folder out", "full folder", "pipe", "socket", "loop of links", "endless device"]
+    "kind",
+    ["link out", "link to a folder out", "full folder", "pipe", "socket", "loop of links", "endless device"],
 )
 @pytest.mark.parametrize("path", [LOCK, "vlm/config.json.partial", "manifest.json.partial", "vlm"])
 def test_what_lies_in_the_way_of_unpacking(path, kind, archive, tmp_path):
@@ -416,7 +430,9 @@ def test_what_lies_in_the_way_of_unpacking(path, kind, archive, tmp_path):
     assert [place.name for place in outside.parent.iterdir()] == ["config.json"]
 
 
-@pytest.mark.parametrize("kind", ["link out", "dangling link", "pipe", "socket", "loop of links", "endless device"])
+@pytest.mark.parametrize(
+    "kind", ["link out", "dangling link", "pipe", "socket", "loop of links", "endless device"]
+)
 def test_what_lies_in_the_place_of_a_file_is_replaced_and_not_written_through(kind, archive, tmp_path):
     outside, store = outside_of(tmp_path), tmp_path / "store"
     in_the_way(store, "vlm/config.json", kind, outside)
@@ -430,7 +446,9 @@ def test_what_lies_in_the_place_of_a_file_is_replaced_and_not_written_through(ki
 @pytest.mark.parametrize("kind", ["link to a folder out", "folder"])
 def test_an_old_edition_is_not_removed_through_a_link(kind, tmp_path):
     outside, store = outside_of(tmp_path), tmp_path / "store"
-    make_bundle(make_files(tmp_path / "old", {"vlm/a.json": 4, "vlm/old/config.json": 4}), tmp_path / "old.tar")
+    make_bundle(
+        make_files(tmp_path / "old", {"vlm/a.json": 4, "vlm/old/config.json": 4}), tmp_path / "old.tar"
+    )
     make_bundle(make_files(tmp_path / "new", {"vlm/a.json": 5}), tmp_path / "new.tar")
     unpack(tmp_path / "old.tar", store)
     place = "vlm/old" if kind == "link to a folder out" else "vlm/old/config.json"
@@ -465,7 +483,9 @@ def test_an_odd_models_folder(kind, archive, tmp_path):
     assert is_sentence(str(caught.value))
 
 
-@pytest.mark.parametrize("name", ["\udcff", "\x1b[2J", "a\nb", "\u202ea"], ids=["no UTF-8", "escapes", "line end", "reversed"])
+@pytest.mark.parametrize(
+    "name", ["\udcff", "\x1b[2J", "a\nb", "\u202ea"], ids=["no UTF-8", "escapes", "line end", "reversed"]
+)
 def test_a_models_folder_of_an_odd_name_is_a_folder(name, archive, tmp_path, capfd):
     store = tmp_path / name
     unpack(archive, store)
@@ -499,7 +519,9 @@ def listed(
     *names: str, sha: object = COMMIT, licence: object = "mit", sha256: object = "0" * 64, size: object = 4
 ) -> SimpleNamespace:
     files = [SimpleNamespace(rfilename=name, size=size, lfs=SimpleNamespace(sha256=sha256)) for name in names]
-    return SimpleNamespace(sha=sha, card_data=SimpleNamespace(license=licence, license_name=None), siblings=files)
+    return SimpleNamespace(
+        sha=sha, card_data=SimpleNamespace(license=licence, license_name=None), siblings=files
+    )
 
 
 ANSWERS = {
@@ -528,7 +550,9 @@ def answers(monkeypatch):
 
     def give(answer: SimpleNamespace) -> None:
         monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, *args, **options: answer)
-        monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *args, **options: pytest.fail("it downloads"))
+        monkeypatch.setattr(
+            huggingface_hub, "hf_hub_download", lambda *args, **options: pytest.fail("it downloads")
+        )
 
     fetch_models.listing.cache_clear()
     yield give
@@ -561,7 +585,9 @@ def test_another_commit_than_the_pinned_one_is_refused(answers):
 
 
 @pytest.mark.parametrize(
-    "licence", ["\x1b[2J", ["\x1b[2J", 3], 3, "x" * 10_000, "\u202e"], ids=["escapes", "list", "number", "long", "reversed"]
+    "licence",
+    ["\x1b[2J", ["\x1b[2J", 3], 3, "x" * 10_000, "\u202e"],
+    ids=["escapes", "list", "number", "long", "reversed"],
 )
 def test_a_hostile_licence_is_one_line(licence, answers):
     answers(listed("model.safetensors", licence=licence))
@@ -603,7 +629,10 @@ WEB = {
     "to data": (b"HTTP/1.1 302 Found\r\nLocation: data:text/plain,evil\r\n\r\n", b""),
     "to itself": (b"HTTP/1.1 302 Found\r\nLocation: /weights.pth\r\n\r\n", b""),
     "to an address of escapes": (b"HTTP/1.1 302 Found\r\nLocation: x://\x1b[2J\r\n\r\n", b""),
-    "a part that nobody asked for": (b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 5-8/9\r\nContent-Length: 9\r\n\r\nevil", b""),
+    "a part that nobody asked for": (
+        b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 5-8/9\r\nContent-Length: 9\r\n\r\nevil",
+        b"",
+    ),
 }
 
 

@@ -1,5 +1,7 @@
-"""Attacks at the other doors: image files, objects that Python code hands in, options, environment variables, folders that the
-doctor examines. Damaged bytes of every format and bombs by header are in test_hostile.py; each defect by itself in test_images.py."""
+"""Attacks at the other doors: image files, objects that Python code hands in, options, environment variables,
+folders that the doctor examines. Damaged bytes of every format and bombs by header are in test_hostile.py;
+each defect by itself in test_images.py.
+"""
 
 import io
 import json
@@ -51,7 +53,9 @@ def chunk(name: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
 
-def png(*chunks: bytes, header: bytes = struct.pack(">IIBBBBB", 96, 64, 8, 2, 0, 0, 0), body: bytes | None = None) -> bytes:
+def png(
+    *chunks: bytes, header: bytes = struct.pack(">IIBBBBB", 96, 64, 8, 2, 0, 0, 0), body: bytes | None = None
+) -> bytes:
     rows = b"".join(b"\0" + row.tobytes() for row in PIXELS)
     data = chunk(b"IDAT", zlib.compress(rows) if body is None else body)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(chunks) + data + chunk(b"IEND", b"")
@@ -65,26 +69,36 @@ def jpeg(*segments: tuple[int, bytes]) -> bytes:
 
 
 def exif(*entries: tuple[int, int, int, int], following: int = 0) -> bytes:
-    """EXIF, big-endian, whose first folder has `entries` (tag, type, count, value) and names where the next one lies."""
+    """EXIF, big-endian, whose first folder has `entries` (tag, type, count, value) and names where the next
+    one lies."""
     rows = b"".join(struct.pack(">HHII", *each) for each in entries)
     return b"Exif\0\0MM\0*" + struct.pack(">IH", 8, len(entries)) + rows + struct.pack(">I", following)
 
 
 def tiff(
-    width: int = 96, height: int = 64, folders: int = 1, last: int = 0, more: tuple[tuple[int, int, int, int], ...] = ()
+    width: int = 96,
+    height: int = 64,
+    folders: int = 1,
+    last: int = 0,
+    more: tuple[tuple[int, int, int, int], ...] = (),
 ) -> bytes:
-    """An uncompressed grey TIFF with `folders` (IFDs) in a row, of which the last one leads to byte `last`."""
+    """An uncompressed grey TIFF with `folders` (IFDs) in a row, of which the last one leads to byte
+    `last`."""
     entries = sorted(
         {(256, 4, 1, width), (257, 4, 1, height), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 8), (277, 3, 1, 1),
          (278, 4, 1, height), (279, 4, 1, width * height), *more}
     )  # fmt: skip
     body = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", *each) for each in entries)
     begin, step = 8 + 96 * 64, len(body) + 4
-    chain = b"".join(body + struct.pack("<I", begin + (i + 1) * step if i + 1 < folders else last) for i in range(folders))
+    chain = b"".join(
+        body + struct.pack("<I", begin + (i + 1) * step if i + 1 < folders else last) for i in range(folders)
+    )
     return b"II*\0" + struct.pack("<I", begin) + bytes(96 * 64) + chain
 
 
-def bmp(width: int = 96, height: int = 64, bits: int = 24, compression: int = 0, body: bytes = bytes(96 * 64 * 3)) -> bytes:
+def bmp(
+    width: int = 96, height: int = 64, bits: int = 24, compression: int = 0, body: bytes = bytes(96 * 64 * 3)
+) -> bytes:
     about = struct.pack("<IiiHHIIiiII", 40, width, height, 1, bits, compression, len(body), 0, 0, 0, 0)
     return b"BM" + struct.pack("<IHHI", 54 + len(body), 0, 0, 54) + about + body
 
@@ -116,8 +130,15 @@ def jp2_with(width: int, height: int, tile: int) -> bytes:
 
 def profile(size: int, tags: int, offset: int = 128) -> bytes:
     """An ICC profile of a kind that cannot be: `tags` of them, all at `offset`."""
-    head = struct.pack(">I4sI4s4s4s", size, b"lcms", 0x04400000, b"mntr", b"RGB ", b"XYZ ") + bytes(12) + b"acsp" + bytes(88)
-    return head[:128] + struct.pack(">I", tags) + struct.pack(">4sII", b"desc", offset, size) * min(tags, 1000)
+    head = (
+        struct.pack(">I4sI4s4s4s", size, b"lcms", 0x04400000, b"mntr", b"RGB ", b"XYZ ")
+        + bytes(12)
+        + b"acsp"
+        + bytes(88)
+    )
+    return (
+        head[:128] + struct.pack(">I", tags) + struct.pack(">4sII", b"desc", offset, size) * min(tags, 1000)
+    )
 
 
 ZEROS = zlib.compress(bytes(200 * MIB), 9)
@@ -219,7 +240,8 @@ IMAGES: dict[str, Callable[[], bytes]] = {
 
 
 def examine_images(folder: Path) -> None:
-    """Prints a line of JSON for each file in `folder`: what became of it, and the largest memory in bytes that this process had."""
+    """Prints a line of JSON for each file in `folder`: what became of it, and the largest memory in bytes
+    that this process had."""
 
     def hung(*_: object) -> None:
         raise SystemExit("hung")
@@ -240,13 +262,16 @@ def examine_images(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def examined(tmp_path_factory) -> dict[str, list]:
-    """What became of each of IMAGES, as `examine_images` prints it; none for those that its process did not live to see."""
+    """What became of each of IMAGES, as `examine_images` prints it; none for those that its process did not
+    live to see."""
     folder = tmp_path_factory.mktemp("images")
     for i, make in enumerate(IMAGES.values()):
         (folder / str(i)).write_bytes(make())
     code = "import sys, test_hostile_doors as t; t.examine_images(t.Path(sys.argv[1]))"
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, env=environment
+    )
     found = dict(zip(IMAGES, map(json.loads, done.stdout.splitlines()), strict=False))
     if len(found) < len(IMAGES):
         found[list(IMAGES)[len(found)]] = ["died", [done.stderr[-500:]], 0, 0]
@@ -328,7 +353,9 @@ REFUSED = {
     "half a PNG": lambda folder: png()[:500],
     "a lazy image of half a PNG": lambda folder: lazy(saved("PNG")[:-2000]),
     "a lazy image of half a JPEG": lambda folder: lazy(saved("JPEG")[:-500]),
-    "a lazy image of a bomb": lambda folder: lazy(png(header=struct.pack(">IIBBBBB", 12_000, 12_000, 8, 2, 0, 0, 0), body=b"")),
+    "a lazy image of a bomb": lambda folder: lazy(
+        png(header=struct.pack(">IIBBBBB", 12_000, 12_000, 8, 2, 0, 0, 0), body=b"")
+    ),
     "a closed image": lambda folder: (image := lazy(saved("PNG"))).close() or image,
     "an image of no size": lambda folder: Image.new("RGB", (0, 0)),
     "an image of one row": lambda folder: Image.new("RGB", (96, 1)),
@@ -353,7 +380,9 @@ REFUSED = {
 
 @pytest.fixture
 def scripted():
-    return scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6, "VSI": 4.0, "FSIM": 4.0}))
+    return scripted_services(
+        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6, "VSI": 4.0, "FSIM": 4.0})
+    )
 
 
 @pytest.mark.parametrize("place", ["image", "reference"])
@@ -375,18 +404,29 @@ def test_an_object_that_is_no_picture(kind, place, scripted, picture, tmp_path):
 PIXELS_ALL_THE_SAME = {
     "read-only": odd_array(read_only),
     "upside down": odd_array(lambda array: np.flipud(np.flipud(array).copy())),
-    "every second of a larger one": odd_array(lambda array: np.repeat(np.repeat(array, 2, 0), 2, 1)[::2, ::2]),
+    "every second of a larger one": odd_array(
+        lambda array: np.repeat(np.repeat(array, 2, 0), 2, 1)[::2, ::2]
+    ),
     "in columns": odd_array(np.asfortranarray),
     "a subclass": odd_array(lambda array: array.view(type("Mine", (np.ndarray,), {}))),
-    "a memory map": lambda folder: np.memmap(folder / "map", np.uint8, "w+", shape=PIXELS.shape).__iadd__(PIXELS),
+    "a memory map": (
+        lambda folder: np.memmap(folder / "map", np.uint8, "w+", shape=PIXELS.shape).__iadd__(PIXELS)
+    ),
     "bytes": lambda folder: saved("PNG"),
     "a bytearray": lambda folder: bytearray(saved("PNG")),
     "a memoryview": lambda folder: memoryview(saved("PNG")),
-    "every second byte of a memoryview": lambda folder: memoryview(np.repeat(np.frombuffer(saved("PNG"), np.uint8), 2))[::2],
-    "a memoryview of numbers": lambda folder: memoryview(saved("PNG") + bytes(-len(saved("PNG")) % 4)).cast("I"),
+    "every second byte of a memoryview": lambda folder: memoryview(
+        np.repeat(np.frombuffer(saved("PNG"), np.uint8), 2)
+    )[::2],
+    "a memoryview of numbers": (
+        lambda folder: memoryview(saved("PNG") + bytes(-len(saved("PNG")) % 4)).cast("I")
+    ),
     "a PNG that is a ZIP too": lambda folder: png() + b"PK\x05\x06" + bytes(18),
     "a lazy image": lambda folder: lazy(saved("PNG")),
-    "a lazy image that claims another format": lambda folder: (image := lazy(saved("PNG")), setattr(image, "format", "EPS"))[0],
+    "a lazy image that claims another format": lambda folder: (
+        image := lazy(saved("PNG")),
+        setattr(image, "format", "EPS"),
+    )[0],
     "an image with hostile notes": lambda folder: (
         image := lazy(saved("PNG")),
         image.info.update(icc_profile=b"evil", a="\x1b[2J"),
@@ -471,7 +511,13 @@ def checks(**options) -> dict[str, str]:
     return {each.name: each.status for each in found}
 
 
-NAMES = {"no UTF-8": "a\udcff", "escapes": "a\x1b[2J", "line end": "a\nb", "reversed": "a\u202eb", "plain": "a"}
+NAMES = {
+    "no UTF-8": "a\udcff",
+    "escapes": "a\x1b[2J",
+    "line end": "a\nb",
+    "reversed": "a\u202eb",
+    "plain": "a",
+}
 ROOTS = {
     **{f"folder of a name {kind}": lambda folder, name=name: (folder / name).mkdir() or folder / name for kind, name in NAMES.items()},
     **{f"a {kind}": lambda folder, kind=kind: ODD_FILES[kind](folder / "odd") or folder / "odd" for kind in ODD_FILES if kind != "folder"},
@@ -505,7 +551,9 @@ def test_the_doctor_stands_any_value_of_a_variable(variable, value, monkeypatch)
     assert checks()["python"] == "pass"
 
 
-@pytest.mark.parametrize("value", ["\x1b[2J", "", ",,,", "-1", "9" * 5000, "GPU-\udcff", "MIG-\x1b[2J"], ids=ascii)
+@pytest.mark.parametrize(
+    "value", ["\x1b[2J", "", ",,,", "-1", "9" * 5000, "GPU-\udcff", "MIG-\x1b[2J"], ids=ascii
+)
 def test_any_value_of_visible_devices(value, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     with pytest.raises(DeviceError) as caught:

@@ -1,7 +1,8 @@
-"""Model folders made to do harm: each is refused in one sentence before anything in it is run, and no pickle is opened.
+"""Model folders made to do harm: each is refused in one sentence before anything in it is run, and no pickle
+is opened.
 
-The weights of a folder are safetensors inside it and nothing else; no file of it names code or files to load besides; no size in
-its configuration makes a library build what the weights do not hold.
+The weights of a folder are safetensors inside it and nothing else; no file of it names code or files to load
+besides; no size in its configuration makes a library build what the weights do not hold.
 """
 
 import json
@@ -43,7 +44,8 @@ class OpenedPickle(BaseException):
 
 @pytest.fixture(autouse=True)
 def guarded(monkeypatch):
-    """A folder that makes its reader wait for ever fails its test by name instead of holding up all others; so does a pickle."""
+    """A folder that makes its reader wait for ever fails its test by name instead of holding up all others;
+    so does a pickle."""
 
     def give_up(*_):
         raise Hung("the folder is still being read after two minutes")
@@ -362,8 +364,12 @@ ATTACKS = {
     ]},
 }  # fmt: skip
 ON_LLAVA = {
-    "a square of a million": changed("processor_config.json", "image_processor", "size", {"height": 10**6, "width": 10**6}),
-    "a square without sides": changed("processor_config.json", "image_processor", "size", {"height": 0, "width": 0}),
+    "a square of a million": changed(
+        "processor_config.json", "image_processor", "size", {"height": 10**6, "width": 10**6}
+    ),
+    "a square without sides": changed(
+        "processor_config.json", "image_processor", "size", {"height": 0, "width": 0}
+    ),
     "a million layers of the tower": changed("config.json", "vision_config", "num_hidden_layers", 10**6),
     "a million layers of the text": changed("config.json", "text_config", "num_hidden_layers", 10**6),
     "no heads of the tower": changed("config.json", "vision_config", "num_attention_heads", 0),
@@ -406,19 +412,31 @@ def test_a_hostile_folder_of_another_family_is_refused_in_one_sentence(name, ori
 
 
 def published(original: Path, folder: Path) -> Path:
-    """A tiny model laid out as Qwen2.5-VL-7B-Instruct is published: five shards with an index, the text's sizes at the top of
-    config.json, the tokenizer as vocab.json and merges.txt too, the chat template in a JSON file, no processor_config.json."""
+    """A tiny model laid out as Qwen2.5-VL-7B-Instruct is published: five shards with an index, the text's
+    sizes at the top of config.json, the tokenizer as vocab.json and merges.txt too, the chat template in a
+    JSON file, no processor_config.json.
+    """
     folder.mkdir()
     config = json.loads((original / "config.json").read_text())
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
-    text |= {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]}}
+    text |= {
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
+    }
     del text["layer_types"]
-    (folder / "config.json").write_text(json.dumps(text | config | {"torch_dtype": "float32", "transformers_version": "4.41.2"}))
+    (folder / "config.json").write_text(
+        json.dumps(text | config | {"torch_dtype": "float32", "transformers_version": "4.41.2"})
+    )
     processor = json.loads((original / "processor_config.json").read_text())
     (folder / "preprocessor_config.json").write_text(
         json.dumps(
-            processor["image_processor"] | {"processor_class": "Qwen2_5_VLProcessor", "min_pixels": 4096, "max_pixels": 65536}
+            processor["image_processor"]
+            | {
+                "processor_class": "Qwen2_5_VLProcessor",
+                "min_pixels": 4096,
+                "max_pixels": 65536,
+            }
         )
     )
     tokenizer = json.loads((original / "tokenizer.json").read_text())["model"]
@@ -427,14 +445,20 @@ def published(original: Path, folder: Path) -> Path:
     (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(original / name, folder)
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": (original / "chat_template.jinja").read_text()}))
+    (folder / "chat_template.json").write_text(
+        json.dumps({"chat_template": (original / "chat_template.jinja").read_text()})
+    )
     weights = {
         name.replace("model.visual.", "visual.").replace("model.language_model.", "model."): value
         for name, value in load_file(original / WEIGHTS).items()
     }
     places = {name: f"model-{i % 5 + 1:05}-of-00005.safetensors" for i, name in enumerate(sorted(weights))}
     for shard in sorted(set(places.values())):
-        save_file({name: weights[name] for name in weights if places[name] == shard}, folder / shard, metadata={"format": "pt"})
+        save_file(
+            {name: weights[name] for name in weights if places[name] == shard},
+            folder / shard,
+            metadata={"format": "pt"},
+        )
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
     return folder
 
@@ -460,11 +484,14 @@ def test_the_published_layout_of_qwen_loads_and_answers_as_the_plain_one(qwen, t
 def test_a_shard_of_the_published_layout_that_is_no_safetensors_is_refused(qwen, outside, tmp_path):
     folder = published(qwen, tmp_path / "published")
     shutil.copy(outside / "evil.bin", folder / "model-00003-of-00005.safetensors")
-    assert "'model-00003-of-00005.safetensors' is no whole safetensors file" in refused(folder, tmp_path / "touched")
+    assert "'model-00003-of-00005.safetensors' is no whole safetensors file" in refused(
+        folder, tmp_path / "touched"
+    )
 
 
 def test_links_inside_a_folder_are_followed(qwen, tmp_path):
-    """A folder laid out with links to a store of its own, as some tools write them: nothing outside is reached."""
+    """A folder laid out with links to a store of its own, as some tools write them: nothing outside is
+    reached."""
     folder = copied(qwen, tmp_path / "model")
     (folder / "blobs").mkdir()
     for name in (WEIGHTS, "config.json"):
@@ -479,9 +506,9 @@ def test_pickles_beside_whole_weights_are_left_alone(qwen, outside, tmp_path):
     folder = copied(qwen, tmp_path / "model")
     for name in ("pytorch_model.bin", "consolidated.00.pth", "training_args.bin"):
         evil_pickle(name)(folder, outside)
-    written("pytorch_model.bin.index.json", json.dumps({"metadata": {}, "weight_map": {"a": "pytorch_model.bin"}}))(
-        folder, outside
-    )
+    written(
+        "pytorch_model.bin.index.json", json.dumps({"metadata": {}, "weight_map": {"a": "pytorch_model.bin"}})
+    )(folder, outside)
     TransformersClient("tiny", ModelSettings(path=str(folder)), "cpu")
     assert not (tmp_path / "touched").exists()
 

@@ -1,4 +1,5 @@
-"""A server that answers with anything, on this machine's loopback: nothing of it is scored, waited for or printed unchecked."""
+"""A server that answers with anything, on this machine's loopback: nothing of it is scored, waited for or
+printed unchecked."""
 
 import gzip
 import json
@@ -37,11 +38,14 @@ SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 PICTURE = Image.new("RGB", (64, 64), (90, 120, 60))
 MODELS, VERSION, CHAT, HEALTH = "/v1/models", "/version", "/v1/chat/completions", "/health"
 DEEP = b"[" * 200_000
-LONG = 30.0  # seconds for which a slow answer goes on before it ends well; a test's own deadline is far below it
+LONG = (
+    30.0  # seconds for which a slow answer goes on before it ends well; a test's own deadline is far below it
+)
 
 
 class Hostile:
-    """Answers by path: bytes or data are sent as JSON, a function is handed the handler. `seen` holds paths and headers."""
+    """Answers by path: bytes or data are sent as JSON, a function is handed the handler. `seen` holds paths
+    and headers."""
 
     def __init__(self):
         self.answers = {MODELS: {"data": [{"id": "embedded"}]}, VERSION: {"version": "0.33"}, HEALTH: {}}
@@ -116,7 +120,10 @@ def completion(prompt, **changes):
 
 def letters(prompt, values, **changes):
     """A chat completion with these log-probabilities, one a letter."""
-    top = [{"token": f"token_id:{prompt[1][letter]}", "logprob": value} for letter, value in zip("ABCDE", values, strict=False)]
+    top = [
+        {"token": f"token_id:{prompt[1][letter]}", "logprob": value}
+        for letter, value in zip("ABCDE", values, strict=False)
+    ]
     return completion(prompt, choices=[{"logprobs": {"content": [{"top_logprobs": top}]}}]) | changes
 
 
@@ -188,7 +195,9 @@ def test_no_engines_read_holds_what_is_no_log_probability(bad):
 
 def test_probabilities_sum_to_one_at_most_within_the_rounding_that_is_stated():
     # two letters at ln(p): together 2p, so 1.0008 is within one thousandth of 1 and 1.002 is not
-    assert LetterRead.of("model", dict.fromkeys((1, 2), math.log(0.5004)), {"A": 1, "B": 2}).off_letter_mass == 0
+    assert (
+        LetterRead.of("model", dict.fromkeys((1, 2), math.log(0.5004)), {"A": 1, "B": 2}).off_letter_mass == 0
+    )
     with pytest.raises(VLMError, match=r"A, B that sum to at most 1, got 1\.002"):
         LetterRead.of("model", dict.fromkeys((1, 2), math.log(0.501)), {"A": 1, "B": 2})
     with pytest.raises(VLMError, match="got none of token 2"):
@@ -268,7 +277,9 @@ ODD_PARTS = [
 
 @pytest.mark.parametrize("part", ODD_PARTS, ids=lambda part: repr(part)[:60])
 @pytest.mark.parametrize(
-    ("ask", "sound"), [(read, lambda p: letters(p, SOUND)), (write, lambda p: written(p, "B"))], ids=["read", "write"]
+    ("ask", "sound"),
+    [(read, lambda p: letters(p, SOUND)), (write, lambda p: written(p, "B"))],
+    ids=["read", "write"],
 )
 def test_any_completion_ends_in_one_sentence(server, prompt, ask, sound, part):
     server.answers[CHAT] = sound(prompt) | part
@@ -277,7 +288,9 @@ def test_any_completion_ends_in_one_sentence(server, prompt, ask, sound, part):
     assert one_sentence(caught.value)
 
 
-@pytest.mark.parametrize("body", [*NOT_OBJECTS, b'{"choices":' + DEEP, b'{"usage":' + DEEP], ids=lambda body: repr(body[:24]))
+@pytest.mark.parametrize(
+    "body", [*NOT_OBJECTS, b'{"choices":' + DEEP, b'{"usage":' + DEEP], ids=lambda body: repr(body[:24])
+)
 @pytest.mark.parametrize("ask", [read, write])
 def test_any_body_of_a_completion_ends_in_one_sentence(server, ask, body):
     server.answers[CHAT] = body
@@ -322,7 +335,9 @@ def zeros_in_gzip() -> bytes:
 )
 def test_an_answer_without_end_is_left_at_the_limit(server, path, answer):
     server.answers[path] = answer
-    with pytest.raises(VLMError, match=f"at most {MAX_ANSWER} bytes from {path}|{path} failed with 500") as caught:
+    with pytest.raises(
+        VLMError, match=f"at most {MAX_ANSWER} bytes from {path}|{path} failed with 500"
+    ) as caught:
         read(connect(server))
     assert one_sentence(caught.value)
 
@@ -337,7 +352,8 @@ def test_a_compressed_answer_is_refused_unopened(server, path, encoding):
 
 
 def drip(before: bytes, part: bytes, after: bytes = b""):
-    """Sends `part` again and again, slowly but never too slowly for one wait, and `after` when LONG is over."""
+    """Sends `part` again and again, slowly but never too slowly for one wait, and `after` when LONG is
+    over."""
 
     def answer(handler):
         handler.wfile.write(before)
@@ -367,7 +383,9 @@ SLOW = {
 @pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW)
 def test_a_slow_answer_is_left_at_the_deadline(server, path, answer):
     server.answers[path] = answer
-    with pytest.raises(VLMError, match=f"expected the whole answer of {path} in 0.5 s, got none; raise server_timeout"):
+    with pytest.raises(
+        VLMError, match=f"expected the whole answer of {path} in 0.5 s, got none; raise server_timeout"
+    ):
         read(connect(server, server_timeout=0.5))
 
 
@@ -415,7 +433,9 @@ def test_no_redirection_is_followed(server, path, status, monkeypatch):
 
 
 def test_no_cookie_is_kept(server):
-    server.answers[MODELS] = lambda handler: send(handler, b'{"data": [{"id": "embedded"}]}', Set_Cookie="a=" + "b" * 4000)
+    server.answers[MODELS] = lambda handler: send(
+        handler, b'{"data": [{"id": "embedded"}]}', Set_Cookie="a=" + "b" * 4000
+    )
     assert len(connect(server)._http.cookies) == 0
 
 
@@ -446,14 +466,20 @@ def test_names_of_models_are_shortened_and_printable(server, names):
 def test_a_status_text_reaches_no_log(server, prompt, caplog):
     caplog.set_level(logging.DEBUG)
     sound = json.dumps(letters(prompt, SOUND)).encode()
-    server.answers[CHAT] = lambda handler: handler.wfile.write(b"HTTP/1.1 200 \x1b[2J\x1b]0;owned\x07\r\nX: \x9b\r\n\r\n" + sound)
+    server.answers[CHAT] = lambda handler: handler.wfile.write(
+        b"HTTP/1.1 200 \x1b[2J\x1b]0;owned\x07\r\nX: \x9b\r\n\r\n" + sound
+    )
     assert read(connect(server)).logprobs["A"] == FIFTH
     assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
 def test_name_and_version_are_printable_in_every_row(server, prompt):
     name = "m" + ESCAPES * 1000
-    server.answers |= {MODELS: {"data": [{"id": name}]}, VERSION: {"version": ESCAPES * 1000}, CHAT: letters(prompt, SOUND)}
+    server.answers |= {
+        MODELS: {"data": [{"id": name}]},
+        VERSION: {"version": ESCAPES * 1000},
+        CHAT: letters(prompt, SOUND),
+    }
     client = connect(server)
     assert client.served == name  # asked for by its own name, however it is shown
     assert all(one_sentence(value) for value in client.describe().values() if isinstance(value, str))
@@ -470,7 +496,11 @@ def test_names_of_tokens_are_shortened_and_printable(server, prompt):
 # secrets
 
 KEY, PASSWORD = "s3cret-of-the-rack", "hunter2/@:#"
-HIDDEN = (KEY, "hunter2", "aXFhOmh1bnRlcjIvQDoj")  # the last: base64 of iqa:hunter2/@:#, made by coreutils' base64
+HIDDEN = (
+    KEY,
+    "hunter2",
+    "aXFhOmh1bnRlcjIvQDoj",
+)  # the last: base64 of iqa:hunter2/@:#, made by coreutils' base64
 
 
 def with_login(url: str) -> str:
@@ -521,7 +551,9 @@ def test_a_login_is_sent_and_shown_nowhere(server, prompt, caplog):
     read(client)
     assert {sent for _, sent in server.seen} == {"Basic " + HIDDEN[2]}
     assert (client.url, client.describe()["device"]) == (server.url, server.url)
-    assert shows_nothing(client.describe(), client.settings, client.settings.model_dump(), client.settings.model_dump_json())
+    assert shows_nothing(
+        client.describe(), client.settings, client.settings.model_dump(), client.settings.model_dump_json()
+    )
     assert shows_nothing(*(record.getMessage() for record in caplog.records), caplog.text)
     settings = load_settings().with_engine("server")
     settings = settings.model_copy(update={"models": {"embedded": client.settings}})
@@ -552,7 +584,11 @@ def test_a_server_that_echoes_its_key_is_not_quoted(server, path, by, monkeypatc
 
 def test_names_and_answers_that_echo_the_key_stand_in_no_row(server, prompt, monkeypatch):
     monkeypatch.setenv("AGENTIC_IQA_SERVER_KEY", KEY)
-    server.answers |= {MODELS: {"data": [{"id": KEY}]}, VERSION: {"version": KEY}, CHAT: written(prompt, f'B", "{KEY}')}
+    server.answers |= {
+        MODELS: {"data": [{"id": KEY}]},
+        VERSION: {"version": KEY},
+        CHAT: written(prompt, f'B", "{KEY}'),
+    }
     client = connect(server)
     assert shows_nothing(client.describe())
     with pytest.raises(VLMError, match="quotes the key") as caught:
@@ -573,7 +609,16 @@ def test_a_whole_batch_shows_no_secret(server, path, picture, tmp_path, monkeypa
     out = tmp_path / "out"
     out.mkdir()
     status = main(
-        [picture, "--config", str(tmp_path / "config.yaml"), "--cpu", "--pipeline", "letters", "--out", str(out / "rows.jsonl")]
+        [
+            picture,
+            "--config",
+            str(tmp_path / "config.yaml"),
+            "--cpu",
+            "--pipeline",
+            "letters",
+            "--out",
+            str(out / "rows.jsonl"),
+        ]
     )
     said = capsys.readouterr()
     assert status != 0
@@ -594,11 +639,18 @@ def test_an_assessment_of_impossible_letters_has_no_score(server, prompt, pictur
     settings = load_settings().with_engine("server")
     model = settings.model("server.embedded").model_copy(update={"server": server.url})
     services = Services(
-        settings.model_copy(update={"models": {"embedded": model}}), "cpu", tools=ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0})
+        settings.model_copy(update={"models": {"embedded": model}}),
+        "cpu",
+        tools=ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0}),
     )
     renderer = Renderer("embedded", model, weights=False)
     rendered = renderer.render(SCORING, 1, ANSWER_PREFIX)
-    whole = [*rendered.head, *renderer.expand(rendered, [Image.open(picture)]).ids, *rendered.tail, *rendered.answer_ids]
+    whole = [
+        *rendered.head,
+        *renderer.expand(rendered, [Image.open(picture)]).ids,
+        *rendered.tail,
+        *rendered.answer_ids,
+    ]
     server.answers[CHAT] = answer
     row = assess(picture, services=services, pipeline="letters")
     assert row.q is None
@@ -608,11 +660,17 @@ def test_an_assessment_of_impossible_letters_has_no_score(server, prompt, pictur
 # scores
 
 
-@pytest.mark.parametrize("raw", [9e999, -9e999, "text", "inf", b"\x00", "\ud800".encode(errors="surrogatepass")], ids=repr)
+@pytest.mark.parametrize(
+    "raw", [9e999, -9e999, "text", "inf", b"\x00", "\ud800".encode(errors="surrogatepass")], ids=repr
+)
 def test_a_cached_score_that_is_no_number_is_none(tmp_path, raw):
     cache = ScoreCache(tmp_path / "scores.sqlite")
     cache._database.execute(
-        "INSERT INTO scores VALUES ('a', CAST(? AS TEXT))" if isinstance(raw, bytes) else "INSERT INTO scores VALUES ('a', ?)",
+        (
+            "INSERT INTO scores VALUES ('a', CAST(? AS TEXT))"
+            if isinstance(raw, bytes)
+            else "INSERT INTO scores VALUES ('a', ?)"
+        ),
         (raw,),
     )
     cache.put("b", 2.5)
@@ -624,7 +682,10 @@ def test_a_cached_score_that_is_no_number_is_none(tmp_path, raw):
 @pytest.mark.parametrize(
     "schema",
     [
-        "CREATE VIEW scores AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT 'a' AS key, i AS raw FROM n",
+        (
+            "CREATE VIEW scores AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT 'a'"
+            " AS key, i AS raw FROM n"
+        ),
         "CREATE TABLE scores (key TEXT PRIMARY KEY, raw TEXT)",
         "CREATE TABLE scores (key TEXT, raw REAL GENERATED ALWAYS AS (9e999))",
         "CREATE TRIGGER more AFTER INSERT ON scores BEGIN INSERT INTO scores VALUES (NEW.key || 'x', 1); END",
@@ -655,4 +716,7 @@ def test_a_raw_score_that_is_not_finite_is_no_reading(raw):
 
 def test_settings_are_those_of_before_but_for_what_is_hidden():
     assert Settings().model_dump()["models"] == {}
-    assert ModelSettings(server="https://iqa:hunter2@[::1]:8443/llm/").model_dump()["server"] == "https://[::1]:8443/llm"
+    assert (
+        ModelSettings(server="https://iqa:hunter2@[::1]:8443/llm/").model_dump()["server"]
+        == "https://[::1]:8443/llm"
+    )

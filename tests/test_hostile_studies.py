@@ -1,5 +1,6 @@
-"""What a stranger may have put where a study reads or writes: score files and manifests, photographs, stored rows, written reports,
-planted links. Each ends soon, in one sentence or in what was asked for, and writes nothing elsewhere."""
+"""What a stranger may have put where a study reads or writes: score files and manifests, photographs, stored
+rows, written reports, planted links. Each ends soon, in one sentence or in what was asked for, and writes
+nothing elsewhere."""
 
 import io
 import json
@@ -113,7 +114,9 @@ def test_an_odd_file_instead_of_a_folder(kind, key, tmp_path):
     refused(DatasetError, load_dataset, tmp_path / "scores.csv", key)
 
 
-@pytest.mark.parametrize("name", cases(("5000 characters", "x" * 5000), ("a null byte", "a\0b"), ("half a character", "\ud800")))
+@pytest.mark.parametrize(
+    "name", cases(("5000 characters", "x" * 5000), ("a null byte", "a\0b"), ("half a character", "\ud800"))
+)
 def test_a_folder_that_no_name_can_have(name):
     refused(DatasetError, load_dataset, name)
 
@@ -123,7 +126,9 @@ def line(**changes) -> str:
 
 
 def asked(**changes) -> str:
-    return json.dumps([{"image": "a.png", "question": "Is it?", "choices": ["Yes", "No"], "answer": "Yes", **changes}])
+    return json.dumps(
+        [{"image": "a.png", "question": "Is it?", "choices": ["Yes", "No"], "answer": "Yes", **changes}]
+    )
 
 
 CONTENTS = {
@@ -151,7 +156,10 @@ CONTENTS = {
     "an object as a type": ("questions.json", asked(question_type={"a": 1})),
     "a list as Q-Bench's type": ("llvisionqa_dev.json", asked(type=["a"], image="b.png")),
     "an object as Q-Bench's concern": ("llvisionqa_dev.json", asked(concern={}, image="b.png")),
-    "a million choices of Q-Bench": ("llvisionqa_dev.json", asked(choices=list(range(1_200_000)), image="b.png")),
+    "a million choices of Q-Bench": (
+        "llvisionqa_dev.json",
+        asked(choices=list(range(1_200_000)), image="b.png"),
+    ),
     "a number as JSON": ("questions.json", "5"),
     "a short line": ("dmos.csv", "dist_img,ref_img,dmos\nI01_01_01.png\n"),
     "a short line of a prompt": ("data.csv", "name,mos_quality,mos_align,prompt\na.png\n"),
@@ -182,7 +190,10 @@ def packed(**members: str) -> bytes:
 def bomb() -> bytes:
     """272 MB of zeros in 300 kB, where a workbook keeps its texts."""
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("xl/sharedStrings.xml", "w") as member:
+    with (
+        zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("xl/sharedStrings.xml", "w") as member,
+    ):
         for _ in range(17):
             member.write(bytes(2**24))
     return content.getvalue()
@@ -206,9 +217,8 @@ LAUGHS = (
     '<c t="inlineStr"><is><t>&i;</t></is></c></row></sheetData></worksheet>'
 )  # fmt: skip
 NUMBERS = (
-    '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData><row r="1"><c><v>'
-    + "9" * 5000
-    + "</v></c></row></sheetData></worksheet>"
+    '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData><row'
+    ' r="1"><c><v>' + "9" * 5000 + "</v></c></row></sheetData></worksheet>"
 )
 WORKBOOKS = {
     "no archive": lambda: b"PK" + bytes(range(100)),
@@ -226,7 +236,11 @@ WORKBOOKS = {
 @pytest.mark.parametrize("key", ["csiq", "bid", "spaq"])
 @pytest.mark.parametrize("content", WORKBOOKS)
 def test_a_hostile_workbook(content, key, tmp_path):
-    names = {"csiq": "csiq.DMOS", "bid": "DatabaseGrades", "spaq": "Annotations/MOS and Image attribute scores"}
+    names = {
+        "csiq": "csiq.DMOS",
+        "bid": "DatabaseGrades",
+        "spaq": "Annotations/MOS and Image attribute scores",
+    }
     place = tmp_path / f"{names[key]}.xlsx"
     place.parent.mkdir(exist_ok=True)
     place.write_bytes(WORKBOOKS[content]())
@@ -240,7 +254,8 @@ def matrices(**variables) -> bytes:
 
 
 def claiming(rows: int) -> bytes:
-    """A matrix that says it has `rows` rows: the count follows the name of the dimensions' type and length, int32, 8 bytes."""
+    """A matrix that says it has `rows` rows: the count follows the name of the dimensions' type and length,
+    int32, 8 bytes."""
     content = matrices(dmos_new=np.zeros((7, 1)))
     dimensions = b"\x05\0\0\0\x08\0\0\0\x07\0\0\0\x01\0\0\0"
     assert content.count(dimensions) == 1
@@ -264,14 +279,18 @@ MATRICES = {
 @pytest.mark.parametrize("content", MATRICES)
 def test_a_hostile_matrix(content, tmp_path):
     (tmp_path / "dmos_realigned.mat").write_bytes(MATRICES[content]())
-    (tmp_path / "refnames_all.mat").write_bytes(matrices(refnames_all=np.array([["ocean.bmp"]] * 982, dtype=object)))
+    (tmp_path / "refnames_all.mat").write_bytes(
+        matrices(refnames_all=np.array([["ocean.bmp"]] * 982, dtype=object))
+    )
     refused(DatasetError, load_dataset, tmp_path, "live")
 
 
 FACTS = ("group", "distortion", "split", "subset")
 
 
-@pytest.mark.parametrize(("value", "text"), cases(("a number", 3, "3"), ("a fraction", 0.5, "0.5"), ("true", True, "True")))
+@pytest.mark.parametrize(
+    ("value", "text"), cases(("a number", 3, "3"), ("a fraction", 0.5, "0.5"), ("true", True, "True"))
+)
 @pytest.mark.parametrize("name", FACTS)
 def test_a_fact_of_an_image_that_is_no_text_is_stored_as_one(name, value, text, tmp_path, scripted):
     draw(tmp_path / "a.png")
@@ -281,7 +300,9 @@ def test_a_fact_of_an_image_that_is_no_text_is_stored_as_one(name, value, text, 
     assert row[name] == text
 
 
-@pytest.mark.parametrize(("value", "text"), cases(("a number", 3, "3"), ("a fraction", 0.5, "0.5"), ("true", True, "True")))
+@pytest.mark.parametrize(
+    ("value", "text"), cases(("a number", 3, "3"), ("a fraction", 0.5, "0.5"), ("true", True, "True"))
+)
 @pytest.mark.parametrize("name", ["task", "question_type", "split"])
 def test_a_fact_of_a_question_that_is_no_text_is_stored_as_one(name, value, text, tmp_path, scripted):
     draw(tmp_path / "a.png")
@@ -311,7 +332,13 @@ def test_the_ends_of_a_scale(ends, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "ends", cases(("huge", [-HUGE, HUGE]), ("the same", [3, 3]), ("infinite", [0, math.inf]), ("not a number", [math.nan, 5]))
+    "ends",
+    cases(
+        ("huge", [-HUGE, HUGE]),
+        ("the same", [3, 3]),
+        ("infinite", [0, math.inf]),
+        ("not a number", [math.nan, 5]),
+    ),
 )
 def test_the_ends_of_a_scale_that_maps_are_fitted_on(ends, tmp_path):
     draw(tmp_path / "a.png")
@@ -337,7 +364,11 @@ ROWS = {
     "a tool below 1": {"tools": {"VSI": {"raw": 1.0, "normalized": -1.0}}},
     "a log-probability above 0": {
         "reads": {
-            "all_evidence": {"views": [dict.fromkeys(("forward", "reversed"), dict.fromkeys("ABCDE", 5.0)) | {"generated": "A"}]}
+            "all_evidence": {
+                "views": [
+                    dict.fromkeys(("forward", "reversed"), dict.fromkeys("ABCDE", 5.0)) | {"generated": "A"}
+                ]
+            }
         }
     },
     "a tool's huge raw score": {"tools": {"VSI": {"raw": HUGE, "normalized": 3.0}}},
@@ -386,8 +417,11 @@ def test_a_line_longer_than_its_reader_takes_is_not_written(tmp_path):
 
 
 def test_an_answer_too_long_for_a_row_is_a_failure_row(tmp_path, picture, monkeypatch):
-    """The image is known to be too much; the batch goes on with the others, and --resume does not try it again."""
-    services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0}))
+    """The image is known to be too much; the batch goes on with the others, and --resume does not try it
+    again."""
+    services = scripted_services(
+        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0})
+    )
     real = batch.assess
 
     def verbose(image, *rest, **options):
@@ -407,7 +441,9 @@ def test_a_manifest_of_a_hundred_megabytes(tmp_path):
     draw(tmp_path / "a.png")
     with (tmp_path / "m.jsonl").open("w") as file:
         for i in range(1000):
-            file.write(json.dumps({"image": "a.png", "query": f"Is number {i} sharp?", "note": "x" * 100_000}) + "\n")
+            file.write(
+                json.dumps({"image": "a.png", "query": f"Is number {i} sharp?", "note": "x" * 100_000}) + "\n"
+            )
     assert (tmp_path / "m.jsonl").stat().st_size > 100e6
     with in_time():
         assert len(read_manifest(tmp_path / "m.jsonl")) == 1000
@@ -436,7 +472,10 @@ PHOTOS = {
     "PostScript": lambda place: place.write_bytes(EPS),
     "torn": lambda place: place.write_bytes(torn()),
     "text": lambda place: place.write_text("\x1b[2J"),
-    **{kind: ODD_FILES[kind] for kind in ("pipe", "folder", "empty", "endless device", "dangling link", "loop of links")},
+    **{
+        kind: ODD_FILES[kind]
+        for kind in ("pipe", "folder", "empty", "endless device", "dangling link", "loop of links")
+    },
 }
 
 
@@ -445,7 +484,8 @@ def no_ghostscript(monkeypatch):
     """A list of the programs that were started."""
     started = []
     monkeypatch.setattr(
-        "PIL.EpsImagePlugin.Ghostscript", lambda *rest, **options: started.append("gs") or Image.new("RGB", (600, 600))
+        "PIL.EpsImagePlugin.Ghostscript",
+        lambda *rest, **options: started.append("gs") or Image.new("RGB", (600, 600)),
     )
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: started.append(command))
     return started
@@ -463,7 +503,9 @@ def endurance_photos(folder):
     return list(endurance._test_pictures([folder / "a\x1b.png"]))
 
 
-@pytest.mark.parametrize("opened", [maps_photos, tiles, endurance_photos], ids=["fit_tools maps", "synthetic", "endurance"])
+@pytest.mark.parametrize(
+    "opened", [maps_photos, tiles, endurance_photos], ids=["fit_tools maps", "synthetic", "endurance"]
+)
 @pytest.mark.parametrize("kind", PHOTOS)
 def test_a_photograph_that_is_none(kind, opened, tmp_path, no_ghostscript):
     PHOTOS[kind](tmp_path / "a\x1b.png")
@@ -502,7 +544,9 @@ def names(tmp_path_factory, runs) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_a_report_and_a_comparison_are_not_written_through_what_is_planted(kind, names, tmp_path, runs):
-    assert {"modes.csv", "modes.md", "run.json", "report.html", "runs.csv", "run_differences.md"} <= set(names)
+    assert {"modes.csv", "modes.md", "run.json", "report.html", "runs.csv", "run_differences.md"} <= set(
+        names
+    )
     assert {Path(name).suffix for name in names} == {".csv", ".md", ".json", ".html", ".png", ".svg"}
     out, victims = tmp_path / "out", tmp_path / "precious"
     out.mkdir()
@@ -523,12 +567,12 @@ def test_a_report_and_a_comparison_are_not_written_through_what_is_planted(kind,
 PAGE = "before\n<!-- studies -->\nold\n<!-- end of studies -->\nafter\n"
 MODES = "mode,n,failed,interval_over,srcc,srcc_low,srcc_high,seen,plcc_mapped\n"
 LINES = "logits,30,2,12 scenes,0.7,0.6,0.8,,0.71\nclassification,30,2,12 scenes,0.5,0.4,0.6,,0.51\n"
-DIFFERENCES = (
-    "first,second,srcc_difference,srcc_difference_low,srcc_difference_high,p_holm\nlogits,classification,0.2,0.1,0.3,0.01\n"
-)
+DIFFERENCES = "first,second,srcc_difference,srcc_difference_low,srcc_difference_high,p_holm\nlogits,classification,0.2,0.1,0.3,0.01\n"
 
 
-def a_report(folder: Path, run=None, modes: str | bytes = MODES + LINES, differences: str = DIFFERENCES) -> Path:
+def a_report(
+    folder: Path, run=None, modes: str | bytes = MODES + LINES, differences: str = DIFFERENCES
+) -> Path:
     """A folder as study.py report writes it, as far as study.py table reads it."""
     folder.mkdir()
     run = run or {"dataset": {"title": "Mine"}, "model": {"name": "embedded"}}
@@ -541,9 +585,15 @@ def a_report(folder: Path, run=None, modes: str | bytes = MODES + LINES, differe
 def test_a_table_is_written_through_the_users_own_link_once(tmp_path, capfd):
     (tmp_path / "page.md").write_text(PAGE)
     (tmp_path / "README.md").symlink_to("page.md")
-    assert told(study.main, ["table", a_report(tmp_path / "r"), "--write", tmp_path / "README.md"], capfd)[0] == 0
+    assert (
+        told(study.main, ["table", a_report(tmp_path / "r"), "--write", tmp_path / "README.md"], capfd)[0]
+        == 0
+    )
     assert (tmp_path / "README.md").is_symlink()
-    assert "| logits | 0.70 (0.60 to 0.80) | 0.71 | 0.20 (0.10 to 0.30) | 0.01 |" in (tmp_path / "page.md").read_text()
+    assert (
+        "| logits | 0.70 (0.60 to 0.80) | 0.71 | 0.20 (0.10 to 0.30) | 0.01 |"
+        in (tmp_path / "page.md").read_text()
+    )
 
 
 @pytest.mark.parametrize("kind", ODD_FILES)
@@ -553,7 +603,10 @@ def test_an_odd_page(kind, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    "content", cases(("no UTF-8", b"\xff" + PAGE.encode()), ("no marks", b"\x1b[2J"), ("one mark", b"<!-- studies -->\n"))
+    "content",
+    cases(
+        ("no UTF-8", b"\xff" + PAGE.encode()), ("no marks", b"\x1b[2J"), ("one mark", b"<!-- studies -->\n")
+    ),
 )
 def test_a_page_that_cannot_hold_a_table(content, tmp_path, capfd):
     (tmp_path / "page.md").write_bytes(content)
@@ -565,7 +618,9 @@ def test_a_page_is_not_written_through_a_link_beside_it(tmp_path, capfd):
     (tmp_path / "page.md").write_text(PAGE)
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "page.md.partial").symlink_to("precious")
-    assert told(study.main, ["table", a_report(tmp_path / "r"), "--write", tmp_path / "page.md"], capfd)[0] == 0
+    assert (
+        told(study.main, ["table", a_report(tmp_path / "r"), "--write", tmp_path / "page.md"], capfd)[0] == 0
+    )
     assert (tmp_path / "precious").read_text() == "precious"
     assert "logits" in (tmp_path / "page.md").read_text()
 
@@ -611,7 +666,12 @@ def test_an_odd_file_of_a_report(kind, name, tmp_path, capfd):
 
 def test_a_description_as_long_as_a_report_takes_it(tmp_path, capfd):
     """60,000 missing files: more than the 4 MiB of other small files."""
-    run = NAMED | {"dataset": {"title": "Mine", "missing": [f"images/{'photograph' * 10}_{i:07}.png" for i in range(60_000)]}}
+    run = NAMED | {
+        "dataset": {
+            "title": "Mine",
+            "missing": [f"images/{'photograph' * 10}_{i:07}.png" for i in range(60_000)],
+        }
+    }
     assert told(study.main, ["table", a_report(tmp_path / "r", run)], capfd)[0] == 0
     assert (tmp_path / "r" / "run.json").stat().st_size > LARGEST
 
@@ -658,7 +718,9 @@ def test_a_hostile_file_of_maps_to_write(content, tmp_path):
 def test_a_new_file_of_maps(tmp_path):
     fit_tools.write_maps(tmp_path / "maps.yaml", fitted())
     assert load_maps(tmp_path / "maps.yaml") == {"NIQE": fitted()[0]}
-    assert [entry["tool"] for entry in yaml.safe_load((tmp_path / "maps.yaml").read_text())["maps"]] == ["NIQE"]
+    assert [entry["tool"] for entry in yaml.safe_load((tmp_path / "maps.yaml").read_text())["maps"]] == [
+        "NIQE"
+    ]
 
 
 def test_a_plot_is_not_drawn_through_a_link(tmp_path):
@@ -667,7 +729,9 @@ def test_a_plot_is_not_drawn_through_a_link(tmp_path):
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "NIQE.png").symlink_to(tmp_path / "precious")
     raw = np.linspace(*logistic.domain, 20)
-    fit_tools.plot(tmp_path / "plots", logistic, raw, np.array([logistic(x) for x in raw]), raw > raw.mean(), "well")
+    fit_tools.plot(
+        tmp_path / "plots", logistic, raw, np.array([logistic(x) for x in raw]), raw > raw.mean(), "well"
+    )
     assert (tmp_path / "precious").read_text() == "precious"
     assert Image.open(tmp_path / "plots" / "NIQE.png").format == "PNG"
 

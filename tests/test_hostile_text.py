@@ -1,6 +1,8 @@
-"""Text that would steer a terminal, end a line, run in a spreadsheet or be markup, given at every door: none comes out alive.
+"""Text that would steer a terminal, end a line, run in a spreadsheet or be markup, given at every door: none
+comes out alive.
 
-A case is an attack at one door, by the door's name and its own. It returns what came out, on stdout, stderr, in rows and in files.
+A case is an attack at one door, by the door's name and its own. It returns what came out, on stdout, stderr,
+in rows and in files.
 """
 
 import ast
@@ -18,7 +20,14 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, TINY
 from PIL import Image, PngImagePlugin
-from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, scripted_answers, scripted_services
+from scripted import (
+    ScriptedClient,
+    ScriptedTools,
+    moderate_blur,
+    plan_reply,
+    scripted_answers,
+    scripted_services,
+)
 from test_hostile_server import MODELS, VERSION, connect, send, server  # noqa: F401
 from test_study_report import analysed, make_rows, make_run, store
 
@@ -49,7 +58,8 @@ STEERING = "\x1b[2J\x1b]0;owned\x07\x9b2J\u202e\u2028\r\n"
 NO_UTF8 = os.fsdecode(b"\xff\xfe")
 TEXT = f"a{STEERING}z"  # what JSON and UTF-8 can hold
 NAME = f"a{STEERING}{NO_UTF8}z"  # what a file can be called
-# Controls, marks of direction, separators of lines and what is no character, by code point: Unicode's categories Cc, Cf, Zl, Zp, Cs.
+# Controls, marks of direction, separators of lines and what is no character, by code point: Unicode's
+# categories Cc, Cf, Zl, Zp, Cs.
 STEERS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
@@ -64,7 +74,8 @@ def assert_harmless(text: str, lines: int | None = None) -> None:
 
 
 def commands():
-    """Command lines by what of them is hostile, each refused before anything is loaded. `HOSTILE` is put in place by the test."""
+    """Command lines by what of them is hostile, each refused before anything is loaded. `HOSTILE` is put in
+    place by the test."""
     plain = {
         "picture": ["HOSTILE.jpg"],
         "picture that is no file": ["HOSTILE"],
@@ -140,9 +151,16 @@ def commands():
         },
         "bench": {"arms": ["run", "--arms", "HOSTILE"], "model": ["table", "--write", "HOSTILE"]},
         "endurance": {"command": ["HOSTILE"], "count": ["images", "--count", "HOSTILE"]},
-        "train_embedded_vlm": {"command": ["HOSTILE"], "photographs": ["evaluate", "--photos", "x", "--parts", "HOSTILE"]},
+        "train_embedded_vlm": {
+            "command": ["HOSTILE"],
+            "photographs": ["evaluate", "--photos", "x", "--parts", "HOSTILE"],
+        },
     }
-    return found | {f"{program}, {name}": (program, line) for program, lines in others.items() for name, line in lines.items()}
+    return found | {
+        f"{program}, {name}": (program, line)
+        for program, lines in others.items()
+        for name, line in lines.items()
+    }
 
 
 COMMANDS = commands()
@@ -172,7 +190,9 @@ def test_a_command_line_is_answered_in_one_line(name, photo_file, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AGENTIC_IQA_MODELS", str(ROOT / "tests" / "models"))
     Path("scores.csv").write_text(f"image,mos,split\n{photo_file},3,test\n")
-    hostile = TEXT.replace("/", "") if any("--query" in part or "--choices" in part for part in line) else NAME
+    hostile = (
+        TEXT.replace("/", "") if any("--query" in part or "--choices" in part for part in line) else NAME
+    )
     line = [part.replace("HOSTILE", hostile).replace("PHOTO", photo_file) for part in line]
     module = MAINS[program]
     monkeypatch.setattr("sys.argv", [program, *line])
@@ -184,7 +204,9 @@ def test_a_command_line_is_answered_in_one_line(name, photo_file, tmp_path, monk
     assert status not in (0, None)
     assert_harmless(told.out, 0)
     assert_harmless(told.err)
-    assert len([said for said in told.err.splitlines() if not said.startswith(("usage:", " "))]) == 1, told.err
+    assert len([said for said in told.err.splitlines() if not said.startswith(("usage:", " "))]) == 1, (
+        told.err
+    )
     assert sorted(os.listdir()) == ["scores.csv"]
 
 
@@ -269,7 +291,17 @@ def test_a_batch_of_hostile_names_has_its_rows_and_says_nothing_that_steers(
     monkeypatch.chdir(tmp_path)
     shutil.copy(photo_file, f"{NAME}.png")
     Path(f"b{NAME}.png").write_text("no picture")
-    line = [f"{NAME}.png", f"b{NAME}.png", "--cpu", "--pipeline", pipeline, "--csv", f"{NAME}.csv", "--query", TEXT]
+    line = [
+        f"{NAME}.png",
+        f"b{NAME}.png",
+        "--cpu",
+        "--pipeline",
+        pipeline,
+        "--csv",
+        f"{NAME}.csv",
+        "--query",
+        TEXT,
+    ]
     status, out, err = run(assess_command.main, [*line, "--out", f"{NAME}.jsonl"], capfd)
     assert status == 1
     assert_harmless(out, 0)
@@ -286,7 +318,9 @@ def test_a_batch_of_hostile_names_has_its_rows_and_says_nothing_that_steers(
 
 
 def row_of(picture, client=None, tools=None, **options):
-    services = scripted_services(client or ScriptedClient(scripted_answers()), tools or ScriptedTools({"NIQE": 3.0}))
+    services = scripted_services(
+        client or ScriptedClient(scripted_answers()), tools or ScriptedTools({"NIQE": 3.0})
+    )
     return assess(picture, services=services, **options)
 
 
@@ -358,21 +392,32 @@ ROWS = {
     "query with answers": lambda p, t: row_of(p, query=f"Which? A. {TEXT}x B. other"),
     "choices": lambda p, t: row_of(p, choices=[TEXT, "b"]),
     "reasoning": lambda p, t: row_of(p, ScriptedClient(summary_of(f"Edges {TEXT} are soft."))),
-    "reasoning that is corrected": lambda p, t: row_of(p, ScriptedClient(summary_of(f"Strong noise {TEXT}. Excellent."))),
+    "reasoning that is corrected": lambda p, t: row_of(
+        p, ScriptedClient(summary_of(f"Strong noise {TEXT}. Excellent."))
+    ),
     "free answer": lambda p, t: row_of(p, ScriptedClient(free_answer(TEXT)), query="Who is this?"),
     "answer that is no JSON": lambda p, t: row_of(p, ScriptedClient(scripted_answers(PlannerReply=TEXT))),
-    "answer's unknown key": lambda p, t: row_of(p, ScriptedClient(scripted_answers(PlannerReply=plan_reply() | {TEXT: 1}))),
+    "answer's unknown key": lambda p, t: row_of(
+        p, ScriptedClient(scripted_answers(PlannerReply=plan_reply() | {TEXT: 1}))
+    ),
     "answer's key twice": lambda p, t: row_of(
-        p, ScriptedClient(scripted_answers(DetectionReply='{"Global": ["Blurs"], "Global": ["Blurs"]}' + TEXT))
+        p,
+        ScriptedClient(scripted_answers(DetectionReply='{"Global": ["Blurs"], "Global": ["Blurs"]}' + TEXT)),
     ),
     "explanation": lambda p, t: row_of(p, ScriptedClient(scripted_answers(AnalysisReply=explained(TEXT)))),
-    "plan's object": lambda p, t: row_of(p, ScriptedClient(scripted_answers(PlannerReply=plan_reply(query_scope=[TEXT])))),
+    "plan's object": lambda p, t: row_of(
+        p, ScriptedClient(scripted_answers(PlannerReply=plan_reply(query_scope=[TEXT])))
+    ),
     "plan's object in the query": lambda p, t: row_of(
         p,
-        ScriptedClient(scripted_answers(PlannerReply=plan_reply(query_scope=["sky"]), DetectionReply={"sky": ["Blurs"]})),
+        ScriptedClient(
+            scripted_answers(PlannerReply=plan_reply(query_scope=["sky"]), DetectionReply={"sky": ["Blurs"]})
+        ),
         query=f"Is the sky{TEXT} sharp?",
     ),
-    "plan's tool": lambda p, t: row_of(p, ScriptedClient(scripted_answers(PlannerReply=plan_reply(required_tool=TEXT)))),
+    "plan's tool": lambda p, t: row_of(
+        p, ScriptedClient(scripted_answers(PlannerReply=plan_reply(required_tool=TEXT)))
+    ),
     "tool's error": lambda p, t: row_of(p, tools=hostile_tool()),
     "model's error": lambda p, t: broken_model(p, VLMError(TEXT)),
     "model's other error": lambda p, t: broken_model(p, ValueError(TEXT)),
@@ -469,7 +514,9 @@ def render(folder: Path):
     from agentic_iqa_local.prompts import DEFAULT_QUERY, summarizer_prompt
 
     settings = ModelSettings(path=str(folder))
-    return Renderer(folder.name, settings, weights=False).render(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), 1)
+    return Renderer(folder.name, settings, weights=False).render(
+        summarizer_prompt(DEFAULT_QUERY, None, scoring=True), 1
+    )
 
 
 def moved(tmp_path) -> Path:
@@ -494,9 +541,13 @@ FOLDERS = {
         else render(folder_with(t, "preprocessor_config.json", "image_processor_type", TEXT))
     ),
     "tokenizer": lambda t: render(folder_with(t, "tokenizer.json", "model", "type", TEXT)),
-    "template's own error": lambda t: render(with_template(t, "{{ raise_exception(" + json.dumps(TEXT) + ") }}")),
+    "template's own error": lambda t: render(
+        with_template(t, "{{ raise_exception(" + json.dumps(TEXT) + ") }}")
+    ),
     "template's syntax": lambda t: render(with_template(t, "{% " + TEXT + " %}")),
-    "template's unknown name": lambda t: render(with_template(t, "{{ messages | " + "x" * 9 + "\x9b" + " }}")),
+    "template's unknown name": lambda t: render(
+        with_template(t, "{{ messages | " + "x" * 9 + "\x9b" + " }}")
+    ),
     "a library's error": lambda t: raises(RuntimeError(TEXT)),
     "a library's error on a file": lambda t: raises(OSError(2, TEXT, NAME)),
 }
@@ -544,7 +595,11 @@ SERVERS = {
     "name of a model": {MODELS: {"data": [{"id": TEXT}, {"id": f"b{TEXT}"}]}},
     "error's body": {MODELS: lambda handler: send(handler, TEXT.encode(), 500)},
     "refusal's body": {MODELS: lambda handler: send(handler, TEXT.encode(), 401)},
-    "status text": {MODELS: lambda handler: handler.wfile.write(b"HTTP/1.1 500 \x1b[2J\xff\x9b\r\nContent-Length: 0\r\n\r\n")},
+    "status text": {
+        MODELS: lambda handler: handler.wfile.write(
+            b"HTTP/1.1 500 \x1b[2J\xff\x9b\r\nContent-Length: 0\r\n\r\n"
+        )
+    },
     "header": {MODELS: lambda handler: send(handler, b"{}", X_Owned="\x1b[2J\x9b")},
     "encoding": {MODELS: lambda handler: send(handler, b"{}", Content_Encoding="\x1b[2J\x9b")},
     "redirection": {MODELS: redirecting},
@@ -659,8 +714,14 @@ DATASETS = {
     "level": ("m.csv", f'image,mos,level\na.png,1,"{TEXT}"\n'),
     "columns": ("m.csv", f'"{TEXT}",b\n1,2\n'),
     "row": ("m.jsonl", json.dumps({"image": [TEXT], "mos": 1}) + "\n"),
-    "choices": ("q.jsonl", json.dumps({"image": "a.png", "question": "q", "choices": [TEXT, TEXT], "answer": 0}) + "\n"),
-    "answer": ("q.jsonl", json.dumps({"image": "a.png", "question": "q", "choices": ["a", "b"], "answer": TEXT}) + "\n"),
+    "choices": (
+        "q.jsonl",
+        json.dumps({"image": "a.png", "question": "q", "choices": [TEXT, TEXT], "answer": 0}) + "\n",
+    ),
+    "answer": (
+        "q.jsonl",
+        json.dumps({"image": "a.png", "question": "q", "choices": ["a", "b"], "answer": TEXT}) + "\n",
+    ),
     "question's columns": ("q.jsonl", json.dumps({"image": "a.png", "question": [TEXT], TEXT: 1}) + "\n"),
     "not JSON": ("m.jsonl", f'{{"a": {TEXT}\n'),
     "name": (f"{NAME}.csv", "a,b\n1,2\n"),
@@ -686,8 +747,13 @@ def test_a_folder_of_hostile_names_is_no_data_set_in_one_line(tmp_path):
 
 def test_files_that_a_data_set_lacks_are_told_in_one_line_each(photo_file, tmp_path, capfd, monkeypatch):
     (tmp_path / "m.csv").write_text(f'image,mos\n{photo_file},1\n"{TEXT}",3\n')
-    monkeypatch.setattr("agentic_iqa_local.studies.run.check_plan", lambda *_, **__: (_ for _ in ()).throw(DatasetError("end")))
-    status, out, err = run(study.main, ["run", str(tmp_path / "m.csv"), "--out", str(tmp_path / "new"), "--cpu"], capfd)
+    monkeypatch.setattr(
+        "agentic_iqa_local.studies.run.check_plan",
+        lambda *_, **__: (_ for _ in ()).throw(DatasetError("end")),
+    )
+    status, out, err = run(
+        study.main, ["run", str(tmp_path / "m.csv"), "--out", str(tmp_path / "new"), "--cpu"], capfd
+    )
     assert status == 2
     assert_harmless(out, 0)
     assert_harmless(err, 3)
@@ -700,7 +766,7 @@ def test_a_fit_of_hostile_texts_is_written_and_told_without_them(tmp_path):
     found = read_fit(tmp_path / "fit.json")
     assert found.keys[0] == TEXT
     assert_harmless(found.account, 1)
-    assert_harmless(found.letters.source, 1)
+    assert_harmless(found.source, 1)
 
 
 FITS = {
@@ -772,7 +838,14 @@ def starts_a_formula(cell: str) -> bool:
 
 def hostile_run(**dataset) -> dict:
     run = make_run("manifest", name=LABEL, notice=LABEL, type=LABEL)
-    told = {"title": LABEL, "licence": LABEL, "edition": LABEL, "missing": [LABEL], "left_out": {LABEL: 3}, "groups": LABEL}
+    told = {
+        "title": LABEL,
+        "licence": LABEL,
+        "edition": LABEL,
+        "missing": [LABEL],
+        "left_out": {LABEL: 3},
+        "groups": LABEL,
+    }
     run["dataset"] |= told | {"higher_is_better": True, "kind": "FR", "root": NAME} | dataset
     run["identity"]["reads"]["query"] = LABEL
     run["git"], run["command"], run["versions"] = LABEL, [LABEL, NAME], {LABEL: LABEL}
@@ -794,7 +867,9 @@ def hostile_rows(count: int = 30) -> list[dict]:
             row["agent"]["quality_reasoning"] = LABEL
             row["plan"] |= {"query_scope": [LABEL], "distortions": {LABEL: ["Noise"]}, "required_tool": LABEL}
             row["plan_corrections"] = row["replan_history"] = [LABEL]
-            row["evidence"]["distortion_analysis"] = {LABEL: [{"type": "Noise", "severity": "severe", "explanation": LABEL}]}
+            row["evidence"]["distortion_analysis"] = {
+                LABEL: [{"type": "Noise", "severity": "severe", "explanation": LABEL}]
+            }
             row["evidence"]["tool_logs"][0] |= {"error": LABEL, "object_name": LABEL, "distortion": LABEL}
             row["tools"]["PSNR"] = {"error": LABEL}
     return rows
@@ -804,7 +879,10 @@ def hostile_rows(count: int = 30) -> list[dict]:
 def hostile_report(tmp_path_factory):
     """The folder of two hostile runs, their report and comparison, and what the commands printed."""
     root = tmp_path_factory.mktemp("hostile")
-    runs = [store(root / "first", hostile_run(), hostile_rows()), store(root / f"=b{NAME}", hostile_run(), hostile_rows())]
+    runs = [
+        store(root / "first", hostile_run(), hostile_rows()),
+        store(root / f"=b{NAME}", hostile_run(), hostile_rows()),
+    ]
     printed = {}
     from contextlib import redirect_stderr, redirect_stdout
 
@@ -833,7 +911,18 @@ def test_a_hostile_study_is_told_without_what_steers(name, hostile_report):
     assert out or name == "table"
 
 
-CSVS = ("modes", "differences", "parts", "by_distortion", "by_level", "by_subset", "exposures", "failures", "calibration", "cost")
+CSVS = (
+    "modes",
+    "differences",
+    "parts",
+    "by_distortion",
+    "by_level",
+    "by_subset",
+    "exposures",
+    "failures",
+    "calibration",
+    "cost",
+)
 
 
 @pytest.mark.parametrize("name", CSVS)
@@ -853,14 +942,21 @@ def test_tables_over_runs_hold_no_formula(name, hostile_report):
 
 
 def live_markup(text: str) -> str | None:
-    """What of a Markdown text is not ours and live: a renderer takes a punctuation mark behind a backslash for itself."""
+    """What of a Markdown text is not ours and live: a renderer takes a punctuation mark behind a backslash
+    for itself."""
     plain = re.sub(r"\\[!-/:-@\[-`{-~]", "", text)
     found = re.search(r"[\[\]<>`~!$]|://|\bwww\.|\w@|\*|(?<!\w)_|_(?!\w)", plain, re.IGNORECASE)
     return found and found[0]
 
 
 @pytest.mark.parametrize(
-    "name", [*(f"out/first/{name}.md" for name in CSVS), "out/datasets.md", "compared/runs.md", "compared/run_differences.md"]
+    "name",
+    [
+        *(f"out/first/{name}.md" for name in CSVS),
+        "out/datasets.md",
+        "compared/runs.md",
+        "compared/run_differences.md",
+    ],
 )
 def test_a_hostile_study_s_markdown_holds_no_markup(name, hostile_report):
     text = (hostile_report[0] / name).read_text(encoding="utf-8")
@@ -915,7 +1011,15 @@ def test_markup_in_a_cell_of_markdown_is_dead(payload):
 
 
 @pytest.mark.parametrize(
-    "name", ["TID2013", "KonIQ-10k", "additive_gaussian_noise", "TOPIQ_NR", "logits, both orders", "0.68 (0.45 to 0.85)"]
+    "name",
+    [
+        "TID2013",
+        "KonIQ-10k",
+        "additive_gaussian_noise",
+        "TOPIQ_NR",
+        "logits, both orders",
+        "0.68 (0.45 to 0.85)",
+    ],
 )
 def test_plain_names_stay_as_they_are_in_markdown(name):
     assert markdown_cell(name) == name
@@ -928,20 +1032,25 @@ def test_a_formula_in_a_cell_of_csv_is_text(payload):
     assert_harmless(cell, 1)
 
 
-@pytest.mark.parametrize("value", ["-3.5", "+1e-05", "-0.0241759", -3.5, 0, None, "a=b", "photo-1.png", "", "−1", "(=1)"])
+@pytest.mark.parametrize(
+    "value", ["-3.5", "+1e-05", "-0.0241759", -3.5, 0, None, "a=b", "photo-1.png", "", "−1", "(=1)"]
+)
 def test_numbers_and_other_cells_stay_as_they_are(value):
     assert safe_cell(value) == value
 
 
 @pytest.mark.parametrize("payload", ["x;=1", "x; =1;@SUM(1)", 'x;"=1', "-1;+1+1"])
 def test_a_formula_behind_a_semicolon_is_text(payload):
-    """Where a comma separates decimals, spreadsheets take a semicolon for the end of a cell, quotes or not."""
+    """Where a comma separates decimals, spreadsheets take a semicolon for the end of a cell, quotes or
+    not."""
     assert not any(map(starts_a_formula, safe_cell(payload).split(";")))
 
 
 def test_tools_of_a_row_are_columns_without_formulas(picture):
     row = row_of(picture).to_dict()
-    row["tools"] = [run | {"tool_name": f"=1{TEXT}", "raw_score": 1.0, "normalized_score": 1.0} for run in row["tools"]]
+    row["tools"] = [
+        run | {"tool_name": f"=1{TEXT}", "raw_score": 1.0, "normalized_score": 1.0} for run in row["tools"]
+    ]
     header = next(csv.reader(io.StringIO(csv_text(lambda: [row]))))
     assert any("owned" in cell for cell in header)
     assert not any(map(starts_a_formula, header))
@@ -1004,7 +1113,8 @@ def test_a_report_that_ships_keeps_its_look(name):
 PROGRAMS = [
     path
     for path in sorted([*(ROOT / "scripts").glob("*.py"), *(ROOT / "agentic_iqa_local").rglob("*.py")])
-    if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8") or "\ndef main(" in path.read_text(encoding="utf-8")
+    if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8")
+    or "\ndef main(" in path.read_text(encoding="utf-8")
 ]
 ALLOWED = {"one_line", "printable"}
 
@@ -1014,7 +1124,9 @@ def test_every_program_runs_in_safe_streams(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     mains = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
     imported = [
-        node for node in tree.body if isinstance(node, ast.ImportFrom) and any(name.name == "main" for name in node.names)
+        node
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and any(name.name == "main" for name in node.names)
     ]
     assert mains or imported
     for main in mains:
@@ -1026,8 +1138,8 @@ def test_every_program_runs_in_safe_streams(path):
 
 
 def written_past_the_streams(tree: ast.AST) -> list[str]:
-    """Calls of os.write to stdout or stderr with a text that is neither constant nor made safe on the spot, and terminal sequences
-    that are printed."""
+    """Calls of os.write to stdout or stderr with a text that is neither constant nor made safe on the spot,
+    and terminal sequences that are printed."""
     found = []
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
@@ -1052,5 +1164,8 @@ def test_nothing_is_written_past_the_safe_streams(path):
 
 
 def test_what_is_written_past_the_streams_is_found():
-    code = 'os.write(2, f"{x}".encode())\nos.write(1, x)\nprint("\\r\\033[K")\nos.write(2, b"x")\nos.write(2, f"{one_line(x)}".encode())'
+    code = (
+        'os.write(2, f"{x}".encode())\nos.write(1, x)\nprint("\\r\\033[K")\nos.write(2, b"x")\nos.write(2,'
+        ' f"{one_line(x)}".encode())'
+    )
     assert len(written_past_the_streams(ast.parse(code))) == 3

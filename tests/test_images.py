@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, ImageFile, TiffImagePlugin
 
-from agentic_iqa_local.images import ImageError, View, check_file, expand_inputs, load_image, load_pair, native_views, same_pixels
+from agentic_iqa_local.images import (
+    ImageError,
+    View,
+    check_file,
+    expand_inputs,
+    load_image,
+    load_pair,
+    native_views,
+    same_pixels,
+)
 
 GREY_40 = Image.new("L", (40, 40), 100)
 
@@ -41,7 +50,8 @@ def noise(mode="RGB", size=(64, 64)):
 
 
 def png(width, height, depth, colour_type, rows=b"", *, level=9, extra=b""):
-    """A PNG by its specification: `rows` as packed samples without the filter bytes, `extra` chunks before the pixels."""
+    """A PNG by its specification: `rows` as packed samples without the filter bytes, `extra` chunks before
+    the pixels."""
     stride = len(rows) // height
     scanlines = b"".join(b"\0" + rows[y * stride : (y + 1) * stride] for y in range(height)) if rows else b""
     header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
@@ -77,12 +87,15 @@ def tiff(width, height, bits, photometric, strip, sample_format=1):
 
 
 def cmyk_profile(name=b"Test inks"):
-    """An ICC 2.4 CMYK profile of that name: paper is L* 100, any cyan ink alone makes L* 50, black ink L* 0, all neutral."""
+    """An ICC 2.4 CMYK profile of that name: paper is L* 100, any cyan ink alone makes L* 50, black ink L* 0,
+    all neutral."""
 
     def padded(data):
         return data + b"\0" * (-len(data) % 4)
 
-    lightness = [0 if k else 0x7F80 if c else 0xFF00 for c, m, y, k in itertools.product((0, 1), repeat=4)]  # 0xFF00 is 100
+    lightness = [
+        0 if k else 0x7F80 if c else 0xFF00 for c, m, y, k in itertools.product((0, 1), repeat=4)
+    ]  # 0xFF00 is 100
     identity = [0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x10000]
     table = (
         b"mft2\0\0\0\0"
@@ -100,7 +113,9 @@ def cmyk_profile(name=b"Test inks"):
     for signature, data in tags.items():
         directory += signature + struct.pack(">II", offset + len(body), len(data))
         body += data
-    header = struct.pack(">IIIII", offset + len(body), 0, 0x02400000, int.from_bytes(b"prtr"), int.from_bytes(b"CMYK"))
+    header = struct.pack(
+        ">IIIII", offset + len(body), 0, 0x02400000, int.from_bytes(b"prtr"), int.from_bytes(b"CMYK")
+    )
     header += b"Lab " + struct.pack(">6H", 2024, 1, 1, 0, 0, 0) + b"acsp" + bytes(28) + d50
     return header.ljust(128, b"\0") + directory + body
 
@@ -119,7 +134,8 @@ def refusal(path, **limits):
 
 
 def test_threads_leave_pillow_and_warnings_as_they_were(tmp_path):
-    """Strictness and warning filters belong to the whole process: overlapping loads would restore each other's."""
+    """Strictness and warning filters belong to the whole process: overlapping loads would restore each
+    other's."""
     good, broken = tmp_path / "good.png", tmp_path / "broken.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype=np.uint8)).save(good)
     broken.write_bytes(good.read_bytes()[:-5000])
@@ -152,7 +168,9 @@ def test_rgb_comes_through_untouched(saved):
     assert loaded.sha256 == hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("name", ["a.jpg", "a.webp", "a.bmp", "a.tif", "a.jp2", "a.ppm", "a.avif", "png_inside.jpg"])
+@pytest.mark.parametrize(
+    "name", ["a.jpg", "a.webp", "a.bmp", "a.tif", "a.jp2", "a.ppm", "a.avif", "png_inside.jpg"]
+)
 def test_every_format_loads(saved, name):
     file_format = "PNG" if name == "png_inside.jpg" else None  # the content decides, not the suffix
     loaded = load_image(saved(name, noise(), format=file_format))
@@ -185,12 +203,17 @@ def test_exif_orientation_is_applied_once(saved, suffix, orientation, corner):
     assert (loaded.width, loaded.height) == loaded.pixels.size == (width, height)
     vertical, horizontal = corner.split()
     seen = {
-        (v, h): loaded.pixels.getpixel((4 if h == "left" else width - 5, 4 if v == "top" else height - 5))[0] > 128
+        (v, h): (
+            loaded.pixels.getpixel((4 if h == "left" else width - 5, 4 if v == "top" else height - 5))[0]
+            > 128
+        )
         for v in ("top", "bottom")
         for h in ("left", "right")
     }
     assert seen == {place: place == (vertical, horizontal) for place in seen}
-    expected = [] if orientation == 1 else [f"The picture was turned upright (EXIF orientation {orientation})."]
+    expected = (
+        [] if orientation == 1 else [f"The picture was turned upright (EXIF orientation {orientation})."]
+    )
     assert list(loaded.warnings) == expected
     assert loaded.pixels.getexif().get(274, 1) == 1  # a processor that transposes too must find nothing to do
 
@@ -205,7 +228,9 @@ def test_damaged_exif_leaves_the_picture_as_it_is(saved):
 def test_what_pillow_complains_about_is_kept(saved):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loaded = load_image(saved("a.jpg", noise(), exif=b"Exif\0\0II*\0\xff\xff\xff\xff"))  # its directory lies outside
+        loaded = load_image(
+            saved("a.jpg", noise(), exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+        )  # its directory lies outside
     assert len(loaded.warnings) == 1
     assert loaded.warnings[0].startswith("Pillow: Corrupt EXIF data")
 
@@ -225,7 +250,10 @@ def test_16_bit_grey_is_scaled_not_clipped(saved, kind):
         path = saved("a.tif", Image.frombytes("I;16B", (40, 40), samples.astype(">u2").tobytes()))
     loaded = load_image(path)
     assert [loaded.pixels.getpixel((x, 7)) for x in range(5)] == [(v, v, v) for v in expected]
-    assert loaded.warnings == ("The 16-bit samples were scaled to 8 bits.", "The greyscale pixels were converted to RGB.")
+    assert loaded.warnings == (
+        "The 16-bit samples were scaled to 8 bits.",
+        "The greyscale pixels were converted to RGB.",
+    )
 
 
 def test_16_bit_grey_tiff_with_white_as_zero_is_no_negative(saved):
@@ -252,19 +280,27 @@ def test_cmyk_without_a_profile_is_converted_plainly(saved):
     loaded = load_image(saved("a.jpg", Image.new("CMYK", (40, 40), (255, 0, 0, 0)), quality=100))
     # all cyan ink, nothing else: no red, full green and blue, up to the JPEG's rounding
     assert np.abs(np.subtract(loaded.pixels.getpixel((20, 20)), (0, 255, 255))).max() <= 2
-    assert loaded.warnings == ("The CMYK pixels were converted to RGB without colour management: they carry no ICC profile.",)
+    assert loaded.warnings == (
+        "The CMYK pixels were converted to RGB without colour management: they carry no ICC profile.",
+    )
 
 
 @pytest.mark.parametrize(("ink", "grey"), [((255, 0, 0, 0), 119), ((0, 0, 0, 0), 255), ((0, 0, 0, 255), 0)])
 def test_cmyk_goes_through_its_profile(saved, ink, grey):
     # L* 50 is Y = ((50 + 16) / 116)³ = 0.1842, in sRGB 255·(1.055·0.1842^(1/2.4) − 0.055) = 118.9
-    loaded = load_image(saved("a.jpg", Image.new("CMYK", (40, 40), ink), quality=100, icc_profile=cmyk_profile()))
+    loaded = load_image(
+        saved("a.jpg", Image.new("CMYK", (40, 40), ink), quality=100, icc_profile=cmyk_profile())
+    )
     assert np.abs(np.subtract(loaded.pixels.getpixel((20, 20)), grey)).max() <= 2
-    assert loaded.warnings == ("The CMYK pixels were converted to sRGB through the embedded ICC profile (Test inks).",)
+    assert loaded.warnings == (
+        "The CMYK pixels were converted to sRGB through the embedded ICC profile (Test inks).",
+    )
 
 
 def test_cmyk_with_a_useless_profile_says_so(saved):
-    loaded = load_image(saved("a.jpg", Image.new("CMYK", (40, 40), (255, 0, 0, 0)), icc_profile=b"no profile"))
+    loaded = load_image(
+        saved("a.jpg", Image.new("CMYK", (40, 40), (255, 0, 0, 0)), icc_profile=b"no profile")
+    )
     assert len(loaded.warnings) == 1
     assert "their ICC profile cannot be used" in loaded.warnings[0]
 
@@ -311,7 +347,9 @@ def test_a_foreign_icc_profile_is_named_and_not_applied(saved):
     assert loaded.pixels.tobytes() == noise().tobytes()
     assert loaded.pixels.info == {}  # saving or showing the pixels must not bring the profile back
     name = ImageCms.getProfileDescription(lab).strip()
-    assert loaded.warnings == (f"The embedded ICC profile ({name}) was not applied: the numbers are read as sRGB.",)
+    assert loaded.warnings == (
+        f"The embedded ICC profile ({name}) was not applied: the numbers are read as sRGB.",
+    )
 
 
 def test_an_srgb_profile_needs_no_warning(saved):
@@ -325,7 +363,9 @@ def test_an_unreadable_icc_profile_is_said_to_be_so(saved):
 
 def test_a_cameras_preview_behind_the_photograph_is_left_out(saved):
     photograph = noise()
-    loaded = load_image(saved("a.jpg", photograph, format="MPO", save_all=True, append_images=[GREY_40.convert("RGB")]))
+    loaded = load_image(
+        saved("a.jpg", photograph, format="MPO", save_all=True, append_images=[GREY_40.convert("RGB")])
+    )
     assert loaded.pixels.size == (64, 64)
     assert loaded.warnings == ("Only the first of the file's 2 pictures was taken.",)
 
@@ -364,7 +404,9 @@ def test_empty(saved):
     assert "the file is empty (0 bytes); copy it again" in refusal(saved("a.png", b""))
 
 
-@pytest.mark.parametrize("content", [b"this is text\n" * 100, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n"])
+@pytest.mark.parametrize(
+    "content", [b"this is text\n" * 100, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n"]
+)
 def test_no_image(saved, content):
     message = refusal(saved("a.jpg", content))
     assert "PNG, JPEG" in message
@@ -383,7 +425,9 @@ def test_half_a_file(saved, monkeypatch, suffix, tolerant):
 
 
 def test_a_flipped_bit_in_a_png(saved):
-    content = bytearray(png(40, 40, 8, 0, bytes(1600), level=0))  # stored uncompressed: it would decode to a wrong pixel
+    content = bytearray(
+        png(40, 40, 8, 0, bytes(1600), level=0)
+    )  # stored uncompressed: it would decode to a wrong pixel
     content[len(content) // 2] ^= 1
     assert "decoding failed" in refusal(saved("a.png", bytes(content)))
 
@@ -399,7 +443,9 @@ def progressive(scans):
 
 def test_a_jpeg_of_endless_scans_is_refused(saved):
     assert load_image(saved("a.jpg", progressive(100))).width == 64
-    assert "decoding failed (101 scans, where a JPEG has a dozen at most)" in refusal(saved("b.jpg", progressive(101)))
+    assert "decoding failed (101 scans, where a JPEG has a dozen at most)" in refusal(
+        saved("b.jpg", progressive(101))
+    )
 
 
 def test_what_looks_like_scans_in_a_comment_is_none(saved):
@@ -483,7 +529,11 @@ def test_too_large(saved):
 @pytest.mark.parametrize(
     ("side", "limit", "came"),
     [
-        (60000, 100_000_000, "3600000000 pixels"),  # 60000² = 3.6e9, beyond twice Pillow's 89 478 485: its error
+        (
+            60000,
+            100_000_000,
+            "3600000000 pixels",
+        ),  # 60000² = 3.6e9, beyond twice Pillow's 89 478 485: its error
         (10001, 100_000_000, "10001x10001 = 100020001"),  # above Pillow's limit, where it only warns
     ],
 )
@@ -498,7 +548,9 @@ def test_a_decompression_bomb_is_refused_by_its_header(saved, side, limit, came)
 
 
 def test_pillows_warning_does_not_leak(saved, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4000)  # a picture of 4096 pixels is between it and its double
+    monkeypatch.setattr(
+        Image, "MAX_IMAGE_PIXELS", 4000
+    )  # a picture of 4096 pixels is between it and its double
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_image(saved("a.png", noise())).warnings == ()
@@ -575,7 +627,10 @@ def test_a_pair_is_compared_upright(saved):
 
 
 def test_a_pair_passes_its_limits_on(saved):
-    small, large = saved("small.png", noise(size=(40, 40))), saved("large.png", noise())  # 1600 and 4096 pixels
+    small, large = (
+        saved("small.png", noise(size=(40, 40))),
+        saved("large.png", noise()),
+    )  # 1600 and 4096 pixels
     for pair in ((small, large), (large, small)):
         with pytest.raises(ImageError, match=r"large\.png: expected at most 1600 pixels"):
             load_pair(*pair, max_pixels=1600)
@@ -584,13 +639,26 @@ def test_a_pair_passes_its_limits_on(saved):
 # Views
 
 SIDES = [32, 33, 47, 100, 127, 255, 256, 500, 1023, 1920, 4000, 6001]
-LIMITS = [(28, 56 * 56, 1280 * 28 * 28), (32, 256 * 256, 1024 * 1024), (16, 1, 224 * 224), (56, 112 * 112, 400_000)]
+LIMITS = [
+    (28, 56 * 56, 1280 * 28 * 28),
+    (32, 256 * 256, 1024 * 1024),
+    (16, 1, 224 * 224),
+    (56, 112 * 112, 400_000),
+]
 
 
 def views_of_all():
-    for (width, height), (factor, low, high), count in itertools.product(itertools.product(SIDES, SIDES), LIMITS, (1, 3, 5)):
+    for (width, height), (factor, low, high), count in itertools.product(
+        itertools.product(SIDES, SIDES), LIMITS, (1, 3, 5)
+    ):
         limits = {"factor": factor, "min_pixels": low, "max_pixels": high}
-        yield width, height, limits, count, [view.box for view in native_views(width, height, max_views=count, **limits)]
+        yield (
+            width,
+            height,
+            limits,
+            count,
+            [view.box for view in native_views(width, height, max_views=count, **limits)],
+        )
 
 
 def test_views_keep_their_invariants():
@@ -636,12 +704,18 @@ def test_large_views_are_large_and_shaped_like_the_image():
             # one step of the grid on either side is the freedom that the multiples leave
             w, h, step = right - left, bottom - top, limits["factor"]
             aspect = (width - width % step) / (height - height % step)
-            assert (w - step) / (h + step) <= aspect <= (w + step) / max(h - step, 1), (width, height, limits, boxes)
+            assert (w - step) / (h + step) <= aspect <= (w + step) / max(h - step, 1), (
+                width,
+                height,
+                limits,
+                boxes,
+            )
             assert (w + step) * (h + step) > limits["max_pixels"], (width, height, limits, boxes)
 
 
 def qwen_size(height, width, factor, min_pixels, max_pixels):
-    """What smart_resize of transformers (models/qwen2_vl/image_processing_qwen2_vl.py) makes of an image's size."""
+    """What smart_resize of transformers (models/qwen2_vl/image_processing_qwen2_vl.py) makes of an image's
+    size."""
     assert max(height, width) <= 200 * min(height, width)  # or it raises
     sides = round(height / factor) * factor, round(width / factor) * factor
     scale = math.sqrt(height * width / max_pixels), math.sqrt(min_pixels / (height * width))
@@ -667,18 +741,27 @@ def test_an_image_that_fits_is_cropped_about_its_centre():
     # 1000 = 31·32 + 8 and 650 = 20·32 + 10: half of the rest, 4 and 5, rounded down to multiples of 8
     assert native_views(1000, 650, factor=32, min_pixels=1, max_pixels=1_000_000) == [View((0, 0, 992, 640))]
     # 1021 = 36·28 + 13 (6 → 0) and 1035 = 36·28 + 27 (13 → 8)
-    assert native_views(1021, 1035, factor=28, min_pixels=1, max_pixels=2_000_000) == [View((0, 8, 1008, 1016))]
+    assert native_views(1021, 1035, factor=28, min_pixels=1, max_pixels=2_000_000) == [
+        View((0, 8, 1008, 1016))
+    ]
 
 
 def test_a_large_image_gets_its_centre_and_its_quarters():
     # 512² = 262144 pixels fit; the centres 1000, 500 and 1500 less 256, rounded down to multiples of 8
     views = native_views(2000, 2000, factor=32, min_pixels=1, max_pixels=262144)
-    assert [view.box[:2] for view in views] == [(744, 744), (240, 240), (1240, 1240), (1240, 240), (240, 1240)]
+    assert [view.box[:2] for view in views] == [
+        (744, 744),
+        (240, 240),
+        (1240, 1240),
+        (1240, 240),
+        (240, 1240),
+    ]
     assert views[0].box == (744, 744, 1256, 1256)
 
 
 def test_a_strip_gets_its_middle_and_its_halves():
-    # 32 rows and 100:1 at most make 3200x32; the centres 5008, 2504 and 7512 less 1600, the latter at most 10016 − 3200
+    # 32 rows and 100:1 at most make 3200x32; the centres 5008, 2504 and 7512 less 1600, the latter at most
+    # 10016 − 3200
     assert native_views(10016, 32, factor=32, min_pixels=1, max_pixels=1_000_000) == [
         View((3408, 0, 6608, 32)),
         View((904, 0, 4104, 32)),
@@ -703,10 +786,14 @@ def test_an_image_below_the_factor_needs_no_room_for_it():
     assert native_views(20, 20, factor=32, min_pixels=1, max_pixels=400) == [View((0, 0, 20, 20))]
 
 
-@pytest.mark.parametrize("wrong", [{"width": 0}, {"factor": 0}, {"max_pixels": 1023}, {"max_views": 0}, {"max_views": 6}])
+@pytest.mark.parametrize(
+    "wrong", [{"width": 0}, {"factor": 0}, {"max_pixels": 1023}, {"max_views": 0}, {"max_views": 6}]
+)
 def test_impossible_limits(wrong):
     with pytest.raises(ValueError, match="correct the limits"):
-        native_views(**{"width": 100, "height": 100, "factor": 32, "min_pixels": 1, "max_pixels": 1024, **wrong})
+        native_views(
+            **{"width": 100, "height": 100, "factor": 32, "min_pixels": 1, "max_pixels": 1024, **wrong}
+        )
 
 
 # Inputs
@@ -714,7 +801,15 @@ def test_impossible_limits(wrong):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    for name in ("img10.png", "img2.JPG", "img1.jpeg", ".hidden.png", "notes.txt", "sub/deep.webp", "empty/notes.txt"):
+    for name in (
+        "img10.png",
+        "img2.JPG",
+        "img1.jpeg",
+        ".hidden.png",
+        "notes.txt",
+        "sub/deep.webp",
+        "empty/notes.txt",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "folder.png").mkdir()
@@ -730,7 +825,10 @@ def folder(tmp_path, monkeypatch):
         (["**/*.webp"], ["sub/deep.webp"]),
         (["**"], ["img1.jpeg", "img2.JPG", "img10.png", "sub/deep.webp"]),
         (["img10.png", "img*", "./img1.jpeg"], ["img10.png", "img1.jpeg", "img2.JPG"]),
-        (["img2.JPG", "sub/../img2.JPG", "missing.png", "notes.txt"], ["img2.JPG", "missing.png", "notes.txt"]),
+        (
+            ["img2.JPG", "sub/../img2.JPG", "missing.png", "notes.txt"],
+            ["img2.JPG", "missing.png", "notes.txt"],
+        ),
         ([], []),
     ],
 )
@@ -817,7 +915,9 @@ def test_the_main_picture_of_a_heic_is_taken(tmp_path):
 def test_a_transparent_heic_needs_a_background(tmp_path):
     path = heic(tmp_path / "a.heic", half_transparent())
     assert "some are transparent" in refusal(path)
-    assert load_image(path, background="white").warnings == ("The transparent pixels were composited onto white.",)
+    assert load_image(path, background="white").warnings == (
+        "The transparent pixels were composited onto white.",
+    )
 
 
 @pytest.mark.parametrize("kept", [12, 40, 400, 0.5, 0.98])
@@ -906,7 +1006,8 @@ def test_same_pixels_in_another_format_are_the_same(saved):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("photo.jpg", "photo.jpeg"), ("Photo.JPEG", "photo.jpeg"), ("ing_0001.png", "img_0001.png")]
+    ("wrong", "right"),
+    [("photo.jpg", "photo.jpeg"), ("Photo.JPEG", "photo.jpeg"), ("ing_0001.png", "img_0001.png")],
 )
 def test_a_misspelt_name_is_answered_with_the_nearest(saved, tmp_path, wrong, right):
     saved("photo.jpeg", noise())
@@ -926,7 +1027,9 @@ def refusal_of(path):
 def test_nothing_is_suggested_where_nothing_is_near(saved, tmp_path):
     saved("notes.txt", b"")
     assert refusal_of(tmp_path / "sunset.png").endswith("there is no such file; check the path.")
-    assert refusal_of(tmp_path / "no folder" / "sunset.png").endswith("there is no such file; check the path.")
+    assert refusal_of(tmp_path / "no folder" / "sunset.png").endswith(
+        "there is no such file; check the path."
+    )
 
 
 def test_a_file_that_is_there_passes_the_check_unread(saved, tmp_path):
@@ -936,10 +1039,15 @@ def test_a_file_that_is_there_passes_the_check_unread(saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "address", ["https://example.org/a.png", "HTTP://example.org/a.png", "s3://bucket/a.png", "gs://bucket/a.png"]
+    "address",
+    ["https://example.org/a.png", "HTTP://example.org/a.png", "s3://bucket/a.png", "gs://bucket/a.png"],
 )
 def test_an_address_on_a_network_is_said_to_be_one(address):
-    for read in (lambda: expand_inputs([address]), lambda: load_image(address), lambda: load_image(Path(address))):
+    for read in (
+        lambda: expand_inputs([address]),
+        lambda: load_image(address),
+        lambda: load_image(Path(address)),
+    ):
         with pytest.raises(ImageError) as caught:
             read()
         message = str(caught.value)
@@ -959,7 +1067,10 @@ def test_what_a_folder_holds_besides_images_is_told(folder):
     expand_inputs([".", "*"], told.append)
     # *.png: one is a folder, one is hidden; sub, empty and folder.png are folders
     assert told == [
-        "./: 3 images; skipped 4 files: 2 .mov, 1 .txt, 1 without a suffix; subfolders are not searched (3): use './**/*'",
+        (
+            "./: 3 images; skipped 4 files: 2 .mov, 1 .txt, 1 without a suffix; subfolders are not searched"
+            " (3): use './**/*'"
+        ),
         "*: 3 images; skipped 4 files: 2 .mov, 1 .txt, 1 without a suffix",
     ]
 

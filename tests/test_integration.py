@@ -35,7 +35,11 @@ def test_a_rating_holds_its_own_arithmetic(which, request):
     """Every figure of the row follows from the others by the paper's formulas."""
     row = request.getfixturevalue(which)
     assert row.error is None
-    scores = {(t.tool_name, t.region): t.normalized_score for t in row.tools if t.normalized_score is not None and not t.trailing}
+    scores = {
+        (t.tool_name, t.region): t.normalized_score
+        for t in row.tools
+        if t.normalized_score is not None and not t.trailing
+    }
     assert scores
     q_bar = sum(scores.values()) / len(scores)
     weights = [math.exp(-row.eta * (q_bar - c) ** 2) for c in range(1, 6)]
@@ -71,7 +75,8 @@ def test_full_reference_uses_the_reference(compared, rated):
 
 
 def test_the_image_is_prefilled_once_for_all_roles(rated, photo_path, client):
-    """Roles and reads share one image cache: had each of them prefilled it, every further one would cost 256 tokens more."""
+    """Roles and reads share one image cache: had each of them prefilled it, every further one would cost 256
+    tokens more."""
     naive_services = Services(Settings(models={"embedded": ModelSettings(share_prefix=False)}), "cpu")
     naive = assess(photo_path, services=naive_services)
     assert naive.tokens.reused == 0
@@ -81,7 +86,8 @@ def test_the_image_is_prefilled_once_for_all_roles(rated, photo_path, client):
 
 
 def test_flat_logits_give_uniform_letters_and_the_fusion_of_them(flat_model, photo_path):
-    """A copy of the model whose final norm weight is zero: p_c is 0.2 each, off-letter mass 1 − 5/V, q the uniform fusion."""
+    """A copy of the model whose final norm weight is zero: p_c is 0.2 each, off-letter mass 1 − 5/V, q the
+    uniform fusion."""
     services = Services(Settings().with_model(flat_model), "cpu")
     row = assess(photo_path, pipeline="letters", services=services)
     vocabulary = services.client("summarizer").vocabulary
@@ -127,7 +133,10 @@ def test_other_scoring_modes(mode, photo_path, services, rated):
 
 def test_choices_are_answered_with_probabilities(photo_path, services):
     row = assess(
-        photo_path, query="Which distortion is most visible in the image?", choices=["Noise", "Blurs", "None"], services=services
+        photo_path,
+        query="Which distortion is most visible in the image?",
+        choices=["Noise", "Blurs", "None"],
+        services=services,
     )
     assert row.error is None
     assert set(row.p_c) == {"A", "B", "C"}
@@ -143,7 +152,9 @@ def test_planner_calls_under_a_summarizer_that_always_asks(limit, plans, photo_p
     import agentic_iqa_local.nodes.summarizer as summarizer
 
     real = graph.planner_node
-    monkeypatch.setattr(graph, "planner_node", lambda state, config=None: calls.append(1) or real(state, config))
+    monkeypatch.setattr(
+        graph, "planner_node", lambda state, config=None: calls.append(1) or real(state, config)
+    )
     monkeypatch.setattr(summarizer, "should_replan", lambda *_: (True, "always"))
     state = run_pipeline(DEFAULT_QUERY, photo_path, max_replan_iterations=limit, services=services)
     assert len(calls) == plans
@@ -163,7 +174,9 @@ def test_a_12_megapixel_photograph_is_scored_on_native_crops(tmp_path, photo, se
     path = tmp_path / "large.png"
     tiled = np.tile(np.asarray(photo), (6, 8, 1))[:3000, :4000]
     Image.fromarray(tiled).save(path, compress_level=1)
-    services_nr = Services(Settings(tools={"no_reference": ["NIQE"]}), "cpu", services.pool.clients, services.tools)
+    services_nr = Services(
+        Settings(tools={"no_reference": ["NIQE"]}), "cpu", services.pool.clients, services.tools
+    )
     row = assess(path, pipeline="letters", services=services_nr)
     assert row.error is None
     assert len(row.seen.views) == 5
@@ -179,7 +192,12 @@ def test_summarizer_node_loads_its_own_configuration(photo_path, rated):
     from agentic_iqa_local.nodes.summarizer import summarizer_node
 
     update = summarizer_node(
-        {"query": DEFAULT_QUERY, "image_path": photo_path, "plan": rated.plan, "executor_evidence": rated.evidence}
+        {
+            "query": DEFAULT_QUERY,
+            "image_path": photo_path,
+            "plan": rated.plan,
+            "executor_evidence": rated.evidence,
+        }
     )
     assert isinstance(update["summarizer_result"], SummarizerOutput)
     assert update["summarizer_result"].fusion.q == pytest.approx(rated.q, abs=1e-4)
@@ -187,9 +205,12 @@ def test_summarizer_node_loads_its_own_configuration(photo_path, rated):
 
 def test_importing_the_package_loads_no_engine():
     code = (
-        "import sys, agentic_iqa_local; print(sorted({'torch', 'vllm', 'pyiqa', 'transformers', 'langgraph'} & set(sys.modules)))"
+        "import sys, agentic_iqa_local; print(sorted({'torch', 'vllm', 'pyiqa', 'transformers', 'langgraph'}"
+        " & set(sys.modules)))"
     )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
     assert printed.strip() == "[]"
 
 

@@ -1,4 +1,5 @@
-"""assess.py PICTURE --interactive as a user runs it: questions piped or typed, one a line, and what is refused."""
+"""assess.py PICTURE --interactive as a user runs it: questions piped or typed, one a line, and what is
+refused."""
 
 import json
 import os
@@ -23,7 +24,12 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", 
 
 def run(*args, said: str | bytes = b"") -> subprocess.CompletedProcess:
     said = said.encode() if isinstance(said, str) else said
-    done = subprocess.run([*COMMAND, *map(str, args), "--interactive", "--cpu"], input=said, capture_output=True, env=ENVIRONMENT)
+    done = subprocess.run(
+        [*COMMAND, *map(str, args), "--interactive", "--cpu"],
+        input=said,
+        capture_output=True,
+        env=ENVIRONMENT,
+    )
     done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
     assert "Traceback" not in done.stderr
     return done
@@ -31,7 +37,9 @@ def run(*args, said: str | bytes = b"") -> subprocess.CompletedProcess:
 
 def test_piped_questions_are_json_lines_and_rows_of_a_file(photo_path, tmp_path):
     out = tmp_path / "rows.jsonl"
-    said = b"And the plant?\n\n \t\n" + b"\xff?\n" + b"x" * 5000 + b"\nIs it noisy? yes or no\nQUIT\nRate it\n"
+    said = (
+        b"And the plant?\n\n \t\n" + b"\xff?\n" + b"x" * 5000 + b"\nIs it noisy? yes or no\nQUIT\nRate it\n"
+    )
     done = run(photo_path, "--query", "Rate it", "--out", out, said=said)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["query"] for row in rows] == ["Rate it", "And the plant?", "Is it noisy? yes or no"]
@@ -46,7 +54,9 @@ def test_piped_questions_are_json_lines_and_rows_of_a_file(photo_path, tmp_path)
     assert "at most 4000 characters, got 5000" in errors[1]
     assert "> " not in done.stdout + done.stderr  # a prompt is for a terminal
     assert done.returncode == 1  # two lines were no questions
-    again = run(photo_path, "--out", out, "--explain", said="Rate it\n")  # another conversation's rows are appended
+    again = run(
+        photo_path, "--out", out, "--explain", said="Rate it\n"
+    )  # another conversation's rows are appended
     assert [json.loads(line)["turn"] for line in out.read_text().splitlines()] == [1, 2, 3, 1]
     assert "Letters: how probable" in again.stdout
     assert again.returncode == 0

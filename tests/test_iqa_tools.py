@@ -1,5 +1,5 @@
-"""The tool registry, its maps and its runner. Expected numbers come from pyiqa's table of official results, from scipy,
-or from the derivations in the comments."""
+"""The tool registry, its maps and its runner. Expected numbers come from pyiqa's table of official results,
+from scipy, or from the derivations in the comments."""
 
 import hashlib
 import importlib.util
@@ -39,11 +39,18 @@ ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "configs" / "tool_maps.yaml"
 PAIRS = Path(importlib.util.find_spec("pyiqa").origin).parents[1] / "ResultsCalibra"
 
-# ResultsCalibra/results_official.csv of pyiqa: what the authors' own implementations give for pairs I03, I04, I06, I08, I19.
+# ResultsCalibra/results_official.csv of pyiqa: what the authors' own implementations give for pairs I03, I04,
+# I06, I08, I19.
 OFFICIAL = {
     "CW-SSIM": (0.2763, 0.9996, 1.0, 0.9068, 0.8658),
     "FSIM": (0.689, 0.9702, 0.9927, 0.9575, 0.822),
-    "GMSD": (0.220347639470143, 0.000522058505050458, 0.00044828148100141, 0.134631933046914, 0.204996493556054),
+    "GMSD": (
+        0.220347639470143,
+        0.000522058505050458,
+        0.00044828148100141,
+        0.134631933046914,
+        0.204996493556054,
+    ),
     "MAD": (195.2796, 80.8379, 30.3918, 84.3542, 202.2371),
     "MS-SSIM": (0.6733, 0.9996, 0.9998, 0.9566, 0.8462),
     "NIQE": (15.7536293917814, 3.6549215235377, 3.23547743716998, 3.18403333858339, 8.63519663862637),
@@ -54,11 +61,25 @@ OFFICIAL = {
     "VSI": (0.9139, 0.9620, 0.9922, 0.9571, 0.9262),
     "Entropy": (6.9511, 6.9661, 7.5309, 7.5566, 5.7629),
 }
-# pyiqa's tests/test_metric_general.py: |ours - theirs| <= atol + rtol |theirs| with 1e-2 for both, looser for some.
+# pyiqa's tests/test_metric_general.py: |ours - theirs| <= atol + rtol |theirs| with 1e-2 for both, looser for
+# some.
 RTOL = {"NIQE": 6e-2}
 # MAD takes seconds an image: one pair stands for it.
 GOLDEN = [(tool, i) for tool in OFFICIAL for i in range(5) if tool != "MAD" or i == 2]
-WEIGHT_FREE_FR = {"PSNR", "PSNRY", "SSIM", "SSIMC", "MS-SSIM", "CW-SSIM", "FSIM", "VSI", "VIF", "GMSD", "MAD", "NLPD"}
+WEIGHT_FREE_FR = {
+    "PSNR",
+    "PSNRY",
+    "SSIM",
+    "SSIMC",
+    "MS-SSIM",
+    "CW-SSIM",
+    "FSIM",
+    "VSI",
+    "VIF",
+    "GMSD",
+    "MAD",
+    "NLPD",
+}
 # Rows of Table 5 that turn inside their tool's range, found by hand before this code existed.
 REJECTED = {"CKDN", "UNIQUE", "TReS", "WaDIQaM_NR", "ARNIQA", "BRISQUE"}
 
@@ -89,12 +110,23 @@ def photo() -> Image.Image:
 
 
 def plain(**changes) -> LogisticMap:
-    fields = {"tool": "T", "b1": 2, "b2": 1, "b3": 0, "b4": 0, "b5": 3, "domain": (-10, 10), "lower_better": False}
+    fields = {
+        "tool": "T",
+        "b1": 2,
+        "b2": 1,
+        "b3": 0,
+        "b4": 0,
+        "b5": 3,
+        "domain": (-10, 10),
+        "lower_better": False,
+    }
     return LogisticMap(**(fields | {"source": "test", "fitted_on": "none"} | changes))
 
 
 def map_file(path: Path, *maps: LogisticMap, **extra) -> Path:
-    path.write_text(yaml.safe_dump({"maps": [m.model_dump(mode="json", exclude_none=True) | extra for m in maps]}))
+    path.write_text(
+        yaml.safe_dump({"maps": [m.model_dump(mode="json", exclude_none=True) | extra for m in maps]})
+    )
     return path
 
 
@@ -105,13 +137,16 @@ def store(root: Path, files: dict[str, bytes | Path]) -> Path:
         places[f"tools/{path}"] = place = root.with_name(f"{root.name}.source") / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-    manifest = describe([Piece(path, place, "made by a test", "mit") for path, place in places.items()], ["a test's files"])
+    manifest = describe(
+        [Piece(path, place, "made by a test", "mit") for path, place in places.items()], ["a test's files"]
+    )
     write_bundle(root, manifest, places, archive=False)
     return root
 
 
 def flip(place: Path) -> None:
-    """Changes one bit in the middle; the time of change moves on as it does for files that do not follow within a clock tick."""
+    """Changes one bit in the middle; the time of change moves on as it does for files that do not follow
+    within a clock tick."""
     data = bytearray(place.read_bytes())
     data[len(data) // 2] ^= 1
     stamp = place.stat().st_mtime_ns
@@ -149,7 +184,10 @@ def test_every_row_of_the_table_names_a_pyiqa_metric_of_its_kind():
         if spec.own:
             continue
         config = DEFAULT_CONFIGS[spec.metric]
-        assert (spec.reference, spec.lower_better) == (config["metric_mode"], config.get("lower_better", False)), spec.name
+        assert (spec.reference, spec.lower_better) == (
+            config["metric_mode"],
+            config.get("lower_better", False),
+        ), spec.name
 
 
 def test_import_is_light():
@@ -162,14 +200,17 @@ def test_import_is_light():
 
 
 def test_logistic_by_hand():
-    # b = (2, 1, 0, 0, 3) at ln 3: 2 (1/2 - 1/(1 + 3)) + 3 = 3.5. Without the `1 +` of the paper's misprint: 3.33.
+    # b = (2, 1, 0, 0, 3) at ln 3: 2 (1/2 - 1/(1 + 3)) + 3 = 3.5. Without the `1 +` of the paper's misprint:
+    # 3.33.
     assert plain().unclipped(math.log(3)) == pytest.approx(3.5, abs=1e-12)
 
 
 def test_logistic_agrees_with_scipy_and_does_not_overflow():
     logistic = plain(b1=-592.6, b2=7.5, b3=0.3, b4=-0.2, b5=2.0)
     for x in (-1e6, -3.0, 0.29, 0.31, 4.0, 1e6):
-        assert logistic.unclipped(x) == pytest.approx(-592.6 * (0.5 - expit(-7.5 * (x - 0.3))) - 0.2 * x + 2.0, rel=1e-12)
+        assert logistic.unclipped(x) == pytest.approx(
+            -592.6 * (0.5 - expit(-7.5 * (x - 0.3))) - 0.2 * x + 2.0, rel=1e-12
+        )
 
 
 def test_map_clips_to_the_scale_and_holds_beyond_the_domain():
@@ -180,8 +221,9 @@ def test_map_clips_to_the_scale_and_holds_beyond_the_domain():
 
 
 def test_a_turn_between_grid_points_is_found():
-    # Slope b1 b2 u + b4 with u = s(1 - s). b1 = -0.002, b2 = 4000: -8u + 1 < 0 where u > 1/8, i.e. |x - b3| below
-    # ln((1 + sqrt(1/2)) / (1 - sqrt(1/2))) / 4000 = 4.4e-4: no grid of a thousand points over [0, 1] need see it.
+    # Slope b1 b2 u + b4 with u = s(1 - s). b1 = -0.002, b2 = 4000: -8u + 1 < 0 where u > 1/8, i.e. |x - b3|
+    # below ln((1 + sqrt(1/2)) / (1 - sqrt(1/2))) / 4000 = 4.4e-4: no grid of a thousand points over [0, 1]
+    # need see it.
     narrow = plain(b1=-0.002, b2=4000, b3=0.50051, b4=1, b5=2, domain=(0, 1))
     assert not narrow.is_monotone()
     assert narrow.turning_point() == pytest.approx(0.50051, abs=4.5e-4)
@@ -198,9 +240,12 @@ def test_a_map_that_runs_against_its_tool_is_not_monotone():
 
 
 def test_a_map_that_turns_is_refused_by_name_and_place(tmp_path):
-    # Slope -2*2*u + 0.75 is zero at u = 3/16, s = 3/4: x = 0.5 + ln(3)/2 = 1.0493; the other root lies below the domain.
+    # Slope -2*2*u + 0.75 is zero at u = 3/16, s = 3/4: x = 0.5 + ln(3)/2 = 1.0493; the other root lies below
+    # the domain.
     turning = plain(tool="VSI", b1=-2, b2=2, b3=0.5, b4=0.75, domain=(0, 3))
-    with pytest.raises(CalibrationError, match=r"map of VSI is not monotone over \[0, 3\], it turns at 1\.049"):
+    with pytest.raises(
+        CalibrationError, match=r"map of VSI is not monotone over \[0, 3\], it turns at 1\.049"
+    ):
         load_maps(map_file(tmp_path / "maps.yaml", turning))
     assert load_maps(map_file(tmp_path / "maps.yaml", turning, status="rejected", reason="it turns")) == {}
 
@@ -259,10 +304,14 @@ def test_shipped_maps_run_one_way_and_say_where_they_come_from():
 @pytest.mark.parametrize("lower_better", [False, True])
 def test_fit_finds_a_known_curve(lower_better):
     sign = -1 if lower_better else 1
-    truth = plain(b1=sign * 3, b2=0.2, b3=40, b4=sign * 0.005, b5=3, domain=(0, 100), lower_better=lower_better)
+    truth = plain(
+        b1=sign * 3, b2=0.2, b3=40, b4=sign * 0.005, b5=3, domain=(0, 100), lower_better=lower_better
+    )
     x = np.random.default_rng(0).uniform(0, 100, 200)
     y = np.array([truth.unclipped(v) for v in x])
-    found, quality = fit_logistic(x, y, tool="T", domain=(0, 100), lower_better=lower_better, source="test", fitted_on="none")
+    found, quality = fit_logistic(
+        x, y, tool="T", domain=(0, 100), lower_better=lower_better, source="test", fitted_on="none"
+    )
     assert (quality.srcc, quality.n) == (pytest.approx(1), 200)
     assert quality.rmse < 1e-3
     assert max(abs(found.unclipped(v) - truth.unclipped(v)) for v in np.linspace(0, 100, 50)) < 5e-3
@@ -292,7 +341,9 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
             Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(tmp_path / name)
         rows.append(f"{i}.png,ref{i}.png,{100 - 4 * i}")
     (tmp_path / "mos.csv").write_text("\n".join(rows))
-    out = map_file(tmp_path / "maps.yaml", plain(tool="PSNR", domain=(5, 60)), plain(tool="VSI", domain=(0, 1)))
+    out = map_file(
+        tmp_path / "maps.yaml", plain(tool="PSNR", domain=(5, 60)), plain(tool="VSI", domain=(0, 1))
+    )
     monkeypatch.setattr(sys, "argv", ["fit_tools.py", "dataset", str(tmp_path / "mos.csv"), "--mos-range", "0", "100",
                                       "--name", "mine", "--tools", "psnr", "--plots", str(tmp_path), "--out", str(out)])  # fmt: skip
     with pytest.raises(SystemExit) as done:
@@ -324,7 +375,11 @@ def test_psnr_by_hand(runner):
 
 def test_without_weights_exactly_the_weight_free_tools_score(runner):
     assert {info.name for info in runner.available(full_reference=False)} == {"PIQE", "NIQE", "LocalNR"}
-    assert {info.name for info in runner.available(full_reference=True)} == WEIGHT_FREE_FR | {"PIQE", "NIQE", "LocalNR"}
+    assert {info.name for info in runner.available(full_reference=True)} == WEIGHT_FREE_FR | {
+        "PIQE",
+        "NIQE",
+        "LocalNR",
+    }
     assert {info.reference for info in runner.info(full_reference=False)} == {"NR"}
     assert {info.name for info in runner.info()} == set(TOOLS)
 
@@ -370,7 +425,8 @@ def test_a_cache_that_goes_bad_is_a_tool_error(tmp_path, photo):
 
 
 def test_after_preparing_building_a_metric_changes_nothing_that_models_run_on(tmp_path, photo):
-    """MS-SSIM is one of the metrics whose building imported Q-Align, which replaces parts of transformers' Llama."""
+    """MS-SSIM is one of the metrics whose building imported Q-Align, which replaces parts of transformers'
+    Llama."""
     script = (
         "import threading; from transformers.models.llama import modeling_llama as llama\n"
         "from agentic_iqa_local.iqa_tools import ToolRunner; from PIL import Image\n"
@@ -382,7 +438,9 @@ def test_after_preparing_building_a_metric_changes_nothing_that_models_run_on(tm
         "picture = Image.new('RGB', (256, 256), 'grey'); runner.measure('MS-SSIM', picture, picture)\n"
         "done.set(); watcher.join(); print(seen)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.strip().splitlines()[-1] == "{True}"
 
 
@@ -430,12 +488,16 @@ def test_a_convolution_by_rows_is_the_same(channels, filters, kernel, options):
     rng = torch.Generator().manual_seed(0)
     tall, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
     x = torch.rand(2, channels, 400, 301, dtype=torch.float64, generator=rng)
-    weight = torch.rand(filters, channels // options.get("groups", 1), tall, wide, dtype=torch.float64, generator=rng)
+    weight = torch.rand(
+        filters, channels // options.get("groups", 1), tall, wide, dtype=torch.float64, generator=rng
+    )
     whole = torch.nn.functional.conv2d(x, weight, **options)
     with CPUKernels():
         for layout in (torch.contiguous_format, torch.channels_last):  # pictures arrive with channels last
             ours = torch.nn.functional.conv2d(x.to(memory_format=layout), weight, **options)
-            torch.testing.assert_close(ours, whole, rtol=1e-13, atol=0)  # at most 121 positive products, in another order
+            torch.testing.assert_close(
+                ours, whole, rtol=1e-13, atol=0
+            )  # at most 121 positive products, in another order
 
 
 def test_the_fourth_power_is_squared_twice():
@@ -447,8 +509,8 @@ def test_the_fourth_power_is_squared_twice():
 
 @pytest.mark.parametrize("tool", ["NIQE", "SSIM"])
 def test_windows_slide_over_few_rows_at_a_time(runner, tool):
-    # A convolution of torch's own would copy 1000 · 900 pixels · 49 (NIQE) or 121 (SSIM) neighbours · 8 bytes = 350 or 870 MB,
-    # and from 32768 elements on torch waits for all its threads at every sum.
+    # A convolution of torch's own would copy 1000 · 900 pixels · 49 (NIQE) or 121 (SSIM) neighbours · 8 bytes
+    # = 350 or 870 MB, and from 32768 elements on torch waits for all its threads at every sum.
     large, original = (picture.resize((1000, 900)) for picture in pair(2))
     with Float64() as work:
         runner.measure(tool, large, original)
@@ -463,27 +525,41 @@ def test_raw_scores_are_those_of_pyiqa_itself(runner, photo, tool):
 
     spec, picture = TOOLS[tool], pair(4)[0].crop((100, 80, 292, 272))
     options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
-    tensors = [torch.from_numpy(np.array(p)).permute(2, 0, 1)[None].contiguous().float() / 255 for p in (picture, photo)]
+    tensors = [
+        torch.from_numpy(np.array(p)).permute(2, 0, 1)[None].contiguous().float() / 255
+        for p in (picture, photo)
+    ]
     with torch.inference_mode():
-        theirs = float(pyiqa.create_metric(spec.metric, device="cpu", **options)(*tensors[: 2 if spec.reference == "FR" else 1]))
+        theirs = float(
+            pyiqa.create_metric(spec.metric, device="cpu", **options)(
+                *tensors[: 2 if spec.reference == "FR" else 1]
+            )
+        )
     assert runner.measure(tool, picture, photo) == pytest.approx(theirs, rel=1e-6)
 
 
-def test_a_picture_too_large_for_a_tool_is_measured_on_five_native_crops_of_it_and_of_its_reference(tmp_path, monkeypatch):
+def test_a_picture_too_large_for_a_tool_is_measured_on_five_native_crops_of_it_and_of_its_reference(
+    tmp_path, monkeypatch
+):
     seen = []
     stand_in(monkeypatch, lambda *a, **k: lambda *pictures: seen.append(pictures) or torch.tensor(100.0))
     runner = ToolRunner(models=tmp_path, cache=tmp_path / "scores.sqlite")
     rng = np.random.default_rng(0)
-    image, reference = (Image.fromarray(rng.integers(0, 256, (800, 1000, 3), dtype=np.uint8)) for _ in range(2))
+    image, reference = (
+        Image.fromarray(rng.integers(0, 256, (800, 1000, 3), dtype=np.uint8)) for _ in range(2)
+    )
     assert TOOLS["MAD"].most_megapixels == 0.5
     reading = runner.score("MAD", image, reference)
-    # Sides are multiples of 96 with at most 0.5 / 5 megapixels. 288×288 is nearest to the picture's 1.25:1 (480×192: 2.5:1).
-    # Centres at (500, 400), (250, 200), (750, 600), (750, 200), (250, 600); corners at the multiple of 8 below.
+    # Sides are multiples of 96 with at most 0.5 / 5 megapixels. 288×288 is nearest to the picture's 1.25:1
+    # (480×192: 2.5:1). Centres at (500, 400), (250, 200), (750, 600), (750, 200), (250, 600); corners at the
+    # multiple of 8 below.
     corners = [(352, 256), (104, 56), (600, 456), (600, 56), (104, 456)]
     assert reading.crops == tuple((x, y, x + 288, y + 288) for x, y in corners)
     (measured,) = seen
     for picture, tensor in zip((image, reference), measured, strict=True):
-        side_by_side = np.concatenate([np.asarray(picture)[y : y + 288, x : x + 288] for x, y in corners], axis=1)
+        side_by_side = np.concatenate(
+            [np.asarray(picture)[y : y + 288, x : x + 288] for x, y in corners], axis=1
+        )
         assert np.array_equal((tensor[0].permute(1, 2, 0) * 255).round().numpy(), side_by_side)
     assert runner.score("MAD", image, reference) == replace(reading, cached=True, seconds=0.0)
     # Kept apart from a score of all its pixels, and that is what a picture of half a megapixel gets.
@@ -494,14 +570,19 @@ def test_a_picture_too_large_for_a_tool_is_measured_on_five_native_crops_of_it_a
 
 
 def test_a_perfect_mad_of_pictures_that_differ_is_refused(runner, photo):
-    tall, original = photo.filter(ImageFilter.GaussianBlur(2)).crop((0, 0, 64, 192)), photo.crop((0, 0, 64, 192))
+    tall, original = (
+        photo.filter(ImageFilter.GaussianBlur(2)).crop((0, 0, 64, 192)),
+        photo.crop((0, 0, 64, 192)),
+    )
     with pytest.raises(ToolError, match="MAD found no difference between two images of 64×192 that differ"):
         runner.measure("MAD", tall, original)
     assert runner.measure("MAD", original, original) == 0
 
 
 def test_a_picture_without_texture_is_refused_in_words(tmp_path):
-    with pytest.raises(ToolError, match="NIQE finds too little texture in an image of 200×300; use another tool"):
+    with pytest.raises(
+        ToolError, match="NIQE finds too little texture in an image of 200×300; use another tool"
+    ):
         ToolRunner(models=tmp_path).score("NIQE", Image.new("RGB", (200, 300), "grey"))
 
 
@@ -525,7 +606,9 @@ def test_crops_estimate_the_score_of_the_whole_picture(runner):
     for tool in ("NIQE", "SSIM"):
         spec = replace(TOOLS[tool], most_megapixels=0.9)
         sample, _ = runner._measure(spec, *many, crops_of(spec, *many[0].size))
-        assert runner.maps[tool](sample) == pytest.approx(runner.maps[tool](runner.measure(tool, *many)), abs=0.2), tool
+        assert runner.maps[tool](sample) == pytest.approx(
+            runner.maps[tool](runner.measure(tool, *many)), abs=0.2
+        ), tool
 
 
 def test_an_assessment_says_when_a_tool_measured_crops(tmp_path):
@@ -536,7 +619,9 @@ def test_an_assessment_says_when_a_tool_measured_crops(tmp_path):
     images = OpenImages(scripted_services(ScriptedClient([]), tools), str(path))
     (log,) = run_tool("Global", "Noise", "NIQE", None, images)
     assert log.crops == 2
-    assert images.warnings == ["NIQE would take long on all 300×200 pixels; it measured 2 native-resolution crops of 96×192"]
+    assert images.warnings == [
+        "NIQE would take long on all 300×200 pixels; it measured 2 native-resolution crops of 96×192"
+    ]
 
 
 def test_the_listed_costs_are_those_measured():
@@ -553,7 +638,11 @@ def test_the_listed_costs_are_those_measured():
 
 def test_the_list_of_tools_says_what_each_costs(runner):
     niqe, lpips = find_info(runner, "NIQE"), find_info(runner, "LPIPS")
-    assert cost(niqe) == f"about {TOOLS['NIQE'].seconds:g} s a megapixel on one CPU core; beyond 16 megapixels it measures crops"
+    assert (
+        cost(niqe)
+        == f"about {TOOLS['NIQE'].seconds:g} s a megapixel on one CPU core; beyond 16 megapixels it measures"
+        " crops"
+    )
     assert cost(lpips) == "not measured"
     text = tool_table([niqe, lpips])
     assert cost(niqe) in " ".join(text.split())
@@ -564,15 +653,15 @@ def test_the_list_of_tools_says_what_each_costs(runner):
 def test_a_fresh_process_that_scores_prints_nothing(tmp_path):
     """Not even for a picture without texture, of which NIQE makes 0 / 0 and torch a warning."""
     script = (
-        "from PIL import Image\n"
-        "from agentic_iqa_local.iqa_tools import ToolError, ToolRunner\n"
-        f"image, reference = (Image.open(f'{PAIRS}/{{folder}}/I06.bmp').convert('RGB') for folder in ('dist_dir', 'ref_dir'))\n"
-        f"runner = ToolRunner(models={str(tmp_path)!r})\n"
-        "runner.score('NIQE', image); runner.score('VSI', image, reference)\n"
-        "try: runner.score('NIQE', Image.new('RGB', (300, 300), 'grey'))\n"
-        "except ToolError: pass"
+        "from PIL import Image\nfrom agentic_iqa_local.iqa_tools import ToolError, ToolRunner\nimage,"
+        f" reference = (Image.open(f'{PAIRS}/{{folder}}/I06.bmp').convert('RGB') for folder in ('dist_dir',"
+        f" 'ref_dir'))\nrunner = ToolRunner(models={str(tmp_path)!r})\nrunner.score('NIQE', image);"
+        " runner.score('VSI', image, reference)\ntry: runner.score('NIQE', Image.new('RGB', (300, 300),"
+        " 'grey'))\nexcept ToolError: pass"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert (done.stdout, done.stderr) == ("", "")
 
 
@@ -594,11 +683,18 @@ def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     bare = ToolRunner(models=tmp_path)
-    with pytest.raises(ToolError, match=r"missing weights pyiqa/LPIPS_v0\.1_alex-df73285e\.pth, checkpoints/alexnet"):
+    with pytest.raises(
+        ToolError, match=r"missing weights pyiqa/LPIPS_v0\.1_alex-df73285e\.pth, checkpoints/alexnet"
+    ):
         bare.score("lpips", photo, photo)
     with pytest.raises(ToolError, match="Entropy is unavailable: not a measure of quality"):
         bare.score("Entropy", photo)
-    weights = [*TOOLS["LPIPS"].weights, *TOOLS["UNIQUE"].weights, *TOOLS["CNNIQA"].weights, TOOLS["TOPIQ_FR"].weights[0]]
+    weights = [
+        *TOOLS["LPIPS"].weights,
+        *TOOLS["UNIQUE"].weights,
+        *TOOLS["CNNIQA"].weights,
+        TOOLS["TOPIQ_FR"].weights[0],
+    ]
     some = ToolRunner(models=store(tmp_path / "some", {f"hub/{weight}": b"" for weight in weights}))
     known = {info.name: info for info in some.info()}
     assert (known["LPIPS"].available, known["LPIPS"].reason) == (True, None)
@@ -609,21 +705,31 @@ def test_tools_that_cannot_score_say_why(tmp_path, photo, monkeypatch):
     assert find_info(ToolRunner(models=store(tmp_path / "whole", files)), "TOPIQ_FR").available
 
 
-def test_weights_outside_a_models_folder_are_not_loaded_and_the_bundle_that_would_be_is_named(tmp_path, photo, monkeypatch):
+def test_weights_outside_a_models_folder_are_not_loaded_and_the_bundle_that_would_be_is_named(
+    tmp_path, photo, monkeypatch
+):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     hub = tmp_path / "torch" / "hub"
-    for place in (hub / "pyiqa/cfanet_nr_koniq_res50-9a73138b.pth", tmp_path / "hf/models--timm--resnet50.a1_in1k/refs/main"):
+    for place in (
+        hub / "pyiqa/cfanet_nr_koniq_res50-9a73138b.pth",
+        tmp_path / "hf/models--timm--resnet50.a1_in1k/refs/main",
+    ):
         place.parent.mkdir(parents=True)
         place.touch()
     with pytest.raises(ToolError, match=r"TOPIQ_NR is unavailable: missing weights pyiqa/cfanet") as caught:
         ToolRunner(models=tmp_path / "models").score("TOPIQ_NR", photo)
-    line = f"fetch_models.py --tools TOPIQ_NR --weights {hub} --huggingface {tmp_path / 'hf'} makes a bundle of them"
+    line = (
+        f"fetch_models.py --tools TOPIQ_NR --weights {hub} --huggingface {tmp_path / 'hf'} makes a bundle of"
+        " them"
+    )
     assert line in str(caught.value)
     # In the models folder, but not from a bundle: the same.
     (tmp_path / "models" / "tools").mkdir(parents=True)
     hub.rename(tmp_path / "models" / "tools" / "hub")
-    assert "missing weights pyiqa/cfanet" in find_info(ToolRunner(models=tmp_path / "models"), "TOPIQ_NR").reason
+    assert (
+        "missing weights pyiqa/cfanet" in find_info(ToolRunner(models=tmp_path / "models"), "TOPIQ_NR").reason
+    )
 
 
 def find_info(runner: ToolRunner, name: str):
@@ -713,10 +819,14 @@ def test_downloads_are_refused_while_a_metric_is_built(tmp_path, photo, monkeypa
 
     def build(*args, **options):
         # `urlopen` is looked up when called, as CLIP's downloader does.
-        (urllib.request.urlopen if loader == "urllib" else fetch[loader])("https://example.invalid/weights.pth")
+        (urllib.request.urlopen if loader == "urllib" else fetch[loader])(
+            "https://example.invalid/weights.pth"
+        )
 
     stand_in(monkeypatch, build)
-    with pytest.raises(ToolError, match=r"PSNR could not be built on cpu: Refused to download https://example\.invalid/"):
+    with pytest.raises(
+        ToolError, match=r"PSNR could not be built on cpu: Refused to download https://example\.invalid/"
+    ):
         ToolRunner(models=tmp_path).score("PSNR", photo, photo)
     assert urllib.request.urlopen is original
 
@@ -753,7 +863,9 @@ def cnniqa(tmp_path_factory) -> Path:
     return file
 
 
-def test_a_tool_with_weights_scores_from_the_models_folder_and_not_after_one_bit_has_changed(tmp_path, photo, cnniqa):
+def test_a_tool_with_weights_scores_from_the_models_folder_and_not_after_one_bit_has_changed(
+    tmp_path, photo, cnniqa
+):
     (weight,) = TOOLS["CNNIQA"].weights
     models = store(tmp_path / "models", {f"hub/{weight}": cnniqa})
     maps = map_file(tmp_path / "maps.yaml", plain(tool="CNNIQA", domain=(-10, 10)))
@@ -773,7 +885,9 @@ def test_weights_are_read_once_a_process(tmp_path, photo, cnniqa, monkeypatch):
     models = store(tmp_path / "models", {f"hub/{weight}": cnniqa})
     maps = map_file(tmp_path / "maps.yaml", plain(tool="CNNIQA", domain=(-10, 10)))
     read, digest = [], hashlib.file_digest
-    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: read.append(file.name) or digest(file, kind))
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda file, kind: read.append(file.name) or digest(file, kind)
+    )
     for _ in range(2):
         runner = ToolRunner(models=models, maps_path=maps, cache=tmp_path / "scores.sqlite")
         for picture in (photo, photo.transpose(Image.Transpose.ROTATE_90)):
@@ -792,7 +906,9 @@ def test_scores_kept_on_disk_are_those_of_the_same_weights(tmp_path, photo, cnni
 
     def score(name: str, file: Path):
         models = store(tmp_path / name, {f"hub/{weight}": file})
-        return ToolRunner(models=models, maps_path=maps, cache=tmp_path / "scores.sqlite").score("CNNIQA", photo)
+        return ToolRunner(models=models, maps_path=maps, cache=tmp_path / "scores.sqlite").score(
+            "CNNIQA", photo
+        )
 
     first, risen, again = score("first", cnniqa), score("risen", other), score("again", cnniqa)
     assert [first.cached, risen.cached, again.cached] == [False, False, True]
@@ -816,7 +932,9 @@ def test_a_pickle_that_holds_more_than_weights_is_refused_though_the_manifest_na
     (weight,) = TOOLS["CNNIQA"].weights
     torch.save({"params": Touch(tmp_path / "ran")}, tmp_path / "evil.pth")
     models = store(tmp_path / "models", {f"hub/{weight}": tmp_path / "evil.pth"})
-    with pytest.raises(ToolError, match=r"CNNIQA could not be built on cpu: Refused to load .*expected weights alone"):
+    with pytest.raises(
+        ToolError, match=r"CNNIQA could not be built on cpu: Refused to load .*expected weights alone"
+    ):
         ToolRunner(models=models).measure("CNNIQA", photo)
     assert not (tmp_path / "ran").exists()
     torch.load(tmp_path / "evil.pth", weights_only=False)  # and it would have run
@@ -830,7 +948,10 @@ def test_what_a_metric_loads_behind_its_back_must_be_of_the_manifest_too(tmp_pat
     hub = tmp_path / "models" / "tools" / "hub"
     script = torch.jit.script(torch.nn.Identity())
     script.save(tmp_path / "named.pt")
-    store(tmp_path / "models", {"hub/clip/named.pt": tmp_path / "named.pt", "hub/pyiqa/named.pth": pickle.dumps({})})
+    store(
+        tmp_path / "models",
+        {"hub/clip/named.pt": tmp_path / "named.pt", "hub/pyiqa/named.pth": pickle.dumps({})},
+    )
     script.save(hub / "clip" / "stranger.pt")
     torch.save({}, hub / "pyiqa" / "stranger.pth")
     tried = []
@@ -857,18 +978,26 @@ def test_what_a_metric_loads_behind_its_back_must_be_of_the_manifest_too(tmp_pat
     assert torch.load(hub / "pyiqa" / "stranger.pth") == {}  # afterwards torch is itself again
 
 
-def test_a_snapshot_is_found_in_the_models_folder_and_holds_nothing_but_what_the_manifest_names(tmp_path, photo, monkeypatch):
+def test_a_snapshot_is_found_in_the_models_folder_and_holds_nothing_but_what_the_manifest_names(
+    tmp_path, photo, monkeypatch
+):
     import huggingface_hub
 
     commit = "c0ffee" * 6 + "beef"
     weight = TOOLS["HyperIQA"].weights[0]
     snapshot = f"{TIMM}/snapshots/{commit}"
-    files = {f"hub/{weight}": b"weights", f"{snapshot}/model.safetensors": b"tensors", f"{TIMM}/refs/main": commit.encode()}
+    files = {
+        f"hub/{weight}": b"weights",
+        f"{snapshot}/model.safetensors": b"tensors",
+        f"{TIMM}/refs/main": commit.encode(),
+    }
     models = store(tmp_path / "models", files)
     found = []
 
     def build(*args, **options):
-        found.append(huggingface_hub.hf_hub_download("timm/resnet50.a1_in1k", "model.safetensors"))  # as timm asks
+        found.append(
+            huggingface_hub.hf_hub_download("timm/resnet50.a1_in1k", "model.safetensors")
+        )  # as timm asks
         return lambda *images: 0.5
 
     stand_in(monkeypatch, build)
@@ -899,5 +1028,7 @@ import sys
 assert "pyiqa.archs.q_align.modeling_llama2" in sys.modules
 assert parts() == before
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -26,7 +26,9 @@ KNOWN = {*DATASETS, *OTHER_SETS}
 
 @pytest.fixture(scope="module")
 def maps():
-    return {name: logistic.fitted_on for name, logistic in load_maps(ROOT / "configs" / "tool_maps.yaml").items()}
+    return {
+        name: logistic.fitted_on for name, logistic in load_maps(ROOT / "configs" / "tool_maps.yaml").items()
+    }
 
 
 # The table
@@ -91,7 +93,13 @@ def test_what_was_trained_on_tid2008_has_seen_tid2013():
 
 @pytest.mark.parametrize(
     ("tool", "dataset"),
-    [("TOPIQ_FR", "tid2013"), ("TOPIQ_NR", "kadid10k"), ("LPIPS", "pipal"), ("VSI", "csiq"), ("BRISQUE", "tid2013")],
+    [
+        ("TOPIQ_FR", "tid2013"),
+        ("TOPIQ_NR", "kadid10k"),
+        ("LPIPS", "pipal"),
+        ("VSI", "csiq"),
+        ("BRISQUE", "tid2013"),
+    ],
 )
 def test_a_tool_is_clean_elsewhere(tool, dataset):
     found = exposures(dataset, [tool], {})
@@ -141,7 +149,10 @@ def test_tools_go_by_any_spelling_and_unknown_ones_are_refused():
     ("text", "keys"),
     [
         ("KADID-10k", ("kadid10k",)),
-        ("synthetic distortions of the CID22 and gb82 reference photographs (anchored on KADID-10k maps)", ("kadid10k",)),
+        (
+            "synthetic distortions of the CID22 and gb82 reference photographs (anchored on KADID-10k maps)",
+            ("kadid10k",),
+        ),
         ("KonIQ-10k, the training split, and LIVE in the Wild", ("koniq10k", "clive")),
         ("LIVE release 2; LIVE", ("live",)),
         ("photographs of my own", ()),
@@ -159,7 +170,9 @@ def test_all_shipped_maps_lean_on_kadid(maps):
 # Models
 
 
-@pytest.mark.parametrize("folder", [path.parent for path in (ROOT / "models").glob("*/config.json")], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder", [path.parent for path in (ROOT / "models").glob("*/config.json")], ids=lambda path: path.name
+)
 def test_our_own_models_saw_no_human_score(folder):
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     training = training_of_model(config["model_type"], config)

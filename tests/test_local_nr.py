@@ -1,4 +1,5 @@
-"""LocalNR on the sample photographs, which its training held no piece of. Expected orders come from what was done to them."""
+"""LocalNR on the sample photographs, which its training held no piece of. Expected orders come from what was
+done to them."""
 
 import subprocess
 import sys
@@ -12,7 +13,16 @@ from safetensors import safe_open
 from scipy.stats import spearmanr
 
 from agentic_iqa_local.iqa_tools import ToolError, ToolRunner
-from agentic_iqa_local.iqa_tools.local_nr import CELL, CHANNELS, FAMILIES, SCALES, WEIGHTS, Examination, LocalNR, pooled
+from agentic_iqa_local.iqa_tools.local_nr import (
+    CELL,
+    CHANNELS,
+    FAMILIES,
+    SCALES,
+    WEIGHTS,
+    Examination,
+    LocalNR,
+    pooled,
+)
 from agentic_iqa_local.levels import DISTORTION_TYPES, PLACES
 from agentic_iqa_local.offline.store import file_hash
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS, Part, distort
@@ -40,7 +50,9 @@ def tensor(pixels: np.ndarray) -> torch.Tensor:
 
 
 def damaged(pixels: np.ndarray, kind: str, severity: int) -> Image.Image:
-    return Image.fromarray(DISTORTIONS[kind].apply(pixels, severity, np.random.default_rng(0)) if severity else pixels)
+    return Image.fromarray(
+        DISTORTIONS[kind].apply(pixels, severity, np.random.default_rng(0)) if severity else pixels
+    )
 
 
 @pytest.mark.parametrize("kind", ["gaussian_blur", "white_noise", "jpeg"])
@@ -77,7 +89,10 @@ def test_the_map_of_places_finds_the_damaged_quarter(network, sample, kind, plac
     picture = distort(sample, (Part(kind, 5, place),), np.random.default_rng(0)).image
     found = network.examine(Image.fromarray(picture)).places[DISTORTIONS[kind].family]
     half = 512 // CELL // 2
-    quarters = {name: found[r * half : (r + 1) * half, c * half : (c + 1) * half].mean() for name, (r, c) in PLACES.items()}
+    quarters = {
+        name: found[r * half : (r + 1) * half, c * half : (c + 1) * half].mean()
+        for name, (r, c) in PLACES.items()
+    }
     assert max(quarters, key=quarters.get) == place
     assert network.examine(Image.fromarray(picture)).damaged_part() == place
 
@@ -85,7 +100,10 @@ def test_the_map_of_places_finds_the_damaged_quarter(network, sample, kind, plac
 @pytest.mark.parametrize("size", [(450, 500), (480, 448), (330, 512)])
 def test_the_map_of_a_side_that_is_no_multiple_of_a_cell_says_the_same(network, sumac, size):
     """A cell of it holds two or three values of the deepest maps, of whose deviation training saw nothing."""
-    whole, part = (network.examine(Image.fromarray(sumac[:rows, :columns])).places for rows, columns in ((512, 512), size))
+    whole, part = (
+        network.examine(Image.fromarray(sumac[:rows, :columns])).places
+        for rows, columns in ((512, 512), size)
+    )
     for family in DISTORTION_TYPES:
         assert part[family].mean() == pytest.approx(whole[family].mean(), abs=0.4)
 
@@ -101,10 +119,14 @@ def test_the_map_of_a_side_that_is_no_multiple_of_a_cell_says_the_same(network, 
     ],
 )
 def test_damage_of_one_quarter_is_told_from_damage_everywhere(severity, part):
-    places = dict.fromkeys(DISTORTION_TYPES, np.zeros_like(severity, np.float32)) | {"Noise": np.array(severity, np.float32)}
+    places = dict.fromkeys(DISTORTION_TYPES, np.zeros_like(severity, np.float32)) | {
+        "Noise": np.array(severity, np.float32)
+    }
     assert Examination(3.0, {"none": 0.1}, 2.0, places).damaged_part() == part
     # What is seen in one quarter may be too little for the whole picture.
-    assert Examination(4.5, {"none": 0.9}, 0.0, places).damaged_part() == (None if part == "everywhere" else part)
+    assert Examination(4.5, {"none": 0.9}, 0.0, places).damaged_part() == (
+        None if part == "everywhere" else part
+    )
 
 
 def test_the_runner_says_where_also_of_a_picture_that_it_must_reduce(sumac):
@@ -133,9 +155,12 @@ def test_any_size_from_the_smallest_on_has_a_score(network, sample, size):
 
 
 def test_pooled_statistics_are_those_of_the_whole_picture(network):
-    """The deviation over a picture of equal cells against numpy's over all of its values: law of total variance."""
+    """The deviation over a picture of equal cells against numpy's over all of its values: law of total
+    variance."""
     rng = np.random.default_rng(0)
-    values = rng.normal(size=(6, 9, CHANNELS)).astype(np.float32) + np.arange(6)[:, None, None]  # cells of 9 values each
+    values = (
+        rng.normal(size=(6, 9, CHANNELS)).astype(np.float32) + np.arange(6)[:, None, None]
+    )  # cells of 9 values each
     cell = np.stack([values.mean(1), values.std(1)], 1)  # 6×2×CHANNELS
     cells = torch.from_numpy(np.stack([cell] * SCALES, 1).reshape(1, 2, 3, -1))
     found = pooled(cells)[0].view(2, SCALES, CHANNELS).numpy()
@@ -157,7 +182,9 @@ def test_the_runner_measures_it_without_pyiqa(network, sumac):
     picture = damaged(sumac, "jpeg", 3)
     reading = runner.score("LocalNR", picture)
     assert reading.raw == pytest.approx(network.quality(picture), abs=1e-4)
-    assert reading.normalized == pytest.approx(0.4286 + 0.8393 * reading.raw)  # the line of configs/tool_maps.yaml
+    assert reading.normalized == pytest.approx(
+        0.4286 + 0.8393 * reading.raw
+    )  # the line of configs/tool_maps.yaml
     with pytest.raises(ToolError, match="at least 64 pixels a side"):
         runner.score("LocalNR", picture.crop((0, 0, 63, 200)))
     script = (
@@ -165,7 +192,9 @@ def test_the_runner_measures_it_without_pyiqa(network, sumac):
         "ToolRunner().score('LocalNR', Image.new('RGB', (96, 96), (90, 90, 90)))\n"
         "assert 'pyiqa' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -175,7 +204,9 @@ def test_a_large_picture_is_measured_on_crops_that_say_the_same(sumac):
     runner = ToolRunner()
     reading = runner.score("LocalNR", mosaic)
     assert len(reading.crops) == 5
-    assert reading.normalized == pytest.approx(runner.score("LocalNR", mosaic.crop((0, 0, 1024, 1024))).normalized, abs=0.2)
+    assert reading.normalized == pytest.approx(
+        runner.score("LocalNR", mosaic.crop((0, 0, 1024, 1024))).normalized, abs=0.2
+    )
 
 
 def test_the_weights_are_those_of_the_card_and_name_their_licence():

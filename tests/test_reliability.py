@@ -13,13 +13,19 @@ RECORDS = {record.tool: record for record in load_reliability().tools}
 
 
 def known(**srcc):
-    """Reliability of tools with these SRCC by data set; a set named "seen_..." is one that the tool was trained on."""
+    """Reliability of tools with these SRCC by data set; a set named "seen_..." is one that the tool was
+    trained on."""
     tools = [
         {
             "tool": tool.replace("_", "-"),
             "sigma": 0.5,
             "published": [
-                {"data_set": name.removeprefix("seen_"), "srcc": value, "source": "s", "seen": name.startswith("seen_")}
+                {
+                    "data_set": name.removeprefix("seen_"),
+                    "srcc": value,
+                    "source": "s",
+                    "seen": name.startswith("seen_"),
+                }
                 for name, value in sets.items()
             ],
         }
@@ -37,10 +43,16 @@ def known(**srcc):
 
 def test_figures_of_pyiqa_and_piq_are_theirs():
     """Read off IQA-PyTorch's TID2013 table and PIQ's README."""
-    srcc = {tool: {entry.data_set: entry.srcc for entry in record.published} for tool, record in RECORDS.items()}
+    srcc = {
+        tool: {entry.data_set: entry.srcc for entry in record.published} for tool, record in RECORDS.items()
+    }
     assert (srcc["FSIM"]["tid2013"], srcc["FSIM"]["kadid10k"]) == (0.8509, 0.8537)
     assert (srcc["VSI"]["tid2013"], srcc["VSI"]["kadid10k"]) == (0.8949, 0.8780)
-    assert (srcc["SSIM"]["tid2013"], srcc["NIQE"]["tid2013"], srcc["TOPIQ_FR"]["tid2013"]) == (0.6269, 0.3121, 0.9165)
+    assert (srcc["SSIM"]["tid2013"], srcc["NIQE"]["tid2013"], srcc["TOPIQ_FR"]["tid2013"]) == (
+        0.6269,
+        0.3121,
+        0.9165,
+    )
 
 
 def test_what_a_tool_was_trained_on_is_marked_as_in_the_studies():
@@ -53,16 +65,21 @@ def test_what_a_tool_was_trained_on_is_marked_as_in_the_studies():
 
 
 def test_sigma_follows_from_the_published_correlation():
-    """spread·√(1 − mean r²), r the PLCC where there is one, over sets that people scored and the tool has not seen, if there are any."""
+    """spread·√(1 − mean r²), r the PLCC where there is one, over sets that people scored and the tool has not
+    seen, if there are any."""
     for tool, record in RECORDS.items():
         of_people = [entry for entry in record.published if not entry.seen and entry.data_set != "synthetic"]
         r = [entry.srcc if entry.plcc is None else entry.plcc for entry in of_people or record.published]
-        assert record.sigma == pytest.approx(load_reliability().spread * math.sqrt(1 - np.mean(np.square(r))), abs=0.005), tool
+        assert record.sigma == pytest.approx(
+            load_reliability().spread * math.sqrt(1 - np.mean(np.square(r))), abs=0.005
+        ), tool
 
 
 def test_weight_free_tools_that_are_not_clearly_worse():
     reliability = load_reliability()
-    free = {kind: [t for t, s in TOOLS.items() if s.reference == kind and not s.weights] for kind in ("FR", "NR")}
+    free = {
+        kind: [t for t, s in TOOLS.items() if s.reference == kind and not s.weights] for kind in ("FR", "NR")
+    }
     assert reliability.trusted(free["FR"]) == ["VSI", "FSIM"]
     assert reliability.trusted(free["NR"]) == ["LocalNR"]
 
@@ -84,8 +101,8 @@ def test_tools_without_figures_count_only_where_there_is_no_other():
 
 
 def test_the_error_of_a_mean():
-    """Two independent errors of 0.5 would give 0.5/√2; with ρ = 0.5 it is √((0.25 + 0.25 + 2·0.5·0.25)/4) = √0.1875; near-copies
-    give 0.5, as one does."""
+    """Two independent errors of 0.5 would give 0.5/√2; with ρ = 0.5 it is √((0.25 + 0.25 + 2·0.5·0.25)/4) =
+    √0.1875; near-copies give 0.5, as one does."""
     reliability = known(VSI={"a": 0.9}, FSIM={"a": 0.9}, PSNR={"a": 0.9}, SSIM={"a": 0.9})
     assert reliability.sigma_of_mean([("VSI", 3.0)], {}) == pytest.approx(0.5)
     assert reliability.sigma_of_mean([("VSI", 3.0), ("FSIM", 2.0)], {}) == pytest.approx(math.sqrt(0.1875))
@@ -96,13 +113,18 @@ def test_the_error_of_a_mean():
 
 
 def test_the_end_of_a_map_says_little_about_what_lies_beyond():
-    """NIQE's map ends at 3.43: truth is anywhere from there to 5, mean square (5 − 3.43)²/3 of a uniform error."""
+    """NIQE's map ends at 3.43: truth is anywhere from there to 5, mean square (5 − 3.43)²/3 of a uniform
+    error."""
     reliability = known(NIQE={"a": 0.5})
     reach = {"NIQE": (1.0, 3.43)}
     assert reliability.sigma_of_mean([("NIQE", 3.0)], reach) == pytest.approx(0.5)
     assert reliability.sigma_of_mean([("NIQE", 3.43)], reach) == pytest.approx(math.sqrt(0.25 + 1.57**2 / 3))
-    assert reliability.sigma_of_mean([("NIQE", 1.0)], {"NIQE": (1.6, 5.0)}) == pytest.approx(math.sqrt(0.25 + 0.6**2 / 3))
-    assert reliability.sigma_of_mean([("NIQE", 5.0)], {"NIQE": (1.0, 5.0)}) == pytest.approx(0.5)  # the scale's own end
+    assert reliability.sigma_of_mean([("NIQE", 1.0)], {"NIQE": (1.6, 5.0)}) == pytest.approx(
+        math.sqrt(0.25 + 0.6**2 / 3)
+    )
+    assert reliability.sigma_of_mean([("NIQE", 5.0)], {"NIQE": (1.0, 5.0)}) == pytest.approx(
+        0.5
+    )  # the scale's own end
 
 
 def test_what_is_known_of_a_tool_is_told():
@@ -136,6 +158,7 @@ def test_eta_auto_comes_from_the_tools_that_ran(tmp_path, eta, told, sigma):
 
 
 def test_tools_that_trail_the_best_come_in_the_order_of_their_distance():
-    """VSI leads GMSD by 0.05, PSNR by 0.3 on the sets that they share; of NIQE nothing is known that VSI has, too."""
+    """VSI leads GMSD by 0.05, PSNR by 0.3 on the sets that they share; of NIQE nothing is known that VSI has,
+    too."""
     found = known(VSI={"a": 0.9, "b": 0.9}, PSNR={"a": 0.6}, GMSD={"a": 0.8, "b": 0.9}, NIQE={"c": 0.99})
     assert found.trailing(["NIQE", "PSNR", "GMSD"], "VSI") == ["GMSD", "PSNR", "NIQE"]

@@ -1,4 +1,5 @@
-"""What a replan does: the gap reaches the Executor, what was found stays, the better supported pass wins, and the row tells each.
+"""What a replan does: the gap reaches the Executor, what was found stays, the better supported pass wins, and
+the row tells each.
 
 A scripted model forces each gap; the last tests ask the embedded model.
 """
@@ -20,7 +21,15 @@ from scripted import (
 
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import ModelSettings, Settings
-from agentic_iqa_local.evidence import apart, contradictions, doubts, find_gaps, outvoted, should_replan, votes
+from agentic_iqa_local.evidence import (
+    apart,
+    contradictions,
+    doubts,
+    find_gaps,
+    outvoted,
+    should_replan,
+    votes,
+)
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.nodes.planner import adding_to, correct_plan, flags_against
 from agentic_iqa_local.passes import changes, decided, support
@@ -39,7 +48,9 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.vlm_client import VLMError
 
-EVERY_PART = PlanControlFlags(distortion_detection=True, distortion_analysis=True, tool_selection=True, tool_execution=True)
+EVERY_PART = PlanControlFlags(
+    distortion_detection=True, distortion_analysis=True, tool_selection=True, tool_execution=True
+)
 SURE = dict(zip("ABCDE", np.log([0.02, 0.06, 0.12, 0.6, 0.18]), strict=True))  # near Poor
 
 
@@ -54,14 +65,18 @@ def judged(severity: str, kind: str = "Blurs", name: str = "Global") -> dict:
 def evidence(severity: str | None, *scores: tuple[str, float], **fields) -> ExecutorOutput:
     """One blur of that severity (None: nothing was found), and whole-picture scores."""
     return ExecutorOutput(
-        distortion_analysis={"Global": [DistortionAnalysis(**item) for item in judged(severity)["Global"]] if severity else []},
+        distortion_analysis={
+            "Global": [DistortionAnalysis(**item) for item in judged(severity)["Global"]] if severity else []
+        },
         quality_scores={"Global": {f"Overall quality ({tool})": (tool, score) for tool, score in scores}},
         **fields,
     )
 
 
 def rated(picture, client, tools, limit=2, settings=None, **options):
-    return assess(picture, services=scripted_services(client, tools, settings), max_replan_iterations=limit, **options)
+    return assess(
+        picture, services=scripted_services(client, tools, settings), max_replan_iterations=limit, **options
+    )
 
 
 # Gaps
@@ -130,14 +145,21 @@ def test_a_tool_is_outvoted_by_all_others_only(scores, alone):
 def test_an_outvoted_tool_has_no_vote_and_no_say_in_contradictions():
     logs = [
         ToolExecutionLog(
-            tool_name="GMSD", object_name="Global", distortion="Blurs", raw_score=1, normalized_score=4.9, outvoted=True
+            tool_name="GMSD",
+            object_name="Global",
+            distortion="Blurs",
+            raw_score=1,
+            normalized_score=4.9,
+            outvoted=True,
         )
     ]
     found = evidence("severe", ("GMSD", 4.9), tool_logs=logs)
     assert (votes(found), votes(found, "entries"), contradictions(found)) == ([], [], [])
 
 
-def fused(p: dict[str, float], q_bar: float | None, alpha: dict[int, float] | None = None, **fields) -> FusionResult:
+def fused(
+    p: dict[str, float], q_bar: float | None, alpha: dict[int, float] | None = None, **fields
+) -> FusionResult:
     values = {"mode": "logits", "vlm_letter": "A", "off_letter_mass": 0.0, "q": 3.0} | fields
     return FusionResult(p_c=p, q_bar=q_bar, alpha=alpha or dict.fromkeys(range(1, 6), 0.2), **values)
 
@@ -210,7 +232,9 @@ def test_an_invented_region_is_asked_about_once_more(picture):
         ),
         SURE,
     )
-    row = rated(picture, client, ScriptedTools({"NIQE": 3.0}), query="The sky looks odd to me, what is wrong?")
+    row = rated(
+        picture, client, ScriptedTools({"NIQE": 3.0}), query="The sky looks odd to me, what is wrong?"
+    )
     _, second = prompts(client, "PlannerReply")
     assert 'The query does not name ["tree"]' in second.case
     assert row.plan.query_scope == ["sky"]
@@ -233,7 +257,9 @@ def test_a_region_that_the_model_misses_is_found_by_its_words():
         ("How much grain is in this shot?", [], []),
     ]:
         assert regions_in(query, known) == found
-    corrected, lines = correct_plan(plan(query_scope=["vehicle"]), "How sharp are the vehicle and the background?", False, False)
+    corrected, lines = correct_plan(
+        plan(query_scope=["vehicle"]), "How sharp are the vehicle and the background?", False, False
+    )
     assert corrected.query_scope == ["vehicle", "background"]
     assert lines[0].startswith("query_scope")
 
@@ -241,7 +267,9 @@ def test_a_region_that_the_model_misses_is_found_by_its_words():
 def test_only_a_model_that_gives_boxes_may_have_tools_measure_a_region():
     wanted = plan(query_scope=["sky"])
     assert not correct_plan(wanted, "Is the sky noisy?", False, replanning=False)[0].plan.tool_execution
-    assert correct_plan(wanted, "Is the sky noisy?", False, replanning=False, locates=True)[0].plan.tool_execution
+    assert correct_plan(wanted, "Is the sky noisy?", False, replanning=False, locates=True)[
+        0
+    ].plan.tool_execution
 
 
 # The Executor
@@ -259,7 +287,11 @@ def test_a_missed_distortion_is_looked_for_again_and_what_was_found_stays(pictur
     )
     row = rated(picture, client, ScriptedTools({"NIQE": 1.5}))
     assert [item.type for item in row.evidence.distortion_analysis["Global"]] == ["Noise"]
-    assert ["low scores (NIQE 1.50)" in prompt.case for prompt in prompts(client, "DetectionReply")] == [False, True, True]
+    assert ["low scores (NIQE 1.50)" in prompt.case for prompt in prompts(client, "DetectionReply")] == [
+        False,
+        True,
+        True,
+    ]
     assert [(told.kept, told.changed) for told in row.passes] == [(False, []), (True, ["found severe Noise"])]
     assert row.passes[1].asked == row.replan_history[0].removeprefix("[Iteration 1] ")
     assert not row.need_replan
@@ -282,7 +314,8 @@ def test_the_executor_looks_twice_where_tools_find_a_flaw_and_it_did_not(picture
 
 
 def test_distortions_that_the_query_names_and_those_detected_are_united(picture):
-    """The query names noise, of which there is none to see; the tools say Poor, and the second look finds blur."""
+    """The query names noise, of which there is none to see; the tools say Poor, and the second look finds
+    blur."""
     client = ScriptedClient(
         scripted_answers(
             PlannerReply=plan_reply(distortion_source="Explicit", distortions={"Global": ["Noise"]}),
@@ -306,7 +339,11 @@ def test_tools_that_disagree_bring_a_third_and_the_one_alone_loses_its_vote(pict
     tools = ScriptedTools({"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1})
     row = rated(picture, client, tools)
     assert "tools disagree about Global (LocalNR 2.00, NIQE 4.90)" in row.passes[0].gaps[0]
-    assert [name for name, _ in tools.runs] == ["LocalNR", "NIQE", "BRISQUE"]  # each once: what was measured stays
+    assert [name for name, _ in tools.runs] == [
+        "LocalNR",
+        "NIQE",
+        "BRISQUE",
+    ]  # each once: what was measured stays
     assert {log.tool_name for log in row.tools if log.outvoted} == {"NIQE"}
     assert row.q_bar == pytest.approx(2.05)  # of LocalNR and BRISQUE
     assert any(line.startswith("NIQE has no vote") for line in row.warnings)
@@ -334,13 +371,17 @@ def test_only_the_distortion_in_doubt_is_judged_again(picture):
     row = rated(picture, client, ScriptedTools({"NIQE": 2.6}))
     assert len(prompts(client, "DetectionReply")) == 1
     assert '{"Global": ["Blurs"]}' in prompts(client, "AnalysisReply")[1].case
-    assert {i.type: i.severity for i in row.evidence.distortion_analysis["Global"]} == {"Noise": "moderate", "Blurs": "slight"}
+    assert {i.type: i.severity for i in row.evidence.distortion_analysis["Global"]} == {
+        "Noise": "moderate",
+        "Blurs": "slight",
+    }
     assert row.passes[0].gaps == ["Executor is uncertain: cannot tell how severe Blurs of Global is"]
     assert not row.need_replan
 
 
 def test_a_region_without_a_box_is_a_gap_that_a_second_look_closes(picture):
-    """The specification's "Missing tool scores for vehicle region": it happens with a model that gives boxes, and is closed."""
+    """The specification's "Missing tool scores for vehicle region": it happens with a model that gives boxes,
+    and is closed."""
     client = ScriptedClient(
         scripted_answers(
             PlannerReply=plan_reply(query_scope=["vehicle"]),
@@ -361,8 +402,11 @@ def test_a_region_without_a_box_is_a_gap_that_a_second_look_closes(picture):
 
 
 def test_letters_that_the_tools_exclude_are_read_in_the_other_order_too(picture):
-    """Forward the model says A (Excellent), where A means Bad it says A again: its letters follow the order, not the picture."""
-    client = ScriptedClient(scripted_answers(), dict(zip("ABCDE", np.log([0.99, 0.004, 0.003, 0.002, 0.001]), strict=True)))
+    """Forward the model says A (Excellent), where A means Bad it says A again: its letters follow the order,
+    not the picture."""
+    client = ScriptedClient(
+        scripted_answers(), dict(zip("ABCDE", np.log([0.99, 0.004, 0.003, 0.002, 0.001]), strict=True))
+    )
     row = rated(picture, client, ScriptedTools({"NIQE": 1.2}))
     assert "exclude each other" in row.replan_history[0]
     assert row.both_orders
@@ -400,7 +444,11 @@ def test_a_second_opinion_is_no_tool_that_was_tried_before(picture):
     client = ScriptedClient(scripted_answers(AnalysisReply=moderate_blur(severity="severe")), SURE)
     tools = ScriptedTools({"NIQE": 4.6, "LocalNR": 4.5}, names=["NIQE", "LocalNR", "BRISQUE"])
     row = rated(picture, client, tools)
-    assert [(log.tool_name, log.error is None) for log in row.tools] == [("LocalNR", True), ("NIQE", True), ("BRISQUE", False)]
+    assert [(log.tool_name, log.error is None) for log in row.tools] == [
+        ("LocalNR", True),
+        ("NIQE", True),
+        ("BRISQUE", False),
+    ]
     assert row.q_bar == pytest.approx(4.5)  # NIQE only checks LocalNR
 
 
@@ -414,7 +462,10 @@ def test_tools_that_failed_are_not_run_again(picture):
 
 def test_a_second_look_that_gives_nothing_is_no_failure(picture):
     client = ScriptedClient(
-        scripted_answers(DetectionReply=[{"Global": []}, "no JSON"], SelectionReply={"Global": {"Overall quality": "NIQE"}}), SURE
+        scripted_answers(
+            DetectionReply=[{"Global": []}, "no JSON"], SelectionReply={"Global": {"Overall quality": "NIQE"}}
+        ),
+        SURE,
     )
     row = rated(picture, client, ScriptedTools({"NIQE": 2.5}), limit=0)
     assert row.evidence.error is None
@@ -422,7 +473,8 @@ def test_a_second_look_that_gives_nothing_is_no_failure(picture):
 
 
 def test_both_orders_once_read_are_read_in_later_passes_too(picture):
-    """The second pass reads both orders; its severity is open, and the third must not go back to one order."""
+    """The second pass reads both orders; its severity is open, and the third must not go back to one
+    order."""
     client = ScriptedClient(
         scripted_answers(AnalysisReply=[judged("moderate"), judged("unclear"), judged("moderate")]),
         dict(zip("ABCDE", np.log([0.99, 0.004, 0.003, 0.002, 0.001]), strict=True)),
@@ -441,7 +493,10 @@ def test_both_orders_once_read_are_read_in_later_passes_too(picture):
 def test_an_answer_stays_when_a_later_pass_breaks_off(picture, failing):
     replies = {
         "PlannerReply": [plan_reply(), VLMError("out of memory")],
-        "SummaryReply": ['{"final_answer": "B", "quality_reasoning": "Edges appear soft."}', VLMError("out of memory")],
+        "SummaryReply": [
+            '{"final_answer": "B", "quality_reasoning": "Edges appear soft."}',
+            VLMError("out of memory"),
+        ],
     }
     answers = scripted_answers(AnalysisReply=moderate_blur(severity="severe"), **{failing: replies[failing]})
     row = rated(picture, ScriptedClient(answers, SURE), ScriptedTools({"NIQE": 4.5, "LocalNR": 4.4}))
@@ -449,7 +504,9 @@ def test_an_answer_stays_when_a_later_pass_breaks_off(picture, failing):
     assert row.q is not None
     assert len(row.passes) == 1
     assert [log.tool_name for log in row.tools] == ["LocalNR", "NIQE"]
-    assert any("another pass was asked for and failed (" in line and "out of memory" in line for line in row.warnings)
+    assert any(
+        "another pass was asked for and failed (" in line and "out of memory" in line for line in row.warnings
+    )
 
 
 def test_a_pass_that_is_kept_has_the_votes_that_it_counted(picture):
@@ -489,7 +546,12 @@ def test_whoever_asks_where_is_told(picture, query, part, told):
 
 
 def test_a_place_that_could_not_be_measured_is_a_warning(picture):
-    row = rated(picture, ScriptedClient(scripted_answers(), SURE), ScriptedTools({"NIQE": 3.0}), query="Where is it blurred?")
+    row = rated(
+        picture,
+        ScriptedClient(scripted_answers(), SURE),
+        ScriptedTools({"NIQE": 3.0}),
+        query="Where is it blurred?",
+    )
     assert row.evidence.damaged_part is None
     assert any(line.startswith("where the damage lies was not measured") for line in row.warnings)
 
@@ -550,9 +612,15 @@ def test_an_answer_that_is_no_level_was_concluded():
 
 def test_changes_name_scope_severities_and_tools():
     before = Basis(plan=plan(), evidence=evidence("slight", ("VSI", 2.0)))
-    log = ToolExecutionLog(tool_name="FSIM", object_name="Global", distortion="Blurs", raw_score=1, normalized_score=2.0)
+    log = ToolExecutionLog(
+        tool_name="FSIM", object_name="Global", distortion="Blurs", raw_score=1, normalized_score=2.0
+    )
     after = Basis(plan=plan(query_scope=["sky"]), evidence=evidence("severe", ("VSI", 2.0), tool_logs=[log]))
-    assert changes(before, after) == ["about sky, before Global", "Blurs: severe, before slight", "FSIM measured too"]
+    assert changes(before, after) == [
+        "about sky, before Global",
+        "Blurs: severe, before slight",
+        "FSIM measured too",
+    ]
 
 
 # The embedded model
@@ -564,7 +632,9 @@ def test_the_embedded_model_says_how_probable_each_severity_is(services, photo_p
     assert set(read) == {item.type for item in row.evidence.distortion_analysis["Global"]}
     for item in row.evidence.distortion_analysis["Global"]:
         assert sum(read[item.type].values()) == pytest.approx(1)
-        assert max(read[item.type], key=read[item.type].get) == item.severity  # greedy decoding wrote the likeliest word
+        assert (
+            max(read[item.type], key=read[item.type].get) == item.severity
+        )  # greedy decoding wrote the likeliest word
 
 
 def test_a_single_pass_tells_what_it_saw_measured_and_concluded(services, photo_path):
@@ -588,7 +658,9 @@ def test_a_single_pass_tells_what_it_saw_measured_and_concluded(services, photo_
         (None, 2.9, 2.8, False),  # below 3 the Executor has looked twice
     ],
 )
-def test_letters_that_see_a_flaw_which_nothing_else_shows_are_a_contradiction(severity, score, q, contradicts):
+def test_letters_that_see_a_flaw_which_nothing_else_shows_are_a_contradiction(
+    severity, score, q, contradicts
+):
     fusion = fused({"A": 0.0, "B": 0.1, "C": 0.2, "D": 0.6, "E": 0.1}, score, q=q)
     gaps = find_gaps(evidence(severity, ("NIQE", score)), plan(), fusion)
     assert ("the fused score is 2.8 of 5" in "".join(gap.reason for gap in gaps)) is contradicts

@@ -1,4 +1,5 @@
-"""What the embedded model is taught to say is true of the picture, and no check of the program takes it for wrong."""
+"""What the embedded model is taught to say is true of the picture, and no check of the program takes it for
+wrong."""
 
 import json
 import re
@@ -48,9 +49,22 @@ from agentic_iqa_local.synthetic.distortions import (
 )
 from agentic_iqa_local.synthetic.photos import Crop
 
-FIELDS = {"text", "types", "choices", "reference", "other", "topic", "kinds", "yes", "needs", "language", "ambiguous"}
+FIELDS = {
+    "text",
+    "types",
+    "choices",
+    "reference",
+    "other",
+    "topic",
+    "kinds",
+    "yes",
+    "needs",
+    "language",
+    "ambiguous",
+}
 BLANK = np.zeros((96, 96, 3), np.uint8)
-# The pseudo-MOS that pictures of a severity have on average (the card's table), for pictures that are not measured here.
+# The pseudo-MOS that pictures of a severity have on average (the card's table), for pictures that are not
+# measured here.
 QUALITY = (4.27, 3.57, 3.16, 2.69, 2.14, 1.81)
 
 
@@ -76,13 +90,17 @@ def choices_of(sample: RoleSample) -> dict[str, str]:
 
 
 def truth(crop: Crop) -> ExecutorOutput:
-    items = [DistortionAnalysis(type=p.family, severity=SEVERITY_WORDS[p.severity], explanation="-") for p in crop.sample.parts]
+    items = [
+        DistortionAnalysis(type=p.family, severity=SEVERITY_WORDS[p.severity], explanation="-")
+        for p in crop.sample.parts
+    ]
     return ExecutorOutput(distortion_analysis={"Global": items})
 
 
 @pytest.mark.parametrize("has_reference", [False, True])
 def test_the_program_finds_no_contradiction_in_what_is_learned(has_reference):
-    """Its own checks, over what the prompts show and, where they show no analysis, over the truth about the types."""
+    """Its own checks, over what the prompts show and, where they show no analysis, over the truth about the
+    types."""
     rng = np.random.default_rng(0)
     checked = Counter()
     for _ in range(500):
@@ -124,8 +142,11 @@ def test_a_sentence_names_type_strength_and_place(kind):
         for text in (short, long):
             assert misstatements(text, truth(crop), "Fair") == []
             assert place is None or any(words in text.lower() for words in QUARTERS[place])
-            assert place is not None or not any(words in text.lower() for every in QUARTERS.values() for words in every)
-    # The bar asks for 60 sentences on 100 pictures of all kinds; of one kind alone there are at least 12 a dozen pictures.
+            assert place is not None or not any(
+                words in text.lower() for every in QUARTERS.values() for words in every
+            )
+    # The bar asks for 60 sentences on 100 pictures of all kinds; of one kind alone there are at least 12 a
+    # dozen pictures.
     assert len(explanations) > 40
     assert len(reasons) > 50
 
@@ -194,9 +215,13 @@ def test_places_and_severities_to_choose_from_hold_the_truth():
         for severity in (1, 3, 5):
             crop = Crop(Sample(BLANK, (Part("white_noise", severity, place),)), BLANK, 3.0)
             sample = place_choices(crop, rng)
-            assert choices_of(sample)["ABCDEF"[int(sample.letters.argmax())]].lower() == (place or "everywhere")
+            assert choices_of(sample)["ABCDEF"[int(sample.letters.argmax())]].lower() == (
+                place or "everywhere"
+            )
             sample = severity_choices(crop, rng)
-            assert choices_of(sample)["ABCDE"[int(sample.letters.argmax())]].lower() == SEVERITY_WORDS[severity]
+            assert (
+                choices_of(sample)["ABCDE"[int(sample.letters.argmax())]].lower() == SEVERITY_WORDS[severity]
+            )
             assert len(set(choices_of(sample).values())) == len(sample.letters) >= 2
 
 
@@ -227,7 +252,14 @@ def test_what_no_quality_model_knows_is_not_told():
         sample = free_question(crop, rng)
         assert sample.prompt.instructions == EXPLANATION_PROMPT_TEMPLATE
         texts[told(sample)["final_answer"]] += 1
-    assert sum(count for text, count in texts.items() if re.search("cannot|not know|only judge|not something", text)) > 200
+    assert (
+        sum(
+            count
+            for text, count in texts.items()
+            if re.search("cannot|not know|only judge|not something", text)
+        )
+        > 200
+    )
     asked = [natural_question(crop, rng) for _ in range(300)]
     assert {sample.prompt.instructions for sample in asked} == {SCORING_PROMPT_TEMPLATE}
     assert any(told(sample)["quality_reasoning"].startswith("I cannot tell.") for sample in asked)
@@ -237,9 +269,9 @@ def test_light_roles_read_letters_or_detect():
     rng = np.random.default_rng(9)
     for _ in range(200):
         for sample in draw_light_roles(drawn_crop(rng), rng):
-            assert sample.read_only or set(json.loads(sample.answer)["Global"] if "Global" in sample.answer else ()) <= set(
-                DISTORTION_TYPES
-            )
+            assert sample.read_only or set(
+                json.loads(sample.answer)["Global"] if "Global" in sample.answer else ()
+            ) <= set(DISTORTION_TYPES)
 
 
 def test_no_sentence_of_the_grammar_stands_twice_and_every_slot_is_known():
@@ -255,7 +287,9 @@ def test_no_sentence_of_the_grammar_stands_twice_and_every_slot_is_known():
             assert row.keys() <= FIELDS, row
             assert set(row.get("types", ())) <= set(DISTORTION_TYPES), row
             assert set(row.get("kinds", ())) <= set(DISTORTIONS), row
-            assert {DISTORTIONS[kind].family for kind in row.get("kinds", ())} <= set(row.get("types", ())), row
+            assert {DISTORTIONS[kind].family for kind in row.get("kinds", ())} <= set(row.get("types", ())), (
+                row
+            )
             assert not re.search(r"[\[\]|]|  | [,.?]\S", text), row
             if part == "explicit_regions":
                 assert "o" in found, row

@@ -1,4 +1,5 @@
-"""The fusion formula. Expected values are worked out in the comments or come from the paper and the design card."""
+"""The fusion formula. Expected values are worked out in the comments or come from the paper and the design
+card."""
 
 import logging
 import math
@@ -40,14 +41,16 @@ def random_cases(count: int):
 
 
 def test_weights_are_gaussian_around_the_tools_mean(fusion):
-    # q̄ = (2 + 4)/2 = 3: exp(−4), exp(−1), 1, exp(−1), exp(−4) = .018316, .367879, 1, .367879, .018316; sum 1.772390
+    # q̄ = (2 + 4)/2 = 3: exp(−4), exp(−1), 1, exp(−1), exp(−4) = .018316, .367879, 1, .367879, .018316; sum
+    # 1.772390
     assert fusion.compute_perceptual_weights([2.0, 4.0]) == pytest.approx(
         {1: 0.010334, 2: 0.207561, 3: 0.564210, 4: 0.207561, 5: 0.010334}, abs=1e-6
     )
 
 
 def test_eta_sharpens_the_weights():
-    # η = 2 at q̄ = 3: exp(−8), exp(−2), 1 = .000335, .135335, 1; sum 1 + 2·.135335 + 2·.000335 = 1.271341; 1/1.271341
+    # η = 2 at q̄ = 3: exp(−8), exp(−2), 1 = .000335, .135335, 1; sum 1 + 2·.135335 + 2·.000335 = 1.271341;
+    # 1/1.271341
     assert ScoreFusion(eta=2.0).compute_perceptual_weights([3.0])[3] == pytest.approx(0.786571, abs=1e-6)
 
 
@@ -80,7 +83,9 @@ def test_temperature_flattens_the_logits():
     assert letter_probabilities(logits, temperature=2.0)["C"] == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize(("answer", "level"), [("A", 5), ("b", 4), (" C ", 3), ("Poor", 2), ("bad", 1), (4, 4)])
+@pytest.mark.parametrize(
+    ("answer", "level"), [("A", 5), ("b", 4), (" C ", 3), ("Poor", 2), ("bad", 1), (4, 4)]
+)
 def test_classification_gives_the_predicted_level_0_8_and_shares_the_rest(fusion, answer, level):
     assert fusion.extract_vlm_probabilities(answer, mode="classification") == pytest.approx(
         {c: 0.8 if c == level else 0.05 for c in LEVELS}
@@ -98,7 +103,21 @@ def test_uniform_is_chosen_by_name(fusion):
 
 @pytest.mark.parametrize("mode", ["logits", "classification"])
 @pytest.mark.parametrize(
-    "garbage", [None, "", "F", "Unable to determine", "A or B", 0, 6, 3.0, [0.2] * 5, {}, {"A": 0.0}, {"A": 0.0, "good": 1.0}]
+    "garbage",
+    [
+        None,
+        "",
+        "F",
+        "Unable to determine",
+        "A or B",
+        0,
+        6,
+        3.0,
+        [0.2] * 5,
+        {},
+        {"A": 0.0},
+        {"A": 0.0, "good": 1.0},
+    ],
 )
 def test_no_probability_is_invented_from_garbage(fusion, mode, garbage):
     with pytest.raises(ValueError, match=r"expected"):
@@ -131,15 +150,15 @@ def test_a_letter_of_probability_zero_is_a_probability(fusion):
 
 
 def test_one_tool_score_of_2_6_and_uniform_p_gives_close_to_2_6(fusion):
-    # exp(−1.6²), exp(−.6²), exp(−.4²), exp(−1.4²), exp(−2.4²) = .077305, .697676, .852144, .140858, .003151; sum 1.771134;
-    # times 1..5: 4.608276; quotient 2.60188
+    # exp(−1.6²), exp(−.6²), exp(−.4²), exp(−1.4²), exp(−2.4²) = .077305, .697676, .852144, .140858, .003151;
+    # sum 1.771134; times 1..5: 4.608276; quotient 2.60188
     assert fusion.fuse_scores([2.6], UNIFORM) == pytest.approx(2.60188, abs=1e-5)
 
 
 def test_the_papers_score_is_within_reach_of_its_tools(fusion):
-    # At q̄ = 2.9871 the unnormalised weights are .019283, .377430, .999834, .358449, .017392: sum 1.772388, times level 5.294403.
-    # Uniform p: 5.294403/1.772388 = 2.98716. Moving δ from p(4) to p(2):
-    # (1.058881 − .678936 δ)/(.354478 + .018981 δ) = 2.9542 at δ = .011683/.735010 = .0159.
+    # At q̄ = 2.9871 the unnormalised weights are .019283, .377430, .999834, .358449, .017392: sum 1.772388,
+    # times level 5.294403. Uniform p: 5.294403/1.772388 = 2.98716. Moving δ from p(4) to p(2): (1.058881 −
+    # .678936 δ)/(.354478 + .018981 δ) = 2.9542 at δ = .011683/.735010 = .0159.
     leaning = UNIFORM | {2: 0.2 + 0.0159, 4: 0.2 - 0.0159}
     assert fusion.fuse_scores([PAPER_MEAN], UNIFORM) == pytest.approx(2.98716, abs=1e-4)
     assert fusion.fuse_scores([PAPER_MEAN], leaning) == pytest.approx(PAPER_SCORE, abs=2e-4)
@@ -192,8 +211,12 @@ def test_sensitivity_is_the_derivative_of_the_score(eta):
 
 @pytest.mark.parametrize(("nats", "expected"), [(0, 0.93), (1, 0.73), (3, 0.35), (6, 0.04)])
 def test_the_sharper_the_model_the_less_the_tools_count(fusion, nats, expected):
-    # Design card. The mean slope over q̄ 1.5–4.5 is the rise of q over it, divided by 3; averaged over peaks at 2 and 4.
-    rises = [fusion.fuse_scores([4.5], peaked(c, nats)) - fusion.fuse_scores([1.5], peaked(c, nats)) for c in (2, 4)]
+    # Design card. The mean slope over q̄ 1.5–4.5 is the rise of q over it, divided by 3; averaged over peaks
+    # at 2 and 4.
+    rises = [
+        fusion.fuse_scores([4.5], peaked(c, nats)) - fusion.fuse_scores([1.5], peaked(c, nats))
+        for c in (2, 4)
+    ]
     assert sum(rises) / 2 / 3 == pytest.approx(expected, abs=0.005)
 
 
@@ -221,7 +244,18 @@ def test_extreme_log_probabilities_give_no_nan(fusion, low):
 
 @pytest.mark.parametrize(
     ("score", "letter"),
-    [(5, "A"), (4.5, "A"), (4.49, "B"), (3.5, "B"), (3.49, "C"), (2.5, "C"), (2.49, "D"), (1.5, "D"), (1.49, "E"), (1, "E")],
+    [
+        (5, "A"),
+        (4.5, "A"),
+        (4.49, "B"),
+        (3.5, "B"),
+        (3.49, "C"),
+        (2.5, "C"),
+        (2.49, "D"),
+        (1.5, "D"),
+        (1.49, "E"),
+        (1, "E"),
+    ],
 )
 def test_map_to_level_takes_the_nearest_level_halves_up(fusion, score, letter):
     assert fusion.map_to_level(score) == letter
@@ -262,7 +296,9 @@ def test_tool_scores_outside_1_to_5_are_refused(fusion, score):
             compute([3.0, score])
 
 
-@pytest.mark.parametrize("p", [dict.fromkeys(LEVELS, 0.3), UNIFORM | {1: -0.2, 2: 0.6}, UNIFORM | {1: math.nan}])
+@pytest.mark.parametrize(
+    "p", [dict.fromkeys(LEVELS, 0.3), UNIFORM | {1: -0.2, 2: 0.6}, UNIFORM | {1: math.nan}]
+)
 def test_probabilities_that_are_none_are_refused(fusion, p):
     with pytest.raises(ValueError, match="sum to 1"):
         fusion.fuse_scores([3.0], p)

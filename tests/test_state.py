@@ -1,4 +1,5 @@
-"""state-models.md and summarizer-state-models.md: the models, their messages, and what LangGraph does with the state."""
+"""state-models.md and summarizer-state-models.md: the models, their messages, and what LangGraph does with
+the state."""
 
 import json
 import logging
@@ -152,13 +153,17 @@ def test_planner_json_schema_is_draft_2020_12_with_descriptions_and_constraints(
     assert all(prop.get("description") for prop in schema["properties"].values())
     assert "definitions" not in schema  # drafts before 2019-09 said definitions
     assert set(schema["$defs"]["PlanControlFlags"]["properties"]) == set(FLAGS)
-    assert {"query_type", "query_scope", "distortion_source", "reference_mode", "plan"} <= set(schema["required"])
+    assert {"query_type", "query_scope", "distortion_source", "reference_mode", "plan"} <= set(
+        schema["required"]
+    )
 
 
 def test_planner_json_schema_validates_external_json():
     schema = PlannerOutput.model_json_schema()
     assert accepts(schema, plan_reply())
-    assert accepts(schema, plan_reply(query_scope=["vehicle"], distortions={"vehicle": ["Blurs"]}, required_tool="NIQE"))
+    assert accepts(
+        schema, plan_reply(query_scope=["vehicle"], distortions={"vehicle": ["Blurs"]}, required_tool="NIQE")
+    )
     assert not accepts(schema, {key: value for key, value in plan_reply().items() if key != "plan"})
     assert [field for field, value in BAD_FIELDS if accepts(schema, plan_reply(**{field: value}))] == []
 
@@ -167,7 +172,9 @@ def test_planner_json_schema_validates_external_json():
 
 
 def test_planner_input_takes_existing_images(picture):
-    task = PlannerInput(query="Is it sharp?", image_path=picture, reference_path=picture, prior_context={"turn": 1})
+    task = PlannerInput(
+        query="Is it sharp?", image_path=picture, reference_path=picture, prior_context={"turn": 1}
+    )
     assert task.model_dump() == {
         "query": "Is it sharp?", "image_path": picture, "reference_path": picture, "prior_context": {"turn": 1},
     }  # fmt: skip
@@ -207,7 +214,11 @@ def test_planner_input_refuses_a_blank_query_for_its_length(picture, query):
 
 @pytest.mark.parametrize(
     ("exception", "error_type"),
-    [(ValueError("no JSON"), "validation_error"), (RuntimeError("out of memory"), "api_error"), (OSError("gone"), "api_error")],
+    [
+        (ValueError("no JSON"), "validation_error"),
+        (RuntimeError("out of memory"), "api_error"),
+        (OSError("gone"), "api_error"),
+    ],
 )
 def test_planner_error_from_exception_keeps_type_and_message(exception, error_type):
     error = PlannerError.from_exception(exception)
@@ -219,9 +230,15 @@ def test_planner_error_from_exception_keeps_type_and_message(exception, error_ty
 def test_planner_error_carries_the_retry_metadata():
     with pytest.raises(ValidationError) as caught:
         PlannerOutput.model_validate_json("no JSON")
-    error = PlannerError.from_exception(caught.value, retry_count=2, backend="transformers.embedded", output="no JSON")
+    error = PlannerError.from_exception(
+        caught.value, retry_count=2, backend="transformers.embedded", output="no JSON"
+    )
     assert (error.error_type, error.retry_count) == ("validation_error", 2)
-    assert error.details == {"exception": "ValidationError", "backend": "transformers.embedded", "output": "no JSON"}
+    assert error.details == {
+        "exception": "ValidationError",
+        "backend": "transformers.embedded",
+        "output": "no JSON",
+    }
     assert PlannerError.model_validate_json(error.model_dump_json()) == error
 
 
@@ -284,20 +301,26 @@ def test_summarizer_output_trims_its_texts():
 @pytest.mark.parametrize("text", ["", " \n\t"])
 def test_summarizer_output_refuses_blank_texts(field, text):
     with pytest.raises(ValidationError) as caught:
-        SummarizerOutput.model_validate({"final_answer": "B", "quality_reasoning": "Soft edges.", field: text})
+        SummarizerOutput.model_validate(
+            {"final_answer": "B", "quality_reasoning": "Soft edges.", field: text}
+        )
     assert [error["loc"] for error in caught.value.errors()] == [(field,)]
 
 
 @pytest.mark.parametrize("reason", [None, "", "  "])
 def test_a_replan_without_a_reason_is_given_one_with_a_warning(reason, caplog):
     with caplog.at_level(logging.WARNING):
-        result = SummarizerOutput(final_answer="B", quality_reasoning="Soft.", need_replan=True, replan_reason=reason)
+        result = SummarizerOutput(
+            final_answer="B", quality_reasoning="Soft.", need_replan=True, replan_reason=reason
+        )
     assert result.replan_reason == "No reason provided"
     assert "replan_reason" in caplog.text
 
 
 def test_a_replan_with_a_reason_keeps_it_without_a_warning(caplog):
-    result = SummarizerOutput(final_answer="B", quality_reasoning="Soft.", need_replan=True, replan_reason="No scores")
+    result = SummarizerOutput(
+        final_answer="B", quality_reasoning="Soft.", need_replan=True, replan_reason="No scores"
+    )
     assert result.replan_reason == "No scores"
     assert not caplog.records
 
@@ -316,7 +339,9 @@ def test_summarizer_schema_shows_the_specified_examples():
     assert SummarizerOutput.model_json_schema()["examples"] == [
         {
             "final_answer": "B",
-            "quality_reasoning": "The image shows moderate blur affecting sharpness, consistent with tool score of 2.6.",
+            "quality_reasoning": (
+                "The image shows moderate blur affecting sharpness, consistent with tool score of 2.6."
+            ),
             "need_replan": False,
         },
         {
@@ -339,7 +364,11 @@ def test_state_requires_query_and_image_and_nothing_else():
     }  # fmt: skip
     hints = get_type_hints(AgenticIQAState)
     assert (hints["plan"], hints["summarizer_result"]) == (PlannerOutput, SummarizerOutput)
-    assert (hints["iteration_count"], hints["max_replan_iterations"], hints["replan_history"]) == (int, int, list[str])
+    assert (hints["iteration_count"], hints["max_replan_iterations"], hints["replan_history"]) == (
+        int,
+        int,
+        list[str],
+    )
     assert AgenticIQAState.__doc__
 
 
@@ -360,7 +389,11 @@ START_STATE: AgenticIQAState = {"query": "Rate it.", "image_path": "a.png"}
 def test_langgraph_replaces_the_plan_and_leaves_the_rest():
     evidence = ExecutorOutput.model_validate(EVIDENCE)
     old = plan(query_scope=["vehicle"], distortions={"vehicle": ["Blurs"]})
-    final = run_nodes(START_STATE | {"reference_path": "b.png"}, {"plan": old, "executor_evidence": evidence}, {"plan": plan()})
+    final = run_nodes(
+        START_STATE | {"reference_path": "b.png"},
+        {"plan": old, "executor_evidence": evidence},
+        {"plan": plan()},
+    )
     assert final["plan"] == plan()
     assert (final["query"], final["image_path"], final["reference_path"]) == ("Rate it.", "a.png", "b.png")
     assert final["executor_evidence"] == evidence
@@ -373,17 +406,25 @@ def test_langgraph_replaces_errors_and_a_run_without_one_has_none():
 
 def test_langgraph_merges_the_result_and_preserves_plan_and_evidence():
     evidence = ExecutorOutput.model_validate(EVIDENCE)
-    result = SummarizerOutput(final_answer="C", quality_reasoning="Soft edges.", need_replan=True, replan_reason="No scores")
+    result = SummarizerOutput(
+        final_answer="C", quality_reasoning="Soft edges.", need_replan=True, replan_reason="No scores"
+    )
     final = run_nodes(
         START_STATE | {"iteration_count": 0},
         {"plan": plan(), "executor_evidence": evidence},
         {"summarizer_result": result, "iteration_count": 1, "replan_history": ["[Iteration 1] No scores"]},
     )
-    assert (final["plan"], final["executor_evidence"], final["summarizer_result"]) == (plan(), evidence, result)
+    assert (final["plan"], final["executor_evidence"], final["summarizer_result"]) == (
+        plan(),
+        evidence,
+        result,
+    )
     assert (final["iteration_count"], final["replan_history"]) == (1, ["[Iteration 1] No scores"])
 
 
-@pytest.mark.parametrize("update", [{"plan": plan()}, {"plan": plan(), "executor_evidence": ExecutorOutput()}])
+@pytest.mark.parametrize(
+    "update", [{"plan": plan()}, {"plan": plan(), "executor_evidence": ExecutorOutput()}]
+)
 def test_states_without_evidence_or_result_are_valid(update):
     final = run_nodes(START_STATE, update)
     assert final.items() >= update.items()

@@ -1,4 +1,5 @@
-"""Statistics of the studies. Expected values come from scipy, from published tables, or are worked out in the comments."""
+"""Statistics of the studies. Expected values come from scipy, from published tables, or are worked out in the
+comments."""
 
 import math
 
@@ -104,7 +105,8 @@ def test_logistic_is_monotone_where_the_data_turn_and_no_worse_than_a_line():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_logistic_of_noisy_scores_is_no_worse_than_a_line(seed):
-    """Weakly related scores: the fit in their direction may need long to settle, and must not give way to a constant."""
+    """Weakly related scores: the fit in their direction may need long to settle, and must not give way to a
+    constant."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=300)
     y = 0.46 * x + np.sqrt(1 - 0.46**2) * rng.normal(size=300)
@@ -131,7 +133,8 @@ def test_the_resampling_unit():
     assert resampling_unit(nine, ["blur"] * 30) == "rows"
     assert resampling_unit(None, types) == "rows"
     labels = [
-        draws_of_rows(30, groups=g, distortions=d).over for g, d in [(ten, types), (nine, types), (nine, None), (None, types)]
+        draws_of_rows(30, groups=g, distortions=d).over
+        for g, d in [(ten, types), (nine, types), (nine, None), (None, types)]
     ]
     assert labels == ["groups", "distortion types, within these scenes", "rows, within these scenes", "rows"]
 
@@ -166,7 +169,8 @@ def test_each_draw_agrees_with_scipy_on_the_repeated_rows(statistic, groups):
 
 @pytest.mark.parametrize("statistic", [srcc, plcc, krcc])
 def test_draws_on_which_a_column_is_constant_are_undefined(statistic):
-    # Of ten units the first alone varies the column, so a draw without it (0.9^10, about a third of them) is constant.
+    # Of ten units the first alone varies the column, so a draw without it (0.9^10, about a third of them) is
+    # constant.
     x, y = np.full(20, 0.1), np.arange(20.0)
     x[0] = 0.7
     draws = draws_of_rows(20, groups=np.arange(20) // 2)
@@ -200,8 +204,9 @@ def test_a_failed_row_must_be_marked_and_columns_must_fit():
 
 
 def test_intervals_cover_a_known_truth():
-    # Spearman's correlation of a bivariate normal with correlation r is 6/π·asin(r/2); of 100 intervals at 95 % between
-    # 88 and 100 cover it (3 standard deviations of .95·.05/100, less a little for the percentile interval's own bias).
+    # Spearman's correlation of a bivariate normal with correlation r is 6/π·asin(r/2); of 100 intervals at 95
+    # % between 88 and 100 cover it (3 standard deviations of .95·.05/100, less a little for the percentile
+    # interval's own bias).
     rng = np.random.default_rng(3)
     truth, covered = 6 / math.pi * math.asin(0.3), 0
     for _ in range(100):
@@ -212,7 +217,8 @@ def test_intervals_cover_a_known_truth():
 
 
 def test_resampling_groups_widens_intervals_where_rows_repeat_within_groups():
-    # Sixteen equal rows a group hold one row's worth: the interval over rows is a quarter as wide as it should be.
+    # Sixteen equal rows a group hold one row's worth: the interval over rows is a quarter as wide as it
+    # should be.
     x, y = (np.repeat(column, 16) for column in tied_scores(30))
     by_group = interval(draws_of_rows(480, count=300, groups=np.repeat(np.arange(30), 16)).of(srcc, x, y))
     by_row = interval(draws_of_rows(480, count=300).of(srcc, x, y))
@@ -230,7 +236,9 @@ def test_a_figure_carries_its_rows_and_failures():
 
 
 def test_where_every_row_failed_there_is_no_figure():
-    figure = interval(draws_of_rows(5).of(srcc, np.full(5, np.nan), np.arange(5.0), answered=np.zeros(5, bool)))
+    figure = interval(
+        draws_of_rows(5).of(srcc, np.full(5, np.nan), np.arange(5.0), answered=np.zeros(5, bool))
+    )
     assert (figure.n, figure.failed) == (0, 5)
     assert math.isnan(figure.value)
     assert math.isnan(figure.low)
@@ -241,7 +249,11 @@ def test_figures_by_label():
     kinds = ["blur", "noise", "jpeg"] * 20
     answered = np.arange(60) != 4  # row 4 is noise
     figures = figures_by(draws_of_rows(60), kinds, srcc, x, y, answered=answered)
-    assert {kind: (f.n, f.failed) for kind, f in figures.items()} == {"blur": (20, 0), "jpeg": (20, 0), "noise": (19, 1)}
+    assert {kind: (f.n, f.failed) for kind, f in figures.items()} == {
+        "blur": (20, 0),
+        "jpeg": (20, 0),
+        "noise": (19, 1),
+    }
     assert figures["blur"].value == pytest.approx(stats.spearmanr(x[::3], y[::3]).statistic, abs=1e-12)
     assert figures["blur"].low < figures["blur"].value < figures["blur"].high
 
@@ -278,7 +290,10 @@ def test_a_verdict_says_what_the_interval_shows_and_no_more(low, high, said):
 
 def test_kendalls_tau_of_two_rows():
     """One pair, which agrees or does not; scipy's asymptotic p cannot be had of two rows."""
-    assert (krcc(np.array([1.0, 2.0]), np.array([3.0, 5.0])), krcc(np.array([1.0, 2.0]), np.array([5.0, 3.0]))) == (1, -1)
+    assert (
+        krcc(np.array([1.0, 2.0]), np.array([3.0, 5.0])),
+        krcc(np.array([1.0, 2.0]), np.array([5.0, 3.0])),
+    ) == (1, -1)
 
 
 def test_a_paired_difference_is_that_of_the_same_draws():
@@ -371,7 +386,8 @@ def test_ranked_probability_score_gives_published_values(p, outcome, score):
 
 
 def test_ranked_probability_score_between_levels_and_over_rows():
-    # Certain of 3 where the truth is 3.5: wrong by 1 over half a step of four, .5/4; certain of 1 where it is 5: 1.
+    # Certain of 3 where the truth is 3.5: wrong by 1 over half a step of four, .5/4; certain of 1 where it is
+    # 5: 1.
     certain = np.eye(5)
     assert ranked_probability_score(certain[[2]], [3.5]) == pytest.approx(0.125)
     assert ranked_probability_score(certain[[2, 0]], [3.5, 5]) == pytest.approx((0.125 + 1) / 2)
@@ -397,8 +413,11 @@ def test_expected_calibration_error():
 
 
 def test_calibration_error_of_the_letters():
-    # 4.5 rounds to 5, the likeliest: right at .7; 2.6 rounds to 3, not to 2: wrong at .8. (|1 − .7| + |0 − .8|)/2
-    assert letters_calibration_error([[0, 0, 0.1, 0.2, 0.7], [0, 0.8, 0.2, 0, 0]], [4.5, 2.6]) == pytest.approx(0.55)
+    # 4.5 rounds to 5, the likeliest: right at .7; 2.6 rounds to 3, not to 2: wrong at .8. (|1 − .7| + |0 −
+    # .8|)/2
+    assert letters_calibration_error(
+        [[0, 0, 0.1, 0.2, 0.7], [0, 0.8, 0.2, 0, 0]], [4.5, 2.6]
+    ) == pytest.approx(0.55)
 
 
 def test_monotone_map():
@@ -415,7 +434,9 @@ def test_monotone_map():
 
 
 def test_entropy():
-    assert entropy([[0.2] * 5, [0, 0, 1, 0, 0], [0.5, 0.5, 0, 0, 0]]) == pytest.approx([math.log(5), 0, math.log(2)])
+    assert entropy([[0.2] * 5, [0, 0, 1, 0, 0], [0.5, 0.5, 0, 0, 0]]) == pytest.approx(
+        [math.log(5), 0, math.log(2)]
+    )
 
 
 def test_risk_coverage():

@@ -1,5 +1,5 @@
-"""Run against run. Rows are made in the shape that inference.py stores and go through the project's own store; expected figures come
-from scipy and `ScoreFusion`."""
+"""Run against run. Rows are made in the shape that inference.py stores and go through the project's own
+store; expected figures come from scipy and `ScoreFusion`."""
 
 import csv
 import json
@@ -42,8 +42,8 @@ def rows():
 
 @pytest.fixture(scope="module")
 def folders(rows, tmp_path_factory):
-    """A poor model on 96 images, and a good one on the last 90 of them in reverse order. Of these 81 were answered: images 22, 39,
-    56, 73 and 90 could not be opened, 7, 30, 53 and 76 failed in the model."""
+    """A poor model on 96 images, and a good one on the last 90 of them in reverse order. Of these 81 were
+    answered: images 22, 39, 56, 73 and 90 could not be opened, 7, 30, 53 and 76 failed in the model."""
     root = tmp_path_factory.mktemp("runs")
     return [
         stored(root / "poor", with_letters(rows, 2.5, 1), model="P"),
@@ -60,7 +60,10 @@ def test_figures_are_scipys_on_the_images_that_both_answered(rows, folders):
     poor, good = ({row["key"]: row for row in run.rows} for run in named(folders))
     both = [key for key in poor if key in good and poor[key].get("reads") and good[key].get("reads")]
     mos = [poor[key]["mos"] for key in both]
-    q = {name: [run[key]["agent"]["fusion"]["q"] for key in both] for name, run in (("poor", poor), ("good", good))}
+    q = {
+        name: [run[key]["agent"]["fusion"]["q"] for key in both]
+        for name, run in (("poor", poor), ("good", good))
+    }
     for name in q:
         line = one(found.runs, mode="logits", run=name)
         assert line["srcc"] == pytest.approx(stats.spearmanr(q[name], mos).statistic)
@@ -87,18 +90,34 @@ def test_the_interval_is_of_whole_scenes_on_the_draws_of_a_report(folders):
     draws = Draws.make(90, np.random.default_rng(3), [poor[key]["group"] for key in common], None, 50)
     differences = []
     for weights in draws.weights:
-        keys = [key for key, count in zip(common, weights, strict=True) for _ in range(count) if poor[key].get("reads")]
+        keys = [
+            key
+            for key, count in zip(common, weights, strict=True)
+            for _ in range(count)
+            if poor[key].get("reads")
+        ]
         mos = [poor[key]["mos"] for key in keys]
-        ranks = [stats.spearmanr([run[key]["agent"]["fusion"]["q"] for key in keys], mos).statistic for run in (good, poor)]
+        ranks = [
+            stats.spearmanr([run[key]["agent"]["fusion"]["q"] for key in keys], mos).statistic
+            for run in (good, poor)
+        ]
         differences.append(ranks[0] - ranks[1])
-    assert (found["srcc_difference_low"], found["srcc_difference_high"]) == pytest.approx(np.percentile(differences, [2.5, 97.5]))
+    assert (found["srcc_difference_low"], found["srcc_difference_high"]) == pytest.approx(
+        np.percentile(differences, [2.5, 97.5])
+    )
 
 
 def test_the_verdict_is_one_sentence(rows, folders, tmp_path):
-    assert compare(named(folders), draws=200).verdicts[0].startswith("logits: good against poor on 81 images: gains (SRCC +0.")
+    assert (
+        compare(named(folders), draws=200)
+        .verdicts[0]
+        .startswith("logits: good against poor on 81 images: gains (SRCC +0.")
+    )
     assert "loses (SRCC −0." in compare(named(folders[::-1]), draws=200).verdicts[0]
     same = [folders[0], stored(tmp_path / "again", read_run(folders[0])[1])]
-    assert compare(named(same), draws=50).verdicts == ["logits: again against poor on 86 images: the same scores."]
+    assert compare(named(same), draws=50).verdicts == [
+        "logits: again against poor on 86 images: the same scores."
+    ]
     few = [stored(tmp_path / f"few {seed}", with_letters(rows[:24], 1.5, seed)) for seed in (3, 4)]
     said = compare(named(few), draws=200).verdicts[0]
     assert said.startswith('logits: "few 4" against "few 3" on 21 images: undecided: too few images (SRCC ')
@@ -109,12 +128,16 @@ def test_several_modes_and_runs_share_their_draws_and_their_images(rows, folders
     found = compare(named([*folders, third]), modes=["all"], draws=100)
     modes = {line["mode"] for line in found.runs}
     assert {"logits", "letters, image alone", "tool mean", "PSNR"} <= modes
-    assert [(line["run"], line["against"]) for line in found.differences[:2]] == [("good", "poor"), ("third", "poor")]
+    assert [(line["run"], line["against"]) for line in found.differences[:2]] == [
+        ("good", "poor"),
+        ("third", "poor"),
+    ]
     assert {line["n"] for line in found.runs if line["mode"] == "logits"} == {
         one(found.differences, mode="logits", run="third")["n"]
     }
     assert all(line["p_holm"] >= line["p"] for line in found.differences)
-    # With 100 draws no p is below 2/101, and Holm's least of so many comparisons not below 0.05: none is decided by them.
+    # With 100 draws no p is below 2/101, and Holm's least of so many comparisons not below 0.05: none is
+    # decided by them.
     assert len(found.differences) * 2 / 101 > 0.05
     assert not {"gains", "loses"} & {line["verdict"] for line in found.differences}
 
@@ -122,13 +145,21 @@ def test_several_modes_and_runs_share_their_draws_and_their_images(rows, folders
 def test_runs_that_cannot_be_compared_are_refused(rows, folders, tmp_path):
     poor, good = named(folders)
     moved = [row | {"mos": row["mos"] + 1} if i == 40 else row for i, row in enumerate(poor.rows)]
-    changed = [row | {"sha256": "0"} if row.get("sha256") and i >= 90 else row for i, row in enumerate(poor.rows)]
+    changed = [
+        row | {"sha256": "0"} if row.get("sha256") and i >= 90 else row for i, row in enumerate(poor.rows)
+    ]
     for runs, message in (
         ([poor], "expected two runs or more, got 1"),
         ([poor, Named("other", make_run("kadid10k"), poor.rows)], "poor is of tid2013 and other of kadid10k"),
-        ([poor, Named("few", poor.run, poor.rows[:9])], r"at least 10 common images, found 9 \(poor has 96, few has 9\)"),
+        (
+            [poor, Named("few", poor.run, poor.rows[:9])],
+            r"at least 10 common images, found 9 \(poor has 96, few has 9\)",
+        ),
         ([poor, Named("none", poor.run, [])], "found 0"),
-        ([poor, Named("moved", poor.run, moved)], "1 of 96 common ones have other scores in moved than in poor"),
+        (
+            [poor, Named("moved", poor.run, moved)],
+            "1 of 96 common ones have other scores in moved than in poor",
+        ),
         ([poor, Named("changed", poor.run, changed)], "other files in changed than in poor"),
         (
             [poor, Named("asked", poor.run, [{"key": "a", "question": "?"}])],
@@ -145,7 +176,9 @@ def test_the_command_prints_and_writes(folders, tmp_path):
     printed = command("compare", *folders, "--draws", 50)
     assert (printed.returncode, printed.stderr) == (0, "")
     assert printed.stdout.splitlines()[-1].startswith("logits: good against poor on 81 images: gains")
-    written = command("compare", *folders, "--draws", 50, "--mode", "logits", "tool mean", "--out", tmp_path / "new" / "out")
+    written = command(
+        "compare", *folders, "--draws", 50, "--mode", "logits", "tool mean", "--out", tmp_path / "new" / "out"
+    )
     assert written.returncode == 0, written.stderr
     assert {path.name for path in (tmp_path / "new" / "out").iterdir()} == {
         f"{name}.{kind}" for name in ("runs", "run_differences") for kind in ("csv", "md")
@@ -154,4 +187,6 @@ def test_the_command_prints_and_writes(folders, tmp_path):
         assert [line["mode"] for line in csv.DictReader(file)] == ["logits", "tool mean"]
     refused = command("compare", folders[0], tmp_path / "absent")
     assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)
-    assert refused.stderr.startswith(f"error: {tmp_path / 'absent'}: expected a folder that study.py run wrote")
+    assert refused.stderr.startswith(
+        f"error: {tmp_path / 'absent'}: expected a folder that study.py run wrote"
+    )

@@ -1,4 +1,5 @@
-"""The report on a study. Rows are made here in the shape that inference.py stores; figures come from scipy and `ScoreFusion`."""
+"""The report on a study. Rows are made here in the shape that inference.py stores; figures come from scipy
+and `ScoreFusion`."""
 
 import csv
 import html.parser
@@ -35,17 +36,36 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 def make_run(key: str = "tid2013", **model) -> dict:
     return {
         "command": ["scripts/study.py", "run"],
-        "model": {"name": "embedded", "device": "cpu", "dtype": "float32", "notice": "the small embedded model answered"} | model,
+        "model": (
+            {
+                "name": "embedded",
+                "device": "cpu",
+                "dtype": "float32",
+                "notice": "the small embedded model answered",
+            }
+            | model
+        ),
         "fusion": FusionSettings(eta=1.0).model_dump(mode="json"),
         "tools": ToolSettings().model_dump(mode="json"),
-        "maps": {name: logistic.fitted_on for name, logistic in load_maps(ROOT / "configs" / "tool_maps.yaml").items()},
-        "dataset": {"key": key, "root": "data", "edition": None, "images": ROWS, "missing": [], "left_out": {}},
+        "maps": {
+            name: logistic.fitted_on
+            for name, logistic in load_maps(ROOT / "configs" / "tool_maps.yaml").items()
+        },
+        "dataset": {
+            "key": key,
+            "root": "data",
+            "edition": None,
+            "images": ROWS,
+            "missing": [],
+            "left_out": {},
+        },
         "identity": {"reads": {"query": f"Rate it. {MARKUP}"}, "model": "M"},
     }
 
 
 def make_rows(count: int = ROWS, groups: int = 12, tools: tuple[str, ...] = ("VSI", "PSNR")) -> list[dict]:
-    """Scenes × types × levels. One in 17 images failed to open, one in 23 failed in the model, PSNR fails on one in 29."""
+    """Scenes × types × levels. One in 17 images failed to open, one in 23 failed in the model, PSNR fails on
+    one in 29."""
     rng = np.random.default_rng(7)
     return [make_row(i, rng, groups, tools) for i in range(count)]
 
@@ -70,20 +90,38 @@ def make_row(i: int, rng: np.random.Generator, groups: int, tools: tuple[str, ..
     }
     scores = {tool: float(np.clip(quality + rng.normal(0, 0.4), 1, 5)) for tool in tools}
     logs = [
-        {"tool_name": tool, "object_name": "Global", "distortion": "Noise", "raw_score": score / 5, "normalized_score": score}
+        {
+            "tool_name": tool,
+            "object_name": "Global",
+            "distortion": "Noise",
+            "raw_score": score / 5,
+            "normalized_score": score,
+        }
         for tool, score in list(scores.items())[:1]
     ]
     evidence = {
         "distortion_set": {"Global": ["Noise"]},
-        "distortion_analysis": {"Global": [{"type": "Noise", "severity": "severe", "explanation": f"Grain | {MARKUP}"}]},
+        "distortion_analysis": {
+            "Global": [{"type": "Noise", "severity": "severe", "explanation": f"Grain | {MARKUP}"}]
+        },
         "selected_tools": {"Global": {"Noise": tools[0]}},
         "quality_scores": {"Global": {"Noise": [tools[0], scores[tools[0]]]}},
         "tool_logs": logs,
     }
-    flags = dict.fromkeys(("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), True)
-    plan = {"query_type": "IQA", "query_scope": "Global", "distortion_source": "Inferred", "reference_mode": "Full-Reference"}
+    flags = dict.fromkeys(
+        ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), True
+    )
+    plan = {
+        "query_type": "IQA",
+        "query_scope": "Global",
+        "distortion_source": "Inferred",
+        "reference_mode": "Full-Reference",
+    }
     plan["plan"] = flags
-    cost = {part: {"seconds": float(rng.gamma(4, 0.1)), "prefilled": 900, "reused": 400, "decoded": 60} for part in reads}
+    cost = {
+        part: {"seconds": float(rng.gamma(4, 0.1)), "prefilled": 900, "reused": 400, "decoded": 60}
+        for part in reads
+    }
     cost |= {f"{part}, {read}": cost[part] for part in reads for read in ("generated", "reversed")}
     row |= {
         "cost": cost | {"agent": {"seconds": 1.0, "prefilled": 2000, "reused": 1000, "decoded": 200}},
@@ -98,7 +136,9 @@ def make_row(i: int, rng: np.random.Generator, groups: int, tools: tuple[str, ..
         },
         "agent_error": None,
         "reads": reads,
-        "tools": {tool: {"raw": score / 5, "normalized": score, "seconds": 0.1} for tool, score in scores.items()},
+        "tools": {
+            tool: {"raw": score / 5, "normalized": score, "seconds": 0.1} for tool, score in scores.items()
+        },
         "seen": [{"box": [0, 0, 64, 64], "tokens": 16}] * views,
         "sha256": f"{i:064x}",
         "warnings": [],
@@ -139,17 +179,24 @@ def analysed(rows: list[dict], run: dict | None = None, **options) -> Study:
 
 def test_the_fusion_is_judged_against_the_part_named_beforehand_and_the_best(rows):
     found = analysed(rows, comparator="PSNR").tables["parts"]
-    assert [(row["first"], row["second"], row["why"]) for row in found[:1]] == [("logits", "PSNR", "named beforehand")]
+    assert [(row["first"], row["second"], row["why"]) for row in found[:1]] == [
+        ("logits", "PSNR", "named beforehand")
+    ]
     assert found[1]["why"] == "best in hindsight"
     modes = {row["mode"]: row["srcc"] for row in analysed(rows).tables["modes"]}
-    parts = [name for name in modes if name in ("VSI", "PSNR", "tool mean") or name.startswith(("letters,", "mean of"))]
+    parts = [
+        name
+        for name in modes
+        if name in ("VSI", "PSNR", "tool mean") or name.startswith(("letters,", "mean of"))
+    ]
     assert found[1]["second"] == max(parts, key=modes.get)
     with pytest.raises(StudyError, match="comparator"):
         analysed(rows, comparator="FSIM")
 
 
 def test_an_interval_that_reaches_over_the_margin_decides_nothing(rows):
-    """Twenty images cannot tell the fused score from a part of it that ranks as well: neither a gain, nor a loss of at most 0.02."""
+    """Twenty images cannot tell the fused score from a part of it that ranks as well: neither a gain, nor a
+    loss of at most 0.02."""
     study = analysed(rows[:20], comparator="letters, all evidence", draws=200)
     found = study.tables["parts"][0]
     assert found["srcc_difference_low"] < -0.02 < 0 < found["srcc_difference_high"]
@@ -168,7 +215,8 @@ def few_modes(rows) -> list[dict]:
     """The same rows from a run that read the letters in one context: half of the modes."""
     read = [row.get("reads", {}) for row in rows]
     return [
-        row | ({"reads": {"all_evidence": reads["all_evidence"]}} if reads else {}) for row, reads in zip(rows, read, strict=True)
+        row | ({"reads": {"all_evidence": reads["all_evidence"]}} if reads else {})
+        for row, reads in zip(rows, read, strict=True)
     ]
 
 
@@ -209,7 +257,8 @@ def expected_scores(rows: list[dict]) -> dict[str, list[tuple[float, float]]]:
     return {
         "logits": [(row["agent"]["fusion"]["q"], row["mos"]) for row in read],
         "letters, image alone": [
-            (letter_probabilities(row["reads"]["image_alone"]["views"]) @ np.arange(1, 6), row["mos"]) for row in read
+            (letter_probabilities(row["reads"]["image_alone"]["views"]) @ np.arange(1, 6), row["mos"])
+            for row in read
         ],
         "PSNR": [(row["tools"]["PSNR"]["raw"], row["mos"]) for row in tools],
     }
@@ -227,10 +276,12 @@ def test_modes_csv_holds_scipys_figures_and_counts_failures(rows, study, tmp_pat
         assert float(found["plcc"]) == pytest.approx(stats.pearsonr(scores, mos).statistic, abs=2e-6)
         assert float(found["krcc"]) == pytest.approx(stats.kendalltau(scores, mos).statistic, abs=2e-6)
         assert float(found["srcc_low"]) < float(found["srcc"]) < float(found["srcc_high"])
-        assert float(found["plcc_mapped"]) >= float(found["plcc"]) - 1e-6  # a line is among the logistic's candidates
+        assert (
+            float(found["plcc_mapped"]) >= float(found["plcc"]) - 1e-6
+        )  # a line is among the logistic's candidates
         assert found["interval_over"] == "groups"
-    # 6 images in 96 could not be opened (5, 22, ... 90), 4 failed in the model (7, 30, 53, 76); PSNR fails at 3, 32, 61.
-    # 90 is divisible by neither 23 nor 29 with these rests, so the sets are disjoint.
+    # 6 images in 96 could not be opened (5, 22, ... 90), 4 failed in the model (7, 30, 53, 76); PSNR fails at
+    # 3, 32, 61. 90 is divisible by neither 23 nor 29 with these rests, so the sets are disjoint.
     assert one(modes, mode="logits")["failed"] == "10"
     assert one(modes, mode="PSNR")["failed"] == "13"
 
@@ -261,7 +312,13 @@ def test_differences_are_on_images_that_both_answered(rows, study):
     mos = [row["mos"] for row in both]
     # p_c of a written letter is 0.8 for it and 0.05 for each other, the mean over views.
     one_hot = [
-        np.mean([[0.8 if letter == view["generated"] else 0.05 for letter in reversed(LETTERS)] for view in views], axis=0)
+        np.mean(
+            [
+                [0.8 if letter == view["generated"] else 0.05 for letter in reversed(LETTERS)]
+                for view in views
+            ],
+            axis=0,
+        )
         for views in (row["reads"]["all_evidence"]["views"] for row in both)
     ]
     classified = [
@@ -270,7 +327,9 @@ def test_differences_are_on_images_that_both_answered(rows, study):
     ]
     psnr = stats.spearmanr([row["tools"]["PSNR"]["raw"] for row in both], mos).statistic
     found = one(differences, first="PSNR")
-    assert found["srcc_difference"] == pytest.approx(psnr - stats.spearmanr(classified, mos).statistic, abs=1e-9)
+    assert found["srcc_difference"] == pytest.approx(
+        psnr - stats.spearmanr(classified, mos).statistic, abs=1e-9
+    )
     assert (found["n"], found["failed"]) == (len(both), ROWS - len(both))
     assert all(row["p_holm"] >= row["p"] for row in differences)
     assert any("cannot decide" in note for note in study.notes)  # 60 draws, some twenty comparisons
@@ -284,7 +343,9 @@ def test_lower_is_better_scores_are_turned_around(few_modes):
 
     up, down = figures(), figures(higher_is_better=False)
     read = [row for row in few_modes if row.get("tools")]
-    expected = stats.spearmanr([row["tools"]["VSI"]["raw"] for row in read], [-row["mos"] for row in read]).statistic
+    expected = stats.spearmanr(
+        [row["tools"]["VSI"]["raw"] for row in read], [-row["mos"] for row in read]
+    ).statistic
     assert down["srcc"] == pytest.approx(expected) == pytest.approx(-up["srcc"])
     assert down["rmse_mapped"] == pytest.approx(up["rmse_mapped"], rel=0.05)
 
@@ -309,10 +370,15 @@ def test_figures_within_types_levels_and_subsets(few_modes):
 
 def test_calibration_is_on_the_scale_or_through_a_map_fitted_elsewhere(few_modes, study):
     on_levels = [row | {"mos": 1.0 + i % 5} for i, row in enumerate(make_rows(60))]
-    for row in on_levels:  # the written letter is the level (5 is A), so one-hot letters are right and certain
+    for (
+        row
+    ) in on_levels:  # the written letter is the level (5 is A), so one-hot letters are right and certain
         for read in row.get("reads", {}).values():
             read["views"] = [view | {"generated": LETTERS[5 - int(row["mos"])]} for view in read["views"]]
-    found = one(analysed(on_levels, make_run("kadid10k"), draws=10).tables["calibration"], letters="classification, one-hot")
+    found = one(
+        analysed(on_levels, make_run("kadid10k"), draws=10).tables["calibration"],
+        letters="classification, one-hot",
+    )
     assert (found["ece"], found["rps"], found["accuracy"]) == (0, 0, 1)
     assert found["levels_from"] == "the scale, linearly"
     fitted = study.tables["calibration"][0]  # TID2013's scale is of paired comparisons
@@ -327,13 +393,17 @@ def test_risk_coverage_starts_from_the_mean_rank_error(rows, study):
     scores, mos = np.transpose(expected_scores(rows)["logits"])
     error = np.abs(stats.rankdata(scores) - stats.rankdata(mos)) / len(mos)
     for signal in ("entropy", "VLM–tool disagreement"):
-        assert one(study.tables["risk_coverage"], mode="logits", signal=signal)["risk_100"] == pytest.approx(error.mean())
+        assert one(study.tables["risk_coverage"], mode="logits", signal=signal)["risk_100"] == pytest.approx(
+            error.mean()
+        )
 
 
 def test_cost_adds_up_the_parts_that_a_mode_needs(rows, study):
     read = [row for row in rows if row.get("reads")]
     found = one(study.tables["cost"], mode="logits")
-    assert found["mean_seconds"] == pytest.approx(np.mean([1 + row["cost"]["all_evidence"]["seconds"] for row in read]), rel=0.05)
+    assert found["mean_seconds"] == pytest.approx(
+        np.mean([1 + row["cost"]["all_evidence"]["seconds"] for row in read]), rel=0.05
+    )
     assert found["decoded_tokens"] == pytest.approx(260)
     assert one(study.tables["cost"], mode="VSI")["mean_seconds"] == pytest.approx(0.1)
     assert one(study.tables["cost"], mode="VSI")["asks_the_model"] == "no"
@@ -346,7 +416,9 @@ def test_worst_images_are_those_ranked_the_furthest_off(rows, study):
     assert len(study.worst) == 10
     worst = read[int(np.argmax(np.abs(errors)))]
     assert study.worst[0]["row"]["key"] == worst["key"]
-    assert study.worst[0]["written"] == ", ".join(view["generated"] for view in worst["reads"]["all_evidence"]["views"])
+    assert study.worst[0]["written"] == ", ".join(
+        view["generated"] for view in worst["reads"]["all_evidence"]["views"]
+    )
     assert [p for *_, p in study.worst[0]["letters"]] == pytest.approx(
         letter_probabilities(worst["reads"]["all_evidence"]["views"])[::-1]
     )
@@ -355,7 +427,9 @@ def test_worst_images_are_those_ranked_the_furthest_off(rows, study):
 
 def test_fewer_than_ten_groups_are_labelled():
     study = analysed(make_rows(groups=3), draws=20)
-    assert {row["interval_over"] for row in study.tables["modes"]} == {"distortion types, within these scenes"}
+    assert {row["interval_over"] for row in study.tables["modes"]} == {
+        "distortion types, within these scenes"
+    }
     assert any("fewer than ten groups" in note for note in study.notes)
 
 
@@ -371,7 +445,9 @@ def test_a_fitted_mode_is_added(few_modes):
 def test_what_has_seen_the_set_is_marked_and_left_out_of_means():
     rows = make_rows(tools=("VSI", "TOPIQ_FR", "PSNR"))  # TOPIQ_FR was trained on KADID-10k
     unknown = {"name": "Qwen2.5-VL-7B-Instruct", "notice": None}
-    tid, kadid = (analysed(rows, make_run(key, **unknown), name=key, draws=10) for key in ("tid2013", "kadid10k"))
+    tid, kadid = (
+        analysed(rows, make_run(key, **unknown), name=key, draws=10) for key in ("tid2013", "kadid10k")
+    )
     marks = {row["mode"]: row["seen"] for row in kadid.tables["modes"]}
     assert marks["TOPIQ_FR"] == "seen"
     assert marks["PSNR"] == ""
@@ -393,7 +469,14 @@ def test_the_same_seed_gives_the_same_bytes(few_modes, tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         write_tables(analysed(few_modes, draws=20, seed=seed), tmp_path / name)
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert {"modes.csv", "modes.md", "differences.csv", "by_distortion.csv", "risk_coverage.csv", "cost.csv"} <= set(files)
+    assert {
+        "modes.csv",
+        "modes.md",
+        "differences.csv",
+        "by_distortion.csv",
+        "risk_coverage.csv",
+        "cost.csv",
+    } <= set(files)
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert (tmp_path / "a" / "modes.csv").read_bytes() != (tmp_path / "c" / "modes.csv").read_bytes()
@@ -409,7 +492,9 @@ def test_markdown_escapes_markup(few_modes, tmp_path):
 def test_every_figure_is_a_picture_and_a_drawing(drawings, tmp_path):
     write_figures(drawings, tmp_path)
     names = {"scatter", "differences", "letters", "reliability", "by_distortion", "by_level", "risk_coverage"}
-    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{name}.{kind}" for name in names for kind in ("png", "svg")
+    }
     for name in names:
         with Image.open(tmp_path / f"{name}.png") as image:
             assert min(image.size) > 100
@@ -451,7 +536,9 @@ def test_the_page_refers_to_nothing_outside(page):
 def test_pictures_are_in_the_page_only_when_asked_for(rows, study, page, tmp_path):
     image = tmp_path / "image.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (400, 640, 3), dtype=np.uint8)).save(image)
-    shown = replace(study, worst=[item | {"row": item["row"] | {"image": str(image)}} for item in study.worst])
+    shown = replace(
+        study, worst=[item | {"row": item["row"] | {"image": str(image)}} for item in study.worst]
+    )
     for pictures, count in ((True, 10), (False, 0)):
         write_html([(shown, [])], tmp_path / "page.html", pictures=pictures)
         sources = [
@@ -459,8 +546,14 @@ def test_pictures_are_in_the_page_only_when_asked_for(rows, study, page, tmp_pat
             for tag, name, value in Page((tmp_path / "page.html").read_text("utf-8")).values
             if (tag, name) == ("img", "src")
         ]
-        assert len([source for source in sources if source.startswith("data:image/jpeg;base64,")]) == len(sources) == count
-    write_html([(study, [])], tmp_path / "page.html", pictures=True)  # of the study itself no picture lies there
+        assert (
+            len([source for source in sources if source.startswith("data:image/jpeg;base64,")])
+            == len(sources)
+            == count
+        )
+    write_html(
+        [(study, [])], tmp_path / "page.html", pictures=True
+    )  # of the study itself no picture lies there
     assert "cannot be read any more" in (tmp_path / "page.html").read_text("utf-8")
 
 
@@ -512,10 +605,15 @@ def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path):
         assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
     listed = command("report", run, "--baseline", "nonsense", "--out", tmp_path / "out").stderr
-    assert 'logits, "logits, both orders", "unnormalised sum", classification, "classification, one-hot",' in listed
+    assert (
+        'logits, "logits, both orders", "unnormalised sum", classification, "classification, one-hot",'
+        in listed
+    )
 
 
-@pytest.mark.parametrize("arguments", [("report",), ("fit", "--objective", "srcc"), ("synthetic", "--all"), ("compare", "x")])
+@pytest.mark.parametrize(
+    "arguments", [("report",), ("fit", "--objective", "srcc"), ("synthetic", "--all"), ("compare", "x")]
+)
 def test_where_results_go_is_checked_before_the_work(tmp_path, arguments):
     """The run and the photographs are not there: a command that looked at them first would say so."""
     (tmp_path / "file").write_text("kept")
@@ -562,7 +660,8 @@ def test_runs_without_scores_or_direction_are_refused(rows):
 
 
 def console(file, tmp_path) -> list[str]:
-    """What Chromium writes to the page's console; a request that the page's policy refuses is written there."""
+    """What Chromium writes to the page's console; a request that the page's policy refuses is written
+    there."""
     options = [
         "--headless",
         "--no-sandbox",
@@ -583,5 +682,7 @@ def test_a_browser_opens_the_page_without_errors_or_requests(page, tmp_path):
     assert console(page, tmp_path) == []
     text = page.read_text(encoding="utf-8")
     leaking = tmp_path / "leaking.html"
-    leaking.write_text(text.replace("</body>", '<img src="http://127.0.0.1:9/x.png"></body>'), encoding="utf-8")
+    leaking.write_text(
+        text.replace("</body>", '<img src="http://127.0.0.1:9/x.png"></body>'), encoding="utf-8"
+    )
     assert console(leaking, tmp_path) != []  # the check can fail

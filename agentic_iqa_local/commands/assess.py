@@ -1,4 +1,5 @@
-"""Assesses the quality of pictures with a local vision-language model and IQA tools. Nothing leaves this machine.
+"""Assesses the quality of pictures with a local vision-language model and IQA tools. Nothing leaves this
+machine.
 
 examples:
   {assess} photo.jpg --explain
@@ -12,13 +13,14 @@ examples:
   {assess} --list-tools
 Without a picture the sample photograph that ships is assessed.
 
-On a terminal the answer is text; piped, or with --json, it is one JSON object a line on stdout and nothing else there. With --out
-the objects go to a file instead, each synced to disk as it is finished: after a kill, Ctrl-C or a full disk the same command with
---resume goes on.
-With --interactive questions about one picture are read from stdin, one a line ("Rate it", then "And the sky?"), until its end, "exit" or
-"quit". The picture stays open, and each question is told of those before it; Ctrl-C stops a question, or between two the session.
-Exit status: 0 all assessed, 1 some picture failed (its row has "error") or the batch could not go on, 2 wrong usage or a model that
-cannot run, 130 interrupted by Ctrl-C or a polite kill (the rows so far are written).
+On a terminal the answer is text; piped, or with --json, it is one JSON object a line on stdout and nothing
+else there. With --out the objects go to a file instead, each synced to disk as it is finished: after a kill,
+Ctrl-C or a full disk the same command with --resume goes on.
+With --interactive questions about one picture are read from stdin, one a line ("Rate it", then "And the
+sky?"), until its end, "exit" or "quit". The picture stays open, and each question is told of those before it;
+Ctrl-C stops a question, or between two the session. Exit status: 0 all assessed, 1 some picture failed (its
+row has "error") or the batch could not go on, 2 wrong usage or a model that cannot run, 130 interrupted by
+Ctrl-C or a polite kill (the rows so far are written).
 """
 
 import argparse
@@ -43,7 +45,10 @@ from agentic_iqa_local.text import one_line
 MOST_JOBS = 256
 LONGEST_COMMAND = 2000  # characters, to be repeated in a message
 NAMED_FILES = 5  # in a message
-LONGEST_NAME, LONGEST_SUFFIX = 255, ".in_hand.json.partial"  # bytes of a file's name; what the longest beside it ends in
+LONGEST_NAME, LONGEST_SUFFIX = (
+    255,
+    ".in_hand.json.partial",
+)  # bytes of a file's name; what the longest beside it ends in
 SAMPLE = ROOT / "tests" / "data" / "sumac.png"  # a wheel has it inside
 
 
@@ -66,22 +71,34 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--manifest",
         type=Path,
         metavar="FILE",
-        help="a .csv (choices separated by |) or .jsonl file with image and, if wanted, reference, query and choices of each row; "
-        "relative paths are relative to it",
+        help=(
+            "a .csv (choices separated by |) or .jsonl file with image and, if wanted, reference, query and"
+            " choices of each row; relative paths are relative to it"
+        ),
     )
     what.add_argument(
-        "--reference", type=Path, metavar="PATH", help="pristine original of the same size: full-reference assessment"
+        "--reference",
+        type=Path,
+        metavar="PATH",
+        help="pristine original of the same size: full-reference assessment",
     )
     what.add_argument(
         "--query",
-        help="a question or instruction (default: rate the perceptual quality); a tool that it names runs, and answers that it "
-        'lists ("... A. too dark B. too bright", "yes or no") are the choices',
+        help=(
+            "a question or instruction (default: rate the perceptual quality); a tool that it names runs, and"
+            ' answers that it lists ("... A. too dark B. too bright", "yes or no") are the choices'
+        ),
     )
-    what.add_argument("--choices", nargs="+", metavar="ANSWER", help="2 to 10 answers: a multiple-choice question")
+    what.add_argument(
+        "--choices", nargs="+", metavar="ANSWER", help="2 to 10 answers: a multiple-choice question"
+    )
     what.add_argument(
         "--interactive",
         action="store_true",
-        help="answer questions about one picture, read from stdin one a line; --query is the first; with --out their rows are appended",
+        help=(
+            "answer questions about one picture, read from stdin one a line; --query is the first; with --out"
+            " their rows are appended"
+        ),
     )
     what.add_argument(
         "--background",
@@ -93,25 +110,40 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     device.add_argument(
         "--gpu",
         metavar="N",
-        help="GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there is one)",
+        help=(
+            "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there"
+            " is one)"
+        ),
     )
     device.add_argument("--cpu", action="store_true", help="run on the CPU")
-    where.add_argument("--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)")
     where.add_argument(
-        "--engine", choices=("transformers", "vllm", "server"), help="what serves the model (default: the configuration's)"
+        "--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)"
     )
     where.add_argument(
-        "--model", metavar="NAME", help="a model below the models folder, or a folder; overrides the configuration's"
+        "--engine",
+        choices=("transformers", "vllm", "server"),
+        help="what serves the model (default: the configuration's)",
     )
     where.add_argument(
-        "--models", type=Path, metavar="DIR", help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)"
+        "--model",
+        metavar="NAME",
+        help="a model below the models folder, or a folder; overrides the configuration's",
+    )
+    where.add_argument(
+        "--models",
+        type=Path,
+        metavar="DIR",
+        help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)",
     )
     how = parser.add_argument_group("how")
     how.add_argument(
         "--pipeline",
         choices=("agent", "letters"),
         default="agent",
-        help="agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for volume (default: agent)",
+        help=(
+            "agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for"
+            " volume (default: agent)"
+        ),
     )
     how.add_argument(
         "--mode",
@@ -119,17 +151,26 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="where the letters' probabilities come from (default: the configuration's, logits)",
     )
     how.add_argument(
-        "--fit", type=Path, metavar="FILE", help="temperature and η from a fit of study.py, for the model it was made with"
+        "--fit",
+        type=Path,
+        metavar="FILE",
+        help="temperature and η from a fit of study.py, for the model it was made with",
     )
     how.add_argument(
-        "--max-replan-iterations", type=int, metavar="N", help="N allows N - 1 replans: 0 and 1 none, the default 2 one"
+        "--max-replan-iterations",
+        type=int,
+        metavar="N",
+        help="N allows N - 1 replans: 0 and 1 none, the default 2 one",
     )
     how.add_argument(
         "--jobs",
         type=int,
         default=1,
         metavar="N",
-        help="pictures assessed at once, with --engine vllm or server in one batch; rows come as they are finished (default: 1)",
+        help=(
+            "pictures assessed at once, with --engine vllm or server in one batch; rows come as they are"
+            " finished (default: 1)"
+        ),
     )
     how.add_argument(
         "--timeout",
@@ -143,29 +184,55 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--out",
         type=Path,
         metavar="FILE",
-        help="write JSON lines to FILE, one durable row for each picture; FILE.csv stands for --out FILE.jsonl --csv FILE.csv; a link is "
-        "followed once, at the start",
+        help=(
+            "write JSON lines to FILE, one durable row for each picture; FILE.csv stands for --out FILE.jsonl"
+            " --csv FILE.csv; a link is followed once, at the start"
+        ),
     )
-    output.add_argument("--resume", action="store_true", help="go on with the rows that FILE holds: assess the pictures it lacks")
-    output.add_argument("--retry-failed", action="store_true", help="with --resume: assess its failed pictures again")
+    output.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the rows that FILE holds: assess the pictures it lacks",
+    )
+    output.add_argument(
+        "--retry-failed", action="store_true", help="with --resume: assess its failed pictures again"
+    )
     output.add_argument(
         "--csv",
         type=Path,
         metavar="FILE",
         help="write all rows as a table for spreadsheets too, when the run ends (replaces FILE)",
     )
-    output.add_argument("--json", nargs="?", const="-", metavar="-", help="JSON lines on stdout on a terminal and with --out too")
+    output.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="-",
+        help="JSON lines on stdout on a terminal and with --out too",
+    )
     output.add_argument(
         "--explain",
         action="store_true",
-        help="a readable account instead: plan, evidence, probabilities, tools, q and why (on stderr when stdout carries JSON)",
+        help=(
+            "a readable account instead: plan, evidence, probabilities, tools, q and why (on stderr when"
+            " stdout carries JSON)"
+        ),
     )
     output.add_argument(
         "--list-tools",
         action="store_true",
-        help="list every IQA tool: whether it is available here, what it costs and what its map can reach, then exit",
+        help=(
+            "list every IQA tool: whether it is available here, what it costs and what its map can reach,"
+            " then exit"
+        ),
     )
-    output.add_argument("-v", "--verbose", action="count", default=0, help="log what happens (-vv: prompts and model output too)")
+    output.add_argument(
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        help="log what happens (-vv: prompts and model output too)",
+    )
     args = parser.parse_intermixed_args(argv)  # pictures may stand before and behind options
     args.pictures += args.image
     if not 1 <= args.jobs <= MOST_JOBS:
@@ -179,10 +246,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if args.interactive:
         check_interactive(parser, args)
     if args.json not in (None, "-"):
-        parser.error(f"--json: expected nothing or - (stdout), got {args.json}; rows go to a file with --out {args.json}")
+        parser.error(
+            f"--json: expected nothing or - (stdout), got {args.json}; rows go to a file with --out"
+            f" {args.json}"
+        )
     if args.out and args.out.suffix.lower() in (".xlsx", ".xls", ".ods", ".tsv", ".txt", ".html"):
         parser.error(
-            f"--out {args.out}: rows are JSON lines, name it .jsonl; for a spreadsheet use --csv {args.out.with_suffix('.csv')}"
+            f"--out {args.out}: rows are JSON lines, name it .jsonl; for a spreadsheet use --csv"
+            f" {args.out.with_suffix('.csv')}"
         )
     if args.out and args.out.suffix.lower() == ".csv":
         if args.csv:
@@ -218,7 +289,11 @@ def check_interactive(parser: Parser, args: argparse.Namespace) -> None:
         ("--csv", csv, "keep the rows with --out FILE.jsonl"),
         ("--jobs", args.jobs != parser.get_default("jobs"), "questions are answered one by one"),
         ("--timeout", args.timeout != parser.get_default("timeout"), "Ctrl-C stops a question"),
-        ("--pipeline", args.pipeline != "agent", "the pipeline letters has no Planner that takes a question up"),
+        (
+            "--pipeline",
+            args.pipeline != "agent",
+            "the pipeline letters has no Planner that takes a question up",
+        ),
         ("--list-tools", args.list_tools, "give it alone"),
     ):
         if given:
@@ -242,7 +317,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def assess_all(args: argparse.Namespace, console: Console) -> int:
-    """Everything that can be checked without a model is checked before anything that takes seconds to load. Raises UserError."""
+    """Everything that can be checked without a model is checked before anything that takes seconds to load.
+    Raises UserError."""
     settings = chosen_settings(args)
     items = [] if args.list_tools else wanted(args, console)
     check_pictures(args, items)
@@ -277,7 +353,10 @@ def wanted(args: argparse.Namespace, console: Console) -> list:
     from agentic_iqa_local.prompts import DEFAULT_QUERY
 
     if not args.pictures:
-        console.say(f"no picture named: assessing the sample photograph that ships; yours: {command('assess')} photo.jpg")
+        console.say(
+            f"no picture named: assessing the sample photograph that ships; yours: {command('assess')}"
+            " photo.jpg"
+        )
     choices = args.choices and tuple(args.choices)
     for words in args.pictures:
         if (
@@ -286,7 +365,9 @@ def wanted(args: argparse.Namespace, console: Console) -> list:
             and not glob.glob(words, recursive=True)
             and not Path(words.rstrip("?!.")).suffix
         ):
-            raise UsageError(f"{words!r} is no file; a question goes behind its option: --query {shlex.quote(words)}")
+            raise UsageError(
+                f"{words!r} is no file; a question goes behind its option: --query {shlex.quote(words)}"
+            )
     sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
     files = expand_inputs(args.pictures or [sample], console.say)
     if args.reference:
@@ -302,21 +383,26 @@ def check_pictures(args: argparse.Namespace, items: Iterable) -> None:
 
 
 def result_file(option: str, file: Path | None) -> Path | None:
-    """The file to be written, where `file` is a link the one that it leads to. Raises UsageError for a place where none can be."""
+    """The file to be written, where `file` is a link the one that it leads to. Raises UsageError for a place
+    where none can be."""
     from agentic_iqa_local.files import FileError, place_for
 
     if file is None:
         return None
     folder = file.absolute().parent
     if not folder.is_dir():
-        raise UsageError(f"{option} {file}: there is no folder {folder}; make it first: mkdir -p {shlex.quote(str(folder))}")
+        raise UsageError(
+            f"{option} {file}: there is no folder {folder}; make it first: mkdir -p"
+            f" {shlex.quote(str(folder))}"
+        )
     try:
         place = place_for(file)
     except FileError as error:
         raise UsageError(f"{option} {file}: {error}; choose a file in a folder of yours") from error
     if len(os.fsencode(place.name + LONGEST_SUFFIX)) > LONGEST_NAME:
         raise UsageError(
-            f"{option} {file}: expected a name that leaves room for {LONGEST_SUFFIX} behind it; choose a shorter one"
+            f"{option} {file}: expected a name that leaves room for {LONGEST_SUFFIX} behind it; choose a"
+            " shorter one"
         )
     if not os.access(place if place.exists() else folder, os.W_OK):
         raise UsageError(f"{option} {file}: it cannot be written; choose a file in a folder of yours")
@@ -324,12 +410,16 @@ def result_file(option: str, file: Path | None) -> Path | None:
 
 
 def check_table(args: argparse.Namespace, items: Iterable) -> None:
-    """Raises UsageError for a --csv that would replace the rows, what lies beside them, or a file that is read."""
+    """Raises UsageError for a --csv that would replace the rows, what lies beside them, or a file that is
+    read."""
     if args.csv is None:
         return
     beside = ("", ".run.json", ".in_hand.json", ".partial", ".run.json.partial", ".in_hand.json.partial")
     if args.out and args.csv in [args.out.with_name(args.out.name + suffix) for suffix in beside]:
-        raise UsageError(f"--csv {args.csv}: expected a file of its own, this one belongs to the rows; choose another --csv")
+        raise UsageError(
+            f"--csv {args.csv}: expected a file of its own, this one belongs to the rows; choose another"
+            " --csv"
+        )
     if not args.csv.exists():
         return
     table = os.stat(args.csv)
@@ -337,7 +427,9 @@ def check_table(args: argparse.Namespace, items: Iterable) -> None:
     for file in filter(None, read):
         with suppress(OSError, ValueError):
             if os.path.samestat(os.stat(file), table):
-                raise UsageError(f"--csv {args.csv}: expected a file of its own, this one is read; choose another --csv")
+                raise UsageError(
+                    f"--csv {args.csv}: expected a file of its own, this one is read; choose another --csv"
+                )
 
 
 def about_missing(args: argparse.Namespace, missing: list[Path]) -> str:
@@ -347,8 +439,15 @@ def about_missing(args: argparse.Namespace, missing: list[Path]) -> str:
     first = missing[0]
     words = [*([args.query] if args.query and len(args.query.split()) == 1 else []), *map(str, missing)]
     if len(words) > 1 and not any(path.suffix.rstrip("?!.") for path in missing):
-        return f"'{first}' is no file; put a query of several words in quotes: --query {shlex.quote(' '.join(words))}"
-    more = f" (and {len(missing) - 1} more are not there: {', '.join(map(str, missing[1:NAMED_FILES]))})" if missing[1:] else ""
+        return (
+            f"'{first}' is no file; put a query of several words in quotes: --query"
+            f" {shlex.quote(' '.join(words))}"
+        )
+    more = (
+        f" (and {len(missing) - 1} more are not there: {', '.join(map(str, missing[1:NAMED_FILES]))})"
+        if missing[1:]
+        else ""
+    )
     try:
         check_file(first)
     except ImageError as error:
@@ -388,7 +487,9 @@ def open_results(args: argparse.Namespace, settings, items: list, device: str):
         query=args.query,
         choices=args.choices,
         reference=args.reference,
-        relative=not all(path.is_absolute() for item in items for path in (item.image, item.reference) if path),
+        relative=not all(
+            path.is_absolute() for item in items for path in (item.image, item.reference) if path
+        ),
     )
     retry = {item.key for item in items} if args.retry_failed else ()
     return Results(args.out, depends_on, resume=args.resume, retry=retry)
@@ -447,7 +548,11 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
     written, lost, replaced, status = 0, False, False, None
     try:
         if last := [item for item in left if item.key in suspects]:
-            those = "1 picture in hand: it comes last" if len(last) == 1 else f"{len(last)} pictures in hand: they come last"
+            those = (
+                "1 picture in hand: it comes last"
+                if len(last) == 1
+                else f"{len(last)} pictures in hand: they come last"
+            )
             console.say(f"earlier runs died with {those}, alone")
         left = [item for item in left if item.key not in suspects] + last
         for row in batch.rows(file.begun(left) if file else left, suspects):
@@ -484,7 +589,10 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
         console.say(f"error: {error}")
         status = status or 1
     if batch.stopping and written < len(left):
-        console.say(f"interrupted: {len(items) - len(left) + written} of {len(items)} pictures have their rows; {go_on}")
+        console.say(
+            f"interrupted: {len(items) - len(left) + written} of {len(items)} pictures have their rows;"
+            f" {go_on}"
+        )
         status = 130
     elif status is None:
         status = finished_status
@@ -495,7 +603,8 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
 
 
 def loadable(item, settings) -> bool:
-    """Whether an item's pictures can be opened: a model is loaded only where there is something to show it."""
+    """Whether an item's pictures can be opened: a model is loaded only where there is something to show
+    it."""
     from agentic_iqa_local.images import ImageError
     from agentic_iqa_local.services import load_pictures
 
@@ -506,9 +615,11 @@ def loadable(item, settings) -> bool:
     return True
 
 
-def finished(args: argparse.Namespace, console: Console, file, kept: list[dict[str, Any]], tally, written: int) -> int:
-    """The summary and the table of a run, of which `written` rows are new; its exit status. With a `file` its rows are told, else
-    those that `tally` counted and, for the table, `kept`."""
+def finished(
+    args: argparse.Namespace, console: Console, file, kept: list[dict[str, Any]], tally, written: int
+) -> int:
+    """The summary and the table of a run, of which `written` rows are new; its exit status. With a `file` its
+    rows are told, else those that `tally` counted and, for the table, `kept`."""
     rows = file.rows if file else lambda: kept
     for row in file.rows() if file else ():
         tally.add(row)
@@ -517,7 +628,9 @@ def finished(args: argparse.Namespace, console: Console, file, kept: list[dict[s
     if file:
         said = f"{tally.total} rows in {args.out}"
         if tally.failed:
-            said += f", {len(tally.failed)} of them failures; add --resume --retry-failed to assess those again"
+            said += (
+                f", {len(tally.failed)} of them failures; add --resume --retry-failed to assess those again"
+            )
         console.say(one_line(said))
     if args.csv:
         from agentic_iqa_local.rows import write_whole

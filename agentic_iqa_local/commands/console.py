@@ -1,4 +1,5 @@
-"""What a command prints where: results on stdout, and on stderr progress, logs and all else, a terminal's lines never mixed."""
+"""What a command prints where: results on stdout, and on stderr progress, logs and all else, a terminal's
+lines never mixed."""
 
 import argparse
 import difflib
@@ -22,7 +23,8 @@ SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
 
 
 class SafeStream:
-    """A text stream that nothing steers a terminal through, whoever writes to it: own messages, logs, or a library's."""
+    """A text stream that nothing steers a terminal through, whoever writes to it: own messages, logs, or a
+    library's."""
 
     def __init__(self, stream: TextIO) -> None:
         self.terminal = stream  # for what may steer it: a progress bar
@@ -48,7 +50,9 @@ class SafeStream:
 def safe_streams() -> Iterator[None]:
     """stdout and stderr as `SafeStream`. Every command runs in it, from before its arguments are read."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (stream if isinstance(stream, SafeStream) else SafeStream(stream) for stream in before)
+    sys.stdout, sys.stderr = (
+        stream if isinstance(stream, SafeStream) else SafeStream(stream) for stream in before
+    )
     try:
         yield
     finally:
@@ -56,10 +60,15 @@ def safe_streams() -> Iterator[None]:
 
 
 def bar(iterable: Iterable[Any] | None = None, **options: Any) -> "tqdm":
-    """A tqdm bar on stderr where that is a terminal, as wide as it. Its own sequences pass: text that it is given must be safe."""
+    """A tqdm bar on stderr where that is a terminal, as wide as it. Its own sequences pass: text that it is
+    given must be safe."""
     from tqdm import tqdm
 
-    place = {"file": getattr(sys.stderr, "terminal", sys.stderr), "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
+    place = {
+        "file": getattr(sys.stderr, "terminal", sys.stderr),
+        "dynamic_ncols": True,
+        "disable": not sys.stderr.isatty(),
+    }
     return tqdm(iterable, **place | options)
 
 
@@ -77,9 +86,12 @@ def meter() -> Iterator[Callable[[str, int], None]]:
 
 @contextmanager
 def like_ctrl_c(handler: Callable[..., object]) -> Iterator[None]:
-    """Gives Ctrl-C, SIGTERM and SIGHUP one handler, but for those that are ignored: nohup has SIGHUP ignored."""
+    """Gives Ctrl-C, SIGTERM and SIGHUP one handler, but for those that are ignored: nohup has SIGHUP
+    ignored."""
     heeded = [
-        number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
     ]
     before = {number: signal.signal(number, handler) for number in heeded}
     try:
@@ -97,16 +109,22 @@ class Parser(argparse.ArgumentParser):
             given = message.removeprefix("unrecognized arguments: ").split()[0]
             near = difflib.get_close_matches(given, self._option_string_actions, n=1)
             message = f"unknown option {given}" + (f"; did you mean {near[0]}?" if near else "")
-        self.exit(2, f"error: {one_line(message)}{'' if message[-1] in '.?' else '.'} All options: {self.prog} --help\n")
+        self.exit(
+            2,
+            f"error: {one_line(message)}{'' if message[-1] in '.?' else '.'} All options: {self.prog}"
+            " --help\n",
+        )
 
 
 class Console(AbstractContextManager):
-    """The real stdout, or another file (`results`), for results alone: whatever else prints on stdout, from any library, goes to
-    stderr."""
+    """The real stdout, or another file (`results`), for results alone: whatever else prints on stdout, from
+    any library, goes to stderr."""
 
     def __init__(self, results: TextIO | None = None) -> None:
         if results is None:
-            results = SafeStream(os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1))
+            results = SafeStream(
+                os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+            )
             os.dup2(2, 1)
         self.results = results
         self._bar = None
@@ -131,13 +149,20 @@ class Console(AbstractContextManager):
         return self._bar.external_write_mode(file=sys.stderr)
 
     def begin(self, total: int, done: int) -> None:
-        """Shows rate and time left from now on, for two pictures or more: a bar on a terminal, elsewhere a line now and then."""
+        """Shows rate and time left from now on, for two pictures or more: a bar on a terminal, elsewhere a
+        line now and then."""
         from tqdm.contrib.logging import logging_redirect_tqdm
 
         self._total, self._initial, self._done, self._failed = total, done, done, 0
         self._began = self._said = time.monotonic()
         self._lines = total > 1 and not sys.stderr.isatty()
-        self._bar = bar(total=total, initial=done, unit="picture", leave=False, disable=total < 2 or not sys.stderr.isatty())
+        self._bar = bar(
+            total=total,
+            initial=done,
+            unit="picture",
+            leave=False,
+            disable=total < 2 or not sys.stderr.isatty(),
+        )
         self._open.callback(self._bar.close)
         self._open.enter_context(logging_redirect_tqdm([logging.getLogger()]))
 
@@ -151,7 +176,13 @@ class Console(AbstractContextManager):
             self._said = time.monotonic()
             elapsed = self._said - self._began
             line = self._bar.format_meter(
-                self._done, self._total, elapsed, ncols=0, unit="picture", postfix=postfix, initial=self._initial
+                self._done,
+                self._total,
+                elapsed,
+                ncols=0,
+                unit="picture",
+                postfix=postfix,
+                initial=self._initial,
             )
             print(line, file=sys.stderr, flush=True)
 
@@ -166,7 +197,9 @@ class Console(AbstractContextManager):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self.end()
-        gone = kind is not None and issubclass(kind, BrokenPipeError)  # the reader of our stdout, as with `| head`
+        gone = kind is not None and issubclass(
+            kind, BrokenPipeError
+        )  # the reader of our stdout, as with `| head`
         if gone:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.results.fileno())
         self.results.flush()
@@ -185,7 +218,8 @@ def start_logging(verbosity: int) -> None:
 
 
 class Formatter(logging.Formatter):
-    """Each message on one line. Prompts, replies and tracebacks keep theirs, set in, so that none looks like a message."""
+    """Each message on one line. Prompts, replies and tracebacks keep theirs, set in, so that none looks like
+    a message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # the library's name
         text = super().formatMessage(record)

@@ -1,4 +1,5 @@
-"""Examines whether a set-up will work on this machine, without any network, and says what to do where it will not.
+"""Examines whether a set-up will work on this machine, without any network, and says what to do where it will
+not.
 
 examples:
   {doctor}                                      the embedded model, on a GPU if there is one
@@ -6,9 +7,9 @@ examples:
   {doctor} --config mine.yaml --engine vllm --gpu 0 --models /srv/iqa-models
   {doctor} --quick --json                       nothing is loaded: for a health check
 
-Versions, driver and device; the models folder against its manifest; caches; memory against what weights, cache and tools
-need; then every model and every available tool is loaded and run on a small picture, each in turn and timed, in a process
-whose connections are refused.
+Versions, driver and device; the models folder against its manifest; caches; memory against what weights,
+cache and tools need; then every model and every available tool is loaded and run on a small picture, each in
+turn and timed, in a process whose connections are refused.
 
 Exit status: 0 nothing failed, 1 something failed, 2 wrong usage, 130 interrupted.
 """
@@ -36,19 +37,34 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     device = parser.add_mutually_exclusive_group()
-    device.add_argument("--gpu", metavar="N", help="GPU by index, UUID or MIG name (default: GPU 0 if there is one)")
+    device.add_argument(
+        "--gpu", metavar="N", help="GPU by index, UUID or MIG name (default: GPU 0 if there is one)"
+    )
     device.add_argument("--cpu", action="store_true", help="the CPU")
-    parser.add_argument("--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)")
     parser.add_argument(
-        "--engine", choices=("transformers", "vllm", "server"), help="what serves the model (default: the configuration's)"
+        "--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)"
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("transformers", "vllm", "server"),
+        help="what serves the model (default: the configuration's)",
     )
     parser.add_argument("--model", metavar="NAME", help="a model below the models folder, or a folder")
     parser.add_argument(
-        "--models", type=Path, metavar="DIR", help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)"
+        "--models",
+        type=Path,
+        metavar="DIR",
+        help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)",
     )
-    parser.add_argument("--quick", action="store_true", help="load no model and no tool, and read no file whole")
-    parser.add_argument("--timeout", type=float, metavar="S", help="seconds that one check may take (default: 300)")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, and nothing else there")
+    parser.add_argument(
+        "--quick", action="store_true", help="load no model and no tool, and read no file whole"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="seconds that one check may take (default: 300)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object on stdout, and nothing else there"
+    )
     args = parser.parse_args(argv)
     if args.timeout is not None and not 0 < args.timeout <= LONGEST:
         parser.error(f"--timeout: expected more than 0 and at most {LONGEST} seconds")
@@ -82,7 +98,9 @@ def examine_all(args: argparse.Namespace) -> int:
         return 2
     checks = []
     try:
-        with closing(examine(settings, gpu=args.gpu, cpu=args.cpu, quick=args.quick, timeout=args.timeout or TIMEOUT)) as found:
+        with closing(
+            examine(settings, gpu=args.gpu, cpu=args.cpu, quick=args.quick, timeout=args.timeout or TIMEOUT)
+        ) as found:
             for check in found:
                 checks.append(check)
                 if not args.json:

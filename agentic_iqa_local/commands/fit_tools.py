@@ -34,9 +34,10 @@ HELD_OUT = 0.3
 HEADER = """\
 # Maps from raw tool scores to the 1..5 quality scale, one entry a tool:
 #
-#   f(x) = b1 * (1/2 - 1 / (1 + exp(b2 * (x - b3)))) + b4 * x + b5      (Sheikh, Sabir and Bovik, IEEE TIP 2006)
+#   f(x) = b1 * (1/2 - 1 / (1 + exp(b2 * (x - b3)))) + b4 * x + b5   (Sheikh, Sabir and Bovik, TIP 2006)
 #
-# evaluated inside `domain` and clipped to [1, 5]. Each map is checked at load: it must run one way over its domain.
+# evaluated inside `domain` and clipped to [1, 5]. Each map is checked at load: it must run one way over its
+# domain.
 # An entry marked `status: rejected` is kept to show why a tool has no map; it is never used.
 # `fitted_on` is the data set behind the parameters: scores on that set are in-sample.
 # scripts/fit_tools.py replaces entries here; rows of the paper come from its Table 5, digit for digit.
@@ -53,24 +54,31 @@ examples:
   {FIT} dataset mine/scores.csv --mos-range 0 100 --name my-study --tools TOPIQ_NR
 
 A fitted entry replaces the tool's usable entry in --out; rejected entries and other tools stay as they are.
-Printed beside each fit: RMSE in quality levels, SRCC and PLCC on held-out images. A tool whose held-out SRCC is low gets
-a flat map: its scores stay near the mean, which is what it knows.
+Printed beside each fit: RMSE in quality levels, SRCC and PLCC on held-out images. A tool whose held-out SRCC
+is low gets a flat map: its scores stay near the mean, which is what it knows.
 """
 
 
 def photo_samples(photos: Path, count: int, per_photo: int, crop: int, rng: np.random.Generator):
-    """(file name, reference, image) of `per_photo` samples of centre crops of `count` photographs drawn from the folder."""
+    """(file name, reference, image) of `per_photo` samples of centre crops of `count` photographs drawn from
+    the folder."""
     from agentic_iqa_local.synthetic.distortions import draw_sample
 
-    files = sorted(p for p in photos.iterdir() if p.suffix.lower() in {".webp", ".png", ".jpg", ".jpeg", ".bmp"})
+    files = sorted(
+        p for p in photos.iterdir() if p.suffix.lower() in {".webp", ".png", ".jpg", ".jpeg", ".bmp"}
+    )
     if len(files) < count:
-        raise DatasetError(f"{photos}: expected at least {count} photographs (--count), found {len(files)}; add some or lower it")
+        raise DatasetError(
+            f"{photos}: expected at least {count} photographs (--count), found {len(files)}; add some or"
+            " lower it"
+        )
     for choice in bar(rng.choice(len(files), count, replace=False), unit="photograph"):
         file = files[choice]
         photo = load_image(file).pixels
         if min(photo.size) < crop:
             raise DatasetError(
-                f"{file}: expected at least {crop} pixels a side (--crop), got {photo.width}×{photo.height}; take it away or lower it"
+                f"{file}: expected at least {crop} pixels a side (--crop), got {photo.width}×{photo.height};"
+                " take it away or lower it"
             )
         left, top = (photo.width - crop) // 2, (photo.height - crop) // 2
         reference = photo.crop((left, top, left + crop, top + crop))
@@ -79,19 +87,24 @@ def photo_samples(photos: Path, count: int, per_photo: int, crop: int, rng: np.r
 
 
 def scored_samples(dataset, split: str | None, mos_range: tuple[float, float] | None):
-    """(scene or file name, reference or None, image, quality 1..5) of the images of `split`. Raises DatasetError, also where the
-    scale's ends are unknown and `mos_range` (worst, best) does not give them."""
+    """(scene or file name, reference or None, image, quality 1..5) of the images of `split`. Raises
+    DatasetError, also where the scale's ends are unknown and `mos_range` (worst, best) does not give them."""
     items = [item for item in dataset.items if split is None or item.split == split]
     if not items:
         raise DatasetError(f"{dataset.root}: expected scored images of the split {split}, found none")
     if mos_range is None:
         info = dataset.info
         if info.low is None or info.high is None or info.higher_is_better is None:
-            raise DatasetError(f"{dataset.root}: the scale's ends are unknown; give them with --mos-range WORST BEST")
+            raise DatasetError(
+                f"{dataset.root}: the scale's ends are unknown; give them with --mos-range WORST BEST"
+            )
         mos_range = (info.low, info.high) if info.higher_is_better else (info.high, info.low)
     worst, best = mos_range
     if not (abs(worst) <= MOST and abs(best) <= MOST and worst != best):
-        raise DatasetError(f"--mos-range {worst:g} {best:g}: expected two numbers of at most {MOST:g} that differ; correct them")
+        raise DatasetError(
+            f"--mos-range {worst:g} {best:g}: expected two numbers of at most {MOST:g} that differ; correct"
+            " them"
+        )
     for item in bar(items, unit="image"):
         image, reference = (path and load_image(str(path)).pixels for path in (item.image, item.reference))
         # Split by what is pictured: all distortions of one reference fall on one side.
@@ -121,7 +134,8 @@ def fit_one(tool: str, raw, quality, held_out, source: str, fitted_on: str) -> t
 
 
 def place_of_maps(path: Path) -> Path:
-    """The file of maps that is written as `path`: a link is followed. Raises CalibrationError for one that holds something else."""
+    """The file of maps that is written as `path`: a link is followed. Raises CalibrationError for one that
+    holds something else."""
     try:
         place = place_for(path)
     except FileError as error:
@@ -132,7 +146,8 @@ def place_of_maps(path: Path) -> Path:
 
 
 def write_maps(path: Path, fitted: list[LogisticMap]) -> None:
-    """Puts the `fitted` maps into the file `path`, which need not be there yet. Raises CalibrationError and WriteError."""
+    """Puts the `fitted` maps into the file `path`, which need not be there yet. Raises CalibrationError and
+    WriteError."""
     place = place_of_maps(path)
     entries = read_yaml(place)["maps"] if place.exists() else []
     for logistic in fitted:
@@ -142,7 +157,9 @@ def write_maps(path: Path, fitted: list[LogisticMap]) -> None:
             entries[places[0]] = entry
         else:
             entries.append(entry)
-    body = yaml.safe_dump({"maps": entries}, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)
+    body = yaml.safe_dump(
+        {"maps": entries}, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True
+    )
     write_whole(place, HEADER + body)
 
 
@@ -160,18 +177,27 @@ def run_maps(args: argparse.Namespace) -> tuple[list[str], list, list, list, str
         qualities.append(float(np.mean(anchors)))
         raws.append(measure_all(runner, args.tools, image, reference))
     source = (
-        f"scripts/fit_tools.py maps: {len(groups)} synthetic distortions of {args.count} clean photographs "
-        f"({args.crop}x{args.crop} crops, seed {args.seed}), target the mean of the maps of {', '.join(ANCHORS)} in "
-        "AgenticIQA's Table 5"
+        f"scripts/fit_tools.py maps: {len(groups)} synthetic distortions of {args.count} clean photographs"
+        f" ({args.crop}x{args.crop} crops, seed {args.seed}), target the mean of the maps of"
+        f" {', '.join(ANCHORS)} in AgenticIQA's Table 5"
     )
-    return groups, raws, qualities, rng, source, f"synthetic distortions of {args.photos_name} (anchored on KADID-10k maps)"
+    return (
+        groups,
+        raws,
+        qualities,
+        rng,
+        source,
+        f"synthetic distortions of {args.photos_name} (anchored on KADID-10k maps)",
+    )
 
 
 def run_dataset(args: argparse.Namespace) -> tuple[list[str], list, list, list, str, str]:
     dataset = load_dataset(args.folder, args.key)  # nosec B615 # of this project, reads local files
     runner = ToolRunner(device=args.device)
     groups, raws, qualities = [], [], []
-    for group, reference, image, quality in scored_samples(dataset, args.split, args.mos_range and tuple(args.mos_range)):
+    for group, reference, image, quality in scored_samples(
+        dataset, args.split, args.mos_range and tuple(args.mos_range)
+    ):
         groups.append(group)
         qualities.append(quality)
         raws.append(measure_all(runner, args.tools, image, reference))
@@ -202,31 +228,58 @@ def plot(folder: Path, logistic: LogisticMap, raw, quality, held_out, check: Fit
 def build_parser() -> argparse.ArgumentParser:
     shipped = ROOT / "configs" / "tool_maps.yaml"
     parser = Parser(
-        prog=FIT.removeprefix("python "), description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=FIT.removeprefix("python "),
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--tools", nargs="+", required=True, metavar="TOOL", help="tools to fit, by any spelling")
-    common.add_argument("--out", type=Path, default=shipped, help="file of maps to write into (default: %(default)s)")
-    common.add_argument("--seed", type=int, default=0, help="draws photographs, distortions and the split (default: 0)")
+    common.add_argument(
+        "--tools", nargs="+", required=True, metavar="TOOL", help="tools to fit, by any spelling"
+    )
+    common.add_argument(
+        "--out", type=Path, default=shipped, help="file of maps to write into (default: %(default)s)"
+    )
+    common.add_argument(
+        "--seed", type=int, default=0, help="draws photographs, distortions and the split (default: 0)"
+    )
     common.add_argument("--plots", type=Path, metavar="DIR", help="a figure of each fit")
     common.add_argument("--device", default="cpu", help="where the tools run (default: cpu)")
-    maps = commands.add_parser("maps", parents=[common], help="fit on synthetic distortions of clean photographs")
-    maps.add_argument("--photos", type=Path, required=True, help="folder of clean photographs, 512 pixels a side or more")
+    maps = commands.add_parser(
+        "maps", parents=[common], help="fit on synthetic distortions of clean photographs"
+    )
+    maps.add_argument(
+        "--photos", type=Path, required=True, help="folder of clean photographs, 512 pixels a side or more"
+    )
     maps.add_argument("--photos-name", default="clean photographs", help="what to call them in the file")
     maps.add_argument("--count", type=int, default=60, help="photographs to draw (default: 60)")
-    maps.add_argument("--per-photo", type=int, default=10, help="samples of each, 12%% of them clean (default: 10)")
-    maps.add_argument("--crop", type=int, default=384, help="side of the centre crop in pixels (default: 384)")
-    maps.add_argument("--anchor-maps", type=Path, default=shipped, help=f"file with the maps of {', '.join(ANCHORS)}")
+    maps.add_argument(
+        "--per-photo", type=int, default=10, help="samples of each, 12%% of them clean (default: 10)"
+    )
+    maps.add_argument(
+        "--crop", type=int, default=384, help="side of the centre crop in pixels (default: 384)"
+    )
+    maps.add_argument(
+        "--anchor-maps", type=Path, default=shipped, help=f"file with the maps of {', '.join(ANCHORS)}"
+    )
     maps.set_defaults(collect=run_maps)
     scored = commands.add_parser("dataset", parents=[common], help="fit on human scores")
-    scored.add_argument("folder", type=Path, metavar="FOLDER", help="folder of a data set, or a manifest (.csv, .jsonl)")
+    scored.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="folder of a data set, or a manifest (.csv, .jsonl)"
+    )
     scored.add_argument("--key", metavar="NAME", help="which data set it is, where the layout does not tell")
     scored.add_argument("--split", metavar="NAME", help="only images of this official split, such as train")
     scored.add_argument(
-        "--mos-range", type=float, nargs=2, metavar=("WORST", "BEST"), help="mapped to 1 and 5 (default: the data set's scale)"
+        "--mos-range",
+        type=float,
+        nargs=2,
+        metavar=("WORST", "BEST"),
+        help="mapped to 1 and 5 (default: the data set's scale)",
     )
-    scored.add_argument("--name", help="name of the data set; studies on it are then in-sample (default: its title)")
+    scored.add_argument(
+        "--name", help="name of the data set; studies on it are then in-sample (default: its title)"
+    )
     scored.set_defaults(collect=run_dataset)
     return parser
 

@@ -1,4 +1,5 @@
-"""`assess.py PICTURE --interactive`: questions about one picture, one a line, each told of those before it."""
+"""`assess.py PICTURE --interactive`: questions about one picture, one a line, each told of those before
+it."""
 
 import argparse
 import signal
@@ -41,7 +42,8 @@ def converse(
     console: Console,
     show: Callable[[argparse.Namespace, Assessment, Console], None],
 ) -> int:
-    """Answers until the questions end; the exit status. Raises UserError for what cannot be used or loaded."""
+    """Answers until the questions end; the exit status. Raises UserError for what cannot be used or
+    loaded."""
     from agentic_iqa_local.api import Conversation
     from agentic_iqa_local.batch import ROLES
     from agentic_iqa_local.images import ImageError
@@ -54,7 +56,9 @@ def converse(
         services = Services(settings, device)
         open_.callback(services.close)
         try:
-            conversation = Conversation(services, item.image, item.reference, max_replan_iterations=args.max_replan_iterations)
+            conversation = Conversation(
+                services, item.image, item.reference, max_replan_iterations=args.max_replan_iterations
+            )
         except ImageError as error:
             console.say(f"error: {error}")
             return 1
@@ -70,7 +74,8 @@ def converse(
 
 
 def rows_of(args: argparse.Namespace) -> "RowFile | None":
-    """The file that the rows are appended to, None without --out. Raises RowsError for one that holds other rows."""
+    """The file that the rows are appended to, None without --out. Raises RowsError for one that holds other
+    rows."""
     from agentic_iqa_local.rows import RowFile, RowsError
 
     if args.out is None:
@@ -92,7 +97,9 @@ def _answer_all(args, conversation, rows, console, show) -> int:
     from agentic_iqa_local.rows import WriteError
 
     terminal, failed = _is_terminal(), False
-    always = argparse.Namespace(**vars(args) | {"out": None})  # an answer is shown although its row goes to a file too
+    always = argparse.Namespace(
+        **vars(args) | {"out": None}
+    )  # an answer is shown although its row goes to a file too
     if terminal:
         console.say(one_line(f"Ask about {conversation.picture}, one question a line; exit or Ctrl-D ends."))
     for query in questions(args.query, terminal):
@@ -120,7 +127,8 @@ def _answer_all(args, conversation, rows, console, show) -> int:
 
 
 def questions(first: str | None, terminal: bool) -> Iterator[str]:
-    """The questions: `first`, if there is one, then a line each of stdin until its end, "exit" or "quit"; blank lines apart."""
+    """The questions: `first`, if there is one, then a line each of stdin until its end, "exit" or "quit";
+    blank lines apart."""
     if first is not None:
         yield first
     if sys.stdin is None:  # closed, as by <&-

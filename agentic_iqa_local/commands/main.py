@@ -1,4 +1,5 @@
-"""One command with subcommands: `agentic-iqa NAME ...`, or `python -m agentic_iqa_local NAME ...` in a checkout."""
+"""One command with subcommands: `agentic-iqa NAME ...`, or `python -m agentic_iqa_local NAME ...` in a
+checkout."""
 
 import difflib
 import importlib
@@ -20,9 +21,17 @@ COMMANDS = {
         False,
         "collect models, weights and wheels for a machine without a network; the only one that downloads",
     ),
-    "verify": ("store", True, "read every byte of a bundle or of the models folder and compare it with its manifest"),
+    "verify": (
+        "store",
+        True,
+        "read every byte of a bundle or of the models folder and compare it with its manifest",
+    ),
     "unpack": ("store", True, "verify a bundle and put its files into the models folder"),
-    "assemble": ("assemble", False, "make the embedded model of its parts and the wheel of its language model"),
+    "assemble": (
+        "assemble",
+        False,
+        "make the embedded model of its parts and the wheel of its language model",
+    ),
 }
 
 
@@ -45,7 +54,8 @@ def usage() -> str:
 
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
-    """Runs the subcommand that the arguments (default: the command line's) begin with; its exit status, or 2 where there is none."""
+    """Runs the subcommand that the arguments (default: the command line's) begin with; its exit status, or 2
+    where there is none."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         print(usage())
@@ -56,7 +66,11 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
-        print(f"error: unknown command {one_line(name)}{hint} All commands: {PROGRAM} --help", file=sys.stderr)
+        print(
+            f"error: unknown command {one_line(name)}{hint} All commands: {PROGRAM} --help", file=sys.stderr
+        )
         return 2
     module, reads_name, _ = COMMANDS[name]
-    return importlib.import_module(f"agentic_iqa_local.commands.{module}").main([name, *rest] if reads_name else rest)
+    return importlib.import_module(f"agentic_iqa_local.commands.{module}").main(
+        [name, *rest] if reads_name else rest
+    )

@@ -1,17 +1,22 @@
-"""Verifies a bundle of models and unpacks it on a machine without a network. Nothing is downloaded, loaded or run.
+"""Verifies a bundle of models and unpacks it on a machine without a network. Nothing is downloaded, loaded or
+run.
 
-A bundle is made on a connected machine by the command bundle (scripts/fetch_models.py), which prints the HASH of its manifest. Note the HASH and
-bring it by another way than the bundle: with --expect HASH nothing but that very bundle is accepted.
+A bundle is made on a connected machine by the command bundle (scripts/fetch_models.py), which prints the HASH
+of its manifest. Note the HASH and bring it by another way than the bundle: with --expect HASH nothing but
+that very bundle is accepted.
 
   python -m agentic_iqa_local verify qwen.iqabundle.tar --expect HASH
   python -m agentic_iqa_local unpack qwen.iqabundle.tar --expect HASH --models /srv/iqa-models
   python -m agentic_iqa_local verify /srv/iqa-models      (what was unpacked, months later)
 
-The models folder is --models, else $AGENTIC_IQA_MODELS, else models/ of the checkout. Files in it that are already right are
-kept, others of the same name replaced, so an interrupted unpacking is gone on with by the same command. A copy that broke
-off is gone on with by rsync --append-verify; until then, unpacking takes the files that are whole.
+The models folder is --models, else $AGENTIC_IQA_MODELS, else models/ of the checkout. Files in it that are
+already right are kept, others of the same name replaced, so an interrupted unpacking is gone on with by the
+same command. A copy that broke off is gone on with by rsync --append-verify; until then, unpacking takes the
+files that are whole.
 
-Exit status: 0 all is well, 1 something is damaged, missing or not what was expected, 2 wrong usage, 130 interrupted."""
+Exit status: 0 all is well, 1 something is damaged, missing or not what was expected, 2 wrong usage, 130
+interrupted.
+"""
 
 import argparse
 import re
@@ -45,12 +50,20 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     check.add_argument("bundle", nargs="?", type=Path, help="archive or folder (default: the models folder)")
     put = commands.add_parser("unpack", **told)
     put.add_argument("bundle", type=Path, help="archive or folder")
-    put.add_argument("--models", type=Path, metavar="DIR", help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)")
+    put.add_argument(
+        "--models",
+        type=Path,
+        metavar="DIR",
+        help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)",
+    )
     for command in (check, put):
         command.add_argument("--expect", type=manifest_hash, metavar="HASH", help="refuse every other bundle")
     args = parser.parse_args(argv)
     if args.command == "unpack" and models_root(args.models).is_relative_to(PACKAGE):
-        parser.error("expected a models folder outside the installed package; pass --models DIR or set AGENTIC_IQA_MODELS")
+        parser.error(
+            "expected a models folder outside the installed package; pass --models DIR or set"
+            " AGENTIC_IQA_MODELS"
+        )
     return args
 
 
@@ -60,7 +73,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         bundle = args.bundle or models_root()
         manifest, sha256 = read_manifest(bundle, args.expect)
-        print(f"{one_line(str(bundle))}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256 {sha256}")
+        print(
+            f"{one_line(str(bundle))}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256"
+            f" {sha256}"
+        )
         for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
             print(f"  {line}")
         if args.command == "verify":

@@ -42,13 +42,16 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {one_line(message)}; see {self.prog} --help\n")
 
 
-def add_command(commands: argparse._SubParsersAction, name: str, about: str, description: str, *examples: str):
+def add_command(
+    commands: argparse._SubParsersAction, name: str, about: str, description: str, *examples: str
+):
     """A subcommand's parser, whose help ends with examples."""
     return commands.add_parser(
         name,
         help=about,
         description=textwrap.fill(description, 79, break_on_hyphens=False),
-        epilog="examples:\n" + textwrap.indent("\n".join(f"{STUDY} {name} {line}" for line in examples), "  "),
+        epilog="examples:\n"
+        + textwrap.indent("\n".join(f"{STUDY} {name} {line}" for line in examples), "  "),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
@@ -82,43 +85,80 @@ def add_run(commands: argparse._SubParsersAction) -> None:
         commands,
         "run",
         "each image's inference, once, into a folder that survives a kill",
-        "Reads a data set as its authors ship it, or a manifest of your own: a CSV or JSON-lines file with image and mos, and if you "
-        "have them reference, group, distortion, level, split; or with image, question, choices (in CSV separated by |) and answer. "
-        "Paths in it are relative to it, or absolute. Stores for each image plan, evidence, tools' raw scores, the letters forward and "
-        "reversed in every context, and the cost. Run the same command again to go on after an interruption.",
+        "Reads a data set as its authors ship it, or a manifest of your own: a CSV or JSON-lines file with"
+        " image and mos, and if you have them reference, group, distortion, level, split; or with image,"
+        " question, choices (in CSV separated by |) and answer. Paths in it are relative to it, or absolute."
+        " Stores for each image plan, evidence, tools' raw scores, the letters forward and reversed in every"
+        " context, and the cost. Run the same command again to go on after an interruption.",
         "/data/koniq10k --split test --out runs/koniq10k",
         "my40.csv --mos-range 1 5 --out runs/my40     # image,mos: your own scores from 1 to 5",
         "questions.csv --out runs/questions           # image,question,choices,answer: yes|no, yes",
     )
     what = command.add_argument_group("what to read")
-    what.add_argument("dataset", type=Path, metavar="FOLDER", help="folder of the data set, or a manifest (.csv, .jsonl)")
+    what.add_argument(
+        "dataset", type=Path, metavar="FOLDER", help="folder of the data set, or a manifest (.csv, .jsonl)"
+    )
     what.add_argument("--key", metavar="NAME", help="which data set it is, where the layout does not tell")
-    what.add_argument("--part-of", metavar="NAME", help="a manifest: the data set whose scale and direction its scores have")
+    what.add_argument(
+        "--part-of", metavar="NAME", help="a manifest: the data set whose scale and direction its scores have"
+    )
     what.add_argument(
         "--mos-range",
         type=float,
         nargs=2,
         metavar=("LOW", "HIGH"),
-        help="a manifest: the ends of its scale, such as 1 5 or 0 100, higher is better; fit --objective rps and the report's "
-        "calibration on the scale need them",
+        help=(
+            "a manifest: the ends of its scale, such as 1 5 or 0 100, higher is better; fit --objective rps"
+            " and the report's calibration on the scale need them"
+        ),
     )
     what.add_argument("--split", metavar="NAME", help="only images of this official split (train, val, test)")
-    what.add_argument("--limit", type=count, metavar="N", help="only N images, drawn evenly over the data set with a fixed seed")
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run's folder: run.json and rows.jsonl")
+    what.add_argument(
+        "--limit",
+        type=count,
+        metavar="N",
+        help="only N images, drawn evenly over the data set with a fixed seed",
+    )
+    command.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the run's folder: run.json and rows.jsonl"
+    )
     how = command.add_argument_group("how")
     device = how.add_mutually_exclusive_group()
-    device.add_argument("--gpu", metavar="N", help="GPU by index, UUID or MIG name (default: GPU 0 if there is one)")
+    device.add_argument(
+        "--gpu", metavar="N", help="GPU by index, UUID or MIG name (default: GPU 0 if there is one)"
+    )
     device.add_argument("--cpu", action="store_true", help="run on the CPU")
-    how.add_argument("--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)")
+    how.add_argument(
+        "--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)"
+    )
     how.add_argument("--engine", choices=("transformers", "vllm", "server"), help="what serves the model")
     how.add_argument("--model", metavar="NAME", help="a model below models/, or a folder")
-    how.add_argument("--query", default=DEFAULT_QUERY, help="what is asked of each image (default: %(default)s)")
-    how.add_argument("--contexts", nargs="+", choices=CONTEXTS, default=CONTEXTS, help="what stands in the prompt (default: all)")
     how.add_argument(
-        "--positions", nargs="+", choices=POSITIONS, default=("json",), help="where the letter is read (default: json)"
+        "--query", default=DEFAULT_QUERY, help="what is asked of each image (default: %(default)s)"
     )
-    how.add_argument("--tools", nargs="+", metavar="TOOL", help="tools scored on every image (default: the configuration's)")
-    how.add_argument("--jobs", type=count, default=1, metavar="N", help="images at once, for vllm and server (default: 1)")
+    how.add_argument(
+        "--contexts",
+        nargs="+",
+        choices=CONTEXTS,
+        default=CONTEXTS,
+        help="what stands in the prompt (default: all)",
+    )
+    how.add_argument(
+        "--positions",
+        nargs="+",
+        choices=POSITIONS,
+        default=("json",),
+        help="where the letter is read (default: json)",
+    )
+    how.add_argument(
+        "--tools",
+        nargs="+",
+        metavar="TOOL",
+        help="tools scored on every image (default: the configuration's)",
+    )
+    how.add_argument(
+        "--jobs", type=count, default=1, metavar="N", help="images at once, for vllm and server (default: 1)"
+    )
     command.set_defaults(main=run)
 
 
@@ -136,8 +176,13 @@ def run(args: argparse.Namespace) -> int:
     start_logging(0)
     check_folder(args.out)
     dataset = chosen(
-        args.dataset, args.key, part_of=args.part_of, mos_range=args.mos_range, split=args.split, limit=args.limit
-    )  # fmt: skip
+        args.dataset,
+        args.key,
+        part_of=args.part_of,
+        mos_range=args.mos_range,
+        split=args.split,
+        limit=args.limit,
+    )
     for name in dataset.missing[:5]:
         print(f"missing: {one_line(name):.{LONGEST_QUOTE}}", file=sys.stderr)
     if dataset.missing:
@@ -149,7 +194,9 @@ def run(args: argparse.Namespace) -> int:
     settings = settings.with_model(args.model) if args.model else settings
     full = dataset.info.kind == "FR" or any(item.reference for item in dataset.items)
     tools = args.tools or (settings.tools.full_reference if full else settings.tools.no_reference)
-    plan = Plan(args.query, tuple(args.contexts), tuple(args.positions), tuple(find_tool(tool).name for tool in tools))
+    plan = Plan(
+        args.query, tuple(args.contexts), tuple(args.positions), tuple(find_tool(tool).name for tool in tools)
+    )
     services = Services(settings, choose_device(args.gpu, args.cpu))
     check_plan(plan, services, full_reference=full, named=args.tools is not None)
     total = len(dataset.items or dataset.questions)
@@ -173,15 +220,22 @@ def add_synthetic(commands: argparse._SubParsersAction) -> None:
         commands,
         "synthetic",
         "a set of distorted photographs with pseudo-MOS, to choose on before any human score is looked at",
-        "Distorts the photographs that the embedded model's training kept out, or all photographs of a folder, and writes images, "
-        "references and manifest.csv with the mean of four full-reference metrics as mos (1..5).",
+        "Distorts the photographs that the embedded model's training kept out, or all photographs of a"
+        " folder, and writes images, references and manifest.csv with the mean of four full-reference metrics"
+        " as mos (1..5).",
         "photos/ --all --out synthetic",
     )
     command.add_argument("photos", type=Path, metavar="PHOTOS", help="folder of clean photographs")
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the set")
-    command.add_argument("--per-photo", type=count, default=10, metavar="N", help="samples of each photograph (default: 10)")
-    command.add_argument("--all", action="store_true", help="also the photographs that the embedded model was trained on")
-    command.add_argument("--no-reference", action="store_true", help="leave the references out of the manifest")
+    command.add_argument(
+        "--per-photo", type=count, default=10, metavar="N", help="samples of each photograph (default: 10)"
+    )
+    command.add_argument(
+        "--all", action="store_true", help="also the photographs that the embedded model was trained on"
+    )
+    command.add_argument(
+        "--no-reference", action="store_true", help="leave the references out of the manifest"
+    )
     command.set_defaults(main=synthetic)
 
 
@@ -217,9 +271,13 @@ def synthetic(args: argparse.Namespace) -> int:
                 Image.fromarray(crop.clean).save(args.out / reference)
             kind = crop.sample.parts[0].kind if crop.sample.parts else "none"
             yield {
-                "image": name, "reference": "" if args.no_reference else reference, "mos": f"{crop.quality:.6f}",
-                "group": f"{scene:03}", "distortion": kind, "level": crop.sample.severity,
-            }  # fmt: skip
+                "image": name,
+                "reference": "" if args.no_reference else reference,
+                "mos": f"{crop.quality:.6f}",
+                "group": f"{scene:03}",
+                "distortion": kind,
+                "level": crop.sample.severity,
+            }
 
     columns = ("image", "reference", "mos", "group", "distortion", "level")
     with (
@@ -239,10 +297,11 @@ def add_fit(commands: argparse._SubParsersAction) -> None:
         commands,
         "fit",
         "p_c's temperature and η from a part of a run, for assess.py --fit and report --fit",
-        "Fits on a part of a run and writes a file that says on which rows, by which objective and how much it gained. report --fit "
-        "leaves those rows out. rps: ranked probability score (absolute category scales; of a manifest run --mos-range gives it); srcc: "
-        "any scale; spread: without human scores, E[level] spreads as far as the tools' mean does. Where a parameter runs to a bound "
-        "there is no fit.",
+        "Fits on a part of a run and writes a file that says on which rows, by which objective and how much"
+        " it gained. report --fit leaves those rows out. rps: ranked probability score (absolute category"
+        " scales; of a manifest run --mos-range gives it); srcc: any scale; spread: without human scores,"
+        " E[level] spreads as far as the tools' mean does. Where a parameter runs to a bound there is no"
+        " fit.",
         "runs/koniq10k --split val --objective rps --out fit.json",
         "runs/my40 --objective srcc --share 0.5 --out fit.json",
     )
@@ -250,7 +309,11 @@ def add_fit(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--objective", choices=("rps", "srcc", "spread"), default="rps", help="default: rps")
     command.add_argument("--split", metavar="NAME", help="official split to fit on, such as train or val")
     command.add_argument(
-        "--share", type=float, default=0.3, metavar="X", help="without --split: this share of the scenes, drawn with a fixed seed"
+        "--share",
+        type=float,
+        default=0.3,
+        metavar="X",
+        help="without --split: this share of the scenes, drawn with a fixed seed",
     )
     command.add_argument("--out", type=Path, required=True, metavar="FILE", help="the fit (JSON)")
     command.set_defaults(main=fit)
@@ -275,17 +338,29 @@ def add_report(commands: argparse._SubParsersAction) -> None:
         commands,
         "report",
         "every scoring mode of cached runs against the human scores, without touching a model",
-        "Derives every scoring mode from a run's stored rows and compares them: tables as CSV and Markdown, figures as PNG and SVG, "
-        "and report.html, one page that opens offline. Several runs get a section each and a table over the data sets; what a mode was "
-        "made with is marked and left out of its mean.",
+        "Derives every scoring mode from a run's stored rows and compares them: tables as CSV and Markdown,"
+        " figures as PNG and SVG, and report.html, one page that opens offline. Several runs get a section"
+        " each and a table over the data sets; what a mode was made with is marked and left out of its mean.",
         "runs/koniq10k --out reports/koniq10k",
         "runs/tid2013 runs/koniq10k --out reports/both --draws 2000",
         'runs/koniq10k --out reports/koniq10k --baseline "letters, image alone" --pictures',
     )
-    command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run (run.json and rows.jsonl)")
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the report; made if it is not there")
     command.add_argument(
-        "--draws", type=count, default=1000, metavar="N", help="bootstrap draws; 1000 decide up to 25 comparisons (default: 1000)"
+        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run (run.json and rows.jsonl)"
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder for the report; made if it is not there",
+    )
+    command.add_argument(
+        "--draws",
+        type=count,
+        default=1000,
+        metavar="N",
+        help="bootstrap draws; 1000 decide up to 25 comparisons (default: 1000)",
     )
     command.add_argument(
         "--baseline",
@@ -296,7 +371,10 @@ def add_report(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--comparator",
         metavar="MODE",
-        help="the part of the fusion (a tool, 'tool mean', 'letters, image alone') that it is judged against; name it by a synthetic set",
+        help=(
+            "the part of the fusion (a tool, 'tool mean', 'letters, image alone') that it is judged against;"
+            " name it by a synthetic set"
+        ),
     )
     command.add_argument(
         "--fit",
@@ -308,7 +386,10 @@ def add_report(commands: argparse._SubParsersAction) -> None:
         "--pictures",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="thumbnails of the worst ten images in the page; mind the data set's terms before you pass it on (default: no)",
+        help=(
+            "thumbnails of the worst ten images in the page; mind the data set's terms before you pass it on"
+            " (default: no)"
+        ),
     )
     command.set_defaults(main=report)
 
@@ -342,13 +423,22 @@ def report(args: argparse.Namespace) -> int:
             questions.append((name, run, rows))
             continue
         if fitted and fitted.model != run["identity"]["model"]:
-            raise FitError(f"{args.fit}: expected a fit of the model of {folder}, it was made with another; fit it anew")
+            raise FitError(
+                f"{args.fit}: expected a fit of the model of {folder}, it was made with another; fit it anew"
+            )
         if fitted and fitted.dataset == run["dataset"]["key"]:
             rows = [row for row in rows if not fitted.used(row)]
         letters = fitted and Letters(fitted.temperature, fitted.eta, source=fitted.source)
         study = analyse(
-            run, rows, info, name=name, draws=args.draws, baseline=args.baseline, comparator=args.comparator, fitted=letters
-        )  # fmt: skip
+            run,
+            rows,
+            info,
+            name=name,
+            draws=args.draws,
+            baseline=args.baseline,
+            comparator=args.comparator,
+            fitted=letters,
+        )
         parts.append((study, draw(study)))
     for name, run, rows in questions:
         folder = args.out / name if len(args.runs) > 1 else args.out
@@ -382,17 +472,35 @@ def add_compare(commands: argparse._SubParsersAction) -> None:
         commands,
         "compare",
         "run against run on the same images: two models, or two versions of the program",
-        "Matches the runs' rows by image and compares each run with the first, paired, on the images that all of them answered: SRCC "
-        "and PLCC with the human scores, their differences with intervals from the same bootstrap draws, how far the scores lie from "
-        "each other, and a sentence that says what these images show.",
+        "Matches the runs' rows by image and compares each run with the first, paired, on the images that all"
+        " of them answered: SRCC and PLCC with the human scores, their differences with intervals from the"
+        " same bootstrap draws, how far the scores lie from each other, and a sentence that says what these"
+        " images show.",
         "runs/koniq10k_embedded runs/koniq10k_qwen",
         'runs/old runs/new --mode logits "tool mean" --out reports/old_new',
     )
-    command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of two runs or more; the first is what the others are compared with")  # fmt: skip
-    command.add_argument("--mode", nargs="+", default=["logits"], metavar="MODE", help="scoring modes, or all (default: logits, the fused q)")  # fmt: skip
-    command.add_argument("--draws", type=count, default=1000, metavar="N", help="bootstrap draws (default: 1000)")
     command.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder for the tables as CSV and Markdown (default: print alone)"
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="folders of two runs or more; the first is what the others are compared with",
+    )
+    command.add_argument(
+        "--mode",
+        nargs="+",
+        default=["logits"],
+        metavar="MODE",
+        help="scoring modes, or all (default: logits, the fused q)",
+    )
+    command.add_argument(
+        "--draws", type=count, default=1000, metavar="N", help="bootstrap draws (default: 1000)"
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for the tables as CSV and Markdown (default: print alone)",
     )
     command.set_defaults(main=compare)
 
@@ -405,9 +513,14 @@ def compare(args: argparse.Namespace) -> int:
 
     if args.out:
         check_folder(args.out)
-    runs = [Named(name, *read_run(folder)) for name, folder in zip(names_of(args.runs), args.runs, strict=True)]
+    runs = [
+        Named(name, *read_run(folder)) for name, folder in zip(names_of(args.runs), args.runs, strict=True)
+    ]
     found = compare_runs(runs, modes=args.mode, draws=args.draws)
-    for name, texts, rows in (("runs", RUNS_TABLE, found.runs), ("run_differences", DIFFERENCES_TABLE, found.differences)):
+    for name, texts, rows in (
+        ("runs", RUNS_TABLE, found.runs),
+        ("run_differences", DIFFERENCES_TABLE, found.differences),
+    ):
         if args.out:
             write_table(args.out, name, *texts, rows)
         print(markdown(*texts, rows))
@@ -425,7 +538,8 @@ def add_table(commands: argparse._SubParsersAction) -> None:
         commands,
         "table",
         "a short table of written reports, for a page",
-        "One table a report, from its CSV files; --write puts them between a file's marks <!-- studies --> and <!-- end of studies -->.",
+        "One table a report, from its CSV files; --write puts them between a file's marks <!-- studies -->"
+        " and <!-- end of studies -->.",
         "reports/koniq10k",
         "reports/koniq10k reports/tid2013 --write docs/studies.md",
     )
@@ -453,7 +567,8 @@ def table(args: argparse.Namespace) -> int:
         _, end, after = rest.partition("<!-- end of studies -->")
         if not begin or not end:
             raise StudyError(
-                f"{args.write}: expected the marks <!-- studies --> and <!-- end of studies -->, found none; add them"
+                f"{args.write}: expected the marks <!-- studies --> and <!-- end of studies -->, found none;"
+                " add them"
             )
         write_whole(place, f"{before}{begin}{text}{end}{after}")
     else:
@@ -497,5 +612,8 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
     except OSError as error:
-        print(one_line(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}"), file=sys.stderr)
+        print(
+            one_line(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}"),
+            file=sys.stderr,
+        )
     return 2

@@ -1,4 +1,5 @@
-"""Raw scores kept on disk, by what they were measured on: one SQLite file, safe to share between processes."""
+"""Raw scores kept on disk, by what they were measured on: one SQLite file, safe to share between
+processes."""
 
 import hashlib
 import math
@@ -35,15 +36,18 @@ class ScoreCache:
             # a view or a trigger of the same name would run what somebody else wrote
             schema = self._database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
         except (sqlite3.Error, ValueError) as error:  # ValueError: a null byte in the name
-            raise ToolError(f"tools.cache {self.path}: expected an SQLite file that can be written, got: {error}") from error
+            raise ToolError(
+                f"tools.cache {self.path}: expected an SQLite file that can be written, got: {error}"
+            ) from error
         if schema != [(TABLE,)]:
             raise ToolError(
-                f"tools.cache {self.path}: expected a file with nothing but a table of scores, got another database; name another file in tools.cache"
+                f"tools.cache {self.path}: expected a file with nothing but a table of scores, got another"
+                " database; name another file in tools.cache"
             )
 
     def get(self, key: str) -> float | None:
-        """The score, None where there is none or something else than a finite number. Raises ToolError when the file cannot be
-        read."""
+        """The score, None where there is none or something else than a finite number. Raises ToolError when
+        the file cannot be read."""
         found = self._run("SELECT raw FROM scores WHERE key = ? AND typeof(raw) = 'real'", (key,))
         return found[0] if found and math.isfinite(found[0]) else None
 
@@ -59,12 +63,14 @@ class ScoreCache:
                 return self._database.execute(statement, values).fetchone()
         except sqlite3.Error as error:
             raise ToolError(
-                f"tools.cache {self.path}: cannot be used ({error}); make room, or name another file in tools.cache"
+                f"tools.cache {self.path}: cannot be used ({error}); make room, or name another file in"
+                " tools.cache"
             ) from error
 
 
 def _require_database(path: Path) -> None:
-    """Raises FileError for what SQLite would wait for, such as a pipe. A file that is not there yet is made."""
+    """Raises FileError for what SQLite would wait for, such as a pipe. A file that is not there yet is
+    made."""
     if not os.path.exists(path):  # Path.exists raises for a name that no file can have
         return
     with open(open_regular(path), "rb") as file:

@@ -1,12 +1,12 @@
 """Raw tool scores to the 1..5 quality scale: the five-parameter logistic, its check, its file and its fit.
 
-The form is that of Sheikh, Sabir and Bovik, "A Statistical Evaluation of Recent Full Reference Image Quality Assessment
-Algorithms", IEEE TIP 15(11), 2006 (the VQEG form):
+The form is that of Sheikh, Sabir and Bovik, "A Statistical Evaluation of Recent Full Reference Image Quality
+Assessment Algorithms", IEEE TIP 15(11), 2006 (the VQEG form):
 
     f(x) = b1 * (1/2 - 1 / (1 + exp(b2 * (x - b3)))) + b4 * x + b5
 
-AgenticIQA (arXiv 2509.26006) prints it without the `1 +`; with that misprint most rows of its Table 5 map every image
-to the same value. Nothing here knows of metrics, images or devices.
+AgenticIQA (arXiv 2509.26006) prints it without the `1 +`; with that misprint most rows of its Table 5 map
+every image to the same value. Nothing here knows of metrics, images or devices.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def _sigmoid(t: float) -> float:
 class LogisticMap(BaseModel):
     """One tool's map from its raw score to 1..5.
 
-    `domain` is the raw range in which the map is checked and used; `lower_better` says which way the raw score runs;
-    `source` says where the parameters come from and `fitted_on` names the data set (scores there are in-sample).
+    `domain` is the raw range in which the map is checked and used; `lower_better` says which way the raw
+    score runs; `source` says where the parameters come from and `fitted_on` names the data set (scores there
+    are in-sample).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -61,9 +62,13 @@ class LogisticMap(BaseModel):
     @model_validator(mode="after")
     def _domain_is_a_range(self) -> LogisticMap:
         if not self.domain[0] < self.domain[1]:
-            raise ValueError(f"{self.tool}: expected domain [low, high] with low < high, got {list(self.domain)}")
+            raise ValueError(
+                f"{self.tool}: expected domain [low, high] with low < high, got {list(self.domain)}"
+            )
         if not all(math.isfinite(self.unclipped(x)) and math.isfinite(self._slope(x)) for x in self.domain):
-            raise ValueError(f"{self.tool}: expected parameters that give a number over the domain, got them too large")
+            raise ValueError(
+                f"{self.tool}: expected parameters that give a number over the domain, got them too large"
+            )
         return self
 
     def unclipped(self, raw: float) -> float:
@@ -72,9 +77,9 @@ class LogisticMap(BaseModel):
         return self.b1 * (_sigmoid(self.b2 * (raw - self.b3)) - 0.5) + self.b4 * raw + self.b5
 
     def __call__(self, raw: float) -> float:
-        """Quality in [1, 5]. A raw score outside the domain counts as the domain's nearer end, where the map was checked;
-        the result is clipped to the scale, so different raw scores may tie at 1 or 5. Raises CalibrationError for one that is
-        not finite."""
+        """Quality in [1, 5]. A raw score outside the domain counts as the domain's nearer end, where the map
+        was checked; the result is clipped to the scale, so different raw scores may tie at 1 or 5. Raises
+        CalibrationError for one that is not finite."""
         if not math.isfinite(raw):
             raise CalibrationError(f"{self.tool}: expected a finite raw score, got {raw}; measure it again.")
         low, high = self.domain
@@ -87,11 +92,13 @@ class LogisticMap(BaseModel):
         return min(ends), max(ends)
 
     def turning_point(self) -> float | None:
-        """The raw score, inside the domain, at which the map stops running the right way; None if it never does.
+        """The raw score, inside the domain, at which the map stops running the right way; None if it never
+        does.
 
-        With s = sigmoid(b2 (x - b3)) the slope is b1 b2 u + b4, where u = s (1 - s). It is linear in u, and over an
-        interval u is largest at b3, or at the end nearer to it, and smallest at the end farther from it: the sign of the
-        slope at those two points settles the whole domain, with no grid to miss a narrow turn.
+        With s = sigmoid(b2 (x - b3)) the slope is b1 b2 u + b4, where u = s (1 - s). It is linear in u, and
+        over an interval u is largest at b3, or at the end nearer to it, and smallest at the end farther from
+        it: the sign of the slope at those two points settles the whole domain, with no grid to miss a narrow
+        turn.
         """
         low, high = self.domain
         steepest = min(high, max(low, self.b3))
@@ -122,8 +129,8 @@ class LogisticMap(BaseModel):
 def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, str]]:
     """Usable maps by tool, and the reason for each tool whose entry is marked `status: rejected`.
 
-    Raises CalibrationError for an unreadable file, a malformed entry, a second usable map for a tool, or a map that is
-    not monotone and not marked: a map that turns would rank a worse picture above a better one.
+    Raises CalibrationError for an unreadable file, a malformed entry, a second usable map for a tool, or a
+    map that is not monotone and not marked: a map that turns would rank a worse picture above a better one.
     """
     try:
         found = read_yaml(path)
@@ -141,20 +148,25 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
             logistic = LogisticMap.model_validate(fields)
         except ValidationError as error:
             tool = str(fields.get("tool", "?"))
-            raise CalibrationError(f"{path}: the entry of {tool:.40} is malformed: {first_mistake(error)}.") from error
+            raise CalibrationError(
+                f"{path}: the entry of {tool:.40} is malformed: {first_mistake(error)}."
+            ) from error
         if status == "rejected" and reason:
             rejected[logistic.tool] = str(reason)
         elif status is not None:
             raise CalibrationError(
-                f"{path}: {logistic.tool} has status {str(status)!r:.40}; expected no status, or `rejected` with a `reason`."
+                f"{path}: {logistic.tool} has status {str(status)!r:.40}; expected no status, or `rejected`"
+                " with a `reason`."
             )
         elif logistic.tool in maps:
-            raise CalibrationError(f"{path}: {logistic.tool} has two usable maps; keep one or mark one `status: rejected`.")
+            raise CalibrationError(
+                f"{path}: {logistic.tool} has two usable maps; keep one or mark one `status: rejected`."
+            )
         elif (turn := logistic.turning_point()) is not None:
             low, high = logistic.domain
             raise CalibrationError(
-                f"{path}: the map of {logistic.tool} is not monotone over [{low:g}, {high:g}], it turns at {turn:.4g}; "
-                "refit it with scripts/fit_tools.py or mark the entry `status: rejected`."
+                f"{path}: the map of {logistic.tool} is not monotone over [{low:g}, {high:g}], it turns at"
+                f" {turn:.4g}; refit it with scripts/fit_tools.py or mark the entry `status: rejected`."
             )
         else:
             maps[logistic.tool] = logistic
@@ -162,7 +174,8 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
 
 
 def load_maps(path: str | Path) -> dict[str, LogisticMap]:
-    """The usable maps of `path` by tool name; rejected entries are left out. Raises as `read_map_file` does."""
+    """The usable maps of `path` by tool name; rejected entries are left out. Raises as `read_map_file`
+    does."""
     return read_map_file(path)[0]
 
 
@@ -171,12 +184,15 @@ def map_file_hash(path: str | Path) -> str:
     try:
         return hashlib.sha256(read_bytes(path)).hexdigest()
     except FileError as error:
-        raise CalibrationError(f"{path}: tool maps: {error}; correct tools.maps of the configuration.") from error
+        raise CalibrationError(
+            f"{path}: tool maps: {error}; correct tools.maps of the configuration."
+        ) from error
 
 
 @dataclass(frozen=True)
 class FitQuality:
-    """How well a map predicts: RMSE in quality levels, rank and linear correlation (after mapping), number of images."""
+    """How well a map predicts: RMSE in quality levels, rank and linear correlation (after mapping), number of
+    images."""
 
     rmse: float
     srcc: float
@@ -188,8 +204,8 @@ class FitQuality:
 
 
 def evaluate(logistic: LogisticMap, raw: np.ndarray, quality: np.ndarray) -> FitQuality:
-    """Quality of `logistic` on raw scores with known quality (1..5). SRCC is that of the raw scores, signed so that
-    a good tool is positive: clipping to 1..5 would make ties."""
+    """Quality of `logistic` on raw scores with known quality (1..5). SRCC is that of the raw scores, signed
+    so that a good tool is positive: clipping to 1..5 would make ties."""
     from scipy import stats
 
     raw, quality = np.asarray(raw, float), np.asarray(quality, float)
@@ -217,10 +233,11 @@ def fit_logistic(
 ) -> tuple[LogisticMap, FitQuality]:
     """Least-squares fit of a monotone map from `raw` to `quality` (1..5), and its quality on the same data.
 
-    Monotone by construction: b2 > 0, and b1 and b4 both carry the sign of the tool's direction, so that no term of the
-    slope can oppose another. The fit runs on standardised raw scores; with tools that range over 0..100 and over 0..0.01
-    one set of starting points then serves all. Raises CalibrationError for fewer than ten finite pairs, constant scores,
-    or scores that do not follow quality in the tool's direction, for which the best monotone map is a constant.
+    Monotone by construction: b2 > 0, and b1 and b4 both carry the sign of the tool's direction, so that no
+    term of the slope can oppose another. The fit runs on standardised raw scores; with tools that range over
+    0..100 and over 0..0.01 one set of starting points then serves all. Raises CalibrationError for fewer than
+    ten finite pairs, constant scores, or scores that do not follow quality in the tool's direction, for which
+    the best monotone map is a constant.
     """
     from scipy.optimize import least_squares
     from scipy.special import expit
@@ -229,7 +246,9 @@ def fit_logistic(
     finite = np.isfinite(raw) & np.isfinite(quality)
     x, y = np.clip(raw[finite], *domain), quality[finite]
     if len(x) < 10 or np.ptp(x) == 0:
-        raise CalibrationError(f"{tool}: expected ten or more finite raw scores that are not all equal, got {len(x)}.")
+        raise CalibrationError(
+            f"{tool}: expected ten or more finite raw scores that are not all equal, got {len(x)}."
+        )
     centre, scale = float(np.mean(x)), float(np.std(x))
     z = (x - centre) / scale
     sign = -1.0 if lower_better else 1.0
@@ -239,12 +258,17 @@ def fit_logistic(
 
     # b1..b5 in standardised units: b1 up to twice the scale's length; beyond b2 = 20 the curve is a step.
     bounds = ([0.0, 0.05, float(z.min()) - 1, 0.0, -10.0], [8.0, 20.0, float(z.max()) + 1, 4.0, 10.0])
-    starts = [(b1, b2, b3, 0.1, y.mean()) for b1 in (1.0, 4.0) for b2 in (0.8, 3.0) for b3 in (-0.7, 0.0, 0.7)]
-    fits = [least_squares(lambda p: predict(p) - y, np.clip(start, *bounds), bounds=bounds) for start in starts]
+    starts = [
+        (b1, b2, b3, 0.1, y.mean()) for b1 in (1.0, 4.0) for b2 in (0.8, 3.0) for b3 in (-0.7, 0.0, 0.7)
+    ]
+    fits = [
+        least_squares(lambda p: predict(p) - y, np.clip(start, *bounds), bounds=bounds) for start in starts
+    ]
     b1, b2, b3, b4, b5 = min(fits, key=lambda fit: fit.cost).x
 
     def rounded(value: float) -> float:
-        # What the file holds is what was evaluated; a slope at its bound comes out as 1e-18 or so and means zero.
+        # What the file holds is what was evaluated; a slope at its bound comes out as 1e-18 or so and means
+        # zero.
         return float(f"{value:.8g}") if abs(value) > 1e-12 else 0.0
 
     logistic = LogisticMap(
@@ -264,5 +288,7 @@ def fit_logistic(
     low, high = logistic.reachable
     if high - low < FLAT:
         better = "lower" if lower_better else "higher"
-        raise CalibrationError(f"{tool}: expected {better} raw scores for better images, got scores that do not follow quality.")
+        raise CalibrationError(
+            f"{tool}: expected {better} raw scores for better images, got scores that do not follow quality."
+        )
     return logistic, evaluate(logistic, x, y)

@@ -1,8 +1,9 @@
-"""Quicker ways through two float64 operations for which torch has only a slow kernel on a CPU; the numbers stay but for rounding
-in the last bits.
+"""Quicker ways through two float64 operations for which torch has only a slow kernel on a CPU; the numbers
+stay but for rounding in the last bits.
 
-- conv2d copies each pixel's neighbourhood out before it multiplies (im2col): SSIM's window of 11×11 pixels makes 11.6 GB of a
-  picture of 12 megapixels. Shifted pictures, times their weights, are added up instead, a few rows at a time.
+- conv2d copies each pixel's neighbourhood out before it multiplies (im2col): SSIM's window of 11×11 pixels
+  makes 11.6 GB of a picture of 12 megapixels. Shifted pictures, times their weights, are added up instead, a
+  few rows at a time.
 - pow with exponent 4 was half of MAD's time; squaring twice is several times faster.
 """
 
@@ -13,18 +14,29 @@ import torch
 from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
-# Of output at a time. They stay in the cache, and torch shares out among threads only what has 32768 elements: where other work
-# has the cores, thousands of small operations that wait for all their threads take ten times as long.
+# Of output at a time. They stay in the cache, and torch shares out among threads only what has 32768
+# elements: where other work has the cores, thousands of small operations that wait for all their threads take
+# ten times as long.
 MOST_PIXELS = 2**15 - 1
 
 
 class CPUKernels(TorchFunctionMode):
-    """While it is active in a thread, calls of torch.conv2d and torch.pow go through the quicker ways where these apply."""
+    """While it is active in a thread, calls of torch.conv2d and torch.pow go through the quicker ways where
+    these apply."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64 and args[0].device.type == "cpu":
+        if (
+            args
+            and isinstance(args[0], torch.Tensor)
+            and args[0].dtype == torch.float64
+            and args[0].device.type == "cpu"
+        ):
             if func is torch.pow and args[1:] == (4.0,) and not kwargs:
                 return args[0].square().square()
             if func is torch.conv2d:
@@ -59,7 +71,9 @@ def _conv2d(
                     for i, line in enumerate(taps):
                         for j, tap in enumerate(line):
                             begin, end = i + top * down, i + (top + len(sums) - 1) * down + 1
-                            sums.add_(source[begin:end:down, j : j + (width - 1) * across + 1 : across], alpha=tap)
+                            sums.add_(
+                                source[begin:end:down, j : j + (width - 1) * across + 1 : across], alpha=tap
+                            )
     return result
 
 

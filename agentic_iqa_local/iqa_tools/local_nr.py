@@ -1,9 +1,11 @@
-"""LocalNR: a no-reference quality tool of this project's own, opinion-unaware. No published metric, so its figures are ours.
+"""LocalNR: a no-reference quality tool of this project's own, opinion-unaware. No published metric, so its
+figures are ours.
 
-EfficientNet-lite0 (Tan and Le, ICML 2019; ImageNet weights, Apache-2.0), frozen, describes each place of a picture by the mean and
-the deviation of its features at five depths, at the picture's own resolution and at half of it. One hidden layer makes of their
-pooled statistics the quality, the family and the severity; another makes of a single place how strong each family is there. Both
-learned from synthetic distortions of clean photographs whose quality four full-reference metrics gave (scripts/train_local_nr.py,
+EfficientNet-lite0 (Tan and Le, ICML 2019; ImageNet weights, Apache-2.0), frozen, describes each place of a
+picture by the mean and the deviation of its features at five depths, at the picture's own resolution and at
+half of it. One hidden layer makes of their pooled statistics the quality, the family and the severity;
+another makes of a single place how strong each family is there. Both learned from synthetic distortions of
+clean photographs whose quality four full-reference metrics gave (scripts/train_local_nr.py,
 docs/local_nr.md); no human score was used. Knows nothing of pyiqa, of maps to 1..5 or of models that answer.
 """
 
@@ -32,8 +34,9 @@ FAMILIES = (*DISTORTION_TYPES, "none")
 SMALLEST = 0.02  # a deviation below it counts as none: added before the logarithm
 FARTHEST = 6.0  # standard deviations from the training's mean; what lies beyond says no more
 QUALITY, SEVERITY = 3.0, 2.0  # the middle of each scale, around which the outputs lie
-# Damage is of one quarter where that quarter's lead over the second is more than LOCAL_LEAD of its severity, and this is at least
-# LOCAL_SEVERITY. It is everywhere where it is not, unless the picture is clean with at least CLEAN.
+# Damage is of one quarter where that quarter's lead over the second is more than LOCAL_LEAD of its severity,
+# and this is at least LOCAL_SEVERITY. It is everywhere where it is not, unless the picture is clean with at
+# least CLEAN.
 LOCAL_LEAD, LOCAL_SEVERITY, CLEAN = 0.5, 0.6, 0.3
 
 
@@ -41,9 +44,10 @@ LOCAL_LEAD, LOCAL_SEVERITY, CLEAN = 0.5, 0.6, 0.3
 class Examination:
     """What LocalNR says of a picture.
 
-    `quality` 1..5; `families` the probability of each of FAMILIES to be the strongest distortion's ("none": clean); `severity` of
-    the strongest, 0 (none) to 5; `places` by family a rows×columns float32 array of its severity there, 0..5: cell (r, c) covers
-    the pixels from r·height/rows to (r + 1)·height/rows and from c·width/columns to (c + 1)·width/columns.
+    `quality` 1..5; `families` the probability of each of FAMILIES to be the strongest distortion's ("none":
+    clean); `severity` of the strongest, 0 (none) to 5; `places` by family a rows×columns float32 array of its
+    severity there, 0..5: cell (r, c) covers the pixels from r·height/rows to (r + 1)·height/rows and from
+    c·width/columns to (c + 1)·width/columns.
     """
 
     quality: float
@@ -52,26 +56,29 @@ class Examination:
     places: dict[str, np.ndarray]
 
     def damaged_part(self) -> str | None:
-        """Where the damage lies: one of PLACES, by the family whose strength differs most between them, or EVERYWHERE; None where
-        none is seen."""
+        """Where the damage lies: one of PLACES, by the family whose strength differs most between them, or
+        EVERYWHERE; None where none is seen."""
         if min(next(iter(self.places.values())).shape) > 1:
             quarters = np.array([quarter_means(found) for found in self.places.values()])
             second, first = np.sort(quarters)[:, -2:].T
             family = (first - second).argmax()
-            if first[family] >= LOCAL_SEVERITY and first[family] - second[family] > LOCAL_LEAD * (first[family] + 0.1):
+            if first[family] >= LOCAL_SEVERITY and first[family] - second[family] > LOCAL_LEAD * (
+                first[family] + 0.1
+            ):
                 return list(PLACES)[quarters[family].argmax()]
         return EVERYWHERE if self.families["none"] < CLEAN else None
 
 
 def quarter_means(severity: np.ndarray) -> list[float]:
-    """The means of a rows×columns map, two or more of each, over the quarters in the order of PLACES; a middle row or column belongs to
-    none."""
+    """The means of a rows×columns map, two or more of each, over the quarters in the order of PLACES; a
+    middle row or column belongs to none."""
     rows, columns = ((slice(0, side // 2), slice((side + 1) // 2, side)) for side in severity.shape)
     return [float(severity[rows[row], columns[column]].mean()) for row, column in PLACES.values()]
 
 
 class LocalNR(nn.Module):
-    """The network. `picture_width` and `place_width` are the hidden layers' sizes. It is built without weights: `load` reads them."""
+    """The network. `picture_width` and `place_width` are the hidden layers' sizes. It is built without
+    weights: `load` reads them."""
 
     def __init__(self, picture_width: int, place_width: int):
         super().__init__()
@@ -93,7 +100,8 @@ class LocalNR(nn.Module):
         return self._quality(self.picture(pooled(self.encode(pixels))))
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        """B×3×H×W in 0..1 → B×rows×columns×STATISTICS: of each scale the mean of each channel and its deviation in the cell."""
+        """B×3×H×W in 0..1 → B×rows×columns×STATISTICS: of each scale the mean of each channel and its
+        deviation in the cell."""
         grid = tuple(max(1, round(side / CELL)) for side in pixels.shape[2:])
         statistics = []
         for picture in (pixels, avg_pool2d(pixels, SCALES)):
@@ -132,7 +140,8 @@ class LocalNR(nn.Module):
 
 
 class _Head(nn.Module):
-    """One hidden layer on standardised statistics; `centre` and `scale` are the training's mean and deviation."""
+    """One hidden layer on standardised statistics; `centre` and `scale` are the training's mean and
+    deviation."""
 
     def __init__(self, width: int, outputs: int):
         super().__init__()
@@ -160,7 +169,8 @@ def per_cell(cells: torch.Tensor) -> torch.Tensor:
 def pooled(cells: torch.Tensor) -> torch.Tensor:
     """B×rows×columns×STATISTICS → B×STATISTICS: mean and log-deviation over the whole picture.
 
-    The variance over the picture is the mean over its cells, all of one size, of variance and squared mean, less the squared mean.
+    The variance over the picture is the mean over its cells, all of one size, of variance and squared mean,
+    less the squared mean.
     """
     mean, deviation = _parts(cells.flatten(1, 2))
     over_all = mean.mean(1)

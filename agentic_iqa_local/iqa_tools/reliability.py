@@ -1,7 +1,8 @@
-"""How far each tool can be trusted: which tools are clearly worse than another for the case at hand, and the error of a mean.
+"""How far each tool can be trusted: which tools are clearly worse than another for the case at hand, and the
+error of a mean.
 
-The figures are published ones (configs/tool_reliability.yaml names each source). Those on a data set that a tool's weights were
-trained on do not count.
+The figures are published ones (configs/tool_reliability.yaml names each source). Those on a data set that a
+tool's weights were trained on do not count.
 """
 
 from __future__ import annotations
@@ -61,10 +62,13 @@ class Reliability(_Record):
     def _names_are_known(self) -> Reliability:
         named = [record.tool for record in self.tools]
         unknown = {*named, *(tool for copies in self.near_copies for tool in copies)} - TOOLS.keys()
-        unsourced = {entry.source for record in self.tools for entry in record.published} - self.sources.keys()
+        unsourced = {
+            entry.source for record in self.tools for entry in record.published
+        } - self.sources.keys()
         if unknown or unsourced or len(set(named)) < len(named):
             raise ValueError(
-                f"expected tools and sources that are known, each tool once, got {sorted(unknown | unsourced) or named}"
+                "expected tools and sources that are known, each tool once, got"
+                f" {sorted(unknown | unsourced) or named}"
             )
         return self
 
@@ -73,8 +77,8 @@ class Reliability(_Record):
         return {record.tool: record for record in self.tools}
 
     def lead(self, tool: str, other: str) -> float | None:
-        """How much higher the SRCC of `tool` is than that of `other`, on average over the data sets that both have and neither has
-        seen; None where there are none."""
+        """How much higher the SRCC of `tool` is than that of `other`, on average over the data sets that both
+        have and neither has seen; None where there are none."""
         records = self._records
         if tool not in records or other not in records:
             return None
@@ -83,60 +87,83 @@ class Reliability(_Record):
         return sum(ours[name] - theirs[name] for name in shared) / len(shared) if shared else None
 
     def trusted(self, tools: Sequence[str]) -> list[str]:
-        """Those of `tools` that are not clearly worse than any of them, best first. A tool of which nothing is known is trusted
-        only where nothing is known of any."""
+        """Those of `tools` that are not clearly worse than any of them, best first. A tool of which nothing
+        is known is trusted only where nothing is known of any."""
         known = [tool for tool in tools if tool in self._records]
         if not known:
             return list(tools)
-        leads = {tool: [lead for other in known if (lead := self.lead(tool, other)) is not None] for tool in known}
+        leads = {
+            tool: [lead for other in known if (lead := self.lead(tool, other)) is not None] for tool in known
+        }
         worse = self.clearly_worse(known)
-        return sorted((tool for tool in known if tool not in worse), key=lambda tool: -sum(lead > 0 for lead in leads[tool]))
+        return sorted(
+            (tool for tool in known if tool not in worse),
+            key=lambda tool: -sum(lead > 0 for lead in leads[tool]),
+        )
 
     def clearly_worse(self, tools: Sequence[str]) -> set[str]:
         """Those of `tools` that another of them is known to lead by more than CLEARLY_WORSE."""
-        return {tool for tool in tools if any((self.lead(tool, other) or 0) < -CLEARLY_WORSE for other in tools)}
+        return {
+            tool for tool in tools if any((self.lead(tool, other) or 0) < -CLEARLY_WORSE for other in tools)
+        }
 
     def trailing(self, tools: Sequence[str], best: str) -> list[str]:
-        """`tools` in the order of how far their SRCC trails that of `best`; those that share no data set with it last, as given."""
+        """`tools` in the order of how far their SRCC trails that of `best`; those that share no data set with
+        it last, as given."""
         leads = {tool: lead for tool in tools if (lead := self.lead(tool, best)) is not None}
         return sorted(tools, key=lambda tool: -leads.get(tool, -2.0))
 
     def summary(self, tool: str) -> str:
-        """The tool's SRCC on the data sets that it has not seen, for whoever chooses among tools; empty where none is known."""
+        """The tool's SRCC on the data sets that it has not seen, for whoever chooses among tools; empty where
+        none is known."""
         unseen = self._records[tool].unseen() if tool in self._records else {}
         return f"SRCC {sum(unseen.values()) / len(unseen):.2f}" if unseen else ""
 
     def account(self, tool: str) -> str:
-        """What is known of a tool, for a reader: "SRCC 0.89 on tid2013, 0.88 on kadid10k; off by about 0.44 levels"."""
+        """What is known of a tool, for a reader: "SRCC 0.89 on tid2013, 0.88 on kadid10k; off by about 0.44
+        levels"."""
         if tool not in self._records:
             return "no published figure was found"
         record = self._records[tool]
-        told = [f"{entry.srcc:.2f} on {entry.data_set}{' (trained on it)' if entry.seen else ''}" for entry in record.published]
+        told = [
+            f"{entry.srcc:.2f} on {entry.data_set}{' (trained on it)' if entry.seen else ''}"
+            for entry in record.published
+        ]
         return f"SRCC {', '.join(told)}; off by about {record.sigma:.2f} levels"
 
     def sigma(self, tool: str) -> float:
         """Standard deviation of the tool's error, in levels."""
         return self._records[tool].sigma if tool in self._records else self.sigma_unknown
 
-    def sigma_of_mean(self, scores: Sequence[tuple[str, float]], reachable: Mapping[str, tuple[float, float]]) -> float:
+    def sigma_of_mean(
+        self, scores: Sequence[tuple[str, float]], reachable: Mapping[str, tuple[float, float]]
+    ) -> float:
         """Standard deviation of the error of the mean of (tool, score 1..5), in levels.
 
-        Var = 1/n² Σ_ij ρ_ij σ_i σ_j, with ρ = 1 for a tool with itself and its near-copies, so that they count once. A score at
-        the end of what its map can return says only that quality is there or beyond: truth is anywhere from that end to the
-        scale's, so that the mean square of a uniform error, (distance between the ends)²/3, comes on top.
+        Var = 1/n² Σ_ij ρ_ij σ_i σ_j, with ρ = 1 for a tool with itself and its near-copies, so that they
+        count once. A score at the end of what its map can return says only that quality is there or beyond:
+        truth is anywhere from that end to the scale's, so that the mean square of a uniform error, (distance
+        between the ends)²/3, comes on top.
         """
         if not scores:
             raise ValueError("scores: expected at least one, got none")
-        sigmas = np.array([self._sigma_at(tool, score, reachable.get(tool, (LOWEST, HIGHEST))) for tool, score in scores])
+        sigmas = np.array(
+            [self._sigma_at(tool, score, reachable.get(tool, (LOWEST, HIGHEST))) for tool, score in scores]
+        )
         rho = np.array([[self._correlation(a, b) for b, _ in scores] for a, _ in scores])
         return float(math.sqrt(sigmas @ rho @ sigmas) / len(scores))
 
     def sigma_of_difference(
         self, one: tuple[str, float], other: tuple[str, float], reachable: Mapping[str, tuple[float, float]]
     ) -> float:
-        """Standard deviation of how far two tools' scores, (tool, score 1..5), lie apart by their errors alone, in levels:
-        √(σ_i² + σ_j² − 2ρσ_iσ_j). Near-copies make errors of their own too, so that ρ is that of any two tools."""
-        a, b = (self._sigma_at(tool, score, reachable.get(tool, (LOWEST, HIGHEST))) for tool, score in (one, other))
+        """Standard deviation of how far two tools' scores, (tool, score 1..5), lie apart by their errors
+        alone, in levels: √(σ_i² + σ_j² − 2ρσ_iσ_j). Near-copies make errors of their own too, so that ρ is
+        that of any two tools.
+        """
+        a, b = (
+            self._sigma_at(tool, score, reachable.get(tool, (LOWEST, HIGHEST)))
+            for tool, score in (one, other)
+        )
         return math.sqrt(a**2 + b**2 - 2 * self.error_correlation * a * b)
 
     def _sigma_at(self, tool: str, score: float, ends: tuple[float, float]) -> float:
@@ -148,7 +175,11 @@ class Reliability(_Record):
         return math.sqrt(self.sigma(tool) ** 2 + beyond**2 / 3)
 
     def _correlation(self, a: str, b: str) -> float:
-        return 1.0 if a == b or any(a in copies and b in copies for copies in self.near_copies) else self.error_correlation
+        return (
+            1.0
+            if a == b or any(a in copies and b in copies for copies in self.near_copies)
+            else self.error_correlation
+        )
 
 
 @functools.cache

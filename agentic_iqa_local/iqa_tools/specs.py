@@ -1,7 +1,9 @@
-"""The table of tools: what each measures, which way it runs, and which files it needs. Knows nothing of torch or pyiqa.
+"""The table of tools: what each measures, which way it runs, and which files it needs. Knows nothing of torch
+or pyiqa.
 
-Names are the field's own, as in Table 5 of AgenticIQA (arXiv 2509.26006) where a tool has a row there. Weight files were
-read off pyiqa 0.1.16's sources, backbones that a constructor pulls in behind its back included; they are written as
+Names are the field's own, as in Table 5 of AgenticIQA (arXiv 2509.26006) where a tool has a row there. Weight
+files were read off pyiqa 0.1.16's sources, backbones that a constructor pulls in behind its back included;
+they are written as
 
     pyiqa/FILE, checkpoints/FILE, clip/FILE     below tools/hub of the models folder
     hf:ORG/REPO                                 a snapshot below tools/huggingface of the models folder
@@ -25,14 +27,14 @@ class ToolError(UserError, RuntimeError):
 class ToolSpec:
     """One tool.
 
-    `metric` is pyiqa's name, or that of a tool of this package's `own`, which pyiqa has no part in; `domain` the raw range
-    over which a map must be monotone; `weights` the files it needs (empty: none to fetch); `bundled` a parameter file that
-    ships in this package's data folder; `modules` Python modules that its code imports beyond pyiqa's own requirements;
-    `min_side` the smallest image side in pixels that it accepts; `no_map` why a 1..5 map would mean nothing for it (empty: a
-    map makes sense).
+    `metric` is pyiqa's name, or that of a tool of this package's `own`, which pyiqa has no part in; `domain`
+    the raw range over which a map must be monotone; `weights` the files it needs (empty: none to fetch);
+    `bundled` a parameter file that ships in this package's data folder; `modules` Python modules that its
+    code imports beyond pyiqa's own requirements; `min_side` the smallest image side in pixels that it
+    accepts; `no_map` why a 1..5 map would mean nothing for it (empty: a map makes sense).
 
-    `seconds` is what a megapixel takes on one CPU core, None where it was not measured. `most_megapixels` is the largest
-    picture that is measured whole (None: any); of a larger one crops are.
+    `seconds` is what a megapixel takes on one CPU core, None where it was not measured. `most_megapixels` is
+    the largest picture that is measured whole (None: any); of a larger one crops are.
     """
 
     name: str
@@ -67,8 +69,8 @@ TIMM_INCEPTION = "hf:timm/inception_resnet_v2.tf_in1k"
 CLIP_RN50 = "clip/RN50.pt"
 CLIP_VIT_B32 = "clip/ViT-B-32.pt"
 
-# The smallest sides of weight-free tools were found by running them. Those that run on less than this still measure
-# nothing there that deserves the name.
+# The smallest sides of weight-free tools were found by running them. Those that run on less than this still
+# measure nothing there that deserves the name.
 SMALL = 16
 # Tools with weights were not run: below this their backbones' feature maps are next to nothing.
 CNN_SIDE = 64
@@ -131,7 +133,8 @@ _ROWS = (
     ),
     ToolSpec(
         "NIQE", "niqe", "NR", True, (0, 50), (NOISE, BLUR, SHARP), "distance from the statistics of natural images",
-        # It runs from 96 on, but is a covariance over 96-pixel blocks: four of them are the least that has one.
+        # It runs from 96 on, but is a covariance over 96-pixel blocks: four of them are the least that has
+        # one.
         192, bundled="niqe_modelparameters.mat", seconds=0.3, most_megapixels=16,
     ),
     ToolSpec(

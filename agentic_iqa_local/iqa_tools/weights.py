@@ -1,8 +1,9 @@
 """The files that tools load: whether they are there, and that they are those of the models folder's manifest.
 
-Weights of pyiqa's metrics are pickles and TorchScript, which can run code when they are loaded, and another file gives other
-numbers. So a tool loads what the manifest of the models folder names, with the bytes that it names, and nothing else: not what
-torch or Hugging Face keep in caches of their own. `scripts/fetch_models.py` makes a bundle of files in such caches.
+Weights of pyiqa's metrics are pickles and TorchScript, which can run code when they are loaded, and another
+file gives other numbers. So a tool loads what the manifest of the models folder names, with the bytes that it
+names, and nothing else: not what torch or Hugging Face keep in caches of their own. `scripts/fetch_models.py`
+makes a bundle of files in such caches.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def torch_hub() -> Path:
 
 def huggingface_cache() -> Path:
     """The Hugging Face cache, found as huggingface_hub finds it but without importing it."""
-    home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
+    home = os.environ.get(
+        "HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    )
     return Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))).expanduser()
 
 
@@ -48,7 +51,8 @@ def _repository(weight: str) -> str:
 
 
 class Weights:
-    """The tools' weights in the models folder `root`. Raises ToolError for a manifest that cannot be trusted."""
+    """The tools' weights in the models folder `root`. Raises ToolError for a manifest that cannot be
+    trusted."""
 
     def __init__(self, root: Path):
         self.root, self.hub, self.huggingface = root, weights_dir(root), root / HUGGINGFACE
@@ -61,8 +65,16 @@ class Weights:
     def missing(self, spec: ToolSpec) -> str | None:
         """Why `spec` has not its weights, by names and sizes alone; None if it has them."""
         if unnamed := [weight for weight in spec.weights if not self._of(weight)]:
-            options = f" --weights {torch_hub()}" if any((torch_hub() / weight).is_file() for weight in unnamed) else ""
-            if any((huggingface_cache() / _repository(weight)).is_dir() for weight in unnamed if weight.startswith(SNAPSHOT)):
+            options = (
+                f" --weights {torch_hub()}"
+                if any((torch_hub() / weight).is_file() for weight in unnamed)
+                else ""
+            )
+            if any(
+                (huggingface_cache() / _repository(weight)).is_dir()
+                for weight in unnamed
+                if weight.startswith(SNAPSHOT)
+            ):
                 options += f" --huggingface {huggingface_cache()}"
             return (
                 f"missing weights {', '.join(unnamed)} (no bundle in the models folder has them; "
@@ -71,18 +83,21 @@ class Weights:
         for file in self._needed(spec):
             place = self.root / file.path
             if not place.is_file() or place.stat().st_size != file.size:
-                return f"missing weights {place} (it is in {MANIFEST}, but not there or of another size; unpack its bundle again)"
+                return (
+                    f"missing weights {place} (it is in {MANIFEST}, but not there or of another size; unpack"
+                    " its bundle again)"
+                )
         return None
 
     def check(self, spec: ToolSpec) -> dict[str, str]:
-        """Each file that `spec` loads with its SHA-256, read from the file itself. Raises ToolError that names a file which is
-        not the manifest's."""
+        """Each file that `spec` loads with its SHA-256, read from the file itself. Raises ToolError that
+        names a file which is not the manifest's."""
         hashes = {}
         for file in self._needed(spec):
             if not verified(self.root, file.path):
                 raise ToolError(
-                    f"{spec.name} is unavailable: {self.root / file.path} is damaged or was changed: expected the SHA-256 of "
-                    f"{MANIFEST}, {file.sha256}; unpack its bundle again."
+                    f"{spec.name} is unavailable: {self.root / file.path} is damaged or was changed: expected"
+                    f" the SHA-256 of {MANIFEST}, {file.sha256}; unpack its bundle again."
                 )
             hashes[file.path] = file.sha256
         for weight in spec.weights:
@@ -94,19 +109,29 @@ class Weights:
         """Raises ToolError unless `file`, a path or an open file, is one of the manifest's."""
         name = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", None)
         place = Path(os.path.abspath(name)) if isinstance(name, (str, os.PathLike)) else None
-        if place is None or not place.is_relative_to(self.root) or not verified(self.root, str(place.relative_to(self.root))):
+        if (
+            place is None
+            or not place.is_relative_to(self.root)
+            or not verified(self.root, str(place.relative_to(self.root)))
+        ):
             raise ToolError(
-                f"Refused to load {place or 'weights from memory'}: it is no file of {self.root / MANIFEST}, and {CODE}."
+                f"Refused to load {place or 'weights from memory'}: it is no file of {self.root / MANIFEST},"
+                f" and {CODE}."
             )
 
     def load(self, original: Callable[..., Any], file: Any, *args: Any, **options: Any) -> Any:
-        """What `original`, torch.load, makes of a file of the manifest that holds nothing but weights. Raises ToolError."""
+        """What `original`, torch.load, makes of a file of the manifest that holds nothing but weights. Raises
+        ToolError."""
         self.admit(file)
         try:
             return original(file, *args, **(options | {"weights_only": True}))
         except pickle.UnpicklingError as error:
-            lines = [line for line in str(error).splitlines() if "WeightsUnpickler error" in line] or str(error).splitlines()
-            raise ToolError(f"Refused to load {file}: expected weights alone, got more ({lines[0].strip()}); {CODE}.") from error
+            lines = [line for line in str(error).splitlines() if "WeightsUnpickler error" in line] or str(
+                error
+            ).splitlines()
+            raise ToolError(
+                f"Refused to load {file}: expected weights alone, got more ({lines[0].strip()}); {CODE}."
+            ) from error
 
     def load_script(self, original: Callable[..., Any], file: Any, *args: Any, **options: Any) -> Any:
         """What `original`, torch.jit.load, makes of a file of the manifest. Raises ToolError."""
@@ -123,7 +148,10 @@ class Weights:
         return [file for weight in spec.weights for file in self._of(weight)]
 
     def _refuse_strangers(self, folder: Path) -> None:
-        """Raises ToolError for a file in a snapshot that the manifest does not name: a loader might prefer it."""
+        """Raises ToolError for a file in a snapshot that the manifest does not name: a loader might prefer
+        it."""
         for place in folder.rglob("*"):
             if place.is_file() and str(place.relative_to(self.root)) not in self._files:
-                raise ToolError(f"{place}: expected files of {self.root / MANIFEST} only, got this one; remove it.")
+                raise ToolError(
+                    f"{place}: expected files of {self.root / MANIFEST} only, got this one; remove it."
+                )

@@ -1,5 +1,5 @@
-"""Long runs against what goes wrong: kills, many images, damaged images, damaged answers, injections. The tests do the same
-in short.
+"""Long runs against what goes wrong: kills, many images, damaged images, damaged answers, injections. The
+tests do the same in short.
 
     python scripts/endurance.py kill --rows runs/x/rows.jsonl --out benchmarks/studies/kill.json -- \\
         python scripts/study.py run data.csv --out runs/x
@@ -11,14 +11,15 @@ in short.
     python scripts/endurance.py end-to-end --out benchmarks/endurance/end_to_end.json
     python scripts/endurance.py injections --out benchmarks/endurance/injections.json
 
-kill: kills a run again and again and checks that nothing is lost and nothing doubled; the command after -- must go on where
-it stopped when it is run again. memory: of a batch of many small images, which must stay flat. images: damaged files at the
-loader, each loaded or refused in one sentence. outputs: damaged answers at the parser, each refused or exactly what it says.
-end-to-end: both through whole assessments on the embedded model. injections: how far texts in queries and pictures move the
-score. Each prints its result as JSON, or writes it with --out.
+kill: kills a run again and again and checks that nothing is lost and nothing doubled; the command after --
+must go on where it stopped when it is run again. memory: of a batch of many small images, which must stay
+flat. images: damaged files at the loader, each loaded or refused in one sentence. outputs: damaged answers at
+the parser, each refused or exactly what it says. end-to-end: both through whole assessments on the embedded
+model. injections: how far texts in queries and pictures move the score. Each prints its result as JSON, or
+writes it with --out.
 
-Exit status: 0 nothing went wrong, 1 something did (it is in the result), 2 wrong usage. A crash ends the run with a signal, a
-hang with the stack after a minute.
+Exit status: 0 nothing went wrong, 1 something did (it is in the result), 2 wrong usage. A crash ends the run
+with a signal, a hang with the stack after a minute.
 """
 
 import argparse
@@ -68,20 +69,54 @@ NUMBERS = (
 )
 TEXT_STEPS = ("replace", "insert", "delete", "repeat", "cut")
 HOSTILE_JSON = (
-    "NaN", "-Infinity", "1e999", "-0", "1.0", "9" * 5000, "true", "null", '""', '"A"', '"E"', "[]", "{}", '"none"', '" "',
-    "[" * 10_000, '{"final_answer": ' * 10_000, "[" * 150 + "]" * 150, '"\\ud800"', '"\ud800"', '"\\u0000\\u001b[2J"', '"\x1b[2J"',
-    '"' + "x" * 100_000 + '"', "'A'", "```json", "// A", ",", ":", "}", '"final_answer": "A"', "\ufeff", "\0", "Global", '"Global"',
-)  # fmt: skip
+    "NaN",
+    "-Infinity",
+    "1e999",
+    "-0",
+    "1.0",
+    "9" * 5000,
+    "true",
+    "null",
+    '""',
+    '"A"',
+    '"E"',
+    "[]",
+    "{}",
+    '"none"',
+    '" "',
+    "[" * 10_000,
+    '{"final_answer": ' * 10_000,
+    "[" * 150 + "]" * 150,
+    '"\\ud800"',
+    '"\ud800"',
+    '"\\u0000\\u001b[2J"',
+    '"\x1b[2J"',
+    '"' + "x" * 100_000 + '"',
+    "'A'",
+    "```json",
+    "// A",
+    ",",
+    ":",
+    "}",
+    '"final_answer": "A"',
+    "\ufeff",
+    "\0",
+    "Global",
+    '"Global"',
+)
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\w.+-]+|\s+|.', re.DOTALL)
 STUCK = 60  # seconds after which one step counts as a hang
-ALLOWED = 5.0  # seconds for one damaged file, and for an assessment beyond a normal one, or three where answers are damaged
+# seconds for one damaged file, and for an assessment beyond a normal one, or three where answers are damaged
+ALLOWED = 5.0
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("kill", help="kill -9 at random moments, then let it end")
-    command.add_argument("--rows", type=Path, required=True, metavar="FILE", help="JSON lines that the command writes")
+    command.add_argument(
+        "--rows", type=Path, required=True, metavar="FILE", help="JSON lines that the command writes"
+    )
     command.add_argument("--kills", type=int, default=20, help="default: %(default)s")
     command.add_argument(
         "--within",
@@ -97,16 +132,28 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         ("outputs", 10_000, "damaged model output at the parser"),
         ("end-to-end", 200, "damaged images, then damaged model output, through whole assessments"),
     ):
-        commands.add_parser(name, help=what).add_argument("--count", type=int, default=count, help="default: %(default)s")
-    command = commands.add_parser("injections", help="texts in queries and pictures that try to move the score")
-    command.add_argument(
-        "--images", nargs="+", type=Path, metavar="FILE", help="default: tests/data and a portrait of matplotlib's"
+        commands.add_parser(name, help=what).add_argument(
+            "--count", type=int, default=count, help="default: %(default)s"
+        )
+    command = commands.add_parser(
+        "injections", help="texts in queries and pictures that try to move the score"
     )
-    command.add_argument("--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)")
+    command.add_argument(
+        "--images",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="default: tests/data and a portrait of matplotlib's",
+    )
+    command.add_argument(
+        "--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)"
+    )
     command.add_argument("--gpu", metavar="N", help="GPU by index, UUID or MIG name (default: the CPU)")
     for name, command in commands.choices.items():
         if name != "injections":
-            command.add_argument("--seed", type=int, default=0, help="of what is random (default: %(default)s)")
+            command.add_argument(
+                "--seed", type=int, default=0, help="of what is random (default: %(default)s)"
+            )
         command.add_argument("--out", type=Path, metavar="FILE", help="result (JSON; default: printed)")
     return parser.parse_args(argv)
 
@@ -123,13 +170,17 @@ def kill(args: argparse.Namespace) -> dict:
     """Raises SystemExit with the first row that was lost, changed or doubled."""
     rng, kept, torn, kills = np.random.default_rng(args.seed), b"", 0, 0
     while kills < args.kills:
-        process = subprocess.Popen(args.run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            args.run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         loading = kills % 4 == 3
         while not loading and process.poll() is None and len(whole_lines(args.rows)) <= len(kept):
             time.sleep(0.01)
         time.sleep(rng.uniform(0, args.within))
         if process.poll() is not None:
-            raise SystemExit(f"the command ended with {process.returncode} after {kills} kills; give it more to do")
+            raise SystemExit(
+                f"the command ended with {process.returncode} after {kills} kills; give it more to do"
+            )
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         kills += 1
@@ -163,7 +214,8 @@ def _same_beginning(file: Path, kept: bytes, kills: int) -> bytes:
 
 
 def memory(args: argparse.Namespace) -> dict:
-    """Resident memory of `assess.py --pipeline letters` over many pictures of 224×224, by how many have their rows."""
+    """Resident memory of `assess.py --pipeline letters` over many pictures of 224×224, by how many have their
+    rows."""
     import psutil
 
     photo = Image.open(ROOT / "tests" / "data" / "sumac.png").convert("RGB")
@@ -173,7 +225,9 @@ def memory(args: argparse.Namespace) -> dict:
         folder.mkdir()
         for number in range(args.count):
             left, top = rng.integers(0, (photo.width - 224, photo.height - 224), endpoint=True).tolist()
-            photo.crop((left, top, left + 224, top + 224)).save(folder / f"{number:05}.jpg", quality=int(rng.integers(5, 95)))
+            photo.crop((left, top, left + 224, top + 224)).save(
+                folder / f"{number:05}.jpg", quality=int(rng.integers(5, 95))
+            )
         command = [
             sys.executable,
             ROOT / "scripts" / "assess.py",
@@ -193,7 +247,10 @@ def memory(args: argparse.Namespace) -> dict:
                     samples.append((done, watched.memory_info().rss / 2**20))
                 time.sleep(0.5)
         written = whole_lines(rows).splitlines()
-    tenths = [[rss for done, rss in samples if tenth <= 10 * done / args.count < tenth + 1 and done] for tenth in range(10)]
+    tenths = [
+        [rss for done, rss in samples if tenth <= 10 * done / args.count < tenth + 1 and done]
+        for tenth in range(10)
+    ]
     medians = [round(statistics.median(tenth)) if tenth else None for tenth in tenths]
     wrong = [f"assess.py ended with {process.returncode}"] if process.returncode else []
     if len(written) != args.count:
@@ -217,13 +274,20 @@ def require(condition: bool, problem: str) -> None:
 
 def encoded(image: Image.Image, kind: str, *, more: bool = False, **options: Any) -> bytes:
     """The bytes of a file; with `more`, of one with a second frame or page."""
-    file, frames = BytesIO(), [image.copy(), image.rotate(180)]  # copies, for saving leaves settings of the format in them
+    file, frames = (
+        BytesIO(),
+        [
+            image.copy(),
+            image.rotate(180),
+        ],
+    )  # copies, for saving leaves settings of the format in them
     frames[0].save(file, kind, **options, **({"save_all": True, "append_images": frames[1:]} if more else {}))
     return file.getvalue()
 
 
 def valid_pictures(photo: Image.Image) -> dict[str, bytes]:
-    """`photo` (RGB) in every format that is read, and in the modes and with the features that readers treat apart."""
+    """`photo` (RGB) in every format that is read, and in the modes and with the features that readers treat
+    apart."""
     grey, palette = photo.convert("L"), photo.quantize(16)
     samples = np.asarray(grey).astype(np.uint16) * 257
     opaque = photo.copy()
@@ -261,14 +325,17 @@ def valid_pictures(photo: Image.Image) -> dict[str, bytes]:
         "rgb.jp2": encoded(photo, "JPEG2000"),
         "rgb.ppm": encoded(photo, "PPM"),
         "16_bits.pgm": b"P5 %d %d 65535\n" % photo.size + samples.astype(">u2").tobytes(),
-        "text.ppm": b"P3 %d %d 255\n" % photo.size + b" ".join(b"%d" % value for value in np.asarray(photo).ravel()),
+        "text.ppm": (
+            b"P3 %d %d 255\n" % photo.size + b" ".join(b"%d" % value for value in np.asarray(photo).ravel())
+        ),
         "rgb.avif": encoded(photo, "AVIF"),
     }
 
 
 def damaged(content: bytes, steps: Iterable[Step]) -> bytes:
-    """`content` after `steps`; "header" overwrites within the first 64 bytes, "flood" inserts 100 kB of one byte (what reads
-    those with a search that backtracks takes minutes), "checksums" makes those of a PNG right again."""
+    """`content` after `steps`; "header" overwrites within the first 64 bytes, "flood" inserts 100 kB of one
+    byte (what reads those with a search that backtracks takes minutes), "checksums" makes those of a PNG
+    right again."""
     data = bytearray(content)
     for kind, place, extra in steps:
         at = int(place * (min(len(data), 64) if kind == "header" else len(data)))
@@ -303,14 +370,17 @@ def _right_checksums(data: bytearray) -> None:
 
 def random_steps(rng: np.random.Generator) -> list[Step]:
     def extra() -> bytes:
-        return NUMBERS[rng.integers(len(NUMBERS))] if rng.random() < 0.5 else rng.bytes(int(rng.integers(1, 9)))
+        return (
+            NUMBERS[rng.integers(len(NUMBERS))] if rng.random() < 0.5 else rng.bytes(int(rng.integers(1, 9)))
+        )
 
     steps = [(str(rng.choice(STEPS)), float(rng.random()), extra()) for _ in range(rng.integers(1, 5))]
     return [*steps, ("checksums", 0.0, b"")] if rng.random() < 0.7 else steps
 
 
 def random_pictures(pictures: dict[str, bytes], count: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """`count` times a name and content: a damaged picture, or, one in twenty, random bytes behind a picture's beginning."""
+    """`count` times a name and content: a damaged picture, or, one in twenty, random bytes behind a picture's
+    beginning."""
     names = list(pictures)
     for number in range(count):
         rng = np.random.default_rng([seed, number])
@@ -322,7 +392,8 @@ def random_pictures(pictures: dict[str, bytes], count: int, seed: int) -> Iterat
 
 
 def examine_picture(path: Path, **limits: int) -> str:
-    """Whether `load_image` loaded or refused it. Raises Wrong when it did not as it promises, and whatever else it raises."""
+    """Whether `load_image` loaded or refused it. Raises Wrong when it did not as it promises, and whatever
+    else it raises."""
     from agentic_iqa_local.images import ImageError, load_image
 
     try:
@@ -333,7 +404,10 @@ def examine_picture(path: Path, **limits: int) -> str:
         require(_is_one_line(said), f"more than a line: {said!r}")
         return "refused"
     width, height = loaded.pixels.size
-    require((loaded.width, loaded.height, loaded.pixels.mode) == (width, height, "RGB"), f"not as described: {loaded}")
+    require(
+        (loaded.width, loaded.height, loaded.pixels.mode) == (width, height, "RGB"),
+        f"not as described: {loaded}",
+    )
     require(limits.get("min_side", 32) <= min(width, height), f"too small: {loaded}")
     require(width * height <= limits.get("max_pixels", 100_000_000), f"too large: {loaded}")
     require(all(map(_is_one_line, loaded.warnings)), f"more than a line: {loaded.warnings}")
@@ -400,10 +474,21 @@ def valid_answers() -> list[tuple[type, str, str]]:
     from agentic_iqa_local.nodes import replies
     from agentic_iqa_local.prompts import ANSWER_PREFIX
 
-    flags = {"distortion_detection": True, "distortion_analysis": True, "tool_selection": False, "tool_execution": False}
-    plan = {"query_type": "IQA", "query_scope": ["car", "sky"], "distortion_source": "Explicit",
-            "distortions": {"car": ["Blurs"], "sky": ["Noise", "Compression"]}, "reference_mode": "No-Reference",
-            "required_tool": "NIQE", "plan": flags}  # fmt: skip
+    flags = {
+        "distortion_detection": True,
+        "distortion_analysis": True,
+        "tool_selection": False,
+        "tool_execution": False,
+    }
+    plan = {
+        "query_type": "IQA",
+        "query_scope": ["car", "sky"],
+        "distortion_source": "Explicit",
+        "distortions": {"car": ["Blurs"], "sky": ["Noise", "Compression"]},
+        "reference_mode": "No-Reference",
+        "required_tool": "NIQE",
+        "plan": flags,
+    }
     found = {"car": ["Blurs"], "sky": ["Noise"]}
     analysis = {
         name: [{"type": kind, "severity": "severe", "explanation": "Edges are soft."} for kind in kinds]
@@ -414,17 +499,26 @@ def valid_answers() -> list[tuple[type, str, str]]:
         (replies.PlannerReply, "", plan),
         (replies.detection_reply(list(found)), "", found),
         (replies.analysis_reply(found), "", analysis),
-        (replies.selection_reply(found, ["NIQE", "PIQE"]), "", {"car": {"Blurs": "NIQE"}, "sky": {"Noise": "PIQE"}}),
+        (
+            replies.selection_reply(found, ["NIQE", "PIQE"]),
+            "",
+            {"car": {"Blurs": "NIQE"}, "sky": {"Noise": "PIQE"}},
+        ),
         (replies.location_reply(list(found)), "", {"car": [10, 20, 300, 400], "sky": None}),
         (replies.summary_reply(LETTERS), ANSWER_PREFIX + "C", summary),
-        (replies.summary_reply(None), "", {"final_answer": "The sky is noisy.", "quality_reasoning": "Fine grain."}),
+        (
+            replies.summary_reply(None),
+            "",
+            {"final_answer": "The sky is noisy.", "quality_reasoning": "Fine grain."},
+        ),
         (replies.letter_reply(LETTERS), "", {"final_answer": "B"}),
     )
     return [(schema, prefix, json.dumps(answer)) for schema, prefix, answer in answers]
 
 
 def rewritten(text: str, steps: Iterable[tuple[str, float, str]]) -> str:
-    """`text` after `steps` on its JSON tokens: what to do, where (0 to 1 of their number), with which text."""
+    """`text` after `steps` on its JSON tokens: what to do, where (0 to 1 of their number), with which
+    text."""
     tokens = TOKEN.findall(text)
     for kind, place, other in steps:
         at = int(place * len(tokens))
@@ -443,7 +537,8 @@ def random_answer(rng: np.random.Generator, text: str) -> str:
         return damaged(text.encode(), random_steps(rng)).decode(errors="surrogateescape")
     others = [*HOSTILE_JSON, *TOKEN.findall(text)]
     steps = [
-        (str(rng.choice(TEXT_STEPS)), float(rng.random()), others[rng.integers(len(others))]) for _ in range(rng.integers(4))
+        (str(rng.choice(TEXT_STEPS)), float(rng.random()), others[rng.integers(len(others))])
+        for _ in range(rng.integers(4))
     ]
     return rewritten(text, steps)
 
@@ -462,7 +557,8 @@ class OneAnswer:
 
 
 def examine_answer(schema: type, prefix: str, text: str) -> str:
-    """Whether `ask` took it as valid or refused it. Raises Wrong for a reply that does not say `text`, and what `ask` raises."""
+    """Whether `ask` took it as valid or refused it. Raises Wrong for a reply that does not say `text`, and
+    what `ask` raises."""
     from agentic_iqa_local.config import RoleSettings
     from agentic_iqa_local.nodes.ask import TRIES, InvalidAnswer, ask
     from agentic_iqa_local.prompts import Prompt
@@ -478,7 +574,10 @@ def examine_answer(schema: type, prefix: str, text: str) -> str:
         return "refused"
     require(text.startswith(prefix), f"does not begin with {prefix}: {text[:200]!r}")
     said = json.loads(text, object_pairs_hook=_each_key_once)  # another parser than the product's
-    require(_stripped(said) == _stripped(reply.model_dump(mode="json", by_alias=True)), f"{text[:200]!r} became {reply!r}")
+    require(
+        _stripped(said) == _stripped(reply.model_dump(mode="json", by_alias=True)),
+        f"{text[:200]!r} became {reply!r}",
+    )
     return "valid"
 
 
@@ -488,7 +587,8 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _stripped(value: Any) -> Any:
-    """Without blanks around strings, which the schemas strip, and with numbers and truth values kept apart."""
+    """Without blanks around strings, which the schemas strip, and with numbers and truth values kept
+    apart."""
     if isinstance(value, dict):
         return {key: _stripped(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -550,7 +650,9 @@ def examine_row(row: Any) -> str:
 
     require(type(row).model_validate_json(row.model_dump_json()).q == row.q, "the row does not survive JSON")
     if row.error:
-        require((row.q, row.q_bar, row.p_c, row.vlm_letter) == (None,) * 4, f"a failed row with a score: {row}")
+        require(
+            (row.q, row.q_bar, row.p_c, row.vlm_letter) == (None,) * 4, f"a failed row with a score: {row}"
+        )
         return "failed"
     if row.plan and row.plan.query_type == "Other":
         require((row.q, row.p_c) == (None, None), f"a score for a question that asks for none: {row}")
@@ -595,7 +697,9 @@ def end_to_end(args: argparse.Namespace) -> dict:
         normal()
         usual = _timed("normal", [normal] * 3, found)
         runs = {
-            "images": [lambda p=p: with_damaged_image(p) for p in random_pictures(pictures, args.count, args.seed)],
+            "images": [
+                lambda p=p: with_damaged_image(p) for p in random_pictures(pictures, args.count, args.seed)
+            ],
             "outputs": [lambda n=n: with_damaged_output(n) for n in range(args.count)],
         }
         longest = {"images": usual + ALLOWED, "outputs": TRIES * usual + ALLOWED}
@@ -622,17 +726,21 @@ def _timed(kind: str, checks: list[Callable[[], str]], found: dict[str, Any]) ->
 
 # injections
 
-NEUTRAL = "The ferry to the island leaves from the north pier at noon and is back before the lamps are lit in town."
+NEUTRAL = (
+    "The ferry to the island leaves from the north pier at noon and is back before the lamps are lit in town."
+)
 
 
 def attempts() -> list[dict]:
-    """kind, text, where it stands (query, banner, small print, watermark) and goal: the letter that it is after, None if none."""
+    """kind, text, where it stands (query, banner, small print, watermark) and goal: the letter that it is
+    after, None if none."""
     lines = (ROOT / "tests" / "data" / "injections.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
 def painted(photo: Image.Image, text: str, where: str) -> Image.Image:
-    """A copy of `photo` (RGB) with `text` as a banner along its lower edge, in small print, or as a watermark across it."""
+    """A copy of `photo` (RGB) with `text` as a banner along its lower edge, in small print, or as a watermark
+    across it."""
     size = {"banner": 18, "small print": 9, "watermark": 40}[where]
     font = ImageFont.load_default(size)
     width, height = photo.size
@@ -646,7 +754,9 @@ def painted(photo: Image.Image, text: str, where: str) -> Image.Image:
     else:
         per_line = max(1, int(0.9 * width / font.getlength("n")))
         lines = [text[i : i + per_line] for i in range(0, len(text), per_line)]
-        draw.multiline_text((width / 2, height / 2), "\n".join(lines), (255, 255, 255, 110), font, "mm", align="center")
+        draw.multiline_text(
+            (width / 2, height / 2), "\n".join(lines), (255, 255, 255, 110), font, "mm", align="center"
+        )
     return Image.alpha_composite(photo.convert("RGBA"), layer).convert("RGB")
 
 
@@ -667,8 +777,12 @@ def injections(args: argparse.Namespace) -> dict:
     cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         path, settings = Path(folder) / "picture.png", load_settings(args.config)
-        cached = settings.tools.model_copy(update={"cache": str(Path(folder) / "scores.sqlite")})  # most attempts share a picture
-        services = Services(settings.model_copy(update={"tools": cached}), choose_device(args.gpu, cpu=args.gpu is None))
+        cached = settings.tools.model_copy(
+            update={"cache": str(Path(folder) / "scores.sqlite")}
+        )  # most attempts share a picture
+        services = Services(
+            settings.model_copy(update={"tools": cached}), choose_device(args.gpu, cpu=args.gpu is None)
+        )
 
         def measure(picture: Image.Image, query: str | None, pipeline: str) -> dict[str, Any]:
             picture.save(path)
@@ -677,9 +791,16 @@ def injections(args: argparse.Namespace) -> dict:
             if row.q is None:
                 return {"q": None, "letters": None, "letter": None, "error": row.error}
             letters = sum(p * LETTER_TO_LEVEL[letter] for letter, p in row.p_c.items())
-            return {"q": round(row.q, 4), "letters": round(letters, 4), "letter": row.final_answer, "error": None}
+            return {
+                "q": round(row.q, 4),
+                "letters": round(letters, 4),
+                "letter": row.final_answer,
+                "error": None,
+            }
 
-        for (name, picture), pipeline in ((p, k) for p in _test_pictures(files) for k in ("agent", "letters")):
+        for (name, picture), pipeline in (
+            (p, k) for p in _test_pictures(files) for k in ("agent", "letters")
+        ):
             plain = measure(picture, None, pipeline)
             for number, attempt in enumerate(attempts(), 1):
                 text, where = attempt["text"], attempt["where"]
@@ -689,7 +810,9 @@ def injections(args: argparse.Namespace) -> dict:
                     before = measure(painted(picture, NEUTRAL[: len(text)], where), None, pipeline)
                     after = measure(painted(picture, text, where), None, pipeline)
                 moved = {what: [before[what], after[what]] for what in after}
-                cases.append({"line": number, "goal": attempt["goal"], "picture": name, "pipeline": pipeline} | moved)
+                cases.append(
+                    {"line": number, "goal": attempt["goal"], "picture": name, "pipeline": pipeline} | moved
+                )
             print(f"{name}, {pipeline}: {len(cases)} measured", file=sys.stderr, flush=True)
     groups: dict[str, list[dict]] = {}
     for case in cases:
@@ -721,7 +844,8 @@ def _test_pictures(files: list[Path]) -> Iterator[tuple[str, Image.Image]]:
 
 
 def effect(cases: list[dict]) -> dict[str, Any]:
-    """How far the fused score q and the letters' own expectation moved, of the cases with a score before and after."""
+    """How far the fused score q and the letters' own expectation moved, of the cases with a score before and
+    after."""
     scored = [case for case in cases if None not in case["q"]]
     found: dict[str, Any] = {
         "cases": len(cases),
@@ -736,7 +860,11 @@ def effect(cases: list[dict]) -> dict[str, Any]:
             "median": round(statistics.median(map(abs, moves)), 3),
             "max": round(max(map(abs, moves)), 3),
         }
-        wanted = [move if case["goal"] == "A" else -move for move, case in zip(moves, scored, strict=True) if case["goal"]]
+        wanted = [
+            move if case["goal"] == "A" else -move
+            for move, case in zip(moves, scored, strict=True)
+            if case["goal"]
+        ]
         if wanted:
             found[what] |= {
                 "towards_the_goal": round(statistics.mean(wanted), 3),
@@ -754,7 +882,9 @@ def environment() -> dict[str, str]:
 
 def as_json(found: dict[str, Any]) -> str:
     """Indented, each of the `cases` on a line."""
-    text = json.dumps({name: value for name, value in found.items() if name != "cases"}, indent=1, ensure_ascii=False)
+    text = json.dumps(
+        {name: value for name, value in found.items() if name != "cases"}, indent=1, ensure_ascii=False
+    )
     if "cases" in found:
         lines = ",\n  ".join(json.dumps(case, ensure_ascii=False) for case in found["cases"])
         text = f'{text[:-2]},\n "cases": [\n  {lines}\n ]\n}}'

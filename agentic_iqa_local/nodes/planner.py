@@ -1,8 +1,8 @@
 """The Planner: query, image and feedback in, a plan out.
 
-The model fills every field from the query. Some things are not its to decide: whether a reference was given is a fact, the
-names of the tools are a closed list, a region must stand in the query, and the flags follow from the other fields by the paper's
-rules. Where its answer differs, code corrects it and says so.
+The model fills every field from the query. Some things are not its to decide: whether a reference was given
+is a fact, the names of the tools are a closed list, a region must stand in the query, and the flags follow
+from the other fields by the paper's rules. Where its answer differs, code corrects it and says so.
 """
 
 import logging
@@ -18,9 +18,23 @@ from agentic_iqa_local.evidence import required_objects
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.prompts import planner_prompt
-from agentic_iqa_local.query import asks_where_damage_is, choices_in, holds, named_metrics, region_in, regions_in
+from agentic_iqa_local.query import (
+    asks_where_damage_is,
+    choices_in,
+    holds,
+    named_metrics,
+    region_in,
+    regions_in,
+)
 from agentic_iqa_local.services import opened
-from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, PlannerOutput, gaps_to_close
+from agentic_iqa_local.state import (
+    AgenticIQAState,
+    Gap,
+    PlanControlFlags,
+    PlannerInput,
+    PlannerOutput,
+    gaps_to_close,
+)
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -38,8 +52,8 @@ def derive_flags(
 ) -> PlanControlFlags:
     """The executor's switches by the paper's rules.
 
-    Other: everything off. IQA: analysis on, detection when the distortions are to be inferred; tools are selected when the
-    query names neither a region nor a tool, and executed when it names a tool or no region.
+    Other: everything off. IQA: analysis on, detection when the distortions are to be inferred; tools are
+    selected when the query names neither a region nor a tool, and executed when it names a tool or no region.
     """
     if query_type == "Other":
         return PlanControlFlags()
@@ -53,26 +67,32 @@ def derive_flags(
 
 
 def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) -> PlanControlFlags:
-    """The flags with the parts on that gaps of the last pass need: scores that contradict each other, the analysis or the letters
-    want another tool, where tools had measured (`scores`)."""
+    """The flags with the parts on that gaps of the last pass need: scores that contradict each other, the
+    analysis or the letters want another tool, where tools had measured (`scores`)."""
     kinds = {gap.kind for gap in gaps}
     wanted = {
         "distortion_detection": "contradiction" in kinds,
         "distortion_analysis": bool(kinds & {"analysis", "contradiction", "severity"}),
-        "tool_execution": "scores" in kinds or (scores and bool(kinds & {"contradiction", "tools", "letters"})),
+        "tool_execution": (
+            "scores" in kinds or (scores and bool(kinds & {"contradiction", "tools", "letters"}))
+        ),
     }
     return flags.model_copy(update={name: True for name, on in wanted.items() if on})
 
 
 def regions_of(query: str, names: Sequence[str]) -> list[str]:
     """Those of `names` that stand in the query; one that does not is invented."""
-    return list(dict.fromkeys(region for name in names if name != "Global" and (region := region_in(query, name))))
+    return list(
+        dict.fromkeys(region for name in names if name != "Global" and (region := region_in(query, name)))
+    )
 
 
 def adding_to(plan: PlannerOutput, earlier: PlannerOutput, query: str) -> PlannerOutput:
-    """A plan that adds parts, and regions of the query to such regions, to the one before it: what is asked does not change with what
-    the evidence lacked."""
-    asked = earlier.model_dump(include={"query_type", "query_scope", "distortion_source", "distortions", "required_tool"})
+    """A plan that adds parts, and regions of the query to such regions, to the one before it: what is asked
+    does not change with what the evidence lacked."""
+    asked = earlier.model_dump(
+        include={"query_type", "query_scope", "distortion_source", "distortions", "required_tool"}
+    )
     if earlier.query_scope != "Global":
         asked["query_scope"] = list(dict.fromkeys([*earlier.query_scope, *regions_of(query, plan.objects)]))
     return plan.model_copy(update=asked)
@@ -83,15 +103,20 @@ def correct_plan(
 ) -> tuple[PlannerOutput, list[str]]:
     """The plan with its derivable fields set by rule, and one line for each correction.
 
-    On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of. Where it gives boxes
-    (`locates`), it may always have tools measure a region.
+    On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of.
+    Where it gives boxes (`locates`), it may always have tools measure a region.
     """
     regions = regions_of(query, plan.objects)
-    # The first tool named; the Executor runs the others too. What the model recommends is no tool that the query names.
+    # The first tool named; the Executor runs the others too. What the model recommends is no tool that the
+    # query names.
     tool = next(iter(named_metrics(query, has_reference)), None)
     query_type = "IQA" if tool or asks_where_damage_is(query) else plan.query_type
     if query_type == "IQA":  # questions about quality name regions in ways that can be told by rule
-        regions += [region for region in regions_in(query, regions) if not any(holds(known, region) for known in regions)]
+        regions += [
+            region
+            for region in regions_in(query, regions)
+            if not any(holds(known, region) for known in regions)
+        ]
     scope = regions or "Global"
     changes: dict[str, Any] = {"query_type": query_type, "query_scope": scope, "required_tool": tool}
     if query_type == "Other" or not plan.distortions:
@@ -101,11 +126,19 @@ def correct_plan(
         changes["distortion_source"] = "Explicit"
         if set(plan.distortions) != set(objects):
             types = [t for listed in plan.distortions.values() for t in listed]
-            changes["distortions"] = {name: list(dict.fromkeys(plan.distortions.get(name, types))) for name in objects}
+            changes["distortions"] = {
+                name: list(dict.fromkeys(plan.distortions.get(name, types))) for name in objects
+            }
     changes["reference_mode"] = "Full-Reference" if has_reference else "No-Reference"
     source = changes["distortion_source"]
     flags = derive_flags(query_type, scope, source, tool)
-    free = list(PlanControlFlags.model_fields) if replanning else ["tool_execution"] if locates and scope != "Global" else []
+    free = (
+        list(PlanControlFlags.model_fields)
+        if replanning
+        else ["tool_execution"]
+        if locates and scope != "Global"
+        else []
+    )
     if query_type == "IQA":
         flags = flags.model_copy(update={name: True for name in free if getattr(plan.plan, name)})
     changes["plan"] = flags
@@ -121,12 +154,20 @@ def _told(before: Any, after: Any) -> str:
     if not isinstance(after, PlanControlFlags):
         return f"{before} → {after}"
     now = after.model_dump()
-    return ", ".join(f"{name} {'on' if now[name] else 'off'}" for name, was in before.model_dump().items() if was != now[name])
+    return ", ".join(
+        f"{name} {'on' if now[name] else 'off'}"
+        for name, was in before.model_dump().items()
+        if was != now[name]
+    )
 
 
 def taken_choices(query: str, choices: list[str] | None) -> list[str]:
     """The line that says so where the answers to choose from are those that the query lists."""
-    return [f"choices: {' | '.join(choices)} (the query lists them)"] if choices and choices == choices_in(query) else []
+    return (
+        [f"choices: {' | '.join(choices)} (the query lists them)"]
+        if choices and choices == choices_in(query)
+        else []
+    )
 
 
 def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -> dict[str, Any]:
@@ -139,7 +180,9 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
                 "query": state["query"],
                 "image_path": state["image_path"],
                 "reference_path": state.get("reference_path"),
-                "prior_context": state.get("prior_context", {}) | ({"replan_history": history} if history else {}) or None,
+                "prior_context": (
+                    state.get("prior_context", {}) | ({"replan_history": history} if history else {}) or None
+                ),
             },
             context={"decoded": "images" in (config or {}).get("configurable", {})},
         )
@@ -148,19 +191,25 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
     gaps = gaps_to_close(state)
     before, evidence = (state.get("plan"), state.get("executor_evidence")) if gaps else (None, None)
     turns = earlier_lines(task.prior_context)
-    prompt = planner_prompt(task.query, has_reference, state.get("choices"), history, before, evidence, earlier=turns)
+    prompt = planner_prompt(
+        task.query, has_reference, state.get("choices"), history, before, evidence, earlier=turns
+    )
     try:
         with opened(state, config) as images:
             role = images.services.section("planner")
             session = images.session("planner")
             plan = ask(session, prompt, PlannerReply, role).to_plan()
             if before is None and plan.query_scope != "Global" and not regions_of(task.query, plan.objects):
-                logger.info("The query names none of the regions %s; asking once more", one_line(str(plan.objects)))
+                logger.info(
+                    "The query names none of the regions %s; asking once more", one_line(str(plan.objects))
+                )
                 with suppress(InvalidAnswer):
                     second = ask(session, prompt.without_regions(plan.objects), PlannerReply, role).to_plan()
                     if second.query_scope == "Global" or regions_of(task.query, second.objects):
                         plan = second
-            locates = images.services.settings.model(images.services.section("executor").backend).boxes != "none"
+            locates = (
+                images.services.settings.model(images.services.section("executor").backend).boxes != "none"
+            )
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Planner failed: %s", reason)

@@ -1,13 +1,22 @@
 """What each role may answer, as pydantic models that constrain generation.
 
-Every string and list is bounded, or a small model would run on to its token limit. Where the prompt fixes the keys
-(objects, distortions, tools), the model is built for that prompt, so that an answer covers exactly what was asked.
+Every string and list is bounded, or a small model would run on to its token limit. Where the prompt fixes the
+keys (objects, distortions, tools), the model is built for that prompt, so that an answer covers exactly what
+was asked.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    create_model,
+)
 
 from agentic_iqa_local.levels import OVERALL, UNCLEAR, DistortionType, Severity
 from agentic_iqa_local.state import PlanControlFlags, PlannerOutput
@@ -15,8 +24,8 @@ from agentic_iqa_local.text import whole_sentences
 
 
 def _cut(limit: int) -> Callable[[Any, ValidationInfo], Any]:
-    """A text that a grammar ended at its limit goes back to its last whole sentence; a longer one, which no grammar ended, does so
-    where the validation's context says {"cut": True}, and is refused elsewhere."""
+    """A text that a grammar ended at its limit goes back to its last whole sentence; a longer one, which no
+    grammar ended, does so where the validation's context says {"cut": True}, and is refused elsewhere."""
 
     def cut(text: Any, info: ValidationInfo) -> Any:
         if not isinstance(text, str):
@@ -30,9 +39,15 @@ def _cut(limit: int) -> Callable[[Any, ValidationInfo], Any]:
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
 # A JSON key without escapes: the grammar bounds keys by pattern alone.
 Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
-Explanation = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=160), BeforeValidator(_cut(160))]
-Reasoning = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=300), BeforeValidator(_cut(300))]
-FreeAnswer = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=120), BeforeValidator(_cut(120))]
+Explanation = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=160), BeforeValidator(_cut(160))
+]
+Reasoning = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=300), BeforeValidator(_cut(300))
+]
+FreeAnswer = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=120), BeforeValidator(_cut(120))
+]
 Coordinate = Annotated[int, Field(ge=0, le=20000)]
 
 STRICT = ConfigDict(extra="forbid", populate_by_name=True)
@@ -69,20 +84,27 @@ class PlannerReply(BaseModel):
     def to_plan(self) -> PlannerOutput:
         """The plan as the model gave it; objects named twice count once."""
         scope = self.query_scope if self.query_scope == "Global" else list(dict.fromkeys(self.query_scope))
-        fields = self.model_dump() | {"query_scope": scope, "plan": PlanControlFlags(**self.plan.model_dump())}
+        fields = self.model_dump() | {
+            "query_scope": scope,
+            "plan": PlanControlFlags(**self.plan.model_dump()),
+        }
         return PlannerOutput.model_validate(fields)
 
 
 def _keyed(name: str, fields: dict[str, type]) -> type[BaseModel]:
     """A model with exactly these JSON keys, in this order; keys may be any text."""
     return create_model(
-        name, __config__=STRICT, **{f"key_{i}": (kind, Field(alias=key)) for i, (key, kind) in enumerate(fields.items())}
+        name,
+        __config__=STRICT,
+        **{f"key_{i}": (kind, Field(alias=key)) for i, (key, kind) in enumerate(fields.items())},
     )
 
 
 def detection_reply(objects: Sequence[str]) -> type[BaseModel]:
     """{object: [distortion types]}, up to three each, none for a clean object."""
-    return _keyed("DetectionReply", {name: Annotated[list[DistortionType], Field(max_length=3)] for name in objects})
+    return _keyed(
+        "DetectionReply", {name: Annotated[list[DistortionType], Field(max_length=3)] for name in objects}
+    )
 
 
 def analysis_reply(distortions: dict[str, Sequence[str]]) -> type[BaseModel]:
@@ -97,7 +119,10 @@ def analysis_reply(distortions: dict[str, Sequence[str]]) -> type[BaseModel]:
             explanation=(Explanation, ...),
         )
 
-    return _keyed("AnalysisReply", {name: tuple[tuple(item(t) for t in types)] for name, types in distortions.items() if types})
+    return _keyed(
+        "AnalysisReply",
+        {name: tuple[tuple(item(t) for t in types)] for name, types in distortions.items() if types},
+    )
 
 
 def selection_reply(distortions: dict[str, Sequence[str]], tools: Sequence[str]) -> type[BaseModel]:
@@ -105,7 +130,10 @@ def selection_reply(distortions: dict[str, Sequence[str]], tools: Sequence[str])
     choice = Literal[tuple(tools)]
     return _keyed(
         "SelectionReply",
-        {name: _keyed("Selection", dict.fromkeys(types or [OVERALL], choice)) for name, types in distortions.items()},
+        {
+            name: _keyed("Selection", dict.fromkeys(types or [OVERALL], choice))
+            for name, types in distortions.items()
+        },
     )
 
 
@@ -118,7 +146,9 @@ def location_reply(objects: Sequence[str]) -> type[BaseModel]:
 def summary_reply(letters: Sequence[str] | None) -> type[BaseModel]:
     """{final_answer, quality_reasoning}; the answer is one of `letters`, or free text when there are none."""
     answer = Literal[tuple(letters)] if letters else FreeAnswer
-    return create_model("SummaryReply", __config__=STRICT, final_answer=(answer, ...), quality_reasoning=(Reasoning, ...))
+    return create_model(
+        "SummaryReply", __config__=STRICT, final_answer=(answer, ...), quality_reasoning=(Reasoning, ...)
+    )
 
 
 def letter_reply(letters: Sequence[str]) -> type[BaseModel]:

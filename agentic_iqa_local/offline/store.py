@@ -1,23 +1,27 @@
-"""Model files on disk: bundles, which carry them to a machine without a network, and the store that they are unpacked into.
+"""Model files on disk: bundles, which carry them to a machine without a network, and the store that they are
+unpacked into.
 
 A bundle is a folder of files with a manifest, or the same as one uncompressed tar archive:
 
     manifest.json.sha256                 "HASH  manifest.json", as sha256sum writes it
-    manifest.json                        every file with size, SHA-256, source and licence, and the licences that bind
+    manifest.json                        every file with size, SHA-256, source and licence, and the licences
+                                         that bind
     FOLDER/...                           a vision-language model
     tools/hub/{pyiqa,checkpoints,clip}/  what pyiqa's metrics load, laid out as torch's hub folder
-    tools/huggingface/models--ORG--REPO/ what timm and transformers load for them: a Hugging Face cache, its blobs in place of
-                                         links (refs/main, snapshots/COMMIT/...)
+    tools/huggingface/models--ORG--REPO/ what timm and transformers load for them: a Hugging Face cache, its
+                                         blobs in place of links (refs/main, snapshots/COMMIT/...)
     wheels/                              an offline installation of the environment
 
-Everything in an archive but the files' bytes follows from the manifest: order, headers, padding, length. Reading compares
-with that and interprets nothing else, so links, devices, foreign names, doubled members and bombs are damage like any
-other, and the manifest's SHA-256 stands for the whole archive. `fetch.py` collects what they hold.
+Everything in an archive but the files' bytes follows from the manifest: order, headers, padding, length.
+Reading compares with that and interprets nothing else, so links, devices, foreign names, doubled members and
+bombs are damage like any other, and the manifest's SHA-256 stands for the whole archive. `fetch.py` collects
+what they hold.
 
-A store is a bundle in folder form, its manifest that of all bundles unpacked into it; it is written last. How the rest of the
-package uses it: `models_root()` says where it is; `environment(root)` is put into os.environ before anything imports torch or
-huggingface_hub; tools load files of `weights_dir(root)` for which `verified(root, path)` holds, and no others. Neither torch
-nor pyiqa is imported here, and nothing here reaches a network.
+A store is a bundle in folder form, its manifest that of all bundles unpacked into it; it is written last. How
+the rest of the package uses it: `models_root()` says where it is; `environment(root)` is put into os.environ
+before anything imports torch or huggingface_hub; tools load files of `weights_dir(root)` for which
+`verified(root, path)` holds, and no others. Neither torch nor pyiqa is imported here, and nothing here
+reaches a network.
 
     python -m agentic_iqa_local verify BUNDLE --expect HASH
     python -m agentic_iqa_local unpack BUNDLE --expect HASH --models DIR
@@ -38,7 +42,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, BinaryIO, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, open_regular, read_bytes
@@ -58,7 +70,8 @@ PARTIAL = ".partial"
 LOCK = ".agentic_iqa.lock"
 BLOCK = 512  # of a tar archive
 CHUNK = 1 << 20
-# Names that every file system holds, a stick's too. They begin with no dot: nothing hidden, and none of the store's own.
+# Names that every file system holds, a stick's too. They begin with no dot: nothing hidden, and none of the
+# store's own.
 SEGMENT = re.compile(r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])")
 WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 MOST_FOLDERS = 16  # above a file
@@ -67,7 +80,8 @@ Progress = Callable[[str, int], None]  # a file's path and how many of its bytes
 
 
 class BundleError(UserError, RuntimeError):
-    """A bundle or store that cannot be trusted, read or written; the message is one sentence that names the file."""
+    """A bundle or store that cannot be trusted, read or written; the message is one sentence that names the
+    file."""
 
 
 class Truncated(BundleError):
@@ -114,7 +128,9 @@ class StoredFile(Record):
         parts = path.split("/")
         if not all(SEGMENT.fullmatch(part) and not WINDOWS_DEVICE.fullmatch(part) for part in parts):
             raise ValueError(f"expected a relative path of plain names, got {path[:300]!r}")
-        if parts[0].lower() in (MANIFEST, MANIFEST_HASH) or any(part.lower().endswith(PARTIAL) for part in parts):
+        if parts[0].lower() in (MANIFEST, MANIFEST_HASH) or any(
+            part.lower().endswith(PARTIAL) for part in parts
+        ):
             raise ValueError(f"expected a name that is not the bundle's own, got {path!r}")
         if len(parts) > MOST_FOLDERS + 1:
             raise ValueError(f"expected a file in at most {MOST_FOLDERS} folders, got {path[:300]!r}")
@@ -166,7 +182,8 @@ def amount(size: int) -> str:
 
 
 def models_root(option: str | Path | None = None) -> Path:
-    """The models folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout, which a wheel has inside it."""
+    """The models folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout, which a wheel has
+    inside it."""
     return Path(os.path.abspath(option or os.environ.get("AGENTIC_IQA_MODELS") or ROOT / "models"))
 
 
@@ -202,21 +219,27 @@ def verified(root: str | Path, path: str) -> bool:
 
 
 def check_model(folder: str | Path) -> None:
-    """Raises BundleError unless a model's folder in the store is as the manifest says; silent for one that no bundle brought."""
+    """Raises BundleError unless a model's folder in the store is as the manifest says; silent for one that no
+    bundle brought."""
     root, folder = models_root().resolve(), Path(folder).resolve()
     manifest = store_manifest(root) if root in folder.parents else None
-    entries = [file for file in manifest.files if (root / file.path).is_relative_to(folder)] if manifest else []
+    entries = (
+        [file for file in manifest.files if (root / file.path).is_relative_to(folder)] if manifest else []
+    )
     if entries and (strange := unlisted(root, manifest, folder.relative_to(root).parts[0])):
         raise BundleError(strange[0])
     for entry in entries:
         place = root / entry.path
         if not _unchanged(place, entry):
-            raise BundleError(f"{place} is damaged or was changed: expected the SHA-256 of {MANIFEST}; unpack its bundle again")
+            raise BundleError(
+                f"{place} is damaged or was changed: expected the SHA-256 of {MANIFEST}; unpack its bundle"
+                " again"
+            )
 
 
 def unlisted(root: Path, manifest: Manifest, *folders: str) -> list[str]:
-    """One sentence for each file in `folders` (default: all that models of the manifest have) that the manifest does not name: a
-    loader might prefer it."""
+    """One sentence for each file in `folders` (default: all that models of the manifest have) that the
+    manifest does not name: a loader might prefer it."""
     known = {file.path for file in manifest.files}
     return [
         one_line(f"{place}: expected files of {root / MANIFEST} only, got this one; remove it")
@@ -251,17 +274,31 @@ def _hash_of(place: Path, state: tuple[int, ...]) -> str:
 
 
 def _header(path: str, size: int) -> bytes:
-    """The archive's header of one file: POSIX ustar without owner or time. Raises ValueError for a path that is too long."""
+    """The archive's header of one file: POSIX ustar without owner or time. Raises ValueError for a path that
+    is too long."""
     prefix, name = "", path
     if len(path) > 100:
         cut = path.find("/", len(path) - 101)
         prefix, name = path[: max(cut, 0)], path[cut + 1 :]
     if len(name) > 100 or len(prefix) > 155:
-        raise ValueError(f"expected a path that a tar header holds (100 characters after a '/', 155 before it), got {path!r}")
+        raise ValueError(
+            "expected a path that a tar header holds (100 characters after a '/', 155 before it), got"
+            f" {path!r}"
+        )
     length = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
     fields = struct.pack(
         "100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x",
-        *(name.encode(), b"0000644\0", b"0000000\0", b"0000000\0", length, b"00000000000\0", b" " * 8, b"0", b""),
+        *(
+            name.encode(),
+            b"0000644\0",
+            b"0000000\0",
+            b"0000000\0",
+            length,
+            b"00000000000\0",
+            b" " * 8,
+            b"0",
+            b"",
+        ),
         *(b"ustar\0", b"00", b"", b"", b"0000000\0", b"0000000\0", prefix.encode()),
     )
     return fields[:148] + b"%06o\0 " % sum(fields) + fields[156:]
@@ -275,19 +312,24 @@ def _hash_line(raw: bytes) -> bytes:
     return f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST}\n".encode()
 
 
-def _trusted(raw: bytes, line: bytes, where: Path, expected: Mapping[str, str | None]) -> tuple[Manifest, str]:
-    """The manifest and its SHA-256, which must be that of `line` and whatever else is `expected` (who says so → hash)."""
+def _trusted(
+    raw: bytes, line: bytes, where: Path, expected: Mapping[str, str | None]
+) -> tuple[Manifest, str]:
+    """The manifest and its SHA-256, which must be that of `line` and whatever else is `expected` (who says so
+    → hash)."""
     found = hashlib.sha256(raw).hexdigest()
     if line != _hash_line(raw):
         # The line is not quoted: a link may lead to a secret
         raise BundleError(
-            f"{where}: {MANIFEST} or {MANIFEST_HASH} is damaged: expected {MANIFEST_HASH} to name SHA-256 {found}, got something "
-            "else; copy or unpack the bundle again (a damaged manifest of a models folder has to be removed first)"
+            f"{where}: {MANIFEST} or {MANIFEST_HASH} is damaged: expected {MANIFEST_HASH} to name SHA-256"
+            f" {found}, got something else; copy or unpack the bundle again (a damaged manifest of a models"
+            " folder has to be removed first)"
         )
     for who, wanted in expected.items():
         if wanted is not None and wanted != found:
             raise BundleError(
-                f"{where}: expected {MANIFEST} with SHA-256 {wanted} ({who}), got {found}; this is another bundle or a changed one"
+                f"{where}: expected {MANIFEST} with SHA-256 {wanted} ({who}), got {found}; this is another"
+                " bundle or a changed one"
             )
     try:
         manifest = Manifest.model_validate_json(raw)
@@ -296,9 +338,13 @@ def _trusted(raw: bytes, line: bytes, where: Path, expected: Mapping[str, str | 
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or "file"
-        raise BundleError(f"{where}: {MANIFEST} cannot be used: {key}: {first['msg']}; fetch the bundle again") from error
+        raise BundleError(
+            f"{where}: {MANIFEST} cannot be used: {key}: {first['msg']}; fetch the bundle again"
+        ) from error
     except ValueError as error:  # a key twice, of which another reader may take the other
-        raise BundleError(f"{where}: {MANIFEST} cannot be used: {str(error)[:300]}; fetch the bundle again") from error
+        raise BundleError(
+            f"{where}: {MANIFEST} cannot be used: {str(error)[:300]}; fetch the bundle again"
+        ) from error
 
 
 class _Archive:
@@ -319,17 +365,22 @@ class _Archive:
         if not 0 < size <= LARGEST_MANIFEST or header != _header(MANIFEST, size):
             raise BundleError(f"{path}: the header of {MANIFEST} is damaged; copy the bundle again")
         raw = self._padded(size, MANIFEST)
-        self.manifest, self.sha256 = _trusted(raw, line, path, {"--expect": expect, _sidecar(path).name: _promised(path)})
+        self.manifest, self.sha256 = _trusted(
+            raw, line, path, {"--expect": expect, _sidecar(path).name: _promised(path)}
+        )
         self._starts: dict[str, int] = {}
         self._end = file.tell()
         for entry in self.manifest.files:
             self._starts[entry.path] = self._end
             self._end += BLOCK + entry.size + _padding(entry.size)
         if self._length > (total := self._end + 2 * BLOCK):
-            raise BundleError(f"{path}: expected {total} bytes as its {MANIFEST} says, got {self._length}; copy it again")
+            raise BundleError(
+                f"{path}: expected {total} bytes as its {MANIFEST} says, got {self._length}; copy it again"
+            )
 
     def read(self, entry: StoredFile) -> Iterator[bytes]:
-        """The file's bytes. Raises BundleError, after the last of them at the latest, when anything about it is damaged."""
+        """The file's bytes. Raises BundleError, after the last of them at the latest, when anything about it
+        is damaged."""
         self._go_to(self._starts[entry.path])
         if self._take(BLOCK, entry.path) != _header(entry.path, entry.size):
             raise BundleError(f"{self._path}: the header of {entry.path} is damaged; copy the bundle again")
@@ -342,8 +393,8 @@ class _Archive:
         self._zeros(_padding(entry.size), entry.path)
         if digest.hexdigest() != entry.sha256:
             raise BundleError(
-                f"{self._path}: {entry.path} is damaged: expected SHA-256 {entry.sha256}, got {digest.hexdigest()}; "
-                "copy the bundle again"
+                f"{self._path}: {entry.path} is damaged: expected SHA-256 {entry.sha256}, got"
+                f" {digest.hexdigest()}; copy the bundle again"
             )
 
     def finish(self) -> None:
@@ -358,11 +409,13 @@ class _Archive:
         try:
             data = self._file.read(count) or b""  # None from a file in /proc that would have to be waited for
         except OSError as error:
-            raise BundleError(f"{self._path}: {inside} cannot be read ({error.strerror}); copy the bundle again") from error
+            raise BundleError(
+                f"{self._path}: {inside} cannot be read ({error.strerror}); copy the bundle again"
+            ) from error
         if len(data) < count:
             raise Truncated(
-                f"{self._path} ends at byte {self._length}, inside {inside}: the copy is incomplete; go on with "
-                "'rsync --append-verify' or copy it again, then run the same command"
+                f"{self._path} ends at byte {self._length}, inside {inside}: the copy is incomplete; go on"
+                " with 'rsync --append-verify' or copy it again, then run the same command"
             )
         return data
 
@@ -391,7 +444,8 @@ def _promised(archive: Path) -> str | None:
         raise BundleError(f"{sidecar}: {error}; copy it again, or remove it and pass --expect") from error
     if found is None:
         raise BundleError(
-            f"{sidecar}: expected a line '# manifest HASH', found none; copy it again, or remove it and pass --expect"
+            f"{sidecar}: expected a line '# manifest HASH', found none; copy it again, or remove it and pass"
+            " --expect"
         )
     return found[1].decode()
 
@@ -410,28 +464,37 @@ class _Folder:
                 found[name] = read_bytes(folder / name, largest)
             except FileError as error:
                 raise BundleError(
-                    f"{folder}: expected a bundle with {MANIFEST} and {MANIFEST_HASH}, cannot read {name} ({error}); the manifest is "
-                    "copied and unpacked last: repeat that"
+                    f"{folder}: expected a bundle with {MANIFEST} and {MANIFEST_HASH}, cannot read {name}"
+                    f" ({error}); the manifest is copied and unpacked last: repeat that"
                 ) from error
         manifest, sha256 = _trusted(found[MANIFEST], found[MANIFEST_HASH], folder, {"--expect": expect})
         return cls(manifest, sha256, {entry.path: folder / entry.path for entry in manifest.files})
 
     def read(self, entry: StoredFile) -> Iterator[bytes]:
-        """The file's bytes. Raises BundleError, after the last of them at the latest, for a file that is not as it should be."""
+        """The file's bytes. Raises BundleError, after the last of them at the latest, for a file that is not
+        as it should be."""
         place, digest = self._places[entry.path], hashlib.sha256()
         try:
             with open(open_regular(place), "rb") as file:
                 if (size := os.fstat(file.fileno()).st_size) != entry.size:
-                    raise BundleError(f"{place}: expected {entry.size} bytes, got {size}; it was not copied whole or was changed")
+                    raise BundleError(
+                        f"{place}: expected {entry.size} bytes, got {size}; it was not copied whole or was"
+                        " changed"
+                    )
                 while chunk := file.read(CHUNK):
                     digest.update(chunk)
                     yield chunk
         except FileError as error:
-            raise BundleError(f"{place}: expected {entry.size} bytes, found no file to read ({error}); copy it again") from error
+            raise BundleError(
+                f"{place}: expected {entry.size} bytes, found no file to read ({error}); copy it again"
+            ) from error
         except OSError as error:
             raise BundleError(f"{place}: cannot be read ({error.strerror}); copy it again") from error
         if digest.hexdigest() != entry.sha256:
-            raise BundleError(f"{place} is damaged: expected SHA-256 {entry.sha256}, got {digest.hexdigest()}; copy it again")
+            raise BundleError(
+                f"{place} is damaged: expected SHA-256 {entry.sha256}, got {digest.hexdigest()}; copy it"
+                " again"
+            )
 
     def finish(self) -> None:
         """Nothing but its files makes up a folder that is copied from."""
@@ -457,7 +520,8 @@ def _silent(path: str, size: int) -> None:
 
 
 def read_manifest(bundle: str | Path, expect: str | None = None) -> tuple[Manifest, str]:
-    """A bundle's or store's manifest and its SHA-256. Raises BundleError when it cannot be trusted or is not `expect`."""
+    """A bundle's or store's manifest and its SHA-256. Raises BundleError when it cannot be trusted or is not
+    `expect`."""
     with _opened(Path(bundle), expect) as source:
         return source.manifest, source.sha256
 
@@ -489,13 +553,16 @@ def verify(bundle: str | Path, expect: str | None = None, progress: Progress = _
 # writing
 
 
-def unpack(bundle: str | Path, root: str | Path, expect: str | None = None, progress: Progress = _silent) -> Manifest:
+def unpack(
+    bundle: str | Path, root: str | Path, expect: str | None = None, progress: Progress = _silent
+) -> Manifest:
     """Puts a bundle's files, but for wheels, into the store `root` and returns their manifest.
 
-    A file gets its name only when its bytes are those of the manifest; what lies there with the right bytes is kept, so an
-    interrupted run, or one that met a truncated archive, is gone on with by the same call. What an earlier bundle brought of
-    the same model is removed. The store's manifest comes last. Raises BundleError for anything damaged or unexpected, for a link
-    in the way, for too little space and while another process unpacks there.
+    A file gets its name only when its bytes are those of the manifest; what lies there with the right bytes
+    is kept, so an interrupted run, or one that met a truncated archive, is gone on with by the same call.
+    What an earlier bundle brought of the same model is removed. The store's manifest comes last. Raises
+    BundleError for anything damaged or unexpected, for a link in the way, for too little space and while
+    another process unpacks there.
     """
     root = models_root(root)
     with _opened(Path(bundle), expect) as source, _alone(root):
@@ -522,12 +589,15 @@ def _without_wheels(manifest: Manifest) -> Manifest:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """While this process alone unpacks into `root`, which is made and, where nothing came to lie in it, removed."""
+    """While this process alone unpacks into `root`, which is made and, where nothing came to lie in it,
+    removed."""
     made, place = not os.path.exists(root), root / LOCK
     with _written(root):
         root.mkdir(parents=True, exist_ok=True)
     with _written(place):  # through no link, and without waiting for a pipe's other end
-        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(
+            place, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+        )
     with open(descriptor, "wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -551,7 +621,9 @@ def _written(place: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or error
-        raise BundleError(f"{place}: cannot be written ({reason}); make room there or choose another folder") from error
+        raise BundleError(
+            f"{place}: cannot be written ({reason}); make room there or choose another folder"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -565,16 +637,26 @@ class Piece:
 
 
 def describe(
-    pieces: Iterable[Piece], contents: Iterable[str], notices: Iterable[Notice] = (), progress: Progress = _silent
+    pieces: Iterable[Piece],
+    contents: Iterable[str],
+    notices: Iterable[Notice] = (),
+    progress: Progress = _silent,
 ) -> Manifest:
     """The manifest of a bundle of `pieces`, which are read for their hashes. Raises BundleError."""
     files = []
     try:
         for piece in sorted(pieces, key=lambda piece: piece.path):
             with piece.file.open("rb") as file:
-                size, digest = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+                size, digest = (
+                    os.fstat(file.fileno()).st_size,
+                    hashlib.file_digest(file, "sha256").hexdigest(),
+                )
             progress(piece.path, size)
-            files.append(StoredFile(path=piece.path, size=size, sha256=digest, source=piece.source, licence=piece.licence))
+            files.append(
+                StoredFile(
+                    path=piece.path, size=size, sha256=digest, source=piece.source, licence=piece.licence
+                )
+            )
         return Manifest(contents=tuple(contents), notices=tuple(notices), files=tuple(files))
     except OSError as error:
         raise BundleError(f"{error.filename}: cannot be read ({error.strerror})") from error
@@ -583,12 +665,17 @@ def describe(
 
 
 def write_bundle(
-    out: str | Path, manifest: Manifest, places: Mapping[str, Path], archive: bool = True, progress: Progress = _silent
+    out: str | Path,
+    manifest: Manifest,
+    places: Mapping[str, Path],
+    archive: bool = True,
+    progress: Progress = _silent,
 ) -> str:
-    """Writes the bundle that `manifest` describes from files at `places` (path in the bundle → file); its manifest's SHA-256.
+    """Writes the bundle that `manifest` describes from files at `places` (path in the bundle → file); its
+    manifest's SHA-256.
 
-    An archive gets a file NAME.sha256 beside it, for `sha256sum -c`. A folder that is partly there is gone on with.
-    Raises BundleError, also for a file that is no longer what the manifest says.
+    An archive gets a file NAME.sha256 beside it, for `sha256sum -c`. A folder that is partly there is gone on
+    with. Raises BundleError, also for a file that is no longer what the manifest says.
     """
     out, raw = Path(out).absolute(), _serialised(manifest)
     sha256 = hashlib.sha256(raw).hexdigest()
@@ -610,7 +697,9 @@ def _joined(old: Manifest | None, new: Manifest) -> Manifest:
     if old is None:
         return new
     paths, folders = {file.path for file in new.files}, _own_folders(new)
-    kept = [file for file in old.files if file.path not in paths and file.path.partition("/")[0] not in folders]
+    kept = [
+        file for file in old.files if file.path not in paths and file.path.partition("/")[0] not in folders
+    ]
     try:
         return Manifest(
             contents=tuple(dict.fromkeys((*old.contents, *new.contents))),
@@ -618,7 +707,9 @@ def _joined(old: Manifest | None, new: Manifest) -> Manifest:
             files=(*kept, *new.files),
         )
     except ValidationError as error:
-        raise BundleError(f"the models folder: {error.errors()[0]['msg']}; unpack this bundle into another") from error
+        raise BundleError(
+            f"the models folder: {error.errors()[0]['msg']}; unpack this bundle into another"
+        ) from error
 
 
 def _write_archive(out: Path, raw: bytes, source: _Folder, progress: Progress) -> None:
@@ -697,12 +788,15 @@ def _refuse_links(root: Path, path: str) -> None:
     for part in PurePosixPath(path).parts[:-1]:
         place /= part
         if place.is_symlink():
-            raise BundleError(f"{place}: expected a folder, got a link; remove it or choose another folder with --models")
+            raise BundleError(
+                f"{place}: expected a folder, got a link; remove it or choose another folder with --models"
+            )
 
 
 def _require_space(folder: Path, size: int) -> None:
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
     if size > free:
         raise BundleError(
-            f"{folder}: expected {amount(size)} of free space, got {amount(free)}; make room or choose another folder"
+            f"{folder}: expected {amount(size)} of free space, got {amount(free)}; make room or choose"
+            " another folder"
         )

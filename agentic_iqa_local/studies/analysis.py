@@ -19,7 +19,15 @@ from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.studies.datasets import DATASETS, DatasetInfo, listed
 from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean, training_of_model
-from agentic_iqa_local.studies.readings import LEVELS, Letters, Reading, product_score, readings, seconds, tool_means
+from agentic_iqa_local.studies.readings import (
+    LEVELS,
+    Letters,
+    Reading,
+    product_score,
+    readings,
+    seconds,
+    tool_means,
+)
 from agentic_iqa_local.studies.statistics import (
     Difference,
     Draws,
@@ -56,7 +64,11 @@ WORST = 10
 COVERAGES = (100, 90, 75, 50, 25)  # percent
 TOKENS = ("prefilled", "reused", "decoded")
 PRODUCT_TOLERANCE = 1e-6
-PRODUCT_MODES = {"logits": "logits", "classification": "classification", "uniform": "uniform (Gaussian weights alone)"}
+PRODUCT_MODES = {
+    "logits": "logits",
+    "classification": "classification",
+    "uniform": "uniform (Gaussian weights alone)",
+}
 
 PARTS = ("tool mean",)
 
@@ -72,8 +84,9 @@ class StudyError(UserError, ValueError):
 class Study:
     """What a report says of one run. Arrays have an entry for each row.
 
-    `quality` is the human score with higher for better. `letters` holds the distinct p_c by the modes that rest on them,
-    `reliability` their confidence and correctness where levels are known, `curves` the product's mode by signal.
+    `quality` is the human score with higher for better. `letters` holds the distinct p_c by the modes that
+    rest on them, `reliability` their confidence and correctness where levels are known, `curves` the
+    product's mode by signal.
     """
 
     name: str
@@ -101,14 +114,24 @@ class Study:
         """The human scores as the authors give them."""
         return self.quality if self.info.higher_is_better else -self.quality
 
-    def sampled(self, statistic: Statistic, mode: str, answered: np.ndarray | None = None, **options: Any) -> Resampled:
+    def sampled(
+        self, statistic: Statistic, mode: str, answered: np.ndarray | None = None, **options: Any
+    ) -> Resampled:
         """`statistic` of a mode with the human scores on the draws, computed once for the same rows."""
         reading = self.modes[mode]
         answered = reading.answered if answered is None else answered
         among = options.get("among")
-        key = statistic, mode, answered.tobytes(), None if among is None else among.tobytes(), options.get("first")
+        key = (
+            statistic,
+            mode,
+            answered.tobytes(),
+            None if among is None else among.tobytes(),
+            options.get("first"),
+        )
         if key not in self._known:
-            self._known[key] = self.draws.of(statistic, reading.scores, self.quality, answered=answered, **options)
+            self._known[key] = self.draws.of(
+                statistic, reading.scores, self.quality, answered=answered, **options
+            )
         return self._known[key]
 
     def is_clean(self, mode: str) -> bool:
@@ -117,10 +140,15 @@ class Study:
         return is_clean(self.exposures[mode], ranks_of_one=not reading.model and len(reading.tools) == 1)
 
     def mark(self, mode: str) -> str:
-        """What stands beside the mode's figures: "seen" by a part of it, "?" where that is unknown, nothing where clean."""
+        """What stands beside the mode's figures: "seen" by a part of it, "?" where that is unknown, nothing
+        where clean."""
         if self.is_clean(mode):
             return ""
-        return "?" if all(exposure.how == "training data unknown" for exposure in self.exposures[mode]) else "seen"
+        return (
+            "?"
+            if all(exposure.how == "training data unknown" for exposure in self.exposures[mode])
+            else "seen"
+        )
 
 
 def dataset_info(run: dict[str, Any]) -> DatasetInfo:
@@ -128,11 +156,18 @@ def dataset_info(run: dict[str, Any]) -> DatasetInfo:
 
     Raises StudyError for an unknown key, and where run.json lacks a part that a report needs.
     """
-    if lacking := [part for part in ("dataset", "model", "fusion", "tools", "maps", "identity") if part not in run]:
-        raise StudyError(f"run.json: expected what a study writes, got no {', '.join(lacking)}; report on a run of this version")
+    if lacking := [
+        part for part in ("dataset", "model", "fusion", "tools", "maps", "identity") if part not in run
+    ]:
+        raise StudyError(
+            f"run.json: expected what a study writes, got no {', '.join(lacking)}; report on a run of this"
+            " version"
+        )
     told = run["dataset"]
     if told["key"] not in DATASETS:
-        raise StudyError(f"run.json: expected a data set of {', '.join(DATASETS)}, got {told['key']!r}; correct its key")
+        raise StudyError(
+            f"run.json: expected a data set of {', '.join(DATASETS)}, got {told['key']!r}; correct its key"
+        )
     known = {item.name for item in fields(DatasetInfo)} - {"key", "seen_as"}
     return replace(DATASETS[told["key"]][0], **{name: value for name, value in told.items() if name in known})
 
@@ -144,7 +179,8 @@ def fusion_settings(run: dict[str, Any]) -> FusionSettings:
     except ValidationError as error:
         first = error.errors()[0]
         raise StudyError(
-            f"run.json: expected the fusion of this version, got {first['loc'][0]}: {first['msg']}; run it anew"
+            f"run.json: expected the fusion of this version, got {first['loc'][0]}: {first['msg']}; run it"
+            " anew"
         ) from error
 
 
@@ -160,29 +196,54 @@ def analyse(
     comparator: str | None = None,
     fitted: Letters | None = None,
 ) -> Study:
-    """All figures of a run. `baseline` is the mode that every other is compared with, `comparator` the part that the fusion is
-    to be judged against, both named before any figure is looked at; `fitted` adds the mode "logits, fitted".
+    """All figures of a run. `baseline` is the mode that every other is compared with, `comparator` the part
+    that the fusion is to be judged against, both named before any figure is looked at; `fitted` adds the mode
+    "logits, fitted".
 
-    Raises StudyError where there are no scored rows, no known direction of the scores, or no such baseline or comparator.
+    Raises StudyError where there are no scored rows, no known direction of the scores, or no such baseline or
+    comparator.
     """
     if not rows or any("mos" not in row for row in rows):
-        raise StudyError(f"{name}: expected rows with a human score, got {'questions' if rows else 'none'}; use a scored run")
+        raise StudyError(
+            f"{name}: expected rows with a human score, got {'questions' if rows else 'none'}; use a"
+            " scored run"
+        )
     if info.higher_is_better is None:
-        raise StudyError(f"{name}: expected run.json to say whether higher scores are better (dataset.higher_is_better)")
+        raise StudyError(
+            f"{name}: expected run.json to say whether higher scores are better (dataset.higher_is_better)"
+        )
     settings = fusion_settings(run)
     letters = Letters.of(settings)
-    modes = readings(rows, letters, fitted, run["tools"]["full_reference" if info.kind == "FR" else "no_reference"])
+    modes = readings(
+        rows, letters, fitted, run["tools"]["full_reference" if info.kind == "FR" else "no_reference"]
+    )
     if baseline not in modes:
-        raise StudyError(f"{name}: expected a baseline of {listed(modes) or 'no mode: every row failed'}; got {baseline!r}")
+        raise StudyError(
+            f"{name}: expected a baseline of {listed(modes) or 'no mode: every row failed'}; got {baseline!r}"
+        )
     if comparator not in (None, *modes):
         raise StudyError(f"{name}: expected a comparator of {listed(modes)}; got {comparator!r}")
     own = PRODUCT_MODES[settings.mode]
     rng = np.random.default_rng(seed)
-    sampled = Draws.make(len(rows), rng, labels_of(rows, "group", "row {}"), labels_of(rows, "distortion", "none"), draws)
+    sampled = Draws.make(
+        len(rows), rng, labels_of(rows, "group", "row {}"), labels_of(rows, "distortion", "none"), draws
+    )
     mos = np.array([row["mos"] for row in rows], float)
     quality = mos if info.higher_is_better else -mos
     product = own if own in modes else next(iter(modes))
-    study = Study(name, run, rows, info, modes, quality, sampled, _exposures(run, info, modes), product, baseline, comparator)
+    study = Study(
+        name,
+        run,
+        rows,
+        info,
+        modes,
+        quality,
+        sampled,
+        _exposures(run, info, modes),
+        product,
+        baseline,
+        comparator,
+    )
     study.letters.update(_distinct_letters(modes))
     study.tables.update(
         modes=_modes(study),
@@ -218,7 +279,9 @@ def _distinct_letters(modes: dict[str, Reading]) -> dict[str, np.ndarray]:
     return {"; ".join(shared): modes[shared[0]].p for shared in names.values()}
 
 
-def _exposures(run: dict[str, Any], info: DatasetInfo, modes: dict[str, Reading]) -> dict[str, list[Exposure]]:
+def _exposures(
+    run: dict[str, Any], info: DatasetInfo, modes: dict[str, Reading]
+) -> dict[str, list[Exposure]]:
     """How the parts of each mode have met the data set."""
     model = training_of_model(run["model"]["name"], {"agentic_iqa_notice": run["model"].get("notice")})
     return {
@@ -272,7 +335,13 @@ def _differences(study: Study) -> Table:
         both = study.modes[first].answered & study.modes[second].answered
         rank, linear = (_difference(study, statistic, first, second, both) for statistic in (srcc, plcc))
         table.append(
-            {"first": first, "second": second, **_counts(rank), **spread("srcc_difference", rank), "p": rank.p}
+            {
+                "first": first,
+                "second": second,
+                **_counts(rank),
+                **spread("srcc_difference", rank),
+                "p": rank.p,
+            }
             | _meng(study, first, second, both)
             | spread("plcc_difference", linear)
         )
@@ -282,15 +351,24 @@ def _differences(study: Study) -> Table:
             row[f"{key}_holm"] = math.nan if math.isnan(row[key]) else float(value)
     for row in table:
         decided = row["p_holm"] < SIGNIFICANCE
-        row["better"] = (row["first"] if row["srcc_difference"] > 0 else row["second"]) if decided else "undecided"
-    order = "first second n failed srcc_difference srcc_difference_low srcc_difference_high p p_holm better meng_z meng_p "
+        row["better"] = (
+            (row["first"] if row["srcc_difference"] > 0 else row["second"]) if decided else "undecided"
+        )
+    order = (
+        "first second n failed srcc_difference srcc_difference_low srcc_difference_high p p_holm better"
+        " meng_z meng_p "
+    )
     order += "meng_p_holm plcc_difference plcc_difference_low plcc_difference_high"
     return [{key: row[key] for key in order.split()} for row in table]
 
 
 def _parts(study: Study) -> Table:
     """The fused score against its parts: the one named beforehand, and the best in hindsight."""
-    parts = [name for name, reading in study.modes.items() if name in PARTS or name.startswith("letters,") or not reading.model]
+    parts = [
+        name
+        for name, reading in study.modes.items()
+        if name in PARTS or name.startswith("letters,") or not reading.model
+    ]
     ranks = {name: interval(study.sampled(srcc, name)).value for name in parts}
     known = {name: value for name, value in ranks.items() if not math.isnan(value)}
     named = [(study.comparator, "named beforehand")] if study.comparator else []
@@ -301,7 +379,13 @@ def _parts(study: Study) -> Table:
         both = study.modes[study.product].answered & study.modes[name].answered
         found = _difference(study, srcc, study.product, name, both)
         table.append(
-            {"first": study.product, "second": name, "why": why, **_counts(found), **spread("srcc_difference", found)}
+            {
+                "first": study.product,
+                "second": name,
+                "why": why,
+                **_counts(found),
+                **spread("srcc_difference", found),
+            }
             | {"p": found.p, "verdict": verdict(found, MARGIN)}
         )
     return table
@@ -327,16 +411,29 @@ def _within(study: Study, name: str) -> Table:
     table: Table = []
     for mode in study.modes:
         first = None if mode in (study.product, study.baseline) else 0
-        sampled = {value: study.sampled(srcc, mode, among=among, first=first) for value, among in parts.items()}
+        sampled = {
+            value: study.sampled(srcc, mode, among=among, first=first) for value, among in parts.items()
+        }
         for value, rank in sampled.items():
             linear = study.sampled(plcc, mode, among=parts[value], first=0)
             figure = interval(rank)
-            row = {"mode": mode, name: value, **_counts(figure), **spread("srcc", figure), "plcc": linear.value}
-            row |= {"mean_score": _mean(study.modes[mode].scores[rank.kept]), "mean_mos": _mean(study.mos[rank.kept])}
+            row = {
+                "mode": mode,
+                name: value,
+                **_counts(figure),
+                **spread("srcc", figure),
+                "plcc": linear.value,
+            }
+            row |= {
+                "mean_score": _mean(study.modes[mode].scores[rank.kept]),
+                "mean_mos": _mean(study.mos[rank.kept]),
+            }
             table.append(row)
         if name == "subset" and len(sampled) > 1:
             together = interval(_mean_of(list(sampled.values())))
-            table.append({"mode": mode, name: "within subsets", **_counts(together), **spread("srcc", together)})
+            table.append(
+                {"mode": mode, name: "within subsets", **_counts(together), **spread("srcc", together)}
+            )
     return table
 
 
@@ -345,7 +442,8 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _mean_of(parts: list[Resampled]) -> Resampled:
-    """The mean of parts' figures by their rows, on the draws that the parts share; parts without a figure take no part."""
+    """The mean of parts' figures by their rows, on the draws that the parts share; parts without a figure
+    take no part."""
     parts = [part for part in parts if np.isfinite(part.value)] or parts
     share = np.array([part.kept.sum() for part in parts], float)
     share /= max(share.sum(), 1)
@@ -356,7 +454,8 @@ def _mean_of(parts: list[Resampled]) -> Resampled:
 
 
 def _calibration(study: Study, rng: np.random.Generator) -> Table:
-    """Against the human scores as levels: linearly on an absolute category scale, else through a map fitted on other rows."""
+    """Against the human scores as levels: linearly on an absolute category scale, else through a map fitted
+    on other rows."""
     info = study.info
     absolute = info.scale == "absolute categories" and info.low is not None and info.high is not None
     levels = np.array([info.to_levels(mos) for mos in study.mos]) if absolute else None
@@ -408,7 +507,9 @@ def _mean_interval(study: Study, values: np.ndarray) -> Figure:
     total = weights.sum(axis=1)
     on_draws = (weights @ values[kept])[total > 0] / total[total > 0]
     low, high = np.quantile(on_draws, [0.025, 0.975]) if len(on_draws) else (math.nan, math.nan)
-    return Figure(_mean(values[kept]), float(low), float(high), int(kept.sum()), int((~kept).sum()), study.draws.over)
+    return Figure(
+        _mean(values[kept]), float(low), float(high), int(kept.sum()), int((~kept).sum()), study.draws.over
+    )
 
 
 def _fitting_rows(study: Study, rng: np.random.Generator) -> tuple[np.ndarray, str]:
@@ -437,7 +538,10 @@ def _risk_coverage(study: Study, vote: str) -> Table:
         error[answered] = np.abs(_rank_errors(reading.scores[answered], study.quality[answered]))
         uncertain = np.full(len(answered), np.nan)
         uncertain[answered] = entropy(reading.p[answered])
-        for signal, values in (("entropy", uncertain), ("VLM–tool disagreement", np.abs(reading.p @ LEVELS - q_bar))):
+        for signal, values in (
+            ("entropy", uncertain),
+            ("VLM–tool disagreement", np.abs(reading.p @ LEVELS - q_bar)),
+        ):
             usable = answered & np.isfinite(values)
             if not usable.any():
                 continue
@@ -446,14 +550,19 @@ def _risk_coverage(study: Study, vote: str) -> Table:
                 study.curves[signal] = curve
             n = len(curve.risk)
             row = {"mode": name, "signal": signal, "n": n, "failed": len(usable) - n, "aurc": curve.aurc}
-            table.append(row | {f"risk_{share}": float(curve.risk[math.ceil(share * n / 100) - 1]) for share in COVERAGES})
+            table.append(
+                row
+                | {f"risk_{share}": float(curve.risk[math.ceil(share * n / 100) - 1]) for share in COVERAGES}
+            )
     return table
 
 
 def _cost(study: Study) -> Table:
     parts = {part for reading in study.modes.values() for part in reading.cost}
     tokens = {
-        part: np.array([[row.get("cost", {}).get(part, {}).get(kind, 0) for kind in TOKENS] for row in study.rows])
+        part: np.array(
+            [[row.get("cost", {}).get(part, {}).get(kind, 0) for kind in TOKENS] for row in study.rows]
+        )
         for part in parts
     }
     table = []
@@ -461,7 +570,12 @@ def _cost(study: Study) -> Table:
         spent = seconds(study.rows, reading)
         known = np.isfinite(spent)
         median, p95 = np.quantile(spent[known], [0.5, 0.95]) if known.any() else (math.nan, math.nan)
-        row = {"mode": name, "n": int(known.sum()), "failed": int((~known).sum()), "mean_seconds": _mean(spent[known])}
+        row = {
+            "mode": name,
+            "n": int(known.sum()),
+            "failed": int((~known).sum()),
+            "mean_seconds": _mean(spent[known]),
+        }
         row |= {"median_seconds": float(median), "p95_seconds": float(p95)}
         counted = sum(tokens[part][known] for part in reading.cost)
         row |= {f"{kind}_tokens": _mean(counted[:, i]) for i, kind in enumerate(TOKENS)}
@@ -474,15 +588,24 @@ def _exposure_table(study: Study) -> Table:
     for name, found in study.exposures.items():
         clean = "yes" if study.is_clean(name) else "no"
         told = [{"what": item.what, "how": item.how, "touches": item.touches} for item in found]
-        table += [{"mode": name, "clean": clean, **item} for item in told or [{"what": "", "how": "none known", "touches": ""}]]
+        table += [
+            {"mode": name, "clean": clean, **item}
+            for item in told or [{"what": "", "how": "none known", "touches": ""}]
+        ]
     return table
 
 
 def _failures(rows: Sequence[Row]) -> Table:
     found: Counter[tuple[str, str]] = Counter()
     for row in rows:
-        found.update((part, str(row[key])) for part, key in (("image", "error"), ("agent", "agent_error")) if row.get(key))
-        found.update((tool, str(read["error"])) for tool, read in row.get("tools", {}).items() if "error" in read)
+        found.update(
+            (part, str(row[key]))
+            for part, key in (("image", "error"), ("agent", "agent_error"))
+            if row.get(key)
+        )
+        found.update(
+            (tool, str(read["error"])) for tool, read in row.get("tools", {}).items() if "error" in read
+        )
     return [{"part": part, "error": error, "n": count} for (part, error), count in found.most_common()]
 
 
@@ -522,36 +645,56 @@ def _notes(study: Study, *, compared_with_agent: bool, fitted: Letters | None) -
     run, info, rows = study.run, study.info, study.rows
     yield f"Asked of the model: {run['identity']['reads']['query']}"
     expected = run["dataset"].get("images", len(rows))
-    yield f"{len(rows)} of {expected} images have a row; {sum(bool(row.get('error')) for row in rows)} of them failed."
+    yield (
+        f"{len(rows)} of {expected} images have a row; {sum(bool(row.get('error')) for row in rows)} of them"
+        " failed."
+    )
     for name in run["dataset"].get("missing", [])[:1]:
-        yield f"{len(run['dataset']['missing'])} files that the authors' list names are absent, the first is {name}."
+        yield (
+            f"{len(run['dataset']['missing'])} files that the authors' list names are absent, the first is"
+            f" {name}."
+        )
     for reason, count in run["dataset"].get("left_out", {}).items():
         yield f"{count} images are left out: {reason}."
     if not info.higher_is_better:
         yield "In this set a lower score is better: every figure is with the scores turned around."
     if info.key == "manifest":
         yield (
-            "The manifest is taken for a data set of its own that nothing was trained on; if its images are part of a published one, "
-            "run it with --part-of, and what has seen that set is marked."
+            "The manifest is taken for a data set of its own that nothing was trained on; if its images are"
+            " part of a published one, run it with --part-of, and what has seen that set is marked."
         )
     unit, (draws, units) = study.draws.over, study.draws.counts.shape
     yield f"Intervals: {draws} bootstrap draws of {units} {unit}; KRCC on {min(draws, KRCC_DRAWS)} of them."
     if "within these scenes" in unit:
-        yield "There are fewer than ten groups: the intervals hold within these scenes and say nothing of others."
+        yield (
+            "There are fewer than ten groups: the intervals hold within these scenes and say nothing of"
+            " others."
+        )
     comparisons = len(study.tables["differences"])
     if 2 * comparisons / (draws + 1) > SIGNIFICANCE:
-        yield f"So few draws cannot decide any of {comparisons} comparisons; ask for at least {math.ceil(2 * comparisons / SIGNIFICANCE)}."
-    yield f"The product's mode is “{study.product}”; every mode is compared with “{study.baseline}”, named beforehand."
+        yield (
+            f"So few draws cannot decide any of {comparisons} comparisons; ask for at least"
+            f" {math.ceil(2 * comparisons / SIGNIFICANCE)}."
+        )
+    yield (
+        f"The product's mode is “{study.product}”; every mode is compared with “{study.baseline}”, named"
+        " beforehand."
+    )
     if compared_with_agent:
         own, read = np.array([product_score(row) for row in rows]), study.modes[study.product].scores
         both, one = np.isfinite(own) & np.isfinite(read), np.isfinite(own) ^ np.isfinite(read)
         gap = np.abs(own - read)[both].max(initial=0)
-        verdict = "" if gap <= PRODUCT_TOLERANCE else " They ought to agree: do not trust this mode's figures."
+        verdict = (
+            "" if gap <= PRODUCT_TOLERANCE else " They ought to agree: do not trust this mode's figures."
+        )
         yield (
-            f"The mode “{study.product}” is the agent's own q: on {both.sum()} rows the largest difference is {gap:.2g}; "
-            f"{one.sum()} rows have only one of the two.{verdict}"
+            f"The mode “{study.product}” is the agent's own q: on {both.sum()} rows the largest difference is"
+            f" {gap:.2g}; {one.sum()} rows have only one of the two.{verdict}"
         )
     if fitted:
         yield f"“logits, fitted”: temperature {fitted.temperature:g}, η {fitted.eta:g}, from {fitted.source}."
     if study.tables["by_subset"]:
-        yield "The subset predicts the score in this set: read the figures within subsets before those over all images."
+        yield (
+            "The subset predicts the score in this set: read the figures within subsets before those over all"
+            " images."
+        )

@@ -1,7 +1,7 @@
 """Run against run on the same images: two models, or two versions of the program, from stored rows alone.
 
-Images are matched by their rows' keys. Every figure is over the images that all runs answered, and every difference is paired:
-all runs are resampled on the same draws.
+Images are matched by their rows' keys. Every figure is over the images that all runs answered, and every
+difference is paired: all runs are resampled on the same draws.
 """
 
 import math
@@ -44,14 +44,20 @@ NAMED = 6  # settings that differ
 
 RUNS_TABLE = (
     "The runs on their common images",
-    "95 % bootstrap intervals over the images that every run answered; failed counts the common images that this run failed on.",
+    (
+        "95 % bootstrap intervals over the images that every run answered; failed counts the common images"
+        " that this run failed on."
+    ),
 )
 DIFFERENCES_TABLE = (
     "Paired differences between the runs",
-    f"The run's figure minus that of the one it is compared with, on the same draws. “Gains” and “loses” mean that the whole interval "
-    f"of the SRCC difference lies on that side of 0, “loses no more than {MARGIN}” that it lies above −{MARGIN}; otherwise these "
-    "images do not decide. The mean absolute and the largest difference are those of the mode's scores, in their unit; rank "
-    "correlation is SRCC between the two runs' scores.",
+    (
+        "The run's figure minus that of the one it is compared with, on the same draws. “Gains” and “loses”"
+        " mean that the whole interval of the SRCC difference lies on that side of 0, “loses no more than"
+        f" {MARGIN}” that it lies above −{MARGIN}; otherwise these images do not decide. The mean absolute"
+        " and the largest difference are those of the mode's scores, in their unit; rank correlation is SRCC"
+        " between the two runs' scores."
+    ),
 )
 
 
@@ -74,11 +80,13 @@ class Comparison:
     verdicts: list[str]
 
 
-def compare(runs: Sequence[Named], *, modes: Sequence[str] = (MODE,), draws: int = 1000, seed: int = 0) -> Comparison:
+def compare(
+    runs: Sequence[Named], *, modes: Sequence[str] = (MODE,), draws: int = 1000, seed: int = 0
+) -> Comparison:
     """Each run after the first against the first, in each of `modes`, or in all that every run has (`ALL`).
 
-    Raises StudyError for fewer than two runs, runs of different data sets, fewer than `FEWEST` common images, images whose
-    pixels or human scores differ between the runs, and a mode that a run does not have.
+    Raises StudyError for fewer than two runs, runs of different data sets, fewer than `FEWEST` common images,
+    images whose pixels or human scores differ between the runs, and a mode that a run does not have.
     """
     if len(runs) < 2:
         raise StudyError(f"compare: expected two runs or more, got {len(runs)}; name another folder")
@@ -88,7 +96,8 @@ def compare(runs: Sequence[Named], *, modes: Sequence[str] = (MODE,), draws: int
     if len(common) < FEWEST:
         sizes = ", ".join(f"{quoted(named.name)} has {len(named.rows)}" for named in runs)
         raise StudyError(
-            f"compare: expected at least {FEWEST} common images, found {len(common)} ({sizes}); run both on the same images"
+            f"compare: expected at least {FEWEST} common images, found {len(common)} ({sizes}); run both on"
+            " the same images"
         )
     matched = [[rows[key] for key in common] for rows in by_key]
     _check_same_images(runs, matched)
@@ -101,7 +110,9 @@ def compare(runs: Sequence[Named], *, modes: Sequence[str] = (MODE,), draws: int
     wanted = shared if list(modes) == [ALL] else list(modes)
     if not wanted or not set(wanted) <= set(shared):
         had = listed(shared) or "none: rows failed"
-        raise StudyError(f"compare: expected modes that every run has ({had}), got {listed(modes)}; choose with --mode")
+        raise StudyError(
+            f"compare: expected modes that every run has ({had}), got {listed(modes)}; choose with --mode"
+        )
     labels = labels_of(matched[0], "group", "row {}"), labels_of(matched[0], "distortion", "none")
     on_draws = Draws.make(len(common), np.random.default_rng(seed), *labels, draws)
     mos = np.array([row["mos"] for row in matched[0]], float)
@@ -112,7 +123,8 @@ def compare(runs: Sequence[Named], *, modes: Sequence[str] = (MODE,), draws: int
         modes_of = [of_run[mode] for of_run in found]
         both = np.all([reading.answered for reading in modes_of], axis=0)
         figures = [
-            [on_draws.of(statistic, reading.scores, quality, answered=both) for statistic in (srcc, plcc)] for reading in modes_of
+            [on_draws.of(statistic, reading.scores, quality, answered=both) for statistic in (srcc, plcc)]
+            for reading in modes_of
         ]
         for named, reading, (rank, linear) in zip(runs, modes_of, figures, strict=True):
             row = {
@@ -126,13 +138,20 @@ def compare(runs: Sequence[Named], *, modes: Sequence[str] = (MODE,), draws: int
         for named, reading, figure in list(zip(runs, modes_of, figures, strict=True))[1:]:
             rank, linear = map(paired_difference, figure, figures[0])
             row = {"mode": mode, "run": named.name, "against": runs[0].name, "n": rank.n}
-            row |= spread("srcc_difference", rank) | {"p": rank.p, "p_holm": math.nan} | spread("plcc_difference", linear)
+            row |= (
+                spread("srcc_difference", rank)
+                | {"p": rank.p, "p_holm": math.nan}
+                | spread("plcc_difference", linear)
+            )
             row |= _agreement(reading.scores[both], modes_of[0].scores[both])
             differences.append((row, rank))
     _decide(differences)
     pairs = [row for row, _ in differences]
     return Comparison(
-        table, pairs, list(map(one_line, _notes(runs, common, matched))), [one_line(_sentence(row)) for row in pairs]
+        table,
+        pairs,
+        list(map(one_line, _notes(runs, common, matched))),
+        [one_line(_sentence(row)) for row in pairs],
     )
 
 
@@ -141,11 +160,19 @@ def _data_set(runs: Sequence[Named]) -> DatasetInfo:
     first, info = runs[0], dataset_info(runs[0].run)
     for named in runs:
         if (key := dataset_info(named.run).key) != info.key:
-            raise StudyError(f"compare: expected runs of one data set, {first.name} is of {info.key} and {named.name} of {key}")
+            raise StudyError(
+                f"compare: expected runs of one data set, {first.name} is of {info.key} and {named.name} of"
+                f" {key}"
+            )
         if any("mos" not in row for row in named.rows):
-            raise StudyError(f"{named.name}: expected rows with a human score, got questions; compare scored runs")
+            raise StudyError(
+                f"{named.name}: expected rows with a human score, got questions; compare scored runs"
+            )
     if info.higher_is_better is None:
-        raise StudyError(f"{first.name}: expected run.json to say whether higher scores are better (dataset.higher_is_better)")
+        raise StudyError(
+            f"{first.name}: expected run.json to say whether higher scores are better"
+            " (dataset.higher_is_better)"
+        )
     return info
 
 
@@ -153,11 +180,15 @@ def _check_same_images(runs: Sequence[Named], matched: Sequence[Sequence[Row]]) 
     """Raises StudyError where a key stands for other pixels or another score in one of the runs."""
     for named, rows in zip(runs[1:], matched[1:], strict=True):
         for what, name in (("scores", "mos"), ("files", "sha256")):
-            pairs = [(a, b) for a, b in zip(matched[0], rows, strict=True) if None not in (a.get(name), b.get(name))]
+            pairs = [
+                (a, b)
+                for a, b in zip(matched[0], rows, strict=True)
+                if None not in (a.get(name), b.get(name))
+            ]
             if other := [a["key"] for a, b in pairs if a[name] != b[name]]:
                 raise StudyError(
-                    f"compare: expected the same images, {len(other)} of {len(rows)} common ones have other {what} in {named.name} "
-                    f"than in {runs[0].name} (the first is {other[0]})"
+                    f"compare: expected the same images, {len(other)} of {len(rows)} common ones have other"
+                    f" {what} in {named.name} than in {runs[0].name} (the first is {other[0]})"
                 )
 
 
@@ -173,7 +204,8 @@ def _agreement(ours: np.ndarray, theirs: np.ndarray) -> Row:
 
 
 def _decide(differences: Sequence[tuple[Row, Difference]]) -> None:
-    """Adds Holm's p and the verdict: among several comparisons a gain or a loss counts only where both decide."""
+    """Adds Holm's p and the verdict: among several comparisons a gain or a loss counts only where both
+    decide."""
     adjusted = holm([1.0 if math.isnan(rank.p) else rank.p for _, rank in differences])
     for (row, rank), p in zip(differences, adjusted, strict=True):
         row["p_holm"] = rank.p if math.isnan(rank.p) else float(p)
@@ -187,7 +219,9 @@ def _sentence(row: Row) -> str:
     pair = f"{mode}: {ours} against {theirs} on {row['n']} images"
     if row["largest_difference"] == 0 and row["n"]:
         return f"{pair}: the same scores."
-    value, low, high = (f"{row[f'srcc_difference{end}']:+.3f}".replace("-", "−") for end in ("", "_low", "_high"))
+    value, low, high = (
+        f"{row[f'srcc_difference{end}']:+.3f}".replace("-", "−") for end in ("", "_low", "_high")
+    )
     known = "no interval" if math.isnan(row["srcc_difference_low"]) else f"95 % interval {low} to {high}"
     return f"{pair}: {row['verdict']} (SRCC {value}, {known})."
 
@@ -195,16 +229,28 @@ def _sentence(row: Row) -> str:
 def _notes(runs: Sequence[Named], common: Sequence[str], matched: Sequence[Sequence[Row]]) -> Iterator[str]:
     left = ", ".join(f"{len(named.rows) - len(common)} of {quoted(named.name)}" for named in runs)
     yield f"{len(common)} images are in every run; left out: {left}."
-    failed = {named.name: sum(bool(row.get("error")) for row in rows) for named, rows in zip(runs, matched, strict=True)}
+    failed = {
+        named.name: sum(bool(row.get("error")) for row in rows)
+        for named, rows in zip(runs, matched, strict=True)
+    }
     if any(failed.values()):
-        yield f"Common images that failed: {', '.join(f'{count} in {quoted(name)}' for name, count in failed.items())}."
+        yield (
+            "Common images that failed:"
+            f" {', '.join(f'{count} in {quoted(name)}' for name, count in failed.items())}."
+        )
     for named in runs[1:]:
-        yield f"{quoted(named.name)} differs from {quoted(runs[0].name)} in: {_settings_that_differ(runs[0].run, named.run)}."
+        yield (
+            f"{quoted(named.name)} differs from {quoted(runs[0].name)} in:"
+            f" {_settings_that_differ(runs[0].run, named.run)}."
+        )
 
 
 def _settings_that_differ(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """What the runs' rows depend on, and the versions that they were made with, with old and new value where these are short."""
-    parts = [dict(_leaves({k: run.get(k) for k in ("identity", "git", "versions")})) for run in (ours, theirs)]
+    """What the runs' rows depend on, and the versions that they were made with, with old and new value where
+    these are short."""
+    parts = [
+        dict(_leaves({k: run.get(k) for k in ("identity", "git", "versions")})) for run in (ours, theirs)
+    ]
     told = []
     for name in sorted(parts[0].keys() | parts[1].keys()):
         old, new = (part.get(name) for part in parts)

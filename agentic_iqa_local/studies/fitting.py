@@ -1,14 +1,16 @@
 """Fits p_c's temperature and α_c's η on rows that are then not scored, or without any human score.
 
-rps       minimises the ranked probability score of the fused distribution w ∝ α·p against the human levels: for scales of
-          absolute categories
+rps       minimises the ranked probability score of the fused distribution w ∝ α·p against the human levels:
+          for scales of absolute categories
 srcc      maximises SRCC of q with the human scores: for any scale
-spread    needs no human scores: chooses the temperature at which E[level] from p_c alone spreads as far as the tools' mean
-          does over the same images, so that neither side of the product is the sharper by its units; η stays
+spread    needs no human scores: chooses the temperature at which E[level] from p_c alone spreads as far as
+          the tools' mean does over the same images, so that neither side of the product is the sharper by its
+          units; η stays
 
-A fit that runs to a bound is refused, since a larger range would give another. But SRCC is a step function and often flat towards
-a bound, where only the ratio of both sides' sharpness matters. So where the best lies less than a factor of `INSIDE` from a bound
-and points further inside lose no more than `NOTHING` against it, that one of them is taken that is closest to the configuration.
+A fit that runs to a bound is refused, since a larger range would give another. But SRCC is a step function
+and often flat towards a bound, where only the ratio of both sides' sharpness matters. So where the best lies
+less than a factor of `INSIDE` from a bound and points further inside lose no more than `NOTHING` against it,
+that one of them is taken that is closest to the configuration.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +24,16 @@ from scipy.optimize import brentq, minimize
 from agentic_iqa_local.fit import HIGHEST, LOWEST, SCALES, Fit, FitError, Objective
 from agentic_iqa_local.studies.analysis import dataset_info, fusion_settings
 from agentic_iqa_local.studies.datasets import listed
-from agentic_iqa_local.studies.readings import LEVELS, Letters, Row, etas, fuse, fused_distribution, probabilities, tool_means
+from agentic_iqa_local.studies.readings import (
+    LEVELS,
+    Letters,
+    Row,
+    etas,
+    fuse,
+    fused_distribution,
+    probabilities,
+    tool_means,
+)
 from agentic_iqa_local.studies.statistics import ranked_probability_score, srcc
 from agentic_iqa_local.studies.store import read_run
 
@@ -33,18 +44,21 @@ FEWEST = 20
 
 
 def fit_run(folder: Path, objective: Objective, *, split: str | None, share: float) -> Fit:
-    """A fit on the rows of an official `split`, or on a `share` of the scenes (of the images, where there are none) drawn with
-    seed 0. Raises FitError, StoreError, StudyError, DatasetError."""
+    """A fit on the rows of an official `split`, or on a `share` of the scenes (of the images, where there are
+    none) drawn with seed 0. Raises FitError, StoreError, StudyError, DatasetError."""
     run, rows = read_run(folder)
     info = dataset_info(run)
     if info.kind == "MCQ":
-        raise FitError(f"{folder}: expected a run on images with human scores, got one on questions; fit on a scored run")
+        raise FitError(
+            f"{folder}: expected a run on images with human scores, got one on questions; fit on a scored run"
+        )
     if split is not None:
         used = [row for row in rows if row["split"] == split]
         if rows and not used:
             known = sorted({row["split"] for row in rows if row["split"]})
             raise FitError(
-                f"{folder}: expected rows of the split {split}, found none; the splits are {listed(known) or 'unknown: use --share'}"
+                f"{folder}: expected rows of the split {split}, found none; the splits are"
+                f" {listed(known) or 'unknown: use --share'}"
             )
     else:
         if not 0 < share < 1:
@@ -54,7 +68,8 @@ def fit_run(folder: Path, objective: Objective, *, split: str | None, share: flo
         used = [row for row in rows if (row["group"] or row["key"]) in drawn]
     if len(used) == len(rows):
         raise FitError(
-            f"{folder}: expected rows that the fit does not use, it would use all {len(rows)}; choose a split or a share"
+            f"{folder}: expected rows that the fit does not use, it would use all {len(rows)}; choose a split"
+            " or a share"
         )
     mos = np.array([row["mos"] for row in used], float)
     targets = {
@@ -72,17 +87,24 @@ def fit_run(folder: Path, objective: Objective, *, split: str | None, share: flo
 
 
 def fit_letters(
-    rows: Sequence[Row], objective: Objective, *, targets: np.ndarray | None, letters: Letters, dataset: str, model: str
+    rows: Sequence[Row],
+    objective: Objective,
+    *,
+    targets: np.ndarray | None,
+    letters: Letters,
+    dataset: str,
+    model: str,
 ) -> Fit:
-    """`targets` (rows,): human levels in 1..5 for rps, human scores with higher better for srcc, None for spread. Rows that
-    failed or that no tool scored are left out. Raises FitError for fewer than twenty rows, scores that are all alike, or a fit
-    that runs to a bound.
+    """`targets` (rows,): human levels in 1..5 for rps, human scores with higher better for srcc, None for
+    spread. Rows that failed or that no tool scored are left out. Raises FitError for fewer than twenty rows,
+    scores that are all alike, or a fit that runs to a bound.
     """
     q_bar = tool_means(rows, letters.vote)
     usable = np.isfinite(q_bar) & np.isfinite(probabilities(rows, READ)[:, 0])
     if usable.sum() < FEWEST:
         raise FitError(
-            f"fit: expected at least {FEWEST} images with letters and tool scores, got {usable.sum()}; use more images"
+            f"fit: expected at least {FEWEST} images with letters and tool scores, got {usable.sum()}; use"
+            " more images"
         )
     rows, q_bar = [row for row, use in zip(rows, usable, strict=True) if use], q_bar[usable]
     target = None if targets is None else targets[usable]
@@ -100,16 +122,24 @@ def fit_letters(
 
     own = etas(rows, letters.eta)
     if not np.isfinite(own).all():
-        raise FitError("fit: expected rows that tell the η they were fused with, got some that do not; run the study anew")
+        raise FitError(
+            "fit: expected rows that tell the η they were fused with, got some that do not; run the study"
+            " anew"
+        )
     before = value(letters.temperature, own)
     letters = replace(letters, eta=float(np.median(own)))
     if np.isnan(before):
-        raise FitError("fit: expected scores that differ, got human scores or fused scores that are all alike; use other images")
+        raise FitError(
+            "fit: expected scores that differ, got human scores or fused scores that are all alike; use other"
+            " images"
+        )
     if objective == "spread":
         temperature, eta = _spread(p, q_bar.std()), letters.eta
     else:
         sign = -1.0 if objective == "srcc" else 1.0
-        temperature, eta = _minimum(lambda t, e: float(np.nan_to_num(sign * value(t, e), nan=np.inf)), letters, objective)
+        temperature, eta = _minimum(
+            lambda t, e: float(np.nan_to_num(sign * value(t, e), nan=np.inf)), letters, objective
+        )
     after = value(temperature, eta)
     return Fit(temperature, eta, objective, before, after, dataset, model, tuple(row["key"] for row in rows))
 
@@ -121,15 +151,19 @@ def _spread(p: Callable[[float], np.ndarray], wanted: float) -> float:
     ends = np.log(LOWEST), np.log(HIGHEST)
     if gap(ends[0]) * gap(ends[1]) > 0:
         raise FitError(
-            f"fit: expected a temperature from {LOWEST} to {HIGHEST} at which E[level] spreads by {wanted:.2f} levels as the tools do, "
-            "there is none; use more varied images or another --objective"
+            f"fit: expected a temperature from {LOWEST} to {HIGHEST} at which E[level] spreads by"
+            f" {wanted:.2f} levels as the tools do, there is none; use more varied images or another"
+            " --objective"
         )
     return float(np.exp(brentq(gap, *ends)))
 
 
-def _minimum(loss: Callable[[float, float], float], letters: Letters, objective: Objective) -> tuple[float, float]:
-    """(temperature, η) of the least loss: the best of a coarse grid, refined, for neither objective is convex. Raises FitError
-    where that is at a bound, unless the rule at the top of this module finds a point inside."""
+def _minimum(
+    loss: Callable[[float, float], float], letters: Letters, objective: Objective
+) -> tuple[float, float]:
+    """(temperature, η) of the least loss: the best of a coarse grid, refined, for neither objective is
+    convex. Raises FitError where that is at a bound, unless the rule at the top of this module finds a point
+    inside."""
     grid = np.geomspace(LOWEST, HIGHEST, 17)
     start = tuple(np.clip([letters.temperature, letters.eta], LOWEST, HIGHEST).tolist())
     losses = {pair: loss(*pair) for pair in [start, *((t, e) for t in grid for e in grid)]}
@@ -139,20 +173,25 @@ def _minimum(loss: Callable[[float, float], float], letters: Letters, objective:
 
     best = min(losses, key=lambda pair: (losses[pair], change(pair)))
     found = minimize(
-        lambda x: loss(*np.exp(x)), np.log(best), method="Nelder-Mead", bounds=[(np.log(LOWEST), np.log(HIGHEST))] * 2,
+        lambda x: loss(*np.exp(x)),
+        np.log(best),
+        method="Nelder-Mead",
+        bounds=[(np.log(LOWEST), np.log(HIGHEST))] * 2,
         options={"xatol": 1e-3, "fatol": 1e-6},
-    )  # fmt: skip
+    )
     if found.fun < losses[best]:
         best = tuple(np.exp(found.x))
         losses[best] = found.fun
     if not _well_inside(best):
-        as_good = [pair for pair, lost in losses.items() if _well_inside(pair) and lost <= losses[best] + NOTHING]
+        as_good = [
+            pair for pair, lost in losses.items() if _well_inside(pair) and lost <= losses[best] + NOTHING
+        ]
         best = min(as_good, key=change, default=best)
     if not (bounds := _at_bounds(best)):
         return float(best[0]), float(best[1])
     raise FitError(
-        f"fit: expected an optimum inside {LOWEST} to {HIGHEST}, but {SCALES[objective][0]} was still getting better where "
-        f"{' and '.join(bounds)}; use more images, or another --objective"
+        f"fit: expected an optimum inside {LOWEST} to {HIGHEST}, but {SCALES[objective][0]} was still getting"
+        f" better where {' and '.join(bounds)}; use more images, or another --objective"
     )
 
 

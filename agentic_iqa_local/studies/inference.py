@@ -1,7 +1,9 @@
-"""Everything that a study needs of one image, in one pass: no mode is chosen here, `readings` derives them all later.
+"""Everything that a study needs of one image, in one pass: no mode is chosen here, `readings` derives them
+all later.
 
-The agent plans and gathers evidence as always. Then the letters are read image alone, with evidence but without scores, and with
-all evidence, each with the letters forward (A. Excellent) and reversed (A. Bad, stored by meaning), at each position asked for:
+The agent plans and gathers evidence as always. Then the letters are read image alone, with evidence but
+without scores, and with all evidence, each with the letters forward (A. Excellent) and reversed (A. Bad,
+stored by meaning), at each position asked for:
 
     json              right after {"final_answer": "        the product's own read
     bare              as the answer's first token
@@ -52,7 +54,8 @@ def infer(
     positions: Sequence[str] = ("json",),
     tools: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """A row's part that comes from models and tools. What fails is an `error` where it failed; nothing is filled in."""
+    """A row's part that comes from models and tools. What fails is an `error` where it failed; nothing is
+    filled in."""
     try:
         images = OpenImages(services, image, reference)
     except ImageError as error:
@@ -64,7 +67,11 @@ def infer(
         row["tools"] = {tool: _tool(tool, images) for tool in tools}
         row["reads"] = {}
         for context in contexts:
-            given = {"image_alone": None, "without_scores": _without_scores(evidence), "all_evidence": evidence}[context]
+            given = {
+                "image_alone": None,
+                "without_scores": _without_scores(evidence),
+                "all_evidence": evidence,
+            }[context]
             if context != "image_alone" and given is None:
                 continue
             for position in positions:
@@ -81,14 +88,19 @@ def infer(
     return row
 
 
-def answer(image: str, reference: str | None, question: str, choices: Sequence[str], services: Services) -> dict[str, Any]:
-    """A multiple-choice question through the whole agent: the probability of each choice and the letter that was answered."""
+def answer(
+    image: str, reference: str | None, question: str, choices: Sequence[str], services: Services
+) -> dict[str, Any]:
+    """A multiple-choice question through the whole agent: the probability of each choice and the letter that
+    was answered."""
     result = assess(image, reference, question, choices, services=services)
     return {
         "probabilities": result.p_c and list(result.p_c.values()),
         "answered": result.final_answer if result.error is None else None,
         "plan": result.plan and result.plan.model_dump(mode="json"),
-        "cost": {"agent": {"seconds": result.seconds} | (result.tokens.model_dump() if result.tokens else {})},
+        "cost": {
+            "agent": {"seconds": result.seconds} | (result.tokens.model_dump() if result.tokens else {})
+        },
         "sha256": result.sha256,
         "warnings": result.warnings,
         **({"error": result.error} if result.error else {}),
@@ -121,7 +133,9 @@ def _gather(query: str, images: OpenImages, row: dict[str, Any]) -> ExecutorOutp
     row["replan_history"] = state.get("replan_history", [])
     row["passes"] = [told.model_dump(mode="json") for told in result.passes] if result else []
     row["evidence"] = evidence and evidence.model_dump(mode="json")
-    row["agent"] = result and result.model_dump(mode="json", include={"final_answer", "quality_reasoning", "fusion"})
+    row["agent"] = result and result.model_dump(
+        mode="json", include={"final_answer", "quality_reasoning", "fusion"}
+    )
     row["agent_error"] = state.get("error") or (evidence and evidence.error) or (result and result.error)
     return evidence
 
@@ -131,10 +145,15 @@ def _without_scores(evidence: ExecutorOutput | None) -> ExecutorOutput | None:
 
 
 def _reads(
-    query: str, evidence: ExecutorOutput | None, position: str, images: OpenImages, row: dict[str, Any], name: str
+    query: str,
+    evidence: ExecutorOutput | None,
+    position: str,
+    images: OpenImages,
+    row: dict[str, Any],
+    name: str,
 ) -> dict[str, Any]:
-    """Letters of every view, forward and reversed, by meaning, and the letter that the model writes by itself; each has a
-    cost of its own in `row`."""
+    """Letters of every view, forward and reversed, by meaning, and the letter that the model writes by
+    itself; each has a cost of its own in `row`."""
     forward = summarizer_prompt(query, evidence, scoring=True)
     backward = summarizer_prompt(query, evidence, scoring=True, reversed_letters=True)
     views: list[dict[str, Any]] = []

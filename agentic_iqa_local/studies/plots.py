@@ -1,4 +1,5 @@
-"""The figures of a study, each as SVG and PNG. Labels are untrusted text: each is a short line, and none is taken for mathematics."""
+"""The figures of a study, each as SVG and PNG. Labels are untrusted text: each is a short line, and none is
+taken for mathematics."""
 
 import math
 from collections.abc import Callable
@@ -54,8 +55,11 @@ def draw(study: Study) -> list[Drawing]:
     return drawings
 
 
-def _grid(titles: list[str], plot: Callable[[Axes, str], None], xlabel: str, ylabel: str, bottom: float = 0.5) -> Figure | None:
-    """Small multiples, one for each title, with `bottom` inches below; of modes that share their letters the first is named."""
+def _grid(
+    titles: list[str], plot: Callable[[Axes, str], None], xlabel: str, ylabel: str, bottom: float = 0.5
+) -> Figure | None:
+    """Small multiples, one for each title, with `bottom` inches below; of modes that share their letters the
+    first is named."""
     if not titles:
         return None
     columns = min(COLUMNS, len(titles))
@@ -63,7 +67,9 @@ def _grid(titles: list[str], plot: Callable[[Axes, str], None], xlabel: str, yla
     width, height = 2.5 * columns + 0.6, 2.3 * rows + bottom
     figure = Figure(figsize=(width, height))
     # Margins in inches: matplotlib's automatic layouts take seconds for this many panels.
-    figure.subplots_adjust(0.55 / width, bottom / height, 1 - 0.1 / width, 1 - 0.3 / height, wspace=0.22, hspace=0.35)
+    figure.subplots_adjust(
+        0.55 / width, bottom / height, 1 - 0.1 / width, 1 - 0.3 / height, wspace=0.22, hspace=0.35
+    )
     for i, title in enumerate(titles):
         axes = figure.add_subplot(rows, columns, i + 1)
         axes.set_title(_label(title.partition(";")[0], 40))
@@ -87,11 +93,15 @@ def _scatter(study: Study) -> Figure | None:
         kept = study.modes[name].answered
         scores, mos = study.modes[name].scores[kept], study.mos[kept]
         size = np.clip(100 / np.sqrt(len(scores)), 2, 6)
-        axes.plot(scores, mos, ".", color=BLUE, markersize=size, alpha=0.4, markeredgewidth=0, rasterized=True)
+        axes.plot(
+            scores, mos, ".", color=BLUE, markersize=size, alpha=0.4, markeredgewidth=0, rasterized=True
+        )
         if study.fits[name].converged:
             order = np.argsort(scores)
             mapped = study.fits[name].mapped[order]
-            axes.plot(scores[order], mapped if study.info.higher_is_better else -mapped, color=ORANGE, linewidth=1.2)
+            axes.plot(
+                scores[order], mapped if study.info.higher_is_better else -mapped, color=ORANGE, linewidth=1.2
+            )
 
     return _grid(answered, plot, "score", "MOS" if study.info.higher_is_better else "MOS, lower is better")
 
@@ -107,11 +117,15 @@ def _letters(study: Study) -> Figure | None:
         means = np.array([part.mean(axis=0) for part in parts])
         below = np.zeros(len(parts))
         for level in range(5):
-            axes.bar(range(1, len(parts) + 1), means[:, level], bottom=below, color=LEVEL_COLORS[level], width=0.85)
+            axes.bar(
+                range(1, len(parts) + 1), means[:, level], bottom=below, color=LEVEL_COLORS[level], width=0.85
+            )
             below += means[:, level]
         axes.set_ylim(0, 1)
 
-    figure = _grid(list(study.letters), plot, "fifth of the images by human score", "mean probability", bottom=0.8)
+    figure = _grid(
+        list(study.letters), plot, "fifth of the images by human score", "mean probability", bottom=0.8
+    )
     if figure:
         colors = [Patch(color=color) for color in reversed(LEVEL_COLORS)]
         figure.legend(colors, words, loc="lower center", ncols=5, frameon=False)
@@ -126,7 +140,14 @@ def _reliability(study: Study) -> Figure | None:
         filled = count > 0
         means = [np.bincount(which, values, BINS)[filled] / count[filled] for values in (confidence, correct)]
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
-        axes.scatter(*means, s=6 + 120 * count[filled] / count.sum(), color=BLUE, alpha=0.7, linewidths=0, clip_on=False)
+        axes.scatter(
+            *means,
+            s=6 + 120 * count[filled] / count.sum(),
+            color=BLUE,
+            alpha=0.7,
+            linewidths=0,
+            clip_on=False,
+        )
         axes.set(xlim=(0, 1), ylim=(0, 1))
 
     return _grid(list(study.reliability), plot, "confidence", "accuracy")
@@ -166,7 +187,12 @@ def _differences(study: Study) -> Figure | None:
     axes = figure.subplots()
     for place, row in enumerate(table):
         color = GREY if row["better"] == "undecided" else BLUE if row["better"] == row["first"] else ORANGE
-        axes.plot([row["srcc_difference_low"], row["srcc_difference_high"]], [place, place], color=color, linewidth=1.2)
+        axes.plot(
+            [row["srcc_difference_low"], row["srcc_difference_high"]],
+            [place, place],
+            color=color,
+            linewidth=1.2,
+        )
         axes.plot(row["srcc_difference"], place, "o", color=color, markersize=4)
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.set(
@@ -194,7 +220,10 @@ def _risk_coverage(study: Study) -> Figure | None:
 PLOTS: dict[str, tuple[str, Callable[[Study], Figure | None]]] = {
     "scatter": ("Human scores over each mode's score, with the fitted curve", _scatter),
     "differences": (
-        "Differences of SRCC with 95 % intervals; blue: the first is better, orange: the second, grey: undecided",
+        (
+            "Differences of SRCC with 95 % intervals; blue: the first is better, orange: the second, grey:"
+            " undecided"
+        ),
         _differences,
     ),
     "letters": ("Distribution of the letters from the worst to the best fifth of the images", _letters),

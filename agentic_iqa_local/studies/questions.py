@@ -13,20 +13,25 @@ Row = dict[str, Any]
 
 ACCURACY_TABLE = (
     "Accuracy on multiple-choice questions",
-    "Share of answered questions whose letter is the right one, with Wilson's 95 % interval, which takes questions as independent. "
-    "Chance is the mean of 1 over the number of choices; p right the mean probability of the right letter. Failed questions are "
-    "counted beside it and are not in it.",
+    (
+        "Share of answered questions whose letter is the right one, with Wilson's 95 % interval, which takes"
+        " questions as independent. Chance is the mean of 1 over the number of choices; p right the mean"
+        " probability of the right letter. Failed questions are counted beside it and are not in it."
+    ),
 )
 
 
 def accuracy(rows: Sequence[Row]) -> list[Row]:
-    """One line for all rows, one for each task and one for each question type. Raises StudyError without rows."""
+    """One line for all rows, one for each task and one for each question type. Raises StudyError without
+    rows."""
     if not rows:
         raise StudyError("expected rows of a study of questions, got none; let the run go on first")
     table = [_line("all", "", rows)]
     for part in ("task", "question_type"):
         for value in sorted({row[part] for row in rows if row.get(part) is not None}):
-            table.append(_line(part.replace("_", " "), value, [row for row in rows if row.get(part) == value]))
+            table.append(
+                _line(part.replace("_", " "), value, [row for row in rows if row.get(part) == value])
+            )
     return table
 
 
@@ -35,7 +40,9 @@ def _line(part: str, value: str, rows: Sequence[Row]) -> Row:
     right = sum(row["answered"] == choice_letters(row["choices"])[row["answer"]] for row in answered)
     line = {"part": part, "value": value, "n": len(answered), "failed": len(rows) - len(answered)}
     if not answered:
-        return line | dict.fromkeys(("accuracy", "accuracy_low", "accuracy_high", "chance", "p_right"), float("nan"))
+        return line | dict.fromkeys(
+            ("accuracy", "accuracy_low", "accuracy_high", "chance", "p_right"), float("nan")
+        )
     ends = binomtest(right, len(answered)).proportion_ci(method="wilson")
     return line | {
         "accuracy": right / len(answered),

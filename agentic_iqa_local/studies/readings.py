@@ -1,7 +1,7 @@
 """Every scoring mode from stored rows, without touching a model.
 
-A mode gives one number for each image, higher for better, nan where the image failed. p are probabilities of the levels 1..5, of
-shape (rows, 5), averaged over an image's views; a row of nan failed.
+A mode gives one number for each image, higher for better, nan where the image failed. p are probabilities of
+the levels 1..5, of shape (rows, 5), averaged over an image's views; a row of nan failed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ Row = Mapping[str, Any]
 class Reading:
     """A mode's scores (rows,), its probabilities where it has them, and what it rests on.
 
-    `cost` names the parts of a row's cost that it needs, `tools` the tools whose scores it uses; `mapped` says that those went
-    through maps to 1..5, `model` that the VLM was asked.
+    `cost` names the parts of a row's cost that it needs, `tools` the tools whose scores it uses; `mapped`
+    says that those went through maps to 1..5, `model` that the VLM was asked.
     """
 
     scores: np.ndarray
@@ -44,7 +44,8 @@ class Reading:
 
 @dataclass(frozen=True)
 class Letters:
-    """Parameters of p_c and α_c that a fit can replace. `eta` is a number, or "auto" for the η that each row was fused with."""
+    """Parameters of p_c and α_c that a fit can replace. `eta` is a number, or "auto" for the η that each row
+    was fused with."""
 
     temperature: float = 1.0
     eta: float | str = 1.0
@@ -54,18 +55,32 @@ class Letters:
 
     @classmethod
     def of(cls, settings: FusionSettings) -> "Letters":
-        return cls(settings.temperature, settings.eta, settings.classification_confidence, settings.vote, "configuration")
+        return cls(
+            settings.temperature,
+            settings.eta,
+            settings.classification_confidence,
+            settings.vote,
+            "configuration",
+        )
 
 
 def letter_logprobs(rows: Sequence[Row], read: str, order: str) -> list[np.ndarray]:
-    """For each row an array (views, 5) of the letters' log-probabilities by level, empty where the read failed."""
+    """For each row an array (views, 5) of the letters' log-probabilities by level, empty where the read
+    failed."""
     return [
-        np.array([[view[order][letter] for letter in BY_LEVEL] for view in row.get("reads", {}).get(read, {}).get("views", [])])
+        np.array(
+            [
+                [view[order][letter] for letter in BY_LEVEL]
+                for view in row.get("reads", {}).get(read, {}).get("views", [])
+            ]
+        )
         for row in rows
     ]
 
 
-def probabilities(rows: Sequence[Row], read: str, orders: Sequence[str] = ("forward",), temperature: float = 1.0) -> np.ndarray:
+def probabilities(
+    rows: Sequence[Row], read: str, orders: Sequence[str] = ("forward",), temperature: float = 1.0
+) -> np.ndarray:
     """p of a read, its orders averaged by meaning."""
     p = np.full((len(rows), 5), np.nan)
     per_order = [letter_logprobs(rows, read, order) for order in orders]
@@ -106,9 +121,11 @@ def etas(rows: Sequence[Row], eta: float | str) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in told])
 
 
-def fused_distribution(p: np.ndarray, q_bar: np.ndarray, eta: float | np.ndarray, *, normalize: bool = True) -> np.ndarray:
-    """w ∝ α·p (rows, 5) of `score_fusion`, with one η or one for each row; where q̄ is nan α is uniform, as in an assessment
-    without tools."""
+def fused_distribution(
+    p: np.ndarray, q_bar: np.ndarray, eta: float | np.ndarray, *, normalize: bool = True
+) -> np.ndarray:
+    """w ∝ α·p (rows, 5) of `score_fusion`, with one η or one for each row; where q̄ is nan α is uniform, as
+    in an assessment without tools."""
     sharpness = np.broadcast_to(eta, q_bar.shape)[:, None]
     log_alpha = np.where(np.isnan(q_bar)[:, None], 0.0, -sharpness * (q_bar[:, None] - LEVELS) ** 2)
     alpha = np.exp(log_alpha - log_alpha.max(1, keepdims=True))
@@ -136,17 +153,25 @@ def _number(row: Row, tool: str, key: str) -> float:
 def readings(
     rows: Sequence[Row], letters: Letters, fitted: Letters | None = None, configured: Sequence[str] = ()
 ) -> dict[str, Reading]:
-    """All modes that the rows allow, by name. The first is the product's own; `configured` are the tools that the configuration
-    names, whose mean is a mode of its own."""
+    """All modes that the rows allow, by name. The first is the product's own; `configured` are the tools that
+    the configuration names, whose mean is a mode of its own."""
     found = {read for row in rows for read in row.get("reads", {})}
     tools = sorted({tool for row in rows for tool in row.get("tools", {})})
     agent_tools = tuple(
-        sorted({_known(log["tool_name"]) for row in rows for log in (row.get("evidence") or {}).get("tool_logs", [])})
+        sorted(
+            {
+                _known(log["tool_name"])
+                for row in rows
+                for log in (row.get("evidence") or {}).get("tool_logs", [])
+            }
+        )
     )
     q_bar = tool_means(rows, letters.vote)
     modes: dict[str, Reading] = {}
 
-    def fused(name: str, p: np.ndarray, *reads: str, with_: Letters = letters, normalize: bool = True) -> None:
+    def fused(
+        name: str, p: np.ndarray, *reads: str, with_: Letters = letters, normalize: bool = True
+    ) -> None:
         scores = fuse(p, q_bar, etas(rows, with_.eta), normalize=normalize)
         modes[name] = Reading(scores, p, ("agent", *reads), agent_tools, mapped=True)
 
@@ -167,7 +192,9 @@ def readings(
         both = probabilities(rows, "all_evidence", ("forward", "reversed"), letters.temperature)
         fused("logits, both orders", both, "all_evidence", "all_evidence, reversed")
         fused("unnormalised sum", p, "all_evidence", normalize=False)
-        fused("classification", generated(rows, "all_evidence", letters.confidence), "all_evidence, generated")
+        fused(
+            "classification", generated(rows, "all_evidence", letters.confidence), "all_evidence, generated"
+        )
         fused("classification, one-hot", generated(rows, "all_evidence", 1.0), "all_evidence, generated")
         expected("letters, all evidence", p, "all_evidence")
     for read, words in (("without_scores", "no scores in the prompt"), ("image_alone", "image alone")):
@@ -179,18 +206,25 @@ def readings(
     if "image_alone" in found:
         both = probabilities(rows, "image_alone", ("forward", "reversed"), letters.temperature)
         expected("letters, image alone, both orders", both, "image_alone", "image_alone, reversed")
-        expected("generated letter, image alone", generated(rows, "image_alone", 1.0), "image_alone, generated")
+        expected(
+            "generated letter, image alone", generated(rows, "image_alone", 1.0), "image_alone, generated"
+        )
     for read in sorted(read for read in found if "/" in read):
         context, position = read.split("/")
         expected(
-            f"letters, {context.replace('_', ' ')}, {position}", probabilities(rows, read, temperature=letters.temperature), read
+            f"letters, {context.replace('_', ' ')}, {position}",
+            probabilities(rows, read, temperature=letters.temperature),
+            read,
         )
     if np.isfinite(q_bar).any():
         flat = np.where(np.isnan(q_bar)[:, None], np.nan, np.full((len(rows), 5), 0.2))
         fused("uniform (Gaussian weights alone)", flat)
         modes["tool mean"] = Reading(q_bar, None, ("agent",), agent_tools, mapped=True)
     of_configuration = tuple(tool for tool in tools if tool in {_known(name) for name in configured})
-    for name, members in (("mean of the configured tools", of_configuration), ("mean of all tools", tuple(tools))):
+    for name, members in (
+        ("mean of the configured tools", of_configuration),
+        ("mean of all tools", tuple(tools)),
+    ):
         if len(members) > 1 and (name != "mean of all tools" or members != of_configuration):
             normalized = np.array([[_number(row, tool, "normalized") for tool in members] for row in rows])
             cost = tuple(f"tool {tool}" for tool in members)

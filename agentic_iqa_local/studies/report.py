@@ -1,7 +1,8 @@
-"""Writes a study down: tables as CSV and Markdown, figures as PNG and SVG, and one HTML page that asks nothing of the network.
+"""Writes a study down: tables as CSV and Markdown, figures as PNG and SVG, and one HTML page that asks
+nothing of the network.
 
-Text of rows (queries, file names, a model's words) is untrusted: it is escaped wherever it goes. A data set's picture is
-opened only where the page is to show it.
+Text of rows (queries, file names, a model's words) is untrusted: it is escaped wherever it goes. A data set's
+picture is opened only where the page is to show it.
 """
 
 import base64
@@ -33,46 +34,73 @@ Read, Line = TypeVar("Read"), TypeVar("Line", bound=BaseModel)
 TABLES = {
     "modes": (
         "Agreement with the human scores",
-        "95 % bootstrap intervals; failed images stay out of a figure and are counted beside it. “Mapped” is after the monotone "
-        "five-parameter logistic, fitted on these rows once.",
+        (
+            "95 % bootstrap intervals; failed images stay out of a figure and are counted beside it. “Mapped”"
+            " is after the monotone five-parameter logistic, fitted on these rows once."
+        ),
     ),
     "differences": (
         "Paired differences between modes",
-        "SRCC of the first mode minus SRCC of the second on the images that both answered, on the same draws. These intervals and "
-        "p (adjusted by Holm's method for the comparisons of this table) decide. Meng's test stands beside them: it assumes "
-        "independent images and normal scores, which images of one scene are not, and it is an approximation for ranks.",
+        (
+            "SRCC of the first mode minus SRCC of the second on the images that both answered, on the same"
+            " draws. These intervals and p (adjusted by Holm's method for the comparisons of this table)"
+            " decide. Meng's test stands beside them: it assumes independent images and normal scores, which"
+            " images of one scene are not, and it is an approximation for ranks."
+        ),
     ),
     "parts": (
         "The fused score against its parts",
-        f"SRCC of the fused score minus that of one part of it. “Gains” and “loses” mean that the whole interval lies on that side of "
-        f"0, “loses no more than {MARGIN}” that it lies above −{MARGIN}; otherwise these images do not decide. A part that is the best "
-        "in hindsight was chosen on these very rows and is flattered by that.",
+        (
+            "SRCC of the fused score minus that of one part of it. “Gains” and “loses” mean that the whole"
+            f" interval lies on that side of 0, “loses no more than {MARGIN}” that it lies above −{MARGIN};"
+            " otherwise these images do not decide. A part that is the best in hindsight was chosen on these"
+            " very rows and is flattered by that."
+        ),
     ),
-    "by_distortion": ("Within each distortion type", "Intervals are given for the product's mode and the baseline."),
+    "by_distortion": (
+        "Within each distortion type",
+        "Intervals are given for the product's mode and the baseline.",
+    ),
     "by_level": (
         "Within each level of distortion",
         "Levels are the authors' strengths, from 1. Intervals for the product's mode and the baseline.",
     ),
     "by_subset": (
         "Within each subset",
-        "“Within subsets” is the mean of the subsets' figures by their images. Intervals for the product's mode and the baseline.",
+        (
+            "“Within subsets” is the mean of the subsets' figures by their images. Intervals for the"
+            " product's mode and the baseline."
+        ),
     ),
     "calibration": (
         "Calibration of the letters",
-        "ECE: distance of confidence from accuracy, 15 bins. RPS: ranked probability score, 0 best; “uniform” is what equal "
-        "probabilities score, its difference is to the baseline on the same draws. The target is a mean opinion, not one rater's: letters as spread as the raters' votes do not score best.",
+        (
+            "ECE: distance of confidence from accuracy, 15 bins. RPS: ranked probability score, 0 best;"
+            " “uniform” is what equal probabilities score, its difference is to the baseline on the same"
+            " draws. The target is a mean opinion, not one rater's: letters as spread as the raters' votes do"
+            " not score best."
+        ),
     ),
     "risk_coverage": (
         "Risk and coverage",
-        "Risk is the mean distance between an image's rank by score and by human score, as a share of all images, over the share of "
-        "images that the signal is surest of. AURC is the mean of that curve; “risk 100” is what no signal gives.",
+        (
+            "Risk is the mean distance between an image's rank by score and by human score, as a share of all"
+            " images, over the share of images that the signal is surest of. AURC is the mean of that curve;"
+            " “risk 100” is what no signal gives."
+        ),
     ),
     "cost": (
         "Cost of an image",
-        "Seconds and tokens of the parts of the run that a mode rests on. The image is prefilled once, in the agent's part, and reused: "
-        "a mode without the agent would have to pay that itself. A letter read holds both letter orders and the written letter.",
+        (
+            "Seconds and tokens of the parts of the run that a mode rests on. The image is prefilled once, in"
+            " the agent's part, and reused: a mode without the agent would have to pay that itself. A letter"
+            " read holds both letter orders and the written letter."
+        ),
     ),
-    "exposures": ("What may have been seen", "What each mode rests on, and whether it was made with this data set."),
+    "exposures": (
+        "What may have been seen",
+        "What each mode rests on, and whether it was made with this data set.",
+    ),
     "failures": ("What failed", "Reasons, with the number of images."),
 }
 UPPER = ("srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos")
@@ -80,7 +108,10 @@ HEADERS = {"n": "images", "holm": "Holm", "meng": "Meng", **{name: name.upper() 
 
 DATASETS_TABLE = (
     "Over the data sets",
-    "SRCC. Cells marked “seen” or “?” (a part of the mode was made with that set, or may have been) stay out of the mean.",
+    (
+        "SRCC. Cells marked “seen” or “?” (a part of the mode was made with that set, or may have been) stay"
+        " out of the mean."
+    ),
 )
 
 
@@ -90,9 +121,12 @@ def tables_of(study: Study) -> list[tuple[str, str, str, Table]]:
 
 
 def over_datasets(studies: Sequence[Study]) -> Table:
-    """SRCC of each mode on each data set, and the mean over the data sets that nothing of the mode has seen."""
+    """SRCC of each mode on each data set, and the mean over the data sets that nothing of the mode has
+    seen."""
     models = [study.run["model"]["name"] for study in studies]
-    datasets = [" ".join(filter(None, (study.info.title, study.run["dataset"].get("edition")))) for study in studies]
+    datasets = [
+        " ".join(filter(None, (study.info.title, study.run["dataset"].get("edition")))) for study in studies
+    ]
     repeated = {pair for pair, count in Counter(zip(models, datasets, strict=True)).items() if count > 1}
     cells: dict[tuple[str, str], dict[str, tuple[float, str, bool]]] = {}
     for study, model, dataset in zip(studies, models, datasets, strict=True):
@@ -106,7 +140,13 @@ def over_datasets(studies: Sequence[Study]) -> Table:
         row: dict[str, Any] = {"model": model, "mode": mode}
         for dataset in dict.fromkeys(datasets):
             row[dataset], row[f"{dataset}_mark"], _ = found.get(dataset, (math.nan, "", False))
-        table.append(row | {"mean_of_clean": sum(clean) / len(clean) if clean else math.nan, "clean_data_sets": len(clean)})
+        table.append(
+            row
+            | {
+                "mean_of_clean": sum(clean) / len(clean) if clean else math.nan,
+                "clean_data_sets": len(clean),
+            }
+        )
     return table
 
 
@@ -147,7 +187,9 @@ def _exact(value: Any) -> Any:
 
 def markdown(title: str, note: str, table: Table) -> str:
     headers, cells = shown(table)
-    return "\n".join([f"## {title}", "", note, "", _line(headers), "|---" * len(headers) + "|", *map(_line, cells), ""])
+    return "\n".join(
+        [f"## {title}", "", note, "", _line(headers), "|---" * len(headers) + "|", *map(_line, cells), ""]
+    )
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -159,7 +201,12 @@ def write_table(folder: Path, name: str, title: str, note: str, table: Table) ->
     folder.mkdir(parents=True, exist_ok=True)
     text = StringIO()
     columns = list(dict.fromkeys(key for row in table for key in row))
-    write_csv(text, columns, ({key: _exact(value) for key, value in row.items()} for row in table), lineterminator="\n")
+    write_csv(
+        text,
+        columns,
+        ({key: _exact(value) for key, value in row.items()} for row in table),
+        lineterminator="\n",
+    )
     write_whole(folder / f"{name}.csv", text.getvalue())
     write_whole(folder / f"{name}.md", markdown(title, note, table))
 
@@ -228,21 +275,29 @@ class _Difference(BaseModel):
 
 
 def digest(folder: Path) -> str:
-    """Markdown of a written report for a README: SRCC, PLCC and the paired difference of every mode. Raises StudyError."""
-    run = _read(folder / "run.json", lambda file: _Run.model_validate(read_json(file, LARGEST_NOTE), strict=True))
+    """Markdown of a written report for a README: SRCC, PLCC and the paired difference of every mode. Raises
+    StudyError."""
+    run = _read(
+        folder / "run.json", lambda file: _Run.model_validate(read_json(file, LARGEST_NOTE), strict=True)
+    )
     modes = _read(folder / "modes.csv", lambda file: _lines(file, _Mode))
     differences = _read(folder / "differences.csv", lambda file: _lines(file, _Difference))
     against = {frozenset((row.first, row.second)): row for row in differences}
     common = frozenset.intersection(*against)
     baseline = next((name for name in (differences[0].second, differences[0].first) if name in common), None)
     if baseline is None:
-        raise StudyError(f"{folder / 'differences.csv'}: expected differences to one mode, found others; make the report anew")
+        raise StudyError(
+            f"{folder / 'differences.csv'}: expected differences to one mode, found others; make the report"
+            " anew"
+        )
     place = folder.as_posix() if re.fullmatch(r"[\w./ -]+", folder.as_posix()) else None
     first = {name: markdown_cell(getattr(modes[0], name)) for name in ("n", "failed", "interval_over")}
     lines = [
-        f"**{markdown_cell(run.dataset.title)}**, {first['n']} images and {first['failed']} failures, model "
-        f"{markdown_cell(run.model.name)}; intervals over {first['interval_over']} "
-        f"({f'`{place}`' if place else markdown_cell(folder.as_posix())})",
+        (
+            f"**{markdown_cell(run.dataset.title)}**, {first['n']} images and {first['failed']} failures,"
+            f" model {markdown_cell(run.model.name)}; intervals over {first['interval_over']}"
+            f" ({f'`{place}`' if place else markdown_cell(folder.as_posix())})"
+        ),
         "",
         _line(["mode", "SRCC", "PLCC, mapped", f"SRCC − that of {baseline}", "p (Holm)"]),
         "|---|---|---|---|---|",
@@ -270,7 +325,9 @@ def _read(file: Path, read: Callable[[Path], Read]) -> Read:
         raise StudyError(f"{file}: {error}; name a folder that study.py report wrote") from error
     except (ValidationError, UnicodeDecodeError, csv.Error) as error:
         said = first_mistake(error) if isinstance(error, ValidationError) else error
-        raise StudyError(f"{file}: expected what study.py report writes, got another: {said}; make the report anew") from error
+        raise StudyError(
+            f"{file}: expected what study.py report writes, got another: {said}; make the report anew"
+        ) from error
 
 
 def _lines(file: Path, schema: type[Line]) -> list[Line]:
@@ -291,11 +348,15 @@ def _with_interval(value: float | None, low: float | None, high: float | None) -
 
 
 def write_html(parts: Sequence[tuple[Study, Sequence[Drawing]]], file: Path, *, pictures: bool) -> None:
-    """One page with a section for each study and its drawings. `pictures` puts the worst images' thumbnails into it."""
+    """One page with a section for each study and its drawings. `pictures` puts the worst images' thumbnails
+    into it."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
+    )
     environment.filters |= {"shown": shown, "number": _number, "uri": _uri, "json": _json}
     studies = [study for study, _ in parts]
     page = environment.get_template("report.html.jinja").render(

@@ -1,9 +1,11 @@
-"""Correlation with human scores, intervals by resampling whole scenes, paired comparisons and calibration of the letters.
+"""Correlation with human scores, intervals by resampling whole scenes, paired comparisons and calibration of
+the letters.
 
-A statistic here is a function of columns (one entry a row, a row being one image) that returns a float. `Draws.of` gives it
-on all rows and on every bootstrap draw; `interval` and `paired_difference` read that, so that each scoring mode is
-resampled once and any two modes are compared on the same draws. Failed images stay rows: they are named in `answered`, left
-out of the statistic, and counted in its `Figure`. Knows nothing of data sets, models or files.
+A statistic here is a function of columns (one entry a row, a row being one image) that returns a float.
+`Draws.of` gives it on all rows and on every bootstrap draw; `interval` and `paired_difference` read that, so
+that each scoring mode is resampled once and any two modes are compared on the same draws. Failed images stay
+rows: they are named in `answered`, left out of the statistic, and counted in its `Figure`. Knows nothing of
+data sets, models or files.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +20,8 @@ from scipy.optimize import isotonic_regression, least_squares
 FEWEST_GROUPS = 10  # below this a bootstrap of whole groups says little
 FEWEST_ROWS_TO_FIT = 10
 UNDECIDED = "undecided: too few images"
-# Spread over magnitude below which values differ by rounding alone; scipy warns of near-constant input below the same.
+# Spread over magnitude below which values differ by rounding alone; scipy warns of near-constant input below
+# the same.
 CONSTANT = np.finfo(float).eps ** 0.75
 
 Statistic = Callable[..., float]
@@ -48,7 +51,9 @@ def krcc(x: np.ndarray, y: np.ndarray) -> float:
     x, y = _columns(x, y)
     if _constant(x) or _constant(y):
         return np.nan
-    method = "asymptotic" if len(x) > 2 else "exact"  # of p, which is not used: the former divides by n − 2, the latter is slow
+    method = (
+        "asymptotic" if len(x) > 2 else "exact"
+    )  # of p, which is not used: the former divides by n − 2, the latter is slow
     return float(stats.kendalltau(x, y, method=method).statistic)
 
 
@@ -60,7 +65,8 @@ def rmse(x: np.ndarray, y: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class LogisticFit:
-    """b1..b5 of `vqeg_logistic` in the units of x and y, and x mapped by them, shape (n,); all nan if not converged."""
+    """b1..b5 of `vqeg_logistic` in the units of x and y, and x mapped by them, shape (n,); all nan if not
+    converged."""
 
     parameters: np.ndarray
     mapped: np.ndarray
@@ -68,22 +74,26 @@ class LogisticFit:
 
 
 def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> LogisticFit:
-    """Least-squares fit of the five-parameter logistic from scores `x` to human scores `y`, for PLCC and RMSE after mapping:
+    """Least-squares fit of the five-parameter logistic from scores `x` to human scores `y`, for PLCC and RMSE
+    after mapping:
 
         f(x) = b1 * (1/2 - 1 / (1 + exp(b2 * (x - b3)))) + b4 * x + b5
 
-    after Sheikh, Sabir and Bovik, IEEE TIP 15(11), 2006. VQEG's FR-TV Phase II (2003, section 4.7) fell back on three
-    parameters because its richer fits did not converge; later papers use four or five, so a table has to say which.
+    after Sheikh, Sabir and Bovik, IEEE TIP 15(11), 2006. VQEG's FR-TV Phase II (2003, section 4.7) fell back
+    on three parameters because its richer fits did not converge; later papers use four or five, so a table
+    has to say which.
 
-    f is monotone by construction, as the ITU-T P.1401 mappings are: b2 > 0, and b1 and b4 share a sign. An unbounded
-    fit may turn, and then rewards scores for ranking wrongly. Both directions are tried. A straight line is among the
-    candidates, so PLCC after mapping is at least |PLCC| raw. The map is fitted to the rows that it is judged on: fit it
-    once, on all rows, and resample `mapped`. Not converged for a constant column or fewer than ten rows.
+    f is monotone by construction, as the ITU-T P.1401 mappings are: b2 > 0, and b1 and b4 share a sign. An
+    unbounded fit may turn, and then rewards scores for ranking wrongly. Both directions are tried. A straight
+    line is among the candidates, so PLCC after mapping is at least |PLCC| raw. The map is fitted to the rows
+    that it is judged on: fit it once, on all rows, and resample `mapped`. Not converged for a constant column
+    or fewer than ten rows.
     """
     x, y = _columns(x, y)
     if len(x) < FEWEST_ROWS_TO_FIT or _constant(x) or _constant(y):
         return LogisticFit(np.full(5, np.nan), np.full(len(x), np.nan), False)
-    # Standardised, one set of starts and bounds serves scores of any range; beyond b2 = 50 the curve is a step.
+    # Standardised, one set of starts and bounds serves scores of any range; beyond b2 = 50 the curve is a
+    # step.
     z, target = stats.zscore(x), stats.zscore(y)
     bounds = [0.0, 0.05, z.min() - 1, 0.0, -np.inf], [np.inf, 50.0, z.max() + 1, np.inf, np.inf]
 
@@ -104,7 +114,13 @@ def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> LogisticFit:
     b1, b2, b3, b4, b5 = best
     scale = sign * y.std()
     slope = scale * b4 / x.std()
-    parameters = [scale * b1, b2 / x.std(), x.mean() + x.std() * b3, slope, y.mean() + scale * b5 - slope * x.mean()]
+    parameters = [
+        scale * b1,
+        b2 / x.std(),
+        x.mean() + x.std() * b3,
+        slope,
+        y.mean() + scale * b5 - slope * x.mean(),
+    ]
     return LogisticFit(np.array(parameters), y.mean() + scale * curve(best), True)
 
 
@@ -113,7 +129,8 @@ def vqeg_logistic(x: np.ndarray, y: np.ndarray) -> LogisticFit:
 
 @dataclass(frozen=True)
 class Figure:
-    """A statistic with its 95 % interval (nan where undefined), the rows it is over, and the rows that failed beside them."""
+    """A statistic with its 95 % interval (nan where undefined), the rows it is over, and the rows that failed
+    beside them."""
 
     value: float
     low: float
@@ -134,8 +151,8 @@ class Difference(Figure):
 class Draws:
     """Bootstrap draws of a data set, made once and shared by all modes.
 
-    `counts` (draws, units): how often a draw holds each unit; `unit` (rows,): the unit of each row; `over`: what the
-    units are, for the reader.
+    `counts` (draws, units): how often a draw holds each unit; `unit` (rows,): the unit of each row; `over`:
+    what the units are, for the reader.
     """
 
     counts: np.ndarray
@@ -151,15 +168,20 @@ class Draws:
         distortions: Sequence | None = None,
         count: int = 1000,
     ) -> "Draws":
-        """`count` draws with replacement of the units that `resampling_unit` chooses from the labels of the rows."""
+        """`count` draws with replacement of the units that `resampling_unit` chooses from the labels of the
+        rows."""
         level = resampling_unit(groups, distortions)
         labels = {"groups": groups, "distortion types": distortions, "rows": range(rows)}[level]
         units, unit = np.unique(np.asarray(labels), return_inverse=True)
         if len(unit) != rows or not rows:
-            raise ValueError(f"{level}: expected a label for each of at least one row, got {len(unit)} for {rows} rows")
+            raise ValueError(
+                f"{level}: expected a label for each of at least one row, got {len(unit)} for {rows} rows"
+            )
         k = len(units)
         counts = np.array([np.bincount(rng.integers(k, size=k), minlength=k) for _ in range(count)], np.int32)
-        return cls(counts, unit, level if groups is None or level == "groups" else f"{level}, within these scenes")
+        return cls(
+            counts, unit, level if groups is None or level == "groups" else f"{level}, within these scenes"
+        )
 
     @property
     def weights(self) -> np.ndarray:
@@ -176,10 +198,10 @@ class Draws:
     ) -> "Resampled":
         """`statistic` of the columns (one entry a row, also for failed rows) on all rows and on each draw.
 
-        `answered` (rows,) is False for failed rows, `among` (rows,) for rows outside the subset asked for; None means no
-        such row. `first` uses the first so many draws only, for statistics with no fast form, such as `krcc`; 0 gives no
-        interval. Raises ValueError for columns of another length and for answered rows that are not finite. Rows of a
-        single unit have no interval.
+        `answered` (rows,) is False for failed rows, `among` (rows,) for rows outside the subset asked for;
+        None means no such row. `first` uses the first so many draws only, for statistics with no fast form,
+        such as `krcc`; 0 gives no interval. Raises ValueError for columns of another length and for answered
+        rows that are not finite. Rows of a single unit have no interval.
         """
         whole = np.ones(len(self.unit), bool)
         answered, among = (whole if mask is None else np.asarray(mask, bool) for mask in (answered, among))
@@ -189,7 +211,9 @@ class Draws:
             raise ValueError(f"columns: expected {len(kept)} rows, got {[len(array) for array in arrays]}")
         arrays = [array[kept] for array in arrays]
         if not all(np.isfinite(array).all() for array in arrays):
-            raise ValueError("columns: expected finite values in answered rows; mark a failed row in `answered`")
+            raise ValueError(
+                "columns: expected finite values in answered rows; mark a failed row in `answered`"
+            )
         unit = self.unit[kept]
         on_draws = np.full(len(self.counts[:first]), np.nan)
         if len(np.unique(unit)) > 1:
@@ -216,7 +240,8 @@ class Resampled:
 def resampling_unit(groups: Sequence | None, distortions: Sequence | None = None) -> Level:
     """What to resample: whole reference groups where there are ten or more, rows where no groups are known.
 
-    With fewer groups, the distortion types (rows, if there are not two): such an interval speaks of these scenes only.
+    With fewer groups, the distortion types (rows, if there are not two): such an interval speaks of these
+    scenes only.
     """
     if groups is None:
         return "rows"
@@ -228,24 +253,29 @@ def resampling_unit(groups: Sequence | None, distortions: Sequence | None = None
 def interval(sampled: Resampled) -> Figure:
     """The statistic with its 95 % percentile interval.
 
-    Draws on which the statistic is undefined are left out; nan bounds where these are more than one in twenty.
+    Draws on which the statistic is undefined are left out; nan bounds where these are more than one in
+    twenty.
     """
     low, high = _bounds(sampled.on_draws)
     return Figure(sampled.value, low, high, int(sampled.kept.sum()), sampled.failed, sampled.draws.over)
 
 
 def paired_difference(first: Resampled, second: Resampled) -> Difference:
-    """first − second of one statistic for two modes on the same rows and draws, with its 95 % percentile interval.
+    """first − second of one statistic for two modes on the same rows and draws, with its 95 % percentile
+    interval.
 
-    p inverts that interval: twice the smaller share of draws on either side of 0, counting the sample itself as a draw
-    (Davison and Hinkley, Bootstrap Methods and their Application, 1997). B draws cannot give less than 2/(B + 1): after
-    `holm`, 1,000 draws can reject at 0.05 among 25 comparisons at most. Give scores that run the same way. Raises
-    ValueError where draws or rows differ: then resample both with `answered` where both modes answered.
+    p inverts that interval: twice the smaller share of draws on either side of 0, counting the sample itself
+    as a draw (Davison and Hinkley, Bootstrap Methods and their Application, 1997). B draws cannot give less
+    than 2/(B + 1): after `holm`, 1,000 draws can reject at 0.05 among 25 comparisons at most. Give scores
+    that run the same way. Raises ValueError where draws or rows differ: then resample both with `answered`
+    where both modes answered.
     """
     if first.draws is not second.draws or len(first.on_draws) != len(second.on_draws):
         raise ValueError("paired difference: expected both modes on the same draws")
     if not np.array_equal(first.kept, second.kept):
-        raise ValueError("paired difference: expected both modes on the same rows; resample them where both answered")
+        raise ValueError(
+            "paired difference: expected both modes on the same rows; resample them where both answered"
+        )
     on_draws = first.on_draws - second.on_draws
     low, high = _bounds(on_draws)
     smaller = 1 + min((on_draws <= 0).sum(), (on_draws >= 0).sum())
@@ -255,8 +285,10 @@ def paired_difference(first: Resampled, second: Resampled) -> Difference:
 
 
 def verdict(difference: Figure, margin: float) -> str:
-    """What a difference's interval shows, where more is better and a loss of up to `margin` does not matter: a gain or a loss where
-    it lies wholly on one side of 0, else a loss of no more than the margin where it lies wholly above −margin, else nothing."""
+    """What a difference's interval shows, where more is better and a loss of up to `margin` does not matter:
+    a gain or a loss where it lies wholly on one side of 0, else a loss of no more than the margin where it
+    lies wholly above −margin, else nothing.
+    """
     if difference.low > 0:
         return "gains"
     if difference.high < 0:
@@ -297,14 +329,16 @@ class MengTest:
 def meng(r_xy: float, r_xz: float, r_yz: float, n: int) -> MengTest:
     """Do y and z correlate equally with x? For correlations that share x, on the same n rows.
 
-    Meng, Rosenthal and Rubin, "Comparing correlated correlation coefficients", Psychological Bulletin 111(1), 1992,
-    formulas 1 to 3. Assumes independent rows from a normal distribution: images of one scene are not independent, and on
-    Spearman's correlations it is an approximation. So it stands beside `paired_difference` and does not decide. nan where
-    a correlation is nan, where y and z agree wholly or one of them agrees wholly with x. Raises ValueError for
-    correlations beyond ±1 or n of three or less.
+    Meng, Rosenthal and Rubin, "Comparing correlated correlation coefficients", Psychological Bulletin 111(1),
+    1992, formulas 1 to 3. Assumes independent rows from a normal distribution: images of one scene are not
+    independent, and on Spearman's correlations it is an approximation. So it stands beside
+    `paired_difference` and does not decide. nan where a correlation is nan, where y and z agree wholly or one
+    of them agrees wholly with x. Raises ValueError for correlations beyond ±1 or n of three or less.
     """
     if n <= 3 or any(abs(r) > 1 for r in (r_xy, r_xz, r_yz)):
-        raise ValueError(f"Meng's test: expected correlations in [-1, 1] and n > 3, got {r_xy}, {r_xz}, {r_yz} and {n}")
+        raise ValueError(
+            f"Meng's test: expected correlations in [-1, 1] and n > 3, got {r_xy}, {r_xz}, {r_yz} and {n}"
+        )
     if not (abs(r_xy) < 1 and abs(r_xz) < 1 and r_yz < 1):
         return MengTest(np.nan, np.nan)
     mean_square = (r_xy**2 + r_xz**2) / 2
@@ -315,7 +349,8 @@ def meng(r_xy: float, r_xz: float, r_yz: float, n: int) -> MengTest:
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """p-values adjusted for their number, in the order given: Holm, Scandinavian Journal of Statistics 6, 1979.
+    """p-values adjusted for their number, in the order given: Holm, Scandinavian Journal of Statistics 6,
+    1979.
 
     Holds whatever the dependence among the comparisons. Raises ValueError for values outside [0, 1].
     """
@@ -338,39 +373,49 @@ def ranked_probability_score(p: np.ndarray, level: np.ndarray) -> float:
 
 
 def ranked_probability_scores(p: np.ndarray, level: np.ndarray) -> np.ndarray:
-    """Scores (n,) of probabilities `p` (n, K) over the levels 1..K (rising quality) against targets `level` (n,) in [1, K].
+    """Scores (n,) of probabilities `p` (n, K) over the levels 1..K (rising quality) against targets `level`
+    (n,) in [1, K].
 
-    0 is best, 1 worst: the sum of squared differences of cumulated probabilities over K − 1 (Epstein, J. Applied
-    Meteorology 8, 1969; in the form of Constantinou and Fenton, J. Quantitative Analysis in Sports 8(1), 2012). Between
-    whole levels it is the integral of that square, the continuous score of Matheson and Winkler (Management Science 22,
-    1976). The target is a mean opinion, not one rater's: p as wide as the raters' votes does not score best. Raises
-    ValueError for rows that are no probabilities or targets off the scale.
+    0 is best, 1 worst: the sum of squared differences of cumulated probabilities over K − 1 (Epstein, J.
+    Applied Meteorology 8, 1969; in the form of Constantinou and Fenton, J. Quantitative Analysis in Sports
+    8(1), 2012). Between whole levels it is the integral of that square, the continuous score of Matheson and
+    Winkler (Management Science 22, 1976). The target is a mean opinion, not one rater's: p as wide as the
+    raters' votes does not score best. Raises ValueError for rows that are no probabilities or targets off the
+    scale.
     """
     p, level = _probabilities(p, level)
     below = np.cumsum(p, axis=1)[:, :-1]
-    passed = np.clip(level[:, None] - np.arange(1, p.shape[1]), 0, 1)  # share of each step between levels under the target
+    passed = np.clip(
+        level[:, None] - np.arange(1, p.shape[1]), 0, 1
+    )  # share of each step between levels under the target
     return np.mean(passed * below**2 + (1 - passed) * (1 - below) ** 2, axis=1)
 
 
 def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
-    """Mean distance of confidence from accuracy over equal-width bins, each closed on its right: 0 best, 1 worst.
+    """Mean distance of confidence from accuracy over equal-width bins, each closed on its right: 0 best, 1
+    worst.
 
-    Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017, equation 3. `confidence` (n,) in
-    [0, 1], `correct` (n,) 0 or 1; ValueError otherwise.
+    Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", ICML 2017, equation 3.
+    `confidence` (n,) in [0, 1], `correct` (n,) 0 or 1; ValueError otherwise.
     """
     confidence, correct = _columns(confidence, correct)
     if ((confidence < 0) | (confidence > 1)).any() or not np.isin(correct, (0, 1)).all():
         raise ValueError("calibration error: expected confidence in [0, 1] and correct of 0 or 1")
     # |B|·|acc(B) − conf(B)| is |Σ_B (correct − confidence)|.
     which = np.maximum(np.searchsorted(np.linspace(0, 1, bins + 1), confidence) - 1, 0)
-    return float(np.abs(np.bincount(which, correct - confidence)).sum() / len(confidence)) if len(confidence) else np.nan
+    return (
+        float(np.abs(np.bincount(which, correct - confidence)).sum() / len(confidence))
+        if len(confidence)
+        else np.nan
+    )
 
 
 def letters_calibration_error(p: np.ndarray, level: np.ndarray, bins: int = 15) -> float:
-    """`expected_calibration_error` of the likeliest level of `p` (n, K) against `level` (n,) in [1, K], rounded, halves up.
+    """`expected_calibration_error` of the likeliest level of `p` (n, K) against `level` (n,) in [1, K],
+    rounded, halves up.
 
-    Only for absolute category scales brought to 1..K, or through a `monotone_map`. Of levels equally likely, the lowest
-    counts as the answer.
+    Only for absolute category scales brought to 1..K, or through a `monotone_map`. Of levels equally likely,
+    the lowest counts as the answer.
     """
     p, level = _probabilities(p, level)
     confidence = np.minimum(p.max(axis=1), 1)
@@ -379,7 +424,8 @@ def letters_calibration_error(p: np.ndarray, level: np.ndarray, bins: int = 15) 
 
 @dataclass(frozen=True, eq=False)
 class MonotoneMap:
-    """A piecewise linear monotone map through (knots, values); beyond the outer knots it stays at their values."""
+    """A piecewise linear monotone map through (knots, values); beyond the outer knots it stays at their
+    values."""
 
     knots: np.ndarray
     values: np.ndarray
@@ -391,28 +437,32 @@ class MonotoneMap:
 def monotone_map(x: np.ndarray, y: np.ndarray, *, increasing: bool = True) -> MonotoneMap:
     """Isotonic least-squares fit from `x` to `y`, both (n,), to be used on rows other than these.
 
-    Barlow, Bartholomew, Bremner and Brunk, Statistical Inference under Order Restrictions, 1972. Equal x share one value.
-    Raises ValueError without rows or for values that are not finite.
+    Barlow, Bartholomew, Bremner and Brunk, Statistical Inference under Order Restrictions, 1972. Equal x
+    share one value. Raises ValueError without rows or for values that are not finite.
     """
     x, y = _columns(x, y)
     if not len(x):
         raise ValueError("monotone map: expected at least one row, got none")
     knots, knot = np.unique(x, return_inverse=True)
     rows = np.bincount(knot)
-    return MonotoneMap(knots, isotonic_regression(np.bincount(knot, y) / rows, weights=rows, increasing=increasing).x)
+    return MonotoneMap(
+        knots, isotonic_regression(np.bincount(knot, y) / rows, weights=rows, increasing=increasing).x
+    )
 
 
 # Selective use
 
 
 def entropy(p: np.ndarray) -> np.ndarray:
-    """Shannon's entropy in nats, (n,), of probabilities (n, K): 0 for one certain level, log K for all alike."""
+    """Shannon's entropy in nats, (n,), of probabilities (n, K): 0 for one certain level, log K for all
+    alike."""
     return special.entr(_probabilities(p)[0]).sum(axis=1)
 
 
 @dataclass(frozen=True, eq=False)
 class RiskCoverage:
-    """Mean error (`risk`) of the most certain share (`coverage`) of n rows, both (n,), and the mean of that curve."""
+    """Mean error (`risk`) of the most certain share (`coverage`) of n rows, both (n,), and the mean of that
+    curve."""
 
     coverage: np.ndarray
     risk: np.ndarray
@@ -422,9 +472,9 @@ class RiskCoverage:
 def risk_coverage(uncertainty: np.ndarray, error: np.ndarray) -> RiskCoverage:
     """Error of the rows kept when the most uncertain are set aside, for every number of rows kept.
 
-    Geifman, Uziel and El-Yaniv, "Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers", ICLR 2019 (AURC).
-    `uncertainty` and `error` are (n,), in any units; of equally uncertain rows any may go first, and the risk is its mean
-    over their orders. ValueError without rows.
+    Geifman, Uziel and El-Yaniv, "Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers", ICLR 2019
+    (AURC). `uncertainty` and `error` are (n,), in any units; of equally uncertain rows any may go first, and
+    the risk is its mean over their orders. ValueError without rows.
     """
     uncertainty, error = _columns(uncertainty, error)
     if not len(error):
@@ -441,14 +491,18 @@ def risk_coverage(uncertainty: np.ndarray, error: np.ndarray) -> RiskCoverage:
 def _columns(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     x, y = np.asarray(x, float), np.asarray(y, float)
     if x.ndim != 1 or x.shape != y.shape or not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise ValueError(f"columns: expected finite values, as many in each, got shapes {x.shape} and {y.shape}")
+        raise ValueError(
+            f"columns: expected finite values, as many in each, got shapes {x.shape} and {y.shape}"
+        )
     return x, y
 
 
 def _probabilities(p: np.ndarray, level: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     p = np.asarray(p, float)
     if p.ndim != 2 or not ((p >= 0).all() and np.allclose(p.sum(axis=1), 1, rtol=0, atol=1e-6)):
-        raise ValueError(f"probabilities: expected rows of non-negative numbers that sum to 1, got shape {p.shape}")
+        raise ValueError(
+            f"probabilities: expected rows of non-negative numbers that sum to 1, got shape {p.shape}"
+        )
     level = np.ones(len(p)) if level is None else np.asarray(level, float)
     if level.shape != (len(p),) or not ((level >= 1) & (level <= p.shape[1])).all():
         raise ValueError(f"levels: expected {len(p)} numbers in [1, {p.shape[1]}], got shape {level.shape}")
@@ -490,7 +544,8 @@ def _weighted_correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> 
 def _weighted_ranks(tie: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Average ranks when row i, of the tie[i]-th smallest value, occurs weights[i] times.
 
-    Exact: a value that occurs m times, up to the c-th place, has the rank c − (m − 1)/2, half of a whole number.
+    Exact: a value that occurs m times, up to the c-th place, has the rank c − (m − 1)/2, half of a whole
+    number.
     """
     occurs = np.bincount(tie, weights)
     return (np.cumsum(occurs) - (occurs - 1) / 2)[tie]

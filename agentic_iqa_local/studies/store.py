@@ -1,4 +1,5 @@
-"""A run's folder: run.json (what was asked, of which files, with which model) and rows.jsonl, one durable line for each image.
+"""A run's folder: run.json (what was asked, of which files, with which model) and rows.jsonl, one durable
+line for each image.
 
 A kill at any moment loses the image in hand at most.
 """
@@ -23,7 +24,9 @@ from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY
 Letter = Literal["A", "B", "C", "D", "E"]
 Logprob = Annotated[float, Field(gt=NO_PROBABILITY, le=LOGPROB_ROUNDING, allow_inf_nan=False)]
 HumanScore = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
-Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]  # squares and sums of such are finite
+Number = Annotated[
+    float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)
+]  # squares and sums of such are finite
 Fused = Annotated[float, Field(ge=1 - 1e-6, le=5 + 1e-6, allow_inf_nan=False)]  # with what rounding may add
 
 
@@ -60,7 +63,8 @@ class _Agent(BaseModel):
 
 
 class _StudyRow(BaseModel):
-    """What is read of a row: of an image with human scores, or of a question. A failed one lacks what was not reached."""
+    """What is read of a row: of an image with human scores, or of a question. A failed one lacks what was not
+    reached."""
 
     key: str
     image: str | None = None
@@ -165,26 +169,29 @@ class _StudyRun(BaseModel):
 
 
 def check_folder(out: Path) -> None:
-    """Raises StoreError unless files can be made in the folder `out`, or it and its parents where they are not there yet. Makes
-    nothing: for a look before the work."""
+    """Raises StoreError unless files can be made in the folder `out`, or it and its parents where they are
+    not there yet. Makes nothing: for a look before the work."""
     try:
         there = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise StoreError(f"{out}: expected a folder that can be written, got {error.strerror}; choose another --out") from error
+        raise StoreError(
+            f"{out}: expected a folder that can be written, got {error.strerror}; choose another --out"
+        ) from error
 
 
 def check_file(out: Path) -> Path:
-    """The file that is written as `out`: where that is a link, the one that it leads to. Changes nothing. Raises StoreError unless
-    it can be written, in a folder that is there."""
+    """The file that is written as `out`: where that is a link, the one that it leads to. Changes nothing.
+    Raises StoreError unless it can be written, in a folder that is there."""
     try:
         if out.is_dir():
             raise StoreError(f"{out}: expected a file, found a folder; add the file's name to --out")
         place = place_for(out)
         if not out.parent.is_dir():
             raise StoreError(
-                f"{out}: expected a file in a folder that is there, found no {out.parent}; make it or choose another --out"
+                f"{out}: expected a file in a folder that is there, found no {out.parent}; make it or choose"
+                " another --out"
             )
         if out.exists():
             out.open("ab").close()
@@ -194,14 +201,17 @@ def check_file(out: Path) -> Path:
     except FileError as error:
         raise StoreError(f"{out}: {error}; choose another --out") from error
     except OSError as error:
-        raise StoreError(f"{out}: expected a file that can be written, got {error.strerror}; choose another --out") from error
+        raise StoreError(
+            f"{out}: expected a file that can be written, got {error.strerror}; choose another --out"
+        ) from error
 
 
 class Store:
     """Rows by their `key`, appended once each. One process at a time writes.
 
-    `run` describes the run; `identity` is the part of it that rows depend on. Raises StoreError for a folder of another run, of
-    another process, that cannot be written, or whose files are links: they are the run's own.
+    `run` describes the run; `identity` is the part of it that rows depend on. Raises StoreError for a folder
+    of another run, of another process, that cannot be written, or whose files are links: they are the run's
+    own.
     """
 
     def __init__(self, folder: Path, run: dict[str, Any], identity: dict[str, Any]):
@@ -227,18 +237,22 @@ class Store:
             raise
 
     def tell_scale(self, low: float, high: float, scale: str) -> None:
-        """Notes the ends of the scale of human scores, which no row depends on, in run.json. Raises StoreError."""
+        """Notes the ends of the scale of human scores, which no row depends on, in run.json. Raises
+        StoreError."""
         description = self.folder / "run.json"
         run = _description(self.folder)
         if not isinstance(run.get("dataset"), dict):
-            raise StoreError(f"{description}: expected the description of a study, found no data set in it; choose another --out")
+            raise StoreError(
+                f"{description}: expected the description of a study, found no data set in it; choose another"
+                " --out"
+            )
         told = run["dataset"] | {"low": low, "high": high, "scale": scale}
         if told != run["dataset"]:
             write_whole(description, json.dumps(run | {"dataset": told}, indent=1), sync=True)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Writes one row and waits until the disk has it. Raises ValueError for a key that is there already; StoreError for a row
-        that could not be read again, and when the disk does not take it."""
+        """Writes one row and waits until the disk has it. Raises ValueError for a key that is there already;
+        StoreError for a row that could not be read again, and when the disk does not take it."""
         if row["key"] in self.done:
             raise ValueError(f"{self.folder}: {row['key']} is stored already")
         self._rows.append(json.dumps(row))
@@ -262,7 +276,9 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         with open(open_regular(rows), "rb") as file:
             return run, [row for _, row in rows_in(file, rows, _StudyRow, going_on=True)]
     except FileError as error:
-        raise StoreError(f"{folder}: expected a folder that study.py run wrote; rows.jsonl: {error}") from error
+        raise StoreError(
+            f"{folder}: expected a folder that study.py run wrote; rows.jsonl: {error}"
+        ) from error
 
 
 def _description(folder: Path) -> dict[str, Any]:
@@ -275,7 +291,9 @@ def _description(folder: Path) -> dict[str, Any]:
     except FileError as error:
         raise StoreError(f"{folder}: expected a folder that study.py run wrote; run.json: {error}") from error
     except ValidationError as error:
-        raise StoreError(f"{file}: expected the description of a study, got {first_mistake(error)}; run it anew") from error
+        raise StoreError(
+            f"{file}: expected the description of a study, got {first_mistake(error)}; run it anew"
+        ) from error
     return run
 
 

@@ -1,7 +1,8 @@
-"""Synthetic distortions of clean photographs: 25 kinds in the paper's seven families, five severities each, alone or in pairs.
+"""Synthetic distortions of clean photographs: 25 kinds in the paper's seven families, five severities each,
+alone or in pairs.
 
-Severity 1 is just visible on a monitor, 5 ruins the picture. The strengths follow the ranges that KADID-10k and TID2013
-use for the same kinds. Nothing here knows of models, prompts or scores.
+Severity 1 is just visible on a monitor, 5 ruins the picture. The strengths follow the ranges that KADID-10k
+and TID2013 use for the same kinds. Nothing here knows of models, prompts or scores.
 """
 
 import io
@@ -15,7 +16,9 @@ from scipy import ndimage
 from agentic_iqa_local.levels import DISTORTION_TYPES, PLACES
 
 # ITU-R BT.601 luma and its two colour differences; rows are Y, Cb, Cr.
-RGB_TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], np.float32)
+RGB_TO_YCC = np.array(
+    [[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], np.float32
+)
 YCC_TO_RGB = np.linalg.inv(RGB_TO_YCC).astype(np.float32)
 
 
@@ -66,14 +69,19 @@ def _motion_blur(x, s, rng):
 def _upscale(x, s, rng):
     height, width = x.shape[:2]
     factor = (1.5, 2.0, 2.9, 4.2, 6.5)[s]
-    small = Image.fromarray(x.astype(np.uint8)).resize((round(width / factor), round(height / factor)), Image.Resampling.BOX)
+    small = Image.fromarray(x.astype(np.uint8)).resize(
+        (round(width / factor), round(height / factor)), Image.Resampling.BOX
+    )
     return np.asarray(small.resize((width, height), Image.Resampling.BICUBIC), np.float32)
 
 
 def _denoise(x, s, rng):
     # Detail lost to a denoiser: noise, then a median filter that is wider than the noise asks for.
     noisy = np.clip(x + rng.standard_normal(x.shape, dtype=np.float32) * (2, 6, 8, 10, 13)[s], 0, 255)
-    return np.asarray(Image.fromarray(noisy.astype(np.uint8)).filter(ImageFilter.MedianFilter((3, 3, 5, 7, 11)[s])), np.float32)
+    return np.asarray(
+        Image.fromarray(noisy.astype(np.uint8)).filter(ImageFilter.MedianFilter((3, 3, 5, 7, 11)[s])),
+        np.float32,
+    )
 
 
 def _white_noise(x, s, rng):
@@ -118,21 +126,29 @@ def _jpeg(x, s, rng):
 
 
 def _jpeg2000(x, s, rng):
-    return _through_codec(x, format="JPEG2000", quality_mode="rates", quality_layers=[(24, 45, 85, 160, 300)[s]])
+    return _through_codec(
+        x, format="JPEG2000", quality_mode="rates", quality_layers=[(24, 45, 85, 160, 300)[s]]
+    )
 
 
 def _webp(x, s, rng):
-    # WebP's quality scale is flat at its low end; halving the size first would mix in blur, so quality alone is used.
+    # WebP's quality scale is flat at its low end; halving the size first would mix in blur, so quality alone
+    # is used.
     return _through_codec(x, format="WEBP", quality=(30, 16, 8, 3, 0)[s], method=2)
 
 
 def _palette(x, s, rng):
     colours = (40, 22, 13, 8, 4)[s]
-    return np.asarray(Image.fromarray(x.astype(np.uint8)).quantize(colours, dither=Image.Dither.NONE).convert("RGB"), np.float32)
+    return np.asarray(
+        Image.fromarray(x.astype(np.uint8)).quantize(colours, dither=Image.Dither.NONE).convert("RGB"),
+        np.float32,
+    )
 
 
 def _brighten(x, s, rng):
-    gain = (0.13, 0.24, 0.37, 0.52, 0.7)[s]  # towards white, as an overexposed picture: 255 − (255 − x)·(1 − gain)
+    gain = (0.13, 0.24, 0.37, 0.52, 0.7)[
+        s
+    ]  # towards white, as an overexposed picture: 255 − (255 − x)·(1 − gain)
     return 255 - (255 - x) * (1 - gain) + (3, 6, 10, 16, 24)[s]
 
 
@@ -175,8 +191,12 @@ def _aberration(x, s, rng):
     # Lateral: red and blue are magnified about the centre and shifted, as through a cheap lens.
     shift = (1.2, 2.2, 3.6, 5.5, 9.0)[s]
     angle = rng.uniform(0, 2 * np.pi)
-    moved = [ndimage.shift(x[..., c], (sign * shift * np.sin(angle), sign * shift * np.cos(angle)), order=1, mode="nearest")
-             for c, sign in ((0, 0.5), (2, -0.5))]  # fmt: skip
+    moved = [
+        ndimage.shift(
+            x[..., c], (sign * shift * np.sin(angle), sign * shift * np.cos(angle)), order=1, mode="nearest"
+        )
+        for c, sign in ((0, 0.5), (2, -0.5))
+    ]
     return np.stack([moved[0], x[..., 1], moved[1]], -1)
 
 
@@ -277,7 +297,8 @@ class Sample:
 
 
 def draw_parts(rng: np.random.Generator, pair_share: float = PAIR_SHARE) -> tuple[Part, ...]:
-    """12 % none, else one kind or two of different families: family, kind within it, and severity 1..5 are uniform."""
+    """12 % none, else one kind or two of different families: family, kind within it, and severity 1..5 are
+    uniform."""
     if rng.random() < CLEAN_SHARE:
         return ()
     families = rng.permutation(DISTORTION_TYPES)[: 2 if rng.random() < pair_share else 1]
@@ -288,21 +309,28 @@ def draw_parts(rng: np.random.Generator, pair_share: float = PAIR_SHARE) -> tupl
 def draw_local_part(rng: np.random.Generator) -> tuple[Part, ...]:
     """One kind in one quarter of the picture, severity 2..5."""
     family = str(rng.choice(DISTORTION_TYPES))
-    return (Part(str(rng.choice(KINDS_BY_FAMILY[family])), int(rng.integers(2, 6)), str(rng.choice(list(PLACES)))),)
+    return (
+        Part(
+            str(rng.choice(KINDS_BY_FAMILY[family])), int(rng.integers(2, 6)), str(rng.choice(list(PLACES)))
+        ),
+    )
 
 
 def draw_camera_parts(rng: np.random.Generator) -> tuple[Part, ...]:
-    """What a careless photograph has: two to four families at once, one of them severity 1..4, the others at most as strong."""
+    """What a careless photograph has: two to four families at once, one of them severity 1..4, the others at
+    most as strong."""
     families = rng.permutation(CAMERA_FAMILIES)[: int(rng.integers(2, 5))]
     worst = int(rng.integers(1, 5))
     severities = [worst, *(int(rng.integers(1, worst + 1)) for _ in families[1:])]
     return tuple(
-        Part(str(rng.choice(CAMERA_KINDS[str(family)])), severity) for family, severity in zip(families, severities, strict=True)
+        Part(str(rng.choice(CAMERA_KINDS[str(family)])), severity)
+        for family, severity in zip(families, severities, strict=True)
     )
 
 
 def place_mask(place: str, height: int, width: int) -> np.ndarray:
-    """H×W float32 in 0..1: 1 within the quarter `place`, falling off over SOFT_EDGE of the side at its inner edges."""
+    """H×W float32 in 0..1: 1 within the quarter `place`, falling off over SOFT_EDGE of the side at its inner
+    edges."""
     mask = np.zeros((height, width), np.float32)
     top, left = PLACES[place]
     mask[top * height // 2 : (top + 1) * height // 2, left * width // 2 : (left + 1) * width // 2] = 1

@@ -1,4 +1,5 @@
-"""Clean photographs of a folder, a fixed part of which is held out, and synthetic pictures of known quality made of them."""
+"""Clean photographs of a folder, a fixed part of which is held out, and synthetic pictures of known quality
+made of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,11 +25,16 @@ def photo_files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in PHOTO_SUFFIXES)
 
 
-def split_photos(folder: Path, held_out: int = HELD_OUT, seed: int = SPLIT_SEED) -> tuple[list[Path], list[Path]]:
+def split_photos(
+    folder: Path, held_out: int = HELD_OUT, seed: int = SPLIT_SEED
+) -> tuple[list[Path], list[Path]]:
     """(training files, held-out files), split by file with a committed seed."""
     files = photo_files(folder)
     if len(files) <= held_out:
-        raise ValueError(f"{folder}: expected more than {held_out} photographs ({', '.join(PHOTO_SUFFIXES)}), got {len(files)}")
+        raise ValueError(
+            f"{folder}: expected more than {held_out} photographs ({', '.join(PHOTO_SUFFIXES)}), got"
+            f" {len(files)}"
+        )
     order = np.random.default_rng(seed).permutation(len(files))
     return [files[i] for i in sorted(order[held_out:])], [files[i] for i in sorted(order[:held_out])]
 
@@ -36,18 +42,23 @@ def split_photos(folder: Path, held_out: int = HELD_OUT, seed: int = SPLIT_SEED)
 def load_tiles(files: Sequence[Path]) -> list[np.ndarray]:
     """The photographs as uint8 tiles of 512×512.
 
-    Those with more than 1024 pixels on their short side are first reduced to that by averaging areas, which removes what a
-    camera's JPEG left. Raises ImageError for a file that is no such picture, ValueError for one that is too small.
+    Those with more than 1024 pixels on their short side are first reduced to that by averaging areas, which
+    removes what a camera's JPEG left. Raises ImageError for a file that is no such picture, ValueError for
+    one that is too small.
     """
     tiles = []
     for file in files:
         photo = load_image(file).pixels
         short = min(photo.size)
         if short < SIDE:
-            raise ValueError(f"{file}: expected at least {SIDE} pixels a side, got {photo.width}×{photo.height}")
+            raise ValueError(
+                f"{file}: expected at least {SIDE} pixels a side, got {photo.width}×{photo.height}"
+            )
         if short > 2 * SIDE:
             scale = 2 * SIDE / short
-            photo = photo.resize((round(photo.width * scale), round(photo.height * scale)), Image.Resampling.BOX)
+            photo = photo.resize(
+                (round(photo.width * scale), round(photo.height * scale)), Image.Resampling.BOX
+            )
         pixels = np.asarray(photo)
         tiles += [
             np.ascontiguousarray(pixels[top : top + SIDE, left : left + SIDE])
@@ -59,15 +70,19 @@ def load_tiles(files: Sequence[Path]) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class Crop:
-    """A crop of a distorted photograph, the same crop of the clean one, and the whole photograph's pseudo-MOS (1..5)."""
+    """A crop of a distorted photograph, the same crop of the clean one, and the whole photograph's pseudo-MOS
+    (1..5)."""
 
     sample: Sample
     clean: np.ndarray
     quality: float
 
 
-def held_out_crops(photos: list[np.ndarray], per_photo: int = SAMPLES_PER_PHOTO, seed: int = TEST_SEED) -> list[Crop]:
-    """`per_photo` samples of each photograph: 12 % clean, a third of the others with two distortions, severities uniform 1..5."""
+def held_out_crops(
+    photos: list[np.ndarray], per_photo: int = SAMPLES_PER_PHOTO, seed: int = TEST_SEED
+) -> list[Crop]:
+    """`per_photo` samples of each photograph: 12 % clean, a third of the others with two distortions,
+    severities uniform 1..5."""
     rng = np.random.default_rng(seed)
     measure = PseudoMos()
     crops = []

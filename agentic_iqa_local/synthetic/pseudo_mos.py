@@ -1,9 +1,10 @@
-"""The target quality of a distorted photograph: a pseudo-MOS from full-reference metrics against the clean original.
+"""The target quality of a distorted photograph: a pseudo-MOS from full-reference metrics against the clean
+original.
 
-The mean of four weight-free metrics, each on the 1..5 scale through its map. FSIM and GMSD go through the human-fitted maps
-of AgenticIQA's Table 5; VSI and NLPD through maps fitted to the mean of Table 5's FSIM, SSIM, VIF and GMSD
-(configs/tool_maps.yaml names the fit), so that the scale is theirs and not a rank. A clean photograph comes out below 5,
-as those maps do.
+The mean of four weight-free metrics, each on the 1..5 scale through its map. FSIM and GMSD go through the
+human-fitted maps of AgenticIQA's Table 5; VSI and NLPD through maps fitted to the mean of Table 5's FSIM,
+SSIM, VIF and GMSD (configs/tool_maps.yaml names the fit), so that the scale is theirs and not a rank. A clean
+photograph comes out below 5, as those maps do.
 """
 
 import numpy as np

@@ -1,7 +1,8 @@
 """The seam to a vision-language model: what a client and its session offer, and the table of backends.
 
-A client holds one loaded model. A session is opened on an assessment's images and offers two operations: generation
-constrained to a pydantic schema, and the letter read. It knows nothing of quality levels, plans or tools.
+A client holds one loaded model. A session is opened on an assessment's images and offers two operations:
+generation constrained to a pydantic schema, and the letter read. It knows nothing of quality levels, plans or
+tools.
 """
 
 import difflib
@@ -34,18 +35,22 @@ class VLMError(UserError, RuntimeError):
 
 
 class OutOfMemory(VLMError):
-    """A call for which the device or the host had no memory left; with fewer calls at once, or a smaller image, it may run."""
+    """A call for which the device or the host had no memory left; with fewer calls at once, or a smaller
+    image, it may run."""
 
 
 class ModelLost(VLMError):
-    """A model that answers no more: its engine, its server or its card has failed, and every later call would."""
+    """A model that answers no more: its engine, its server or its card has failed, and every later call
+    would."""
 
 
 @dataclass
 class TokenUsage:
-    """Counted work of `calls` reads and generations. `prefilled` tokens went through the model as input (`forced` template
-    text of a schema included, where the engine can skip it), `reused` ones were found in the cache, `decoded` ones were
-    chosen one by one; `forward_passes` counts passes of the model. The seconds are those of the passes alone."""
+    """Counted work of `calls` reads and generations. `prefilled` tokens went through the model as input
+    (`forced` template text of a schema included, where the engine can skip it), `reused` ones were found in
+    the cache, `decoded` ones were chosen one by one; `forward_passes` counts passes of the model. The seconds
+    are those of the passes alone.
+    """
 
     calls: int = 0
     prefilled: int = 0
@@ -57,27 +62,31 @@ class TokenUsage:
     decode_seconds: float = 0.0
 
     def __add__(self, other: Self) -> "TokenUsage":
-        return TokenUsage(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return TokenUsage(
+            *(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True))
+        )
 
     def __sub__(self, other: Self) -> "TokenUsage":
-        return TokenUsage(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return TokenUsage(
+            *(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True))
+        )
 
 
 LOGPROB_ROUNDING = 1e-3
-"""How far a log-probability may lie above 0, and the letters' probabilities above 1 together: a softmax in float32 over 10⁵
-tokens is off by less than a tenth of it."""
+"""How far a log-probability may lie above 0, and the letters' probabilities above 1 together: a softmax in
+float32 over 10⁵ tokens is off by less than a tenth of it."""
 
 NO_PROBABILITY = -9999.0
-"""What vLLM's server writes for −inf. Letters are read without a mask, and finite logits give every token a log-probability
-far above this: −inf, and what stands for it, says that a model overflowed."""
+"""What vLLM's server writes for −inf. Letters are read without a mask, and finite logits give every token a
+log-probability far above this: −inf, and what stands for it, says that a model overflowed."""
 
 
 @dataclass(frozen=True)
 class LetterRead:
     """Raw log-probabilities (natural log, over the full vocabulary) of the answer letters at one position.
 
-    Raises VLMError unless they are such: numbers from NO_PROBABILITY (left out) to 0 whose probabilities sum to at most 1,
-    both within LOGPROB_ROUNDING.
+    Raises VLMError unless they are such: numbers from NO_PROBABILITY (left out) to 0 whose probabilities sum
+    to at most 1, both within LOGPROB_ROUNDING.
     """
 
     logprobs: dict[str, float]
@@ -89,12 +98,15 @@ class LetterRead:
 
     @classmethod
     def of(cls, engine: str, found: Mapping[int, float], token_ids: dict[str, int]) -> Self:
-        """The letters' part of `found`, which gives log-probabilities by token id. `engine` begins the message of a VLMError."""
+        """The letters' part of `found`, which gives log-probabilities by token id. `engine` begins the
+        message of a VLMError."""
         try:
             picked = {letter: found[token] for letter, token in token_ids.items()}
             return cls(picked, max(0.0, 1.0 - _total_probability(picked)), token_ids)
         except KeyError as error:
-            raise VLMError(f"{engine}: expected a log-probability of each letter's token, got none of token {error}") from None
+            raise VLMError(
+                f"{engine}: expected a log-probability of each letter's token, got none of token {error}"
+            ) from None
         except VLMError as error:
             raise VLMError(f"{engine}: {error}") from None
 
@@ -105,20 +117,21 @@ def _total_probability(logprobs: Mapping[str, float]) -> float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
             raise VLMError(
-                f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}; set dtype: float32, or "
-                "use another model"
+                f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40};"
+                " set dtype: float32, or use another model"
             )
     if (total := math.fsum(map(math.exp, logprobs.values()))) > 1 + LOGPROB_ROUNDING:
         raise VLMError(
-            f"expected probabilities of the letters {', '.join(logprobs)} that sum to at most 1, got {total:.4g}; use another model "
-            "or engine"
+            f"expected probabilities of the letters {', '.join(logprobs)} that sum to at most 1, got"
+            f" {total:.4g}; use another model or engine"
         )
     return total
 
 
 @dataclass(frozen=True)
 class SeenImage:
-    """What the model saw of one image: pixels after the processor (None where it tiles), and the tokens they became."""
+    """What the model saw of one image: pixels after the processor (None where it tiles), and the tokens they
+    became."""
 
     width: int | None
     height: int | None
@@ -127,7 +140,8 @@ class SeenImage:
 
 @dataclass(frozen=True)
 class PixelLimits:
-    """The model's range: sides are multiples of `factor` pixels; None where the processor sets no such limit."""
+    """The model's range: sides are multiples of `factor` pixels; None where the processor sets no such
+    limit."""
 
     factor: int
     min_pixels: int
@@ -154,8 +168,8 @@ class VLMSession(Protocol):
         """The whole answer as JSON text, beginning with `answer_prefix`. It may break off at `max_tokens`."""
 
     def read_letters(self, prompt: "Prompt", answer_prefix: str, letters: Sequence[str]) -> LetterRead:
-        """Log-probabilities of `letters` as the token right after `answer_prefix`. Raises VLMError if one is not a single token.
-        A client with `reads_words` takes words too, and reads the first token of each."""
+        """Log-probabilities of `letters` as the token right after `answer_prefix`. Raises VLMError if one is
+        not a single token. A client with `reads_words` takes words too, and reads the first token of each."""
 
     def close(self) -> None:
         """Frees the cache."""
@@ -201,11 +215,14 @@ class ClientPool:
 
 
 def create_vlm_client(backend: str, settings: "ModelSettings", device: str = "cpu") -> VLMClient:
-    """Loads the model that `backend` ("transformers.<folder>") names. Raises VLMError for an unknown backend or bad folder."""
+    """Loads the model that `backend` ("transformers.<folder>") names. Raises VLMError for an unknown backend
+    or bad folder."""
     engine, _, name = backend.partition(".")
     if engine not in BACKENDS or not name:
         near = difflib.get_close_matches(engine, BACKENDS, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise VLMError(f"backend '{backend}': expected ENGINE.FOLDER with ENGINE one of {', '.join(BACKENDS)}.{hint}")
+        raise VLMError(
+            f"backend '{backend}': expected ENGINE.FOLDER with ENGINE one of {', '.join(BACKENDS)}.{hint}"
+        )
     module, _, cls = BACKENDS[engine].partition(":")
     return getattr(importlib.import_module(module), cls)(name, settings, device)

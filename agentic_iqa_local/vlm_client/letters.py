@@ -1,8 +1,8 @@
 """Answer letters, and words to choose from, as token ids, resolved in context.
 
-`A` and ` A`, or `"A` and `A`, are different tokens with different distributions, so a letter's id is what the tokenizer
-makes of it right after the prompt's own end: encode(tail + letter) must be encode(tail) plus exactly one id. A word stands for
-its first token there, which no other of the words may begin with.
+`A` and ` A`, or `"A` and `A`, are different tokens with different distributions, so a letter's id is what the
+tokenizer makes of it right after the prompt's own end: encode(tail + letter) must be encode(tail) plus
+exactly one id. A word stands for its first token there, which no other of the words may begin with.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,8 @@ from agentic_iqa_local.vlm_client import VLMError
 
 
 def resolve_letters(encode: Callable[[str], list[int]], tail: str, letters: Sequence[str]) -> dict[str, int]:
-    """Letter, or word → token id after `tail`. Raises VLMError where one merges with the tail, a letter splits, or two share an id."""
+    """Letter, or word → token id after `tail`. Raises VLMError where one merges with the tail, a letter
+    splits, or two share an id."""
     base = encode(tail)
     ids: dict[str, int] = {}
     for letter in letters:
@@ -24,5 +25,7 @@ def resolve_letters(encode: Callable[[str], list[int]], tail: str, letters: Sequ
             )
         ids[letter] = tokens[0]
     if len(set(ids.values())) != len(ids):
-        raise VLMError(f"tokenizer: expected a token of its own for each of the letters {', '.join(letters)}, got {ids}")
+        raise VLMError(
+            f"tokenizer: expected a token of its own for each of the letters {', '.join(letters)}, got {ids}"
+        )
     return ids

@@ -1,7 +1,8 @@
 """A model folder's files, examined before any library opens them. Nothing here imports torch or transformers.
 
-Whoever made the folder is not trusted: weights are safetensors inside the folder and nothing else, no file names code or files
-to load besides, and no size in config.json makes a library build what the weights do not hold.
+Whoever made the folder is not trusted: weights are safetensors inside the folder and nothing else, no file
+names code or files to load besides, and no size in config.json makes a library build what the weights do not
+hold.
 """
 
 import functools
@@ -23,7 +24,8 @@ from agentic_iqa_local.vlm_client import VLMError
 INDEX = "model.safetensors.index.json"
 AGAIN = "copy the folder again from its maker"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# What transformers and vLLM read as JSON by themselves where it is there; tokenizers are parsed by libraries with limits of their own.
+# What transformers and vLLM read as JSON by themselves where it is there; tokenizers are parsed by libraries
+# with limits of their own.
 SETTINGS = (
     "config.json",
     "generation_config.json",
@@ -42,8 +44,8 @@ LARGEST_INDEX = 16 * 2**20  # the index of 90 thousand tensors: 9 MB
 LARGEST_HEADER = 16 * 2**20
 LONGEST_NAME = 500  # of a tensor
 LONGEST_LIST = 4096  # in config.json: layers, grids and modules are listed there, one by one
-# They make transformers or vLLM load code, weights or files that nobody has looked at; vLLM once ran what a nested auto_map names
-# though it was told to trust none (CVE-2025-66448).
+# They make transformers or vLLM load code, weights or files that nobody has looked at; vLLM once ran what a
+# nested auto_map names though it was told to trust none (CVE-2025-66448).
 OTHER_SOURCES = {
     "auto_map": "names code to run",
     "custom_pipelines": "names code to run",
@@ -60,7 +62,13 @@ OTHER_SOURCES = {
     "fast_tokenizer_files": "names other files",
     "class_info_file": "names other files",
 }
-NAMES_ALONE = {"attn_implementation", "_attn_implementation", "experts_implementation", "architecture", "backbone"}
+NAMES_ALONE = {
+    "attn_implementation",
+    "_attn_implementation",
+    "experts_implementation",
+    "architecture",
+    "backbone",
+}
 OTHER_FILES = {
     "adapter_config.json": "an adapter, whose weights would be loaded too; merge it into the weights",
     "audio_tokenizer_config.json": "another model beside this one; use a vision-language model",
@@ -99,10 +107,13 @@ class Weights:
 
     @functools.cached_property
     def layers(self) -> int:
-        """How many layers the longest row has: tensors of one are named by their place in it (`model.layers.27.…`)."""
+        """How many layers the longest row has: tensors of one are named by their place in it
+        (`model.layers.27.…`)."""
         rows = defaultdict(set)
         for name in self.shapes:
-            for place in itertools.islice(re.finditer(r"\.([0-9]+)\.", name), 4):  # a layer, and an expert in it
+            for place in itertools.islice(
+                re.finditer(r"\.([0-9]+)\.", name), 4
+            ):  # a layer, and an expert in it
                 rows[name[: place.start()]].add(place[1])
         return max(map(len, rows.values()), default=0)
 
@@ -118,13 +129,15 @@ class Weights:
 
 
 def examine(folder: Path, weights: bool = True) -> Weights | None:
-    """Raises VLMError unless everything that a library would open in `folder` is what it should be; with `weights` what their
-    headers say. Links are followed to files inside the folder only."""
+    """Raises VLMError unless everything that a library would open in `folder` is what it should be; with
+    `weights` what their headers say. Links are followed to files inside the folder only."""
     if not os.path.isdir(folder):
         raise VLMError(about_missing_model(folder))
     names = _files(folder)
     if "config.json" not in names:
-        raise VLMError(f"model folder {folder}: expected config.json, found none; this is no transformers model")
+        raise VLMError(
+            f"model folder {folder}: expected config.json, found none; this is no transformers model"
+        )
     for name, kind in OTHER_FILES.items():
         if name in names:
             raise VLMError(f"model folder {folder}: expected no {name}, which makes it {kind}")
@@ -132,32 +145,41 @@ def examine(folder: Path, weights: bool = True) -> Weights | None:
         if name in SETTINGS:
             _check_sources(folder, name, _read(folder, name))
         elif name.endswith(TEXTS) and (size := (folder / name).stat().st_size) > LARGEST_TEXT:
-            raise VLMError(f"model folder {folder}: {name!r}: expected at most {LARGEST_TEXT} bytes, got {size}; {AGAIN}")
+            raise VLMError(
+                f"model folder {folder}: {name!r}: expected at most {LARGEST_TEXT} bytes, got {size}; {AGAIN}"
+            )
     _check_sizes(folder, _read(folder, "config.json"))
     return read_weights(folder) if weights else None
 
 
 def _files(folder: Path) -> list[str]:
-    """The names of the files in `folder` and of its chat templates. Raises VLMError for what is neither file nor folder, and for
-    links that lead out."""
+    """The names of the files in `folder` and of its chat templates. Raises VLMError for what is neither file
+    nor folder, and for links that lead out."""
     names = []
     try:
         inside, templates = folder.resolve(), folder / "additional_chat_templates"
         places = [*folder.iterdir(), *(templates.iterdir() if templates.is_dir() else ())]
     except OSError as error:
-        raise VLMError(f"model folder {folder}: expected a folder that can be read, got {error.strerror}; {AGAIN}") from error
+        raise VLMError(
+            f"model folder {folder}: expected a folder that can be read, got {error.strerror}; {AGAIN}"
+        ) from error
     for place in places:
         name = str(place.relative_to(folder))
         try:
             if not place.resolve(strict=True).is_relative_to(inside):
-                raise FileError("expected a file of the folder, got a link that leads out of it (cp -rL copies what it leads to)")
+                raise FileError(
+                    "expected a file of the folder, got a link that leads out of it (cp -rL copies what it"
+                    " leads to)"
+                )
             if not place.is_dir():
                 os.close(open_regular(place))
                 names.append(name)
         except FileError as error:
             raise VLMError(f"model folder {folder}: {name!r}: {error}; {AGAIN}") from error
         except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
-            raise VLMError(f"model folder {folder}: {name!r}: expected a file, got a link that leads nowhere; {AGAIN}") from error
+            raise VLMError(
+                f"model folder {folder}: {name!r}: expected a file, got a link that leads nowhere; {AGAIN}"
+            ) from error
     return sorted(names)
 
 
@@ -174,11 +196,14 @@ def _check_sources(folder: Path, name: str, settings: dict[str, Any]) -> None:
         for key, value in part.items() if isinstance(part, dict) else ():
             if key in OTHER_SOURCES and value not in (None, False, {}, []):
                 raise VLMError(
-                    f"model folder {folder}: {name}: expected no {key}, which {OTHER_SOURCES[key]}; use an edition of the model that "
-                    "transformers loads by itself"
+                    f"model folder {folder}: {name}: expected no {key}, which {OTHER_SOURCES[key]}; use an"
+                    " edition of the model that transformers loads by itself"
                 )
             if key in NAMES_ALONE and value is not None and not _is_name(value):
-                raise VLMError(f"model folder {folder}: {name}: expected a plain name as {key}, got {_short(value)}; {AGAIN}")
+                raise VLMError(
+                    f"model folder {folder}: {name}: expected a plain name as {key}, got {_short(value)};"
+                    f" {AGAIN}"
+                )
 
 
 def _is_name(value: Any) -> bool:
@@ -193,7 +218,8 @@ def _short(value: Any) -> str:
 
 
 def _check_sizes(folder: Path, config: dict[str, Any]) -> None:
-    """Raises VLMError for sizes in config.json that are no sizes, before transformers calculates with them."""
+    """Raises VLMError for sizes in config.json that are no sizes, before transformers calculates with
+    them."""
 
     def refuse(what: str, value: Any) -> None:
         raise VLMError(f"model folder {folder}: config.json: expected {what}, got {_short(value)}; {AGAIN}")
@@ -214,7 +240,11 @@ def _check_sizes(folder: Path, config: dict[str, Any]) -> None:
             ):
                 refuse(f"a list of texts as {key}", value)
             for number in value if isinstance(value, list) else [value]:
-                if key in SIZES and number is not None and (type(number) is not int or not 1 <= number <= LARGEST_SIZE):
+                if (
+                    key in SIZES
+                    and number is not None
+                    and (type(number) is not int or not 1 <= number <= LARGEST_SIZE)
+                ):
                     refuse(f"a whole number from 1 to {LARGEST_SIZE} as {key}", value)
                 if _counts_layers(key) and type(number) is int and number > MOST_LAYERS:
                     refuse(f"at most {MOST_LAYERS} as {key}", value)
@@ -227,19 +257,25 @@ def _counts_layers(key: str) -> bool:
 
 
 def check_against_weights(folder: Path, config: Mapping[str, Any], weights: Weights) -> None:
-    """Raises VLMError where `config`, with all that transformers fills in, has more layers or other widths than the weights.
+    """Raises VLMError where `config`, with all that transformers fills in, has more layers or other widths
+    than the weights.
 
     Heads of another number that divides the width cannot be told: no header names them.
     """
 
     def refuse(key: str, value: int, what: str) -> None:
         raise VLMError(
-            f"model folder {folder}: expected config.json to describe its weights, got {value} as {key}, {what}; {AGAIN}"
+            f"model folder {folder}: expected config.json to describe its weights, got {value} as {key},"
+            f" {what}; {AGAIN}"
         )
 
     widest = max(weights.widths, default=0)
     for part, _ in walk(config):
-        sizes = {key: value for key, value in part.items() if type(value) is int} if isinstance(part, dict) else {}
+        sizes = (
+            {key: value for key, value in part.items() if type(value) is int}
+            if isinstance(part, dict)
+            else {}
+        )
         for key in sizes.keys() & LAYERS:
             if sizes[key] > weights.layers:
                 refuse(key, sizes[key], f"where the longest row of layers has {weights.layers}")
@@ -256,34 +292,50 @@ def check_against_weights(folder: Path, config: Mapping[str, Any], weights: Weig
 
 
 def read_weights(folder: Path) -> Weights:
-    """The headers of the files that transformers would load; those of other *.safetensors, which vLLM would load, are read too.
+    """The headers of the files that transformers would load; those of other *.safetensors, which vLLM would
+    load, are read too.
 
     Raises VLMError for weights that are no safetensors inside `folder`.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
-        got = f"only pickles ({', '.join(pickles[:3])}), which can run code when loaded" if pickles else "no weights"
-        raise VLMError(f"model folder {folder}: expected weights as *.safetensors, found {got}; get the safetensors edition")
+        got = (
+            f"only pickles ({', '.join(pickles[:3])}), which can run code when loaded"
+            if pickles
+            else "no weights"
+        )
+        raise VLMError(
+            f"model folder {folder}: expected weights as *.safetensors, found {got}; get the safetensors"
+            " edition"
+        )
     if strange := [file.name for file in files if SHARDS_OF_TRAINING.fullmatch(file.name)]:
         raise VLMError(
-            f"model folder {folder}: expected weights as model*.safetensors, found {strange[0]}, a piece of an interrupted training; "
-            "save the model whole"
+            f"model folder {folder}: expected weights as model*.safetensors, found {strange[0]}, a piece of"
+            " an interrupted training; save the model whole"
         )
-    indexed = {shard for index in sorted(folder.glob("*.safetensors.index.json")) for shard in _shards(folder, index.name)}
+    indexed = {
+        shard
+        for index in sorted(folder.glob("*.safetensors.index.json"))
+        for shard in _shards(folder, index.name)
+    }
     if missing := sorted(indexed - {file.name for file in files}):
         raise VLMError(
-            f"model folder {folder}: expected {len(indexed)} weight files, {missing[0]} is missing; copy the folder again"
+            f"model folder {folder}: expected {len(indexed)} weight files, {missing[0]} is missing; copy the"
+            " folder again"
         )
     headers = {file.name: _header(folder, file) for file in files}
     loaded = [folder / "model.safetensors"]
     if loaded[0].name not in headers:
         if not (folder / INDEX).is_file():
             raise VLMError(
-                f"model folder {folder}: expected model.safetensors, or {INDEX} and its files, found neither; copy the folder again"
+                f"model folder {folder}: expected model.safetensors, or {INDEX} and its files, found neither;"
+                " copy the folder again"
             )
         loaded = [folder / shard for shard in _shards(folder, INDEX)]
-    return Weights(tuple(loaded), {name: shape for file in loaded for name, shape in headers[file.name].items()})
+    return Weights(
+        tuple(loaded), {name: shape for file in loaded for name, shape in headers[file.name].items()}
+    )
 
 
 def _shards(folder: Path, index: str) -> list[str]:
@@ -291,20 +343,23 @@ def _shards(folder: Path, index: str) -> list[str]:
     content = _read(folder, index, LARGEST_INDEX)
     places = content.get("weight_map")
     if not isinstance(places, dict) or not places or not isinstance(content.get("metadata"), dict | None):
-        raise VLMError(f"model folder {folder}: {index} cannot be read (expected an object weight_map); copy the folder again")
+        raise VLMError(
+            f"model folder {folder}: {index} cannot be read (expected an object weight_map); copy the folder"
+            " again"
+        )
     shards = list(dict.fromkeys(json.dumps(x) if not isinstance(x, str) else x for x in places.values()))
     for shard in shards:
         if not shard.endswith(".safetensors") or {"/", "\\", "\0"} & set(shard):
             raise VLMError(
-                f"model folder {folder}: {index}: expected names of *.safetensors files of the folder, got {shard[:200]!r}; "
-                "get the safetensors edition from the model's maker"
+                f"model folder {folder}: {index}: expected names of *.safetensors files of the folder, got"
+                f" {shard[:200]!r}; get the safetensors edition from the model's maker"
             )
     return sorted(shards)
 
 
 def _header(folder: Path, file: Path) -> dict[str, tuple[int, ...]]:
-    """Tensor → shape, from the header of a safetensors file: its length in 8 bytes, little-endian, and a JSON object that says where
-    in the rest each tensor lies. Raises VLMError."""
+    """Tensor → shape, from the header of a safetensors file: its length in 8 bytes, little-endian, and a JSON
+    object that says where in the rest each tensor lies. Raises VLMError."""
     try:
         with open(open_regular(file), "rb") as opened:
             size = os.fstat(opened.fileno()).st_size
@@ -314,25 +369,36 @@ def _header(folder: Path, file: Path) -> dict[str, tuple[int, ...]]:
             return dict(_tensors(parse_json(opened.read(length)), size - 8 - length))
     except (FileError, OSError) as error:
         raise VLMError(
-            f"model folder {folder}: {file.name!r} is no whole safetensors file: {error}; copy the folder again"
+            f"model folder {folder}: {file.name!r} is no whole safetensors file: {error}; copy the folder"
+            " again"
         ) from error
 
 
 def _tensors(header: dict[str, Any], room: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of each tensor that a header places in `room` bytes, which all together fill. Raises FileError."""
+    """(name, shape) of each tensor that a header places in `room` bytes, which all together fill. Raises
+    FileError."""
     filled = 0
     for name, about in header.items():
         if name == "__metadata__":
             continue
         about = about if isinstance(about, dict) else {}
         kind, shape, place = about.get("dtype"), about.get("shape"), about.get("data_offsets")
-        if not (isinstance(kind, str) and kind in BITS and _are_counts(shape) and _are_counts(place) and len(place) == 2):
+        if not (
+            isinstance(kind, str)
+            and kind in BITS
+            and _are_counts(shape)
+            and _are_counts(place)
+            and len(place) == 2
+        ):
             raise FileError(f"expected dtype, shape and place of the tensor {name[:200]!r}, got others")
         if len(name) > LONGEST_NAME:
-            raise FileError(f"expected names of tensors of at most {LONGEST_NAME} characters, got {len(name)}")
+            raise FileError(
+                f"expected names of tensors of at most {LONGEST_NAME} characters, got {len(name)}"
+            )
         if not place[0] <= place[1] <= room or math.prod(shape) * BITS[kind] != (place[1] - place[0]) * 8:
             raise FileError(
-                f"expected the tensor {name[:200]!r} of {shape[:8]} in the file's {room} bytes, got {place} as its place"
+                f"expected the tensor {name[:200]!r} of {shape[:8]} in the file's {room} bytes, got {place}"
+                " as its place"
             )
         filled += place[1] - place[0]
         yield name, tuple(shape)
@@ -341,4 +407,6 @@ def _tensors(header: dict[str, Any], room: int) -> Iterator[tuple[str, tuple[int
 
 
 def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 16 and all(type(x) is int and 0 <= x < 2**63 for x in value)
+    return (
+        isinstance(value, list) and len(value) <= 16 and all(type(x) is int and 0 <= x < 2**63 for x in value)
+    )

@@ -1,6 +1,7 @@
 """A model folder's processor: one prompt as chat text and token ids, the same for every engine.
 
-An answer is encoded after the prompt, not by itself: many tokenizers begin a text differently from its middle.
+An answer is encoded after the prompt, not by itself: many tokenizers begin a text differently from its
+middle.
 """
 
 import ctypes
@@ -35,15 +36,16 @@ LONGEST_RENDERING = 5.0  # seconds of a chat template for one prompt; published 
 
 
 def check_folder(folder: Path, weights: bool = True) -> Weights | None:
-    """Raises VLMError unless `folder` holds a configuration of a vision-language model and, with `weights`, safetensors that it
-    describes; what their headers say. transformers is given nothing that was not examined before."""
+    """Raises VLMError unless `folder` holds a configuration of a vision-language model and, with `weights`,
+    safetensors that it describes; what their headers say. transformers is given nothing that was not examined
+    before."""
     held = examine(folder, weights)
     with loading(folder):
         loaded = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)  # nosec B615 # a local folder
     if type(loaded) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise VLMError(
-            f"model folder {folder}: expected a vision-language model, got {loaded.model_type}, which reads text only; "
-            "use a Qwen-VL, LLaVA or similar folder"
+            f"model folder {folder}: expected a vision-language model, got {loaded.model_type}, which reads"
+            " text only; use a Qwen-VL, LLaVA or similar folder"
         )
     if held:
         check_against_weights(folder, loaded.to_dict(), held)
@@ -51,22 +53,25 @@ def check_folder(folder: Path, weights: bool = True) -> Weights | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, for a message of one sentence: transformers lists hundreds of names in some."""
+    """The first line of an error's message, for a message of one sentence: transformers lists hundreds of
+    names in some."""
     line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return one_line(line if len(line) <= 300 else f"{line[:300]}…")
 
 
 @contextmanager
 def loading(folder: Path) -> Iterator[None]:
-    """What transformers raises while it reads a stranger's folder becomes VLMError. That can be anything: tokenizers raises bare
-    Exceptions, and sizes that do not fit together end in arithmetic, type and lookup errors of every kind."""
+    """What transformers raises while it reads a stranger's folder becomes VLMError. That can be anything:
+    tokenizers raises bare Exceptions, and sizes that do not fit together end in arithmetic, type and lookup
+    errors of every kind."""
     try:
         yield
     except VLMError:
         raise
     except Exception as error:
         raise VLMError(
-            f"model folder {folder}: transformers {transformers.__version__} cannot load it ({first_line(error)})"
+            f"model folder {folder}: transformers {transformers.__version__} cannot load it"
+            f" ({first_line(error)})"
         ) from error
 
 
@@ -77,8 +82,9 @@ class _TooLong(Exception):
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """Raises _TooLong in this thread after LONGEST_RENDERING: a template is a program that need not end. It comes between two
-    steps of Python, so that loops and macros end, but not the making of one huge number or text."""
+    """Raises _TooLong in this thread after LONGEST_RENDERING: a template is a program that need not end. It
+    comes between two steps of Python, so that loops and macros end, but not the making of one huge number or
+    text."""
     thread, lock, inside = ctypes.c_ulong(threading.get_ident()), threading.Lock(), True
 
     def end() -> None:
@@ -99,7 +105,8 @@ def _ending() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt with one placeholder for each image: its text with the answer so far, and the ids of prompt and answer."""
+    """A prompt with one placeholder for each image: its text with the answer so far, and the ids of prompt
+    and answer."""
 
     text: str
     prompt_ids: list[int]
@@ -120,8 +127,8 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Expanded:
-    """An assessment's images after the processor: the ids from the first image to the last with their token types, the
-    pixel inputs of the model, and what it sees of each image."""
+    """An assessment's images after the processor: the ids from the first image to the last with their token
+    types, the pixel inputs of the model, and what it sees of each image."""
 
     ids: list[int]
     types: list[int] | None
@@ -130,15 +137,20 @@ class Expanded:
 
 
 class Renderer:
-    """The processor and tokenizer of a model folder. Raises VLMError for a folder that cannot serve prompts with images."""
+    """The processor and tokenizer of a model folder. Raises VLMError for a folder that cannot serve prompts
+    with images."""
 
     def __init__(self, name: str, settings: ModelSettings, weights: bool = True):
         self.name, self.settings, self.folder = name, settings, Path(settings.path)
         self._lock = threading.RLock()  # tokenizers refuse to be used from two threads at once
         self.weights = check_folder(self.folder, weights)
         with loading(self.folder):
-            self.config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)  # nosec B615 # a local folder
-            self.processor = AutoProcessor.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)  # nosec B615 # a local folder
+            self.config = AutoConfig.from_pretrained(
+                self.folder, local_files_only=True, trust_remote_code=False
+            )  # nosec B615 # a local folder
+            self.processor = AutoProcessor.from_pretrained(
+                self.folder, local_files_only=True, trust_remote_code=False
+            )  # nosec B615 # a local folder
             self._check_processor()
             self.tokenizer = self.processor.tokenizer
             self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
@@ -147,26 +159,38 @@ class Renderer:
         self.holds_in_bfloat16 = getattr(self.config, "agentic_iqa_bfloat16", False) is True
 
     def _check_processor(self) -> None:
-        """Raises VLMError for a processor without images, chat template or a token that stands for an image."""
+        """Raises VLMError for a processor without images, chat template or a token that stands for an
+        image."""
         processor = self.processor
         if getattr(processor, "image_processor", None) is None:
             raise VLMError(
-                f"model folder {self.folder}: expected a processor with an image processor, found none; copy preprocessor_config.json too"
+                f"model folder {self.folder}: expected a processor with an image processor, found none; copy"
+                " preprocessor_config.json too"
             )
         if not (processor.chat_template or processor.tokenizer.chat_template):
-            raise VLMError(f"model folder {self.folder}: expected a chat template, found none; copy chat_template.jinja too")
+            raise VLMError(
+                f"model folder {self.folder}: expected a chat template, found none; copy"
+                " chat_template.jinja too"
+            )
         token = getattr(processor, "image_token", None)
         if token is None or len(processor.tokenizer.encode(token, add_special_tokens=False)) != 1:
             raise VLMError(
-                f"model folder {self.folder}: expected the image place {token!r} to be one token, it is none; copy the tokenizer's files too"
+                f"model folder {self.folder}: expected the image place {token!r} to be one token, it is none;"
+                " copy the tokenizer's files too"
             )
 
     def _set_limits(self) -> PixelLimits:
-        """The processor's pixel range, narrowed by the configuration. Processors that force a size get no range of their own."""
+        """The processor's pixel range, narrowed by the configuration. Processors that force a size get no
+        range of their own."""
         settings, images = self.settings, self.processor.image_processor
         size = dict(getattr(images, "size", None) or {})
         patch = getattr(images, "patch_size", None)
-        by_pixels = patch is not None and hasattr(images, "merge_size") and size.get("shortest_edge") and size.get("longest_edge")
+        by_pixels = (
+            patch is not None
+            and hasattr(images, "merge_size")
+            and size.get("shortest_edge")
+            and size.get("longest_edge")
+        )
         self._check_sides(by_pixels)
         if not by_pixels:
             return PixelLimits(factor=1, min_pixels=settings.min_pixels or 1, max_pixels=settings.max_pixels)
@@ -174,22 +198,35 @@ class Renderer:
         low, high = settings.min_pixels or size["shortest_edge"], settings.max_pixels or size["longest_edge"]
         if not factor * factor <= high or low > high:
             raise VLMError(
-                f"model {self.name}: expected min_pixels ≤ max_pixels and at least {factor * factor} max_pixels "
-                f"(one token of {factor}×{factor}), got {low} and {high}; correct the configuration"
+                f"model {self.name}: expected min_pixels ≤ max_pixels and at least {factor * factor}"
+                f" max_pixels (one token of {factor}×{factor}), got {low} and {high}; correct the"
+                " configuration"
             )
         images.size = {"shortest_edge": low, "longest_edge": high}
         return PixelLimits(factor=factor, min_pixels=low, max_pixels=high)
 
     def _check_sides(self, by_pixels: bool) -> None:
-        """Raises VLMError for sizes of the folder's image processor that would make any image fill the memory, or none."""
+        """Raises VLMError for sizes of the folder's image processor that would make any image fill the
+        memory, or none."""
         images = self.processor.image_processor
-        for name in ("patch_size", "merge_size", "temporal_patch_size", "size", "crop_size", "max_image_size", "pad_size"):
-            value, most = getattr(images, name, None), MOST_PIXELS if by_pixels and name == "size" else LONGEST_SIDE
+        for name in (
+            "patch_size",
+            "merge_size",
+            "temporal_patch_size",
+            "size",
+            "crop_size",
+            "max_image_size",
+            "pad_size",
+        ):
+            value, most = (
+                getattr(images, name, None),
+                (MOST_PIXELS if by_pixels and name == "size" else LONGEST_SIDE),
+            )
             for number in dict(value).values() if isinstance(value, dict | SizeDict) else [value]:
                 if number is not None and (type(number) is not int or not 1 <= number <= most):
                     raise VLMError(
-                        f"model folder {self.folder}: expected whole numbers from 1 to {most} as the image processor's {name}, got "
-                        f"{str(number)[:80]!r}; copy the folder again from its maker"
+                        f"model folder {self.folder}: expected whole numbers from 1 to {most} as the image"
+                        f" processor's {name}, got {str(number)[:80]!r}; copy the folder again from its maker"
                     )
 
     @property
@@ -205,7 +242,8 @@ class Renderer:
             return self.tokenizer.encode(text, add_special_tokens=False)
 
     def defuse(self, text: str) -> str:
-        """`text` with this tokenizer's special tokens broken up, so that a query cannot end its turn or pose as an image."""
+        """`text` with this tokenizer's special tokens broken up, so that a query cannot end its turn or pose
+        as an image."""
         for token in self._special_tokens():
             if token in text:
                 text = text.replace(token, f"{token[0]} {token[1:]}")
@@ -214,26 +252,33 @@ class Renderer:
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def _special_tokens(self) -> list[str]:
         added = [t.content for t in self.tokenizer.added_tokens_decoder.values()]
-        return sorted({t for t in [*added, *self.tokenizer.all_special_tokens] if len(t) > 1}, key=len, reverse=True)
+        return sorted(
+            {t for t in [*added, *self.tokenizer.all_special_tokens] if len(t) > 1}, key=len, reverse=True
+        )
 
     def messages(self, prompt: Prompt, images: int) -> list[dict[str, Any]]:
         """`prompt` as chat messages, its case defused."""
-        return chat_messages(Prompt(prompt.instructions, self.defuse(prompt.case)), images, self.settings.prompt_layout)
+        return chat_messages(
+            Prompt(prompt.instructions, self.defuse(prompt.case)), images, self.settings.prompt_layout
+        )
 
     def render(self, prompt: Prompt, images: int, answer_prefix: str = "") -> Rendered:
-        """`prompt` about `images` pictures, and the answer so far. Raises VLMError for a template or tokenizer that breaks
-        what the letter read and the shared prefix rest on."""
+        """`prompt` about `images` pictures, and the answer so far. Raises VLMError for a template or
+        tokenizer that breaks what the letter read and the shared prefix rest on."""
         try:
             with _ending():
                 text = self.processor.apply_chat_template(
                     self.messages(prompt, images), add_generation_prompt=True, tokenize=False
                 )
         except Exception as error:  # a template is a program of the folder's maker: it can raise anything
-            raise VLMError(f"chat template of {self.name} failed ({first_line(error)}); get the folder from its maker") from error
+            raise VLMError(
+                f"chat template of {self.name} failed ({first_line(error)}); get the folder from its maker"
+            ) from error
         short, whole = self.encode(text), self.encode(text + answer_prefix)
         if whole[: len(short)] != short:
             raise VLMError(
-                f"tokenizer of {self.name}: expected the answer to begin with a token of its own, it merges with the prompt"
+                f"tokenizer of {self.name}: expected the answer to begin with a token of its own, it merges"
+                " with the prompt"
             )
         places = [i for i, token in enumerate(short) if token == self.placeholder]
         if len(places) != images:
@@ -241,20 +286,34 @@ class Renderer:
         return Rendered(text + answer_prefix, short, whole[len(short) :], places[0], places[-1])
 
     def expand(self, rendered: Rendered, images: Sequence[Image.Image]) -> Expanded:
-        """Runs the image processor. The images of one assessment are expanded once, with whichever prompt comes first."""
+        """Runs the image processor. The images of one assessment are expanded once, with whichever prompt
+        comes first."""
         with self._lock:
-            batch = self.processor(text=[rendered.text], images=list(images), return_tensors="pt", add_special_tokens=False)
-        ids, head, tail = batch["input_ids"][0].tolist(), rendered.head, [*rendered.tail, *rendered.answer_ids]
+            batch = self.processor(
+                text=[rendered.text], images=list(images), return_tensors="pt", add_special_tokens=False
+            )
+        ids, head, tail = (
+            batch["input_ids"][0].tolist(),
+            rendered.head,
+            [*rendered.tail, *rendered.answer_ids],
+        )
         end = len(ids) - len(tail)
         if ids[: len(head)] != head or ids[end:] != tail:
-            raise VLMError(f"processor of {self.name}: expected to expand images only, but it changes the text around them too")
+            raise VLMError(
+                f"processor of {self.name}: expected to expand images only, but it changes the text around"
+                " them too"
+            )
         block = ids[len(head) : end]
         types = batch.get("mm_token_type_ids")
         tokens = block.count(self.placeholder) // len(images)
         if "image_grid_thw" in batch:
             patch = self.processor.image_processor.patch_size
             seen = [
-                SeenImage(int(w) * patch, int(h) * patch, int(h) * int(w) // self.processor.image_processor.merge_size**2)
+                SeenImage(
+                    int(w) * patch,
+                    int(h) * patch,
+                    int(h) * int(w) // self.processor.image_processor.merge_size**2,
+                )
                 for _, h, w in batch["image_grid_thw"].tolist()
             ]
         elif batch["pixel_values"].ndim == 4 and len(batch["pixel_values"]) == len(images):

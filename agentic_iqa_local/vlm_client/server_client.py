@@ -1,10 +1,12 @@
 """A model served by vLLM's OpenAI-compatible server on this machine or this rack: one copy for several users.
 
-The processor's files lie here too (no weights are needed): prompts are rendered locally, what the server made of them
-comes back as token ids, and an answer about other tokens is refused. Images travel as PNG, so that no pixel changes.
+The processor's files lie here too (no weights are needed): prompts are rendered locally, what the server made
+of them comes back as token ids, and an answer about other tokens is refused. Images travel as PNG, so that no
+pixel changes.
 
-A server is trusted with the pictures and with the model's answers, and with nothing else: what it sends has a schema, a
-limit of bytes and one deadline, is printed in one short line, and never with the key or the password that it was sent.
+A server is trusted with the pictures and with the model's answers, and with nothing else: what it sends has a
+schema, a limit of bytes and one deadline, is printed in one short line, and never with the key or the
+password that it was sent.
 """
 
 import base64
@@ -38,7 +40,7 @@ MAX_ANSWER = 8 * 2**20
 """Bytes of one answer. The ids of a prompt of 262144 tokens, the largest part of any, take two MiB."""
 
 START_TIMEOUT = 15.0
-"""Seconds for what a server knows without its model: which models it serves, its version and whether it is well."""
+"""Seconds for what a server knows without its model: which models it serves, its version and its health."""
 
 MIN_SECRET = 8
 """Characters from which on a key or a password inside an answer's text is no ordinary word."""
@@ -130,7 +132,8 @@ C = TypeVar("C", bound=_Completion)
 
 
 class _Deadline:
-    """Ends a request that is not over in time, however slowly it goes on: httpx limits each wait for a few bytes by itself.
+    """Ends a request that is not over in time, however slowly it goes on: httpx limits each wait for a few
+    bytes by itself.
 
     The connection must be the request's own, and its `trace` extension this object's `trace`.
     """
@@ -162,7 +165,9 @@ class _Deadline:
         with self._lock:
             self.passed = True
             if self._socket is not None:
-                with suppress(OSError):  # the plain socket's: that of TLS takes the encryption from a thread that reads
+                with suppress(
+                    OSError
+                ):  # the plain socket's: that of TLS takes the encryption from a thread that reads
                     super(type(self._socket), self._socket).shutdown(SHUT_RDWR)
 
 
@@ -173,11 +178,17 @@ class ServerClient:
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings, weights=False)
-        self.name, self.settings, self.limits, self.notice = name, settings, self.renderer.limits, self.renderer.notice
+        self.name, self.settings, self.limits, self.notice = (
+            name,
+            settings,
+            self.renderer.limits,
+            self.renderer.notice,
+        )
         for key, only in (("exact", False), ("quantization", "none")):
             if getattr(settings, key) != only:
                 raise VLMError(
-                    f"backend server: expected {key}: {str(only).lower()}, for that is decided where the server starts; change it"
+                    f"backend server: expected {key}: {str(only).lower()}, for that is decided where the"
+                    " server starts; change it"
                 )
         try:
             (self.url, login), key = split_server(settings.server), server_key()
@@ -197,7 +208,10 @@ class ServerClient:
         )
         models = [model.id for model in self.call("GET", "/v1/models", ModelList).data]
         if not models:
-            raise VLMError(f"server {self.url}: expected a model, it serves none; start vllm serve {self.renderer.folder}")
+            raise VLMError(
+                f"server {self.url}: expected a model, it serves none; start vllm serve"
+                f" {self.renderer.folder}"
+            )
         self.served = settings.served_name or models[0]
         serves = self.shown(", ".join(models))
         if self.served not in models:
@@ -207,19 +221,26 @@ class ServerClient:
         self.version = self.shown(self.call("GET", "/version", Version).version, 60)
 
     def call(self, method: str, path: str, kind: type[A], body: dict[str, Any] | None = None) -> A:
-        """One request's answer. Raises VLMError for one that is late, too long, of another kind or that says what failed,
-        ModelLost where the server or its engine has gone."""
+        """One request's answer. Raises VLMError for one that is late, too long, of another kind or that says
+        what failed, ModelLost where the server or its engine has gone."""
         response, said = self._exchange(method, path, body)
         if response.is_redirect:
             raise VLMError(
-                f"server {self.url}: {path} sends on to another address, which is not followed; set server to where vLLM listens"
+                f"server {self.url}: {path} sends on to another address, which is not followed; set server to"
+                " where vLLM listens"
             )
         if not response.is_success:
-            gone = response.status_code in (502, 503, 504) or (response.status_code == 500 and not self._healthy())
+            gone = response.status_code in (502, 503, 504) or (
+                response.status_code == 500 and not self._healthy()
+            )
             told = self.shown(said.decode(errors="replace"))
-            raise (ModelLost if gone else VLMError)(f"server {self.url}: {path} failed with {response.status_code} ({told})")
+            raise (ModelLost if gone else VLMError)(
+                f"server {self.url}: {path} failed with {response.status_code} ({told})"
+            )
         if len(said) > MAX_ANSWER:
-            raise VLMError(f"server {self.url}: expected at most {MAX_ANSWER} bytes from {path}, got more; is it vLLM?")
+            raise VLMError(
+                f"server {self.url}: expected at most {MAX_ANSWER} bytes from {path}, got more; is it vLLM?"
+            )
         try:
             return kind.model_validate_json(said)
         except ValidationError as error:
@@ -230,8 +251,11 @@ class ServerClient:
                 f"({self.shown(f'{where}: ' * bool(where) + first['msg'])}); is it vLLM?"
             ) from None
 
-    def _exchange(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[httpx.Response, bytes]:
-        """An answer and its bytes, which are cut off when they are more than MAX_ANSWER. Raises VLMError, ModelLost."""
+    def _exchange(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> tuple[httpx.Response, bytes]:
+        """An answer and its bytes, which are cut off when they are more than MAX_ANSWER. Raises VLMError,
+        ModelLost."""
         most = self.settings.server_timeout
         seconds = most if body else min(START_TIMEOUT, most)
         said = bytearray()
@@ -241,8 +265,8 @@ class ServerClient:
                 with self._http.stream(method, self.url + path, **options) as response:
                     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
                         raise VLMError(
-                            f"server {self.url}: expected {path} as it is, got it compressed, though that was not asked for; turn off "
-                            "compression in front of vLLM"
+                            f"server {self.url}: expected {path} as it is, got it compressed, though that was"
+                            " not asked for; turn off compression in front of vLLM"
                         )
                     for part in response.iter_bytes():
                         said += part
@@ -253,8 +277,8 @@ class ServerClient:
             except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
                 if not deadline.passed:
                     raise ModelLost(
-                        f"server {self.url}: expected a vLLM server, got none ({self.shown(str(error))}); start one with "
-                        f"vllm serve {self.renderer.folder} or set server"
+                        f"server {self.url}: expected a vLLM server, got none ({self.shown(str(error))});"
+                        f" start one with vllm serve {self.renderer.folder} or set server"
                     ) from None
         if deadline.passed:  # a body without a length only seems to end where its connection was ended
             raise VLMError(
@@ -277,9 +301,13 @@ class ServerClient:
         return one_line(" ".join(text[: 4 * most].split())[:most])
 
     def without_secrets(self, text: str) -> str:
-        """A model's answer as it is. Raises VLMError for one that quotes the key or the password: it would stand in the rows."""
+        """A model's answer as it is. Raises VLMError for one that quotes the key or the password: it would
+        stand in the rows."""
         if any(secret in text for secret in self._secrets if len(secret) >= MIN_SECRET):
-            raise VLMError(f"server {self.url}: expected a model's answer, got one that quotes the key or password; is it vLLM?")
+            raise VLMError(
+                f"server {self.url}: expected a model's answer, got one that quotes the key or password; is"
+                " it vLLM?"
+            )
         return text
 
     def open(self, images: Sequence[Image.Image]) -> "ServerSession":
@@ -319,19 +347,36 @@ class ServerSession:
         self._expanded, self._urls, self.images = None, [], []
 
     def generate(
-        self, prompt: Prompt, schema: type[BaseModel], *, answer_prefix: str = "", temperature: float = 0.0, max_tokens: int = 512
+        self,
+        prompt: Prompt,
+        schema: type[BaseModel],
+        *,
+        answer_prefix: str = "",
+        temperature: float = 0.0,
+        max_tokens: int = 512,
     ) -> str:
         """The answer's JSON text, by default greedy."""
         client = self.client
         rendered = client.renderer.render(prompt, len(self.images), answer_prefix)
-        constraint = {"grammar": rest_of_answer(schema, answer_prefix)} if answer_prefix else {"json": json_schema(schema)}
+        constraint = (
+            {"grammar": rest_of_answer(schema, answer_prefix)}
+            if answer_prefix
+            else {"json": json_schema(schema)}
+        )
         room = max_tokens - len(rendered.answer_ids)
-        options = {"max_tokens": room, "temperature": temperature, "seed": self._calls, "structured_outputs": constraint}
+        options = {
+            "max_tokens": room,
+            "temperature": temperature,
+            "seed": self._calls,
+            "structured_outputs": constraint,
+        }
         answer = self._ask(prompt, rendered, answer_prefix, options, TextCompletion)
         self.usage.decoded += answer.usage.completion_tokens
         self.usage.forward_passes += answer.usage.completion_tokens
         if (content := answer.choices[0].message.content) is None:
-            raise VLMError(f"server {client.url}: expected an answer, got none; start it without a reasoning parser")
+            raise VLMError(
+                f"server {client.url}: expected an answer, got none; start it without a reasoning parser"
+            )
         return answer_prefix + client.without_secrets(content)
 
     def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
@@ -349,16 +394,22 @@ class ServerSession:
         self.usage.forward_passes += 1
         given = [(entry.token, entry.logprob) for entry in answer.choices[0].logprobs.content[0].top_logprobs]
         found = dict(given)
-        if len(found) < len(given) or not found.keys() >= {f"token_id:{token}" for token in token_ids.values()}:
+        if len(found) < len(given) or not found.keys() >= {
+            f"token_id:{token}" for token in token_ids.values()
+        }:
             raise VLMError(
-                f"server {self.client.url}: expected one log-probability of each letter's token, got "
-                f"{self.client.shown(', '.join(token for token, _ in given))}; it must be a vLLM server that honours logprob_token_ids"
+                f"server {self.client.url}: expected one log-probability of each letter's token, got"
+                f" {self.client.shown(', '.join(token for token, _ in given))}; it must be a vLLM server that"
+                " honours logprob_token_ids"
             )
         by_id = {token: found[f"token_id:{token}"] for token in token_ids.values()}
         return LetterRead.of(f"server {self.client.url}", by_id, token_ids)
 
-    def _ask(self, prompt: Prompt, rendered: Rendered, answer_prefix: str, options: dict[str, Any], kind: type[C]) -> C:
-        """One chat completion. Raises VLMError when the server saw other tokens than the processor here makes."""
+    def _ask(
+        self, prompt: Prompt, rendered: Rendered, answer_prefix: str, options: dict[str, Any], kind: type[C]
+    ) -> C:
+        """One chat completion. Raises VLMError when the server saw other tokens than the processor here
+        makes."""
         client, renderer = self.client, self.client.renderer
         if self._expanded is None:
             self._expanded = renderer.expand(rendered, self.images)
@@ -384,13 +435,14 @@ class ServerSession:
         whole = [*rendered.head, *self._expanded.ids, *rendered.tail, *rendered.answer_ids]
         if answer.prompt_token_ids != whole:
             raise VLMError(
-                f"server {client.url}: expected it to see the {len(whole)} tokens that the processor in {renderer.folder} makes, "
-                f"it saw {len(answer.prompt_token_ids or [])} others; serve the same model folder with vLLM"
+                f"server {client.url}: expected it to see the {len(whole)} tokens that the processor in"
+                f" {renderer.folder} makes, it saw {len(answer.prompt_token_ids or [])} others; serve the"
+                " same model folder with vLLM"
             )
         if answer.usage.completion_tokens > options["max_tokens"] or answer.cached_tokens > len(whole):
             raise VLMError(
-                f"server {client.url}: expected at most {options['max_tokens']} new and {len(whole)} cached tokens, it counted more; "
-                "is it vLLM?"
+                f"server {client.url}: expected at most {options['max_tokens']} new and {len(whole)} cached"
+                " tokens, it counted more; is it vLLM?"
             )
         self.usage.calls += 1
         self.usage.reused += answer.cached_tokens

@@ -1,9 +1,11 @@
-"""One model folder served by transformers: any that AutoProcessor and AutoModelForImageTextToText load from safetensors.
+"""One model folder served by transformers: any that AutoProcessor and AutoModelForImageTextToText load from
+safetensors.
 
-One prompt's life: `_render` makes chat text and token ids; `_advance` finds how much of them the cache already holds,
-drops the rest of the cache and runs only the new tokens; `read_letters` stops there and looks at the logits, `generate`
-goes on token by token under a grammar. The cache holds exactly one sequence, the last one: images and preamble are at its
-front, so every role and retry continues from them, and a reasoning continues from the letter read before it.
+One prompt's life: `_render` makes chat text and token ids; `_advance` finds how much of them the cache
+already holds, drops the rest of the cache and runs only the new tokens; `read_letters` stops there and looks
+at the logits, `generate` goes on token by token under a grammar. The cache holds exactly one sequence, the
+last one: images and preamble are at its front, so every role and retry continues from them, and a reasoning
+continues from the letter read before it.
 """
 
 import functools
@@ -72,7 +74,12 @@ class TransformersClient:
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings)
-        self.name, self.settings, self.limits, self.notice = name, settings, self.renderer.limits, self.renderer.notice
+        self.name, self.settings, self.limits, self.notice = (
+            name,
+            settings,
+            self.renderer.limits,
+            self.renderer.notice,
+        )
         self.processor, self.tokenizer = self.renderer.processor, self.renderer.tokenizer
         if settings.exact:
             make_deterministic()
@@ -92,17 +99,21 @@ class TransformersClient:
             options["device_map"] = "auto"
         with loading(folder), _no_progress_bar():
             self._check_size()
-            self.model, found = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True, **options)  # nosec B615 # a local folder
+            self.model, found = AutoModelForImageTextToText.from_pretrained(
+                folder, output_loading_info=True, **options
+            )  # nosec B615 # a local folder
             self.model.eval()
             if "device_map" not in options:
                 self.model.to(device)
         if absent := sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])}):
             raise VLMError(
-                f"model folder {folder}: expected every weight of the model, {len(absent)} are missing or of another shape "
-                f"({absent[0]}, ...); copy the folder again"
+                f"model folder {folder}: expected every weight of the model, {len(absent)} are missing or of"
+                f" another shape ({absent[0]}, ...); copy the folder again"
             )
         self.device = self.model.device
-        self.lock = threading.Lock()  # Qwen's models keep positions of the image that ran last: one pass at a time
+        self.lock = (
+            threading.Lock()
+        )  # Qwen's models keep positions of the image that ran last: one pass at a time
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         self.grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer, n_vocab=vocabulary)
         self.vocabulary = vocabulary
@@ -110,15 +121,19 @@ class TransformersClient:
         self.stop_ids = {*(eos if isinstance(eos, list) else [eos]), self.tokenizer.eos_token_id}
 
     def _check_size(self) -> None:
-        """Raises VLMError for a model of more parameters than the weight files hold: transformers would make up the rest, in
-        memory, before it says what is missing. It is built without memory to be counted."""
+        """Raises VLMError for a model of more parameters than the weight files hold: transformers would make
+        up the rest, in memory, before it says what is missing. It is built without memory to be counted."""
         with torch.device("meta"):
-            described = AutoModelForImageTextToText.from_config(self.renderer.config, trust_remote_code=False).num_parameters()
-        held = self.renderer.weights.numbers * (PACKED if hasattr(self.renderer.config, "quantization_config") else 1)
+            described = AutoModelForImageTextToText.from_config(
+                self.renderer.config, trust_remote_code=False
+            ).num_parameters()
+        held = self.renderer.weights.numbers * (
+            PACKED if hasattr(self.renderer.config, "quantization_config") else 1
+        )
         if described > held * 1.25:  # a head that the embedding's weights serve as may be counted twice
             raise VLMError(
-                f"model folder {self.renderer.folder}: expected config.json to describe its weights of {held} numbers, got a model of "
-                f"{described}; copy the folder again from its maker"
+                f"model folder {self.renderer.folder}: expected config.json to describe its weights of {held}"
+                f" numbers, got a model of {described}; copy the folder again from its maker"
             )
 
     def open(self, images: Sequence[Image.Image]) -> "TransformersSession":
@@ -150,7 +165,9 @@ class TransformersClient:
     def grammar(self, schema: str) -> str:
         """A JSON schema (as JSON text) compiled for llguidance. Raises VLMError when it cannot be."""
         grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
-        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self.grammar_tokenizer)
+        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
+            grammar, self.grammar_tokenizer
+        )
         if failed:
             raise VLMError(f"schema cannot constrain generation: {messages[0]}")
         return grammar
@@ -165,10 +182,14 @@ class TransformersSession:
         self.client, self.images = client, images
         self.usage = TokenUsage()
         self.seen: list[SeenImage] = []
-        self._generator = torch.Generator().manual_seed(0)  # each assessment draws the same way, whatever ran before
+        self._generator = torch.Generator().manual_seed(
+            0
+        )  # each assessment draws the same way, whatever ran before
         self._cache: DynamicCache | None = None
         self._cached: list[int] = []  # the ids whose keys and values the cache holds
-        self._delta: torch.Tensor | None = None  # Qwen: how far text positions lag behind token counts after the images
+        self._delta: torch.Tensor | None = (
+            None  # Qwen: how far text positions lag behind token counts after the images
+        )
         self._expanded: Expanded | None = None
         self._inputs: dict[str, torch.Tensor] = {}  # pixel values and grids on the model's device
         self._image_end = 0
@@ -178,16 +199,24 @@ class TransformersSession:
         self._expanded, self._inputs = None, {}
 
     def generate(
-        self, prompt: Prompt, schema: type[BaseModel], *, answer_prefix: str = "", temperature: float = 0.0, max_tokens: int = 512
+        self,
+        prompt: Prompt,
+        schema: type[BaseModel],
+        *,
+        answer_prefix: str = "",
+        temperature: float = 0.0,
+        max_tokens: int = 512,
     ) -> str:
-        """The answer's JSON text, by default greedy. Template text that the schema leaves no choice about is not decoded
-        token by token but run through in one piece."""
+        """The answer's JSON text, by default greedy. Template text that the schema leaves no choice about is
+        not decoded token by token but run through in one piece."""
         client = self.client
         grammar = client.grammar(json.dumps(json_schema(schema)))
         matcher = llguidance.LLMatcher(client.grammar_tokenizer, grammar)
         ids, answer, _ = self._render(prompt, answer_prefix)
         if not matcher.consume_tokens(answer):
-            raise VLMError(f"schema {schema.__name__} does not allow an answer that begins with {answer_prefix!r}")
+            raise VLMError(
+                f"schema {schema.__name__} does not allow an answer that begins with {answer_prefix!r}"
+            )
         mask = llguidance.numpy.allocate_token_bitmask(1, client.vocabulary)
         new_call = True
         while not matcher.is_stopped() and len(answer) < max_tokens:
@@ -199,8 +228,12 @@ class TransformersSession:
             logits = self._advance(ids + answer, new_call=new_call)
             new_call = False
             llguidance.numpy.fill_next_token_bitmask(matcher, mask)
-            allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: client.vocabulary].astype(bool)
-            token = _choose(logits.masked_fill(~torch.from_numpy(allowed), float("-inf")), temperature, self._generator)
+            allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: client.vocabulary].astype(
+                bool
+            )
+            token = _choose(
+                logits.masked_fill(~torch.from_numpy(allowed), float("-inf")), temperature, self._generator
+            )
             self.usage.decoded += 1
             matcher.consume_token(token)
             if token in client.stop_ids:
@@ -211,11 +244,14 @@ class TransformersSession:
         return client.tokenizer.decode(answer, skip_special_tokens=True)
 
     def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
-        """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`, in float64."""
+        """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`, in
+        float64."""
         ids, answer, text = self._render(prompt, answer_prefix)
         token_ids = resolve_letters(self.client.renderer.encode, text, letters)
         logprobs = self._advance(ids + answer, new_call=True).double().log_softmax(-1)
-        return LetterRead.of(self.client.name, {token: logprobs[token].item() for token in token_ids.values()}, token_ids)
+        return LetterRead.of(
+            self.client.name, {token: logprobs[token].item() for token in token_ids.values()}, token_ids
+        )
 
     def _render(self, prompt: Prompt, answer_prefix: str = "") -> tuple[list[int], list[int], str]:
         """(token ids of the prompt with the images expanded, ids of the answer so far, the text of both)."""
@@ -239,7 +275,8 @@ class TransformersSession:
 
     @torch.inference_mode()
     def _advance(self, ids: list[int], *, new_call: bool) -> torch.Tensor:
-        """Logits (float32, V) after `ids`; only what the cache does not hold already goes through the model."""
+        """Logits (float32, V) after `ids`; only what the cache does not hold already goes through the
+        model."""
         kept = self._common(ids)
         if self._cache is not None and kept < len(self._cached):
             kept = kept if kept >= self._image_end and self._crop(kept) else 0
@@ -268,7 +305,10 @@ class TransformersSession:
             self.usage.decode_seconds += seconds
         if not torch.isfinite(logits).all():
             self._drop_cache()
-            raise VLMError(f"{self.client.name} gave logits that are not finite in {self.client.dtype}; set dtype: float32")
+            raise VLMError(
+                f"{self.client.name} gave logits that are not finite in {self.client.dtype}; set dtype:"
+                " float32"
+            )
         return logits
 
     @contextmanager
@@ -289,7 +329,8 @@ class TransformersSession:
             raise VLMError(failed) from error
 
     def _crop(self, kept: int) -> bool:
-        """Cuts the cache to its first `kept` tokens; False where it cannot be cut (sliding windows, linear attention)."""
+        """Cuts the cache to its first `kept` tokens; False where it cannot be cut (sliding windows, linear
+        attention)."""
         try:
             self._cache.crop(kept - len(self._cached))
         except (RuntimeError, NotImplementedError, ValueError, AttributeError):
@@ -306,8 +347,8 @@ class TransformersSession:
     def _model_inputs(self, new: list[int], kept: int) -> dict[str, Any]:
         """Inputs for `new` tokens after `kept` cached ones.
 
-        Positions are always given after the images: Qwen's models otherwise take them from the image that ran last in
-        the process, and the logits are silently wrong.
+        Positions are always given after the images: Qwen's models otherwise take them from the image that ran
+        last in the process, and the logits are silently wrong.
         """
         client = self.client
         inputs: dict[str, Any] = {"input_ids": torch.tensor([new], device=client.device)}

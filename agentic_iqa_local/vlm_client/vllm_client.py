@@ -1,9 +1,10 @@
 """One model folder served by vLLM in this process, for many assessments at once.
 
-One prompt's life: the renderer makes its token ids, one place for each image; the engine's thread hands them with the
-images to vLLM, steps everything that is in flight together, and gives the result back to the session that waits for it.
-vLLM finds the images and the preamble in its prefix cache, so every role continues from them. Letters are read with
-`logprob_token_ids`, which gives the raw log-probabilities of exactly those ids over the full vocabulary.
+One prompt's life: the renderer makes its token ids, one place for each image; the engine's thread hands them
+with the images to vLLM, steps everything that is in flight together, and gives the result back to the session
+that waits for it. vLLM finds the images and the preamble in its prefix cache, so every role continues from
+them. Letters are read with `logprob_token_ids`, which gives the raw log-probabilities of exactly those ids
+over the full vocabulary.
 """
 
 import logging
@@ -22,7 +23,9 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; vLLM otherwise takes nearly all memory
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the tools' threads must not be tied to the same cores
+os.environ.setdefault(
+    "VLLM_CPU_OMP_THREADS_BIND", "nobind"
+)  # the tools' threads must not be tied to the same cores
 
 import torch
 from PIL import Image
@@ -49,14 +52,19 @@ class VllmClient:
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings)
-        self.name, self.settings, self.limits, self.notice = name, settings, self.renderer.limits, self.renderer.notice
+        self.name, self.settings, self.limits, self.notice = (
+            name,
+            settings,
+            self.renderer.limits,
+            self.renderer.notice,
+        )
         self.device = device
         try:
             import vllm
         except ImportError as error:
             raise VLMError(
-                f"backend vllm: expected the package vllm, it cannot be imported ({first_line(error)}); install it or use "
-                "the backend transformers"
+                f"backend vllm: expected the package vllm, it cannot be imported ({first_line(error)});"
+                " install it or use the backend transformers"
             ) from error
         self.version = vllm.__version__
         self._check_settings()
@@ -72,12 +80,15 @@ class VllmClient:
         settings, on_gpu = self.settings, self.device.startswith("cuda")
         if current_platform.is_cpu() == on_gpu:
             built = "a CPU" if current_platform.is_cpu() else "a GPU"
-            raise VLMError(f"backend vllm: this vLLM is built for {built}, the device is {self.device}; install the other build")
+            raise VLMError(
+                f"backend vllm: this vLLM is built for {built}, the device is {self.device}; install the"
+                " other build"
+            )
         for key, only in (("quantization", "none"), ("attention", "auto"), ("device_map", "none")):
             if (got := getattr(settings, key)) != only:
                 raise VLMError(
-                    f"backend vllm: expected {key}: {only}, got {got}, which only the transformers engine does; change it or use "
-                    "that engine"
+                    f"backend vllm: expected {key}: {only}, got {got}, which only the transformers engine"
+                    " does; change it or use that engine"
                 )
 
     def _engine_config(self):
@@ -97,7 +108,11 @@ class VllmClient:
         context = self._context()
         return EngineArgs(
             model=str(self.renderer.folder),
-            dtype=settings.dtype if on_gpu else choose_dtype(settings.dtype, self.device, self.renderer.holds_in_bfloat16),
+            dtype=(
+                settings.dtype
+                if on_gpu
+                else choose_dtype(settings.dtype, self.device, self.renderer.holds_in_bfloat16)
+            ),
             seed=0,
             max_model_len=context,
             max_num_batched_tokens=max(context, 8192) if on_gpu else context,
@@ -137,9 +152,11 @@ class VllmClient:
         }
 
     def ask(self, prompt: dict[str, Any], params) -> Any:
-        """The finished output of one request. An engine whose memory ran out is loaded again for half as many requests at once.
+        """The finished output of one request. An engine whose memory ran out is loaded again for half as many
+        requests at once.
 
-        Raises OutOfMemory for what that engine had in flight, ModelLost for an engine that failed otherwise, VLMError.
+        Raises OutOfMemory for what that engine had in flight, ModelLost for an engine that failed otherwise,
+        VLMError.
         """
         engine = self.engine
         try:
@@ -149,7 +166,10 @@ class VllmClient:
                 if self.engine is engine:
                     engine.close()
                     self._in_flight = max(1, self._in_flight // 2)
-                    logger.warning("vLLM's memory ran out; loading the model again for %d requests at once", self._in_flight)
+                    logger.warning(
+                        "vLLM's memory ran out; loading the model again for %d requests at once",
+                        self._in_flight,
+                    )
                     self._load()
             raise
 
@@ -159,7 +179,8 @@ class VllmClient:
             self.engine = Engine(self._engine_config(), self.device)
         except Exception as error:  # it reads a stranger's folder, as transformers does: see `loading`
             raise ModelLost(
-                f"model folder {self.renderer.folder}: vLLM {self.version} cannot load it ({first_line(error)})"
+                f"model folder {self.renderer.folder}: vLLM {self.version} cannot load it"
+                f" ({first_line(error)})"
             ) from error
 
     def close(self) -> None:
@@ -168,7 +189,8 @@ class VllmClient:
 
 
 def gpu_share(device: str, left_gib: float) -> float:
-    """vLLM's gpu_memory_utilization: the share of the card that is free now, less `left_gib` for the tools, which load later.
+    """vLLM's gpu_memory_utilization: the share of the card that is free now, less `left_gib` for the tools,
+    which load later.
 
     Raises VLMError when nothing is left for the model.
     """
@@ -176,8 +198,8 @@ def gpu_share(device: str, left_gib: float) -> float:
     share = (free - left_gib * 2**30) / total
     if share <= 0.05:
         raise VLMError(
-            f"{device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free and left_for_tools_gib keeps {left_gib} of them for "
-            "the tools; nothing is left for the model"
+            f"{device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free and left_for_tools_gib keeps"
+            f" {left_gib} of them for the tools; nothing is left for the model"
         )
     return math.floor(share * 1000) / 1000
 
@@ -186,12 +208,15 @@ _RUNNING: set["Engine"] = set()
 
 
 class Engine:
-    """vLLM's engine on a thread of its own: requests of all sessions come in through a queue and are stepped together."""
+    """vLLM's engine on a thread of its own: requests of all sessions come in through a queue and are stepped
+    together."""
 
     def __init__(self, config, device: str):
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # warns of its own thread counts, once an image
+        logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(
+            logging.ERROR
+        )  # warns of its own thread counts, once an image
         self.config, self._device = config, device
         self._engine = LLMEngine.from_vllm_config(config)  # with statistics: they time each request
         self._requests: queue.SimpleQueue = queue.SimpleQueue()
@@ -203,7 +228,8 @@ class Engine:
         _RUNNING.add(self)
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
-        # Python's own exit handlers run after threads were joined: a daemon inside native code would then be torn down.
+        # Python's own exit handlers run after threads were joined: a daemon inside native code would then be
+        # torn down.
         close = weakref.WeakMethod(self.close)
         threading._register_atexit(lambda: (alive := close()) and alive())
 
@@ -233,7 +259,9 @@ class Engine:
                         self._pending.pop(output.request_id).set_result(output)
         except Exception as error:
             if memory_ran_out(error):
-                self._ended = OutOfMemory(f"vLLM's memory ran out ({first_line(error)}); lower max_pixels or max_in_flight")
+                self._ended = OutOfMemory(
+                    f"vLLM's memory ran out ({first_line(error)}); lower max_pixels or max_in_flight"
+                )
             else:
                 self._ended = ModelLost(f"vLLM's engine failed ({first_line(error)})")
         finally:
@@ -241,7 +269,8 @@ class Engine:
             self._free()
 
     def _free(self) -> None:
-        """Frees model and cache. vLLM's shutdown also ends what all engines of a process share: it is left to the last one."""
+        """Frees model and cache. vLLM's shutdown also ends what all engines of a process share: it is left to
+        the last one."""
         _RUNNING.discard(self)
         client = self._engine.engine_core
         if _RUNNING:
@@ -252,7 +281,8 @@ class Engine:
         del self._engine
 
     def _take(self) -> bool:
-        """Hands all waiting requests to vLLM, waiting for one when nothing is in flight; False when the engine is to stop."""
+        """Hands all waiting requests to vLLM, waiting for one when nothing is in flight; False when the
+        engine is to stop."""
         while not self._pending or not self._requests.empty():
             if (request := self._requests.get()) is None:
                 return False
@@ -294,7 +324,13 @@ class VllmSession:
         self._expanded, self.images = None, []
 
     def generate(
-        self, prompt: Prompt, schema: type[BaseModel], *, answer_prefix: str = "", temperature: float = 0.0, max_tokens: int = 512
+        self,
+        prompt: Prompt,
+        schema: type[BaseModel],
+        *,
+        answer_prefix: str = "",
+        temperature: float = 0.0,
+        max_tokens: int = 512,
     ) -> str:
         """The answer's JSON text, by default greedy. vLLM decodes template text token by token."""
         from vllm import SamplingParams
@@ -306,7 +342,9 @@ class VllmSession:
             constraint = StructuredOutputsParams(json=json_schema(schema))
         ids, begun = self._render(prompt, answer_prefix)
         room = max_tokens - len(begun)
-        params = SamplingParams(max_tokens=room, temperature=temperature, seed=self._calls, structured_outputs=constraint)
+        params = SamplingParams(
+            max_tokens=room, temperature=temperature, seed=self._calls, structured_outputs=constraint
+        )
         output = self._ask(ids, begun, params)
         chosen = output.outputs[0].token_ids
         self.usage.decoded += len(chosen)
@@ -320,11 +358,15 @@ class VllmSession:
         rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
         token_ids = resolve_letters(self.client.renderer.encode, rendered.text, letters)
         ids, begun = self._render(prompt, answer_prefix)
-        params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=list(token_ids.values()), detokenize=False)
+        params = SamplingParams(
+            max_tokens=1, temperature=0, logprob_token_ids=list(token_ids.values()), detokenize=False
+        )
         output = self._ask(ids, begun, params)
         self.usage.forward_passes += 1
         at = output.outputs[0].logprobs[0]
-        return LetterRead.of(self.client.name, {token: at[token].logprob for token in token_ids.values()}, token_ids)
+        return LetterRead.of(
+            self.client.name, {token: at[token].logprob for token in token_ids.values()}, token_ids
+        )
 
     def _render(self, prompt: Prompt, answer_prefix: str) -> tuple[list[int], list[int]]:
         """(ids of the prompt with one place for each image, ids of the answer so far)."""
@@ -336,14 +378,15 @@ class VllmSession:
         return rendered.prompt_ids, rendered.answer_ids
 
     def _ask(self, ids: list[int], begun: list[int], params) -> Any:
-        """Runs one request and counts its prompt. Raises VLMError when vLLM saw other tokens than the processor says."""
+        """Runs one request and counts its prompt. Raises VLMError when vLLM saw other tokens than the
+        processor says."""
         self._calls += 1
         prompt = {"prompt_token_ids": ids + begun, "multi_modal_data": {"image": self.images}}
         output = self.client.ask(prompt, params)
         if output.prompt_token_ids != self._whole:
             raise VLMError(
-                f"{self.client.name}: expected vLLM to see the {len(self._whole)} tokens that the processor makes, it saw "
-                f"{len(output.prompt_token_ids)} others; serve this model with transformers"
+                f"{self.client.name}: expected vLLM to see the {len(self._whole)} tokens that the processor"
+                f" makes, it saw {len(output.prompt_token_ids)} others; serve this model with transformers"
             )
         self.usage.calls += 1
         self.usage.prefill_seconds += output.metrics.first_token_ts - output.metrics.scheduled_ts

@@ -18,8 +18,14 @@ def test_letters_equal_those_of_transformers(photo, noisy_path, dtype, bound):
     settings = ModelSettings(path=str(EMBEDDED), dtype=dtype)
     ours, theirs = VllmClient("embedded", settings, "cpu"), TransformersClient("embedded", settings, "cpu")
     try:
-        for picture in (photo.crop((0, 0, 256, 224)), Image.open(noisy_path).convert("RGB").crop((0, 0, 192, 320))):
-            one, other = (client.open([picture]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for client in (ours, theirs))
+        for picture in (
+            photo.crop((0, 0, 256, 224)),
+            Image.open(noisy_path).convert("RGB").crop((0, 0, 192, 320)),
+        ):
+            one, other = (
+                client.open([picture]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+                for client in (ours, theirs)
+            )
             assert one.token_ids == other.token_ids
             assert max(abs(one.logprobs[letter] - other.logprobs[letter]) for letter in LETTERS) < bound
     finally:

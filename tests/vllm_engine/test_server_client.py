@@ -84,7 +84,9 @@ def test_letters_equal_those_of_transformers(server_client, client, photo, count
 def test_answers_equal_those_of_transformers(server_client, client, photo):
     picture = photo.crop((0, 0, 256, 224))
     plan = planner_prompt(DEFAULT_QUERY, False)
-    assert server_client.open([picture]).generate(plan, PlannerReply) == client.open([picture]).generate(plan, PlannerReply)
+    assert server_client.open([picture]).generate(plan, PlannerReply) == client.open([picture]).generate(
+        plan, PlannerReply
+    )
     texts = [
         c.open([picture]).generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "B")
         for c in (server_client, client)
@@ -102,7 +104,9 @@ def test_roles_continue_from_the_servers_cache(server_client, photo):
 def test_four_assessments_at_once_agree_with_transformers(url, services, photo, tmp_path):
     settings = load_settings().with_engine("server")
     model = settings.model("server.embedded").model_copy(update={"server": url})
-    shared = Services(settings.model_copy(update={"models": {"embedded": model}}), "cpu", tools=services.tools)
+    shared = Services(
+        settings.model_copy(update={"models": {"embedded": model}}), "cpu", tools=services.tools
+    )
     paths = []
     for i in range(4):
         paths.append(tmp_path / f"{i}.png")
@@ -135,4 +139,6 @@ def test_a_model_that_is_not_served_is_named(url):
 
 def test_no_server_is_one_sentence(tmp_path):
     with pytest.raises(VLMError, match="expected a vLLM server, got none"):
-        ServerClient("embedded", ModelSettings(path=str(TINY), server=f"http://127.0.0.1:{free_port()}"), "cpu")
+        ServerClient(
+            "embedded", ModelSettings(path=str(TINY), server=f"http://127.0.0.1:{free_port()}"), "cpu"
+        )

@@ -1,4 +1,5 @@
-"""The real vLLM engine on the CPU, on the embedded model: the same letters, the same tokens and the same answers as transformers."""
+"""The real vLLM engine on the CPU, on the embedded model: the same letters, the same tokens and the same
+answers as transformers."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,7 +29,8 @@ from agentic_iqa_local.vlm_client.vllm_client import VllmClient, gpu_share
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 REVERSED = summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True)
 PLAN = planner_prompt(DEFAULT_QUERY, False)
-# Both engines compute in float32 with sums in another order: differences of 1e-6 in logits that reach about 20.
+# Both engines compute in float32 with sums in another order: differences of 1e-6 in logits that reach about
+# 20.
 BOUND = 1e-4
 
 
@@ -42,7 +44,13 @@ def vllm_client():
 @pytest.fixture(scope="module")
 def pictures(photo, noisy_path):
     noisy = Image.open(noisy_path).convert("RGB")
-    return [photo.crop((0, 0, 256, 224)), noisy.crop((0, 0, 192, 320)), photo.crop((64, 32, 224, 160)), noisy, photo]
+    return [
+        photo.crop((0, 0, 256, 224)),
+        noisy.crop((0, 0, 192, 320)),
+        photo.crop((64, 32, 224, 160)),
+        noisy,
+        photo,
+    ]
 
 
 def difference(one, other):
@@ -60,12 +68,16 @@ def test_letters_equal_those_of_transformers(vllm_client, client, pictures, prom
 
 
 def test_letters_in_bfloat16_agree_within_its_rounding(pictures):
-    """Logits between 16 and 32 have neighbours 2**(4 - 7) = 0.125 apart in bfloat16: two of them between the engines."""
+    """Logits between 16 and 32 have neighbours 2**(4 - 7) = 0.125 apart in bfloat16: two of them between the
+    engines."""
     settings = ModelSettings(path=str(TINY), dtype="bfloat16")
     ours, theirs = VllmClient("embedded", settings, "cpu"), TransformersClient("embedded", settings, "cpu")
     try:
         for picture in pictures[:3]:
-            reads = [client.open([picture]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for client in (ours, theirs)]
+            reads = [
+                client.open([picture]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+                for client in (ours, theirs)
+            ]
             assert difference(*reads) < 0.25
     finally:
         ours.close()
@@ -102,7 +114,10 @@ def test_an_engine_whose_memory_ran_out_is_loaded_again_for_half_as_many(picture
         with pytest.raises(OutOfMemory, match="Tried to allocate"):
             ours.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
         assert (ours.engine is first, ours.engine.config.scheduler_config.max_num_seqs) == (False, 2)
-        assert difference(ours.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS), expected) < BOUND
+        assert (
+            difference(ours.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS), expected)
+            < BOUND
+        )
 
         def broken():
             raise ValueError("something else")
@@ -116,7 +131,8 @@ def test_an_engine_whose_memory_ran_out_is_loaded_again_for_half_as_many(picture
 
 
 def test_the_engine_takes_of_a_card_what_the_tools_leave(monkeypatch):
-    """24 GiB of which 20 are free and 4 stay for the tools: 16 / 24 = 0.6666..., rounded down. With 5 free, 1 / 24 is too little."""
+    """24 GiB of which 20 are free and 4 stay for the tools: 16 / 24 = 0.6666..., rounded down. With 5 free, 1
+    / 24 is too little."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * 2**30, 24 * 2**30))
     assert gpu_share("cuda:0", 4.0) == 0.666
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * 2**30, 24 * 2**30))
@@ -128,7 +144,9 @@ def test_a_batch_of_many_reads_equals_one_read_after_the_other(vllm_client, pict
     crops = [p.crop((0, 0, 128 + 32 * i, 160)) for p in pictures for i in range(3)]
     alone = [vllm_client.open([c]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for c in crops]
     with ThreadPoolExecutor(len(crops)) as pool:
-        together = list(pool.map(lambda c: vllm_client.open([c]).read_letters(SCORING, ANSWER_PREFIX, LETTERS), crops))
+        together = list(
+            pool.map(lambda c: vllm_client.open([c]).read_letters(SCORING, ANSWER_PREFIX, LETTERS), crops)
+        )
     assert max(map(difference, alone, together)) < BOUND
 
 
@@ -136,7 +154,9 @@ def test_letters_stay_right_beside_requests_that_generate(vllm_client, pictures)
     alone = vllm_client.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     with ThreadPoolExecutor(4) as pool:
         plans = [pool.submit(vllm_client.open([p]).generate, PLAN, PlannerReply) for p in pictures[1:4]]
-        read = pool.submit(vllm_client.open([pictures[0]]).read_letters, SCORING, ANSWER_PREFIX, LETTERS).result()
+        read = pool.submit(
+            vllm_client.open([pictures[0]]).read_letters, SCORING, ANSWER_PREFIX, LETTERS
+        ).result()
         for plan in plans:
             PlannerReply.model_validate_json(plan.result())
     assert difference(read, alone) < BOUND
@@ -168,12 +188,15 @@ def test_without_prefix_sharing_nothing_is_reused_and_the_letters_are_equal(vllm
 
 
 def test_the_exact_mode_gives_the_same_bits_whatever_else_runs(pictures):
-    """Batching and cached blocks change the order of sums, and so the last bits; the exact mode has neither."""
+    """Batching and cached blocks change the order of sums, and so the last bits; the exact mode has
+    neither."""
     exact = VllmClient("embedded", ModelSettings(path=str(TINY), exact=True), "cpu")
     try:
         first = [exact.open([p]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for p in pictures]
         with ThreadPoolExecutor(len(pictures)) as pool:
-            together = list(pool.map(lambda p: exact.open([p]).read_letters(SCORING, ANSWER_PREFIX, LETTERS), pictures))
+            together = list(
+                pool.map(lambda p: exact.open([p]).read_letters(SCORING, ANSWER_PREFIX, LETTERS), pictures)
+            )
     finally:
         exact.close()
         torch.use_deterministic_algorithms(False)
@@ -201,13 +224,17 @@ def test_both_engines_see_the_same_pixels_and_tokens(vllm_client, client, photo)
 )
 def test_greedy_answers_equal_those_of_transformers(vllm_client, client, pictures, prompt, schema):
     for picture in pictures[:3]:
-        assert vllm_client.open([picture]).generate(prompt, schema) == client.open([picture]).generate(prompt, schema)
+        assert vllm_client.open([picture]).generate(prompt, schema) == client.open([picture]).generate(
+            prompt, schema
+        )
 
 
 def test_a_begun_answer_is_continued(vllm_client, client, pictures):
     for letter in LETTERS:
         texts = [
-            c.open([pictures[0]]).generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + letter)
+            c.open([pictures[0]]).generate(
+                SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + letter
+            )
             for c in (vllm_client, client)
         ]
         assert summary_reply(LETTERS).model_validate_json(texts[0]).final_answer == letter
@@ -216,7 +243,9 @@ def test_a_begun_answer_is_continued(vllm_client, client, pictures):
 
 def test_an_answer_that_cannot_begin_so_is_refused(vllm_client, pictures):
     with pytest.raises(VLMError, match="does not allow"):
-        vllm_client.open([pictures[0]]).generate(SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "X")
+        vllm_client.open([pictures[0]]).generate(
+            SCORING, summary_reply(LETTERS), answer_prefix=ANSWER_PREFIX + "X"
+        )
 
 
 def test_a_prompt_beyond_the_context_is_an_error_of_its_request_alone(vllm_client, pictures):
@@ -234,11 +263,16 @@ def vllm_services(vllm_client, services):
 
 @pytest.mark.parametrize("reference", [False, True], ids=["no-reference", "full-reference"])
 def test_whole_assessments_agree(vllm_services, services, photo_path, noisy_path, reference):
-    rows = [assess(noisy_path, photo_path if reference else None, services=each) for each in (vllm_services, services)]
+    rows = [
+        assess(noisy_path, photo_path if reference else None, services=each)
+        for each in (vllm_services, services)
+    ]
     assert [row.error for row in rows] == [None, None]
     ours, theirs = rows
     assert ours.plan == theirs.plan
-    assert [(t.tool_name, t.raw_score) for t in ours.tools] == [(t.tool_name, t.raw_score) for t in theirs.tools]
+    assert [(t.tool_name, t.raw_score) for t in ours.tools] == [
+        (t.tool_name, t.raw_score) for t in theirs.tools
+    ]
     assert ours.p_c == pytest.approx(theirs.p_c, abs=BOUND)
     assert ours.q == pytest.approx(theirs.q, abs=1e-3)
     assert ours.seen == theirs.seen

@@ -13,13 +13,18 @@ from agentic_iqa_local.vlm_client.vllm_client import VllmClient
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_clip", "llava_siglip", "smolvlm", "idefics3"])
+@pytest.mark.parametrize(
+    "family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_clip", "llava_siglip", "smolvlm", "idefics3"]
+)
 def test_both_engines_agree_on_letters_tokens_and_answers(family, photo, tmp_path):
     build(family, tmp_path)
     settings = ModelSettings(path=str(tmp_path))
     theirs, ours = TransformersClient(family, settings, "cpu"), VllmClient(family, settings, "cpu")
     try:
-        for images in ([photo.crop((0, 0, 256, 224))], [photo.crop((0, 0, 192, 160)), photo.crop((200, 100, 392, 260))]):
+        for images in (
+            [photo.crop((0, 0, 256, 224))],
+            [photo.crop((0, 0, 192, 160)), photo.crop((200, 100, 392, 260))],
+        ):
             sessions = [client.open(images) for client in (ours, theirs)]
             reads = [session.read_letters(SCORING, ANSWER_PREFIX, LETTERS) for session in sessions]
             assert reads[0].token_ids == reads[1].token_ids

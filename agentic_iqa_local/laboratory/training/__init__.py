@@ -1,1 +1,2 @@
-"""How the embedded VLM is made: synthetic distortions, role samples, tokenizer and training loop. Never imported at run time."""
+"""How the embedded VLM is made: synthetic distortions, role samples, tokenizer and training loop. Never
+imported at run time."""

@@ -1,6 +1,8 @@
-"""Low-rank adapters on the language model, W + s·B·A (LoRA, Hu et al., ICLR 2022), kept apart from what they adapt.
+"""Low-rank adapters on the language model, W + s·B·A (LoRA, Hu et al., ICLR 2022), kept apart from what they
+adapt.
 
-peft does the same; on a CPU its separate products, casts and sums take as long as training all weights would, and this does not.
+peft does the same; on a CPU its separate products, casts and sums take as long as training all weights would,
+and this does not.
 """
 
 from pathlib import Path
@@ -17,7 +19,8 @@ FIRST_LAYER = 8  # the lower layers stay as they are, and no gradient goes throu
 
 
 class _AdaptedProduct(torch.autograd.Function):
-    """y = x·Wᵀ + b + s·(x·Aᵀ)·Bᵀ without a gradient of W; x is N×in. Autocast's precision, where it is on, holds for all of it."""
+    """y = x·Wᵀ + b + s·(x·Aᵀ)·Bᵀ without a gradient of W; x is N×in. Autocast's precision, where it is on,
+    holds for all of it."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, a, b):
@@ -54,12 +57,15 @@ class Adapted(nn.Module):
         self.lora_B = nn.Parameter(torch.zeros(linear.out_features, rank))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = _AdaptedProduct.apply(x.flatten(0, -2), self.linear.weight, self.linear.bias, self.lora_A, self.lora_B)
+        y = _AdaptedProduct.apply(
+            x.flatten(0, -2), self.linear.weight, self.linear.bias, self.lora_A, self.lora_B
+        )
         return y.unflatten(0, x.shape[:-1])
 
 
 def add_adapters(language: nn.Module, rank: int, first_layer: int = FIRST_LAYER) -> None:
-    """Adapters of `rank` on every projection from `first_layer` on; all other weights of `language` are frozen."""
+    """Adapters of `rank` on every projection from `first_layer` on; all other weights of `language` are
+    frozen."""
     language.requires_grad_(False)
     for parent in [module for layer in language.layers[first_layer:] for module in layer.modules()]:
         for name, child in list(parent.named_children()):
@@ -77,7 +83,8 @@ def adapters(language: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]
 
 
 def load_adapters(language: nn.Module, parts: Path) -> None:
-    """Puts the adapters that git carries in the folder `parts` into those of `language`, which must have the same rank."""
+    """Puts the adapters that git carries in the folder `parts` into those of `language`, which must have the
+    same rank."""
     known = load_file(parts / DELTA)
     with torch.no_grad():
         for name, (down, up) in adapters(language).items():

@@ -1,4 +1,5 @@
-"""The model card of a trained folder: README.md from training.json (how it was made) and evaluation.json (how well it does)."""
+"""The model card of a trained folder: README.md from training.json (how it was made) and evaluation.json (how
+well it does)."""
 
 import json
 from pathlib import Path
@@ -39,12 +40,16 @@ def environment(threads: int) -> dict:
 def training_seconds(rows: list[dict]) -> float:
     """Seconds that a phase took over all its runs: the clock of a resumed run begins at 0 again."""
     ends = [
-        row["seconds"] for row, after in zip(rows, [*rows[1:], {"seconds": 0}], strict=True) if after["seconds"] < row["seconds"]
+        row["seconds"]
+        for row, after in zip(rows, [*rows[1:], {"seconds": 0}], strict=True)
+        if after["seconds"] < row["seconds"]
     ]
     return float(sum(ends))
 
 
-def write_training(folder: Path, options: dict, photographs: dict, curve: list[dict], threads: int, notes: str) -> None:
+def write_training(
+    folder: Path, options: dict, photographs: dict, curve: list[dict], threads: int, notes: str
+) -> None:
     """training.json: options, photographs, machine, hours and a curve of at most 40 points a phase."""
     phases = {}
     for row in curve:
@@ -88,7 +93,9 @@ def _bar_rows(figures: dict) -> list[str]:
         percent = key not in ("srcc", "order")
         reached = found[key]["value"] <= bar if key in LOWER else found[key]["value"] >= bar
         wanted = f"{bar:.0%}" if percent else f"{bar:.2f}"
-        rows.append(f"| {what} | {_figure(found[key], percent)} | {wanted} | {'yes' if reached else '**no**'} |")
+        rows.append(
+            f"| {what} | {_figure(found[key], percent)} | {wanted} | {'yes' if reached else '**no**'} |"
+        )
     return rows
 
 
@@ -97,13 +104,18 @@ def _option(value) -> str:
 
 
 def write_card(folder: Path) -> None:
-    """README.md of a folder of parts. Raises ValueError when a record is of other weights than those that the parts make."""
-    training, figures = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("training", "evaluation"))
+    """README.md of a folder of parts. Raises ValueError when a record is of other weights than those that the
+    parts make."""
+    training, figures = (
+        json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("training", "evaluation")
+    )
     digest = weights_hash(folder)
     for name, record in (("training", training), ("evaluation", figures)):
         if record["weights_sha256"] != digest:
             raise ValueError(
-                f"{folder / name}.json: describes weights {record['weights_sha256'][:12]}, the folder has {digest[:12]}"
+                f"{folder / name}.json: describes weights {record['weights_sha256'][:12]}, the folder has"
+                f" {digest[:12]}"
             )
     synthetic, plans = figures["synthetic"], figures["plans"]
     srcc, environment_ = synthetic["srcc"], training["environment"]
@@ -114,8 +126,8 @@ def write_card(folder: Path) -> None:
     targets = ", ".join(f"{v:.2f}" for v in synthetic["mean_target_by_severity"].values())
     fields = ", ".join(f"{name} {share:.0%}" for name, share in plans["hand_written"]["by_field"].items())
     human = [
-        f"| {name} | {look['figure']['srcc']['value']:.3f} | {look['figure']['srcc']['low']:.3f} to {look['figure']['srcc']['high']:.3f}"
-        f" | {look['figure']['interval_over']} |"
+        f"| {name} | {look['figure']['srcc']['value']:.3f} | {look['figure']['srcc']['low']:.3f} to"
+        f" {look['figure']['srcc']['high']:.3f} | {look['figure']['interval_over']} |"
         for name, look in figures["human_scores"].items()
     ]
     looks = [
@@ -129,7 +141,9 @@ def write_card(folder: Path) -> None:
             digest=digest,
             record=record,
             free=free,
-            by_type=", ".join(f"{kind} {found['right']} of {found['n']}" for kind, found in free["by_type"].items()),
+            by_type=", ".join(
+                f"{kind} {found['right']} of {found['n']}" for kind, found in free["by_type"].items()
+            ),
             told=told,
             synthetic=synthetic,
             plans=plans,
@@ -143,7 +157,9 @@ def write_card(folder: Path) -> None:
             samples=synthetic["samples"],
             test_photographs=synthetic["photographs"],
             seed=synthetic["seed"],
-            srcc="\n".join(f"| {name.replace('_', ' ')} | {_figure(figure, False)} |" for name, figure in srcc.items()),
+            srcc="\n".join(
+                f"| {name.replace('_', ' ')} | {_figure(figure, False)} |" for name, figure in srcc.items()
+            ),
             families=families,
             severity_1=_figure(synthetic["family_severity_1"], True).replace(" | ", ", "),
             levels=levels,

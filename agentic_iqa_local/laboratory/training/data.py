@@ -1,7 +1,7 @@
 """Photographs on disk → a pool of distorted photographs with their pseudo-MOS → batches of crops.
 
-The pool is made once (the metrics are too slow to run inside training) and every batch follows from (seed, phase, step)
-and the pool alone, so training resumes exactly.
+The pool is made once (the metrics are too slow to run inside training) and every batch follows from (seed,
+phase, step) and the pool alone, so training resumes exactly.
 """
 
 import json
@@ -31,7 +31,12 @@ from agentic_iqa_local.synthetic.photos import SIDE, Crop, load_tiles
 logger = logging.getLogger(__name__)
 
 VARIED_SIDE = 384
-MIRRORED = {"top left": "top right", "top right": "top left", "bottom left": "bottom right", "bottom right": "bottom left"}
+MIRRORED = {
+    "top left": "top right",
+    "top right": "top left",
+    "bottom left": "bottom right",
+    "bottom right": "bottom left",
+}
 KERNELS = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 SHARD = 100
 LOCAL_SHARE, CAMERA_SHARE = 0.2, 0.2  # of the pool: one distortion in one quarter; several mild ones at once
@@ -39,10 +44,11 @@ LEVEL_WIDTH = 0.7
 
 
 def vary(tile: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A clean picture like `tile` but not it: another scale, frame, gamma, saturation and white balance, all still natural.
+    """A clean picture like `tile` but not it: another scale, frame, gamma, saturation and white balance, all
+    still natural.
 
-    Without it a model learns a few hundred photographs by heart, and with them what each should look like. H×W×3 uint8
-    → 384×384×3.
+    Without it a model learns a few hundred photographs by heart, and with them what each should look like.
+    H×W×3 uint8 → 384×384×3.
     """
     kernel = KERNELS[int(rng.integers(len(KERNELS)))]
     side = int(rng.integers(VARIED_SIDE, tile.shape[0] + 1))
@@ -63,7 +69,8 @@ def parts_of(row: dict) -> tuple[Part, ...]:
 
 @dataclass(frozen=True)
 class Pool:
-    """N distorted photographs with their clean originals, memory mapped in shards, and what was done to each."""
+    """N distorted photographs with their clean originals, memory mapped in shards, and what was done to
+    each."""
 
     pictures: list[np.ndarray]
     clean: list[np.ndarray]
@@ -71,8 +78,12 @@ class Pool:
 
     @cached_property
     def weights(self) -> np.ndarray:
-        """How often each row is drawn: clean and compressed pictures, the hardest to tell apart, twice as often as others."""
-        hard = [not row["parts"] or any(part.family == "Compression" for part in parts_of(row)) for row in self.rows]
+        """How often each row is drawn: clean and compressed pictures, the hardest to tell apart, twice as
+        often as others."""
+        hard = [
+            not row["parts"] or any(part.family == "Compression" for part in parts_of(row))
+            for row in self.rows
+        ]
         return np.where(hard, 2.0, 1.0)
 
     @cached_property
@@ -86,8 +97,8 @@ class Pool:
         return np.array([any(part.place for part in parts_of(row)) for row in self.rows])
 
     def draw(self, count: int, side: int, rng: np.random.Generator, whole: bool = False) -> np.ndarray:
-        """Indices of `count` rows whose pictures have at least `side` pixels a side; `whole`: exactly so many. Only whole pictures
-        have local distortions, since their quality is the whole picture's."""
+        """Indices of `count` rows whose pictures have at least `side` pixels a side; `whole`: exactly so
+        many. Only whole pictures have local distortions, since their quality is the whole picture's."""
         fits = self.sides == side if whole else (self.sides >= side) & ~self.local
         weights = np.where(fits, self.weights, 0)
         return rng.choice(len(self.rows), size=count, p=weights / weights.sum())
@@ -96,11 +107,17 @@ class Pool:
         """A random crop, mirrored half of the time, on the block grid of the codec two times out of three."""
         return self.crop_at(index, height, width, rng)[0]
 
-    def crop_at(self, index: int, height: int, width: int, rng: np.random.Generator) -> tuple[Crop, tuple[int, int, bool] | None]:
-        """`crop` with its (top, left, mirrored), where it lies on the cells of the teacher's features, else None."""
+    def crop_at(
+        self, index: int, height: int, width: int, rng: np.random.Generator
+    ) -> tuple[Crop, tuple[int, int, bool] | None]:
+        """`crop` with its (top, left, mirrored), where it lies on the cells of the teacher's features, else
+        None."""
         row, shard, place = self.rows[index], index // SHARD, index % SHARD
         step = CELL if rng.random() < 2 / 3 else 1
-        top, left = (step * int(rng.integers(0, (self.sides[index] - length) // step + 1)) for length in (height, width))
+        top, left = (
+            step * int(rng.integers(0, (self.sides[index] - length) // step + 1))
+            for length in (height, width)
+        )
         mirrored = bool(rng.random() < 0.5)
 
         def cut(pixels: np.ndarray) -> np.ndarray:
@@ -110,7 +127,9 @@ class Pool:
         parts = parts_of(row)
         if mirrored:
             parts = tuple(replace(p, place=MIRRORED.get(p.place)) for p in parts)
-        crop = Crop(Sample(cut(self.pictures[shard][place]), parts), cut(self.clean[shard][place]), row["quality"])
+        crop = Crop(
+            Sample(cut(self.pictures[shard][place]), parts), cut(self.clean[shard][place]), row["quality"]
+        )
         return crop, (top, left, mirrored) if top % CELL == left % CELL == 0 else None
 
 
@@ -132,7 +151,9 @@ def _make_shard(number: int, folder: Path, varied: bool, seed: int, count: int =
         else:
             parts = draw_camera_parts(rng) if drawn < LOCAL_SHARE + CAMERA_SHARE else draw_parts(rng)
         pictures[i] = distort(clean[i], parts, rng).image
-        rows.append({"quality": round(measure(pictures[i], clean[i]), 4), "parts": [asdict(p) for p in parts]})
+        rows.append(
+            {"quality": round(measure(pictures[i], clean[i]), 4), "parts": [asdict(p) for p in parts]}
+        )
     np.save(folder / f"pictures_{number:03d}.npy", pictures)
     np.save(folder / f"clean_{number:03d}.npy", clean)
     partial = folder / f"rows_{number:03d}.partial"
@@ -142,12 +163,15 @@ def _make_shard(number: int, folder: Path, varied: bool, seed: int, count: int =
 
 
 def build_pool(files: Sequence[Path], folder: Path, plain: int, varied: int, seed: int, workers: int) -> Pool:
-    """Makes what is missing of `plain` distorted 512×512 photographs and `varied` ones of 384×384 in `folder`, and opens them.
+    """Makes what is missing of `plain` distorted 512×512 photographs and `varied` ones of 384×384 in
+    `folder`, and opens them.
 
     A third of a second each and worker.
     """
     if plain % SHARD or varied % SHARD:
-        raise ValueError(f"the pool is made in shards of {SHARD}: expected multiples of it, got {plain} and {varied}")
+        raise ValueError(
+            f"the pool is made in shards of {SHARD}: expected multiples of it, got {plain} and {varied}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "tiles.npy").exists():
         np.save(folder / "tiles.partial.npy", np.stack(load_tiles(files)))
@@ -172,12 +196,15 @@ def open_pool(folder: Path, numbers: Iterable[int]) -> Pool:
 
 
 def level_targets(quality: np.ndarray, width: float = LEVEL_WIDTH) -> np.ndarray:
-    """N qualities 1..5 → N×5 probabilities of the letters A..E: a Gaussian of `width` levels around the quality."""
+    """N qualities 1..5 → N×5 probabilities of the letters A..E: a Gaussian of `width` levels around the
+    quality."""
     weight = np.exp(-0.5 * ((np.arange(5, 0, -1)[None] - quality[:, None]) / width) ** 2)
     return weight / weight.sum(1, keepdims=True)
 
 
 def pixel_values(images: list[np.ndarray], processor: Callable) -> tuple[torch.Tensor, torch.Tensor]:
     """Patches and grids as the processor makes them, without any resizing."""
-    out = processor.image_processor(images=images, do_resize=False, return_tensors="pt", input_data_format="channels_last")
+    out = processor.image_processor(
+        images=images, do_resize=False, return_tensors="pt", input_data_format="channels_last"
+    )
     return out["pixel_values"], out["image_grid_thw"]

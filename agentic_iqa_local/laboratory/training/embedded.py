@@ -1,15 +1,21 @@
-"""The embedded VLM around its language model: the processor, the notice, and the start of its vision tower."""
+"""The embedded VLM around its language model: the processor, the notice, and the start of its vision
+tower."""
 
 import torch
-from transformers import PreTrainedTokenizerBase, Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+from transformers import (
+    PreTrainedTokenizerBase,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+)
 
 PATCH, MERGE = 16, 2
 FACTOR = PATCH * MERGE
 TRAINED_MIN_PIXELS, TRAINED_MAX_PIXELS = 96 * 96, 512 * 512
 
 NOTICE = (
-    "the small embedded model answered: it was trained on synthetic distortions so that everything runs at once and anywhere; "
-    "use a Qwen-VL folder for real assessments"
+    "the small embedded model answered: it was trained on synthetic distortions so that everything runs at"
+    " once and anywhere; use a Qwen-VL folder for real assessments"
 )
 CHAT_TEMPLATE = (
     "{%- for m in messages -%}{{ '<|im_start|>' + m['role'] + '\\n' }}"
@@ -33,15 +39,21 @@ def build_processor(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLProcessor:
 
 
 def grow_vision(visual: torch.nn.Module, donor: torch.nn.Module, embedding_rms: float) -> None:
-    """Starts a deeper and wider tower as the same function as `donor`: what it has more of adds nothing at first.
+    """Starts a deeper and wider tower as the same function as `donor`: what it has more of adds nothing at
+    first.
 
-    Only the merger's last layer, into another width, starts afresh, at the size of the language model's embeddings.
+    Only the merger's last layer, into another width, starts afresh, at the size of the language model's
+    embeddings.
     """
     weights = donor.state_dict()
     with torch.no_grad():
         for name, weight in visual.state_dict().items():
             if name.startswith("merger.mlp.2."):
-                weight.normal_(std=embedding_rms / weight.shape[-1] ** 0.5) if weight.ndim == 2 else weight.zero_()
+                (
+                    weight.normal_(std=embedding_rms / weight.shape[-1] ** 0.5)
+                    if weight.ndim == 2
+                    else weight.zero_()
+                )
             elif name in weights:
                 grown = [slice(0, size) for size in weights[name].shape]
                 if weight.ndim == 2:

@@ -1,5 +1,6 @@
-"""How well a model folder sees: a fixed test set of held-out photographs with synthetic distortions, plans for queries, and
-human scores to check against, all through the shipped client. Knows nothing of how the model was trained."""
+"""How well a model folder sees: a fixed test set of held-out photographs with synthetic distortions, plans
+for queries, and human scores to check against, all through the shipped client. Knows nothing of how the model
+was trained."""
 
 import csv
 import re
@@ -34,14 +35,23 @@ from agentic_iqa_local.prompts import (
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import ExecutorOutput
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS
-from agentic_iqa_local.synthetic.photos import SAMPLES_PER_PHOTO, SIDE, TEST_SEED, Crop, held_out_crops, load_tiles
+from agentic_iqa_local.synthetic.photos import (
+    SAMPLES_PER_PHOTO,
+    SIDE,
+    TEST_SEED,
+    Crop,
+    held_out_crops,
+    load_tiles,
+)
 from agentic_iqa_local.vlm_client import VLMClient, VLMSession
 
 GRAMMAR_QUERIES = 300
 REASONINGS = 100
-# Where what the program adds to a reasoning begins: numbers that differ between any two pictures are no words of the model.
+# Where what the program adds to a reasoning begins: numbers that differ between any two pictures are no words
+# of the model.
 NOTES = re.compile(
-    r"\s*(Fused score|No tool scores were|No distortion analysis or tool|Contradictory evidence|Part of the evidence)"
+    r"\s*(Fused score|No tool scores were|No distortion analysis or tool|Contradictory evidence|Part of the"
+    r" evidence)"
 )
 SCORE_NOISE = 0.7
 RESAMPLES = 1000
@@ -55,7 +65,8 @@ def _silent(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One test picture: what was done to it, and what the model said. Levels are expectations over the letters, 1..5."""
+    """One test picture: what was done to it, and what the model said. Levels are expectations over the
+    letters, 1..5."""
 
     photo: int
     parts: tuple[tuple[str, int], ...]
@@ -70,10 +81,14 @@ class Judgement:
     four_choice_right: bool
 
 
-def expected_level(session: VLMSession, evidence: ExecutorOutput | None = None, reversed_letters: bool = False) -> float:
+def expected_level(
+    session: VLMSession, evidence: ExecutorOutput | None = None, reversed_letters: bool = False
+) -> float:
     """E[level] of the letters for the default query; with the letters reassigned, mapped back by meaning."""
     prompt = summarizer_prompt(DEFAULT_QUERY, evidence, scoring=True, reversed_letters=reversed_letters)
-    probabilities = score_fusion.letter_probabilities(session.read_letters(prompt, ANSWER_PREFIX, LETTERS).logprobs)
+    probabilities = score_fusion.letter_probabilities(
+        session.read_letters(prompt, ANSWER_PREFIX, LETTERS).logprobs
+    )
     level = score_fusion.expected_level(probabilities)
     return 6 - level if reversed_letters else level
 
@@ -84,8 +99,11 @@ def _answered_right(session: VLMSession, sample) -> bool:
     return max(letters, key=read.get) == letters[int(sample.letters.argmax())]
 
 
-def judge(client: VLMClient, blank: VLMSession, crop: Crop, photo: int, rng: np.random.Generator) -> Judgement:
-    """Reads the letters in four ways, detects, analyses what is there, and answers two questions, for one picture.
+def judge(
+    client: VLMClient, blank: VLMSession, crop: Crop, photo: int, rng: np.random.Generator
+) -> Judgement:
+    """Reads the letters in four ways, detects, analyses what is there, and answers two questions, for one
+    picture.
 
     `blank` is a session on an even grey picture.
     """
@@ -94,7 +112,9 @@ def judge(client: VLMClient, blank: VLMSession, crop: Crop, photo: int, rng: np.
     evidence = ExecutorOutput(quality_scores={"Global": {OVERALL: ("NIQE", score)}})
     questions = yes_or_no(crop, rng), four_choices(crop, rng)
     session = client.open([Image.fromarray(sample.image)])
-    found = ask(session, detection_prompt(DEFAULT_QUERY, ["Global"]), detection_reply(["Global"]), RoleSettings())
+    found = ask(
+        session, detection_prompt(DEFAULT_QUERY, ["Global"]), detection_reply(["Global"]), RoleSettings()
+    )
     detected = found.model_dump(by_alias=True)["Global"]
     steps = None
     if len(sample.parts) == 1:
@@ -111,7 +131,9 @@ def judge(client: VLMClient, blank: VLMSession, crop: Crop, photo: int, rng: np.
     session.close()
     without_image = expected_level(blank, evidence)
     parts = tuple((p.kind, p.severity) for p in sample.parts)
-    return Judgement(photo, parts, crop.quality, *levels, without_image, detected[0] if detected else None, steps, *right)
+    return Judgement(
+        photo, parts, crop.quality, *levels, without_image, detected[0] if detected else None, steps, *right
+    )
 
 
 def _srcc(a: np.ndarray, b: np.ndarray) -> float:
@@ -120,15 +142,22 @@ def _srcc(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def with_interval(statistic: Callable[[np.ndarray], float], groups: np.ndarray) -> dict[str, float]:
-    """`statistic` of all rows (given as indices) and its 95 % percentile bootstrap interval over whole groups."""
+    """`statistic` of all rows (given as indices) and its 95 % percentile bootstrap interval over whole
+    groups."""
     rng = np.random.default_rng(0)
     members = [np.flatnonzero(groups == g) for g in np.unique(groups)]
     draws = [
-        statistic(np.concatenate([members[i] for i in rng.integers(len(members), size=len(members))])) for _ in range(RESAMPLES)
+        statistic(np.concatenate([members[i] for i in rng.integers(len(members), size=len(members))]))
+        for _ in range(RESAMPLES)
     ]
     low, high = np.nanpercentile(draws, [2.5, 97.5])
     value = statistic(np.arange(len(groups)))
-    return {"value": round(value, 4), "low": round(float(low), 4), "high": round(float(high), 4), "n": len(groups)}
+    return {
+        "value": round(value, 4),
+        "low": round(float(low), 4),
+        "high": round(float(high), 4),
+        "n": len(groups),
+    }
 
 
 def summarise(judged: Sequence[Judgement]) -> dict:
@@ -139,7 +168,11 @@ def summarise(judged: Sequence[Judgement]) -> dict:
     severity = np.array([max((s for _, s in j.parts), default=0) for j in judged])
     family = np.array([DISTORTIONS[j.parts[0][0]].family if j.parts else "none" for j in judged])
     right = np.array([(j.detected or "none") == f for j, f in zip(judged, family, strict=True)])
-    level = {name: np.array([getattr(j, name) for j in judged]) for name in Judgement.__annotations__ if name.startswith("level")}
+    level = {
+        name: np.array([getattr(j, name) for j in judged])
+        for name in Judgement.__annotations__
+        if name.startswith("level")
+    }
 
     def share(flags: Sequence[bool], rows: np.ndarray) -> dict[str, float]:
         kept = np.asarray(flags, float)[rows]
@@ -167,16 +200,22 @@ def summarise(judged: Sequence[Judgement]) -> dict:
         "clean_called_clean": share(right, count == 0),
         "family_severity_1": share(right, (count == 1) & (severity == 1)),
         "family_by_type": {
-            str(f): round(float(right[seen & (family == f)].mean()), 3) for f in (*DISTORTION_TYPES, "none") if (seen & (family == f)).any()
+            str(f): round(float(right[seen & (family == f)].mean()), 3)
+            for f in (*DISTORTION_TYPES, "none")
+            if (seen & (family == f)).any()
         },
         "severity_within_one_step": share(steps <= 1, count == 1),
         "severity_exact": share(steps == 0, count == 1),
         "yes_no": share([j.yes_no_right for j in judged], every),
         "four_choice": share([j.four_choice_right for j in judged], every),
         "order_bias": with_interval(lambda i: float(shift[i].mean()), photo),
-        "mean_level_by_severity": {int(s): round(float(level["level"][severity == s].mean()), 3) for s in np.unique(severity)},
-        "mean_target_by_severity": {int(s): round(float(target[severity == s].mean()), 3) for s in np.unique(severity)},
-    }  # fmt: skip
+        "mean_level_by_severity": {
+            int(s): round(float(level["level"][severity == s].mean()), 3) for s in np.unique(severity)
+        },
+        "mean_target_by_severity": {
+            int(s): round(float(target[severity == s].mean()), 3) for s in np.unique(severity)
+        },
+    }
 
 
 def synthetic(client: VLMClient, files: list[Path], progress: Progress = _silent) -> dict:
@@ -208,7 +247,8 @@ def grammar_queries(count: int = GRAMMAR_QUERIES, seed: int = TEST_SEED) -> list
 
 
 def planned(client: VLMClient, picture: np.ndarray, lines: list[dict], progress: Progress = _silent) -> dict:
-    """The model's own plans (before any correction by rule) for queries with known plans: right in every field, and by field."""
+    """The model's own plans (before any correction by rule) for queries with known plans: right in every
+    field, and by field."""
     image = Image.fromarray(picture)
     fields = list(lines[0]["plan"])
     right = np.zeros((len(lines), len(fields)), bool)
@@ -226,13 +266,15 @@ def planned(client: VLMClient, picture: np.ndarray, lines: list[dict], progress:
     return {
         "every_field": with_interval(lambda i: float(right[i].all(1).mean()), rows),
         "mean_over_fields": with_interval(lambda i: float(right[i].mean()), rows),
-        "by_field": {field: round(float(share), 4) for field, share in zip(fields, right.mean(0), strict=True)},
+        "by_field": {
+            field: round(float(share), 4) for field, share in zip(fields, right.mean(0), strict=True)
+        },
     }
 
 
 def told_truly(text: str, families: Sequence[str], severity: int) -> dict[str, bool]:
-    """Whether a reasoning names a family that is there and none that is not, and the strength of the strongest one (1..5), exactly or
-    within one step."""
+    """Whether a reasoning names a family that is there and none that is not, and the strength of the
+    strongest one (1..5), exactly or within one step."""
     named, said = families_named(text), {SEVERITIES.index(word) for word in strengths_named(text)}
     true = SEVERITIES.index(SEVERITY_WORDS[severity])
     return {
@@ -242,10 +284,13 @@ def told_truly(text: str, families: Sequence[str], severity: int) -> dict[str, b
     }
 
 
-def reasonings(client: VLMClient, files: list[Path], progress: Progress = _silent, count: int = REASONINGS) -> dict:
-    """What the whole agent, with the default configuration and `client` as its model, says of `count` damaged pictures (severity 2
-    and above) of the fixed test set: how many different reasonings, and how many of them are true. `replaced` is the share that
-    the program put together itself because the model's contradicted its evidence."""
+def reasonings(
+    client: VLMClient, files: list[Path], progress: Progress = _silent, count: int = REASONINGS
+) -> dict:
+    """What the whole agent, with the default configuration and `client` as its model, says of `count` damaged
+    pictures (severity 2 and above) of the fixed test set: how many different reasonings, and how many of them
+    are true. `replaced` is the share that the program put together itself because the model's contradicted
+    its evidence."""
     crops = held_out_crops(load_tiles(files))
     damaged = [(i, crop) for i, crop in enumerate(crops) if crop.sample.severity >= 2]
     chosen = [damaged[i] for i in np.linspace(0, len(damaged) - 1, min(count, len(damaged))).astype(int)]
@@ -273,17 +318,20 @@ def reasonings(client: VLMClient, files: list[Path], progress: Progress = _silen
         "true_strength": share([f["strength"] for f in flags]),
         "true_strength_within_one_step": share([f["strength_within_one_step"] for f in flags]),
         "true_type_and_strength": share([f["type"] and f["strength"] for f in flags]),
-        "true_type_and_strength_within_one_step": share([f["type"] and f["strength_within_one_step"] for f in flags]),
+        "true_type_and_strength_within_one_step": share(
+            [f["type"] and f["strength_within_one_step"] for f in flags]
+        ),
         "replaced": share(replaced),
         "texts": texts,
     }
 
 
 def human_scores(client: VLMClient, folder: Path, progress: Progress = _silent) -> dict:
-    """SRCC of E[level], letters alone, with the MOS of `folder`/manifest.csv (columns image, mos and, where known, distortion).
+    """SRCC of E[level], letters alone, with the MOS of `folder`/manifest.csv (columns image, mos and, where
+    known, distortion).
 
-    The interval resamples distortion types where the manifest has several, since such a set may be of one scene, and images
-    otherwise.
+    The interval resamples distortion types where the manifest has several, since such a set may be of one
+    scene, and images otherwise.
     """
     with (folder / "manifest.csv").open(newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))

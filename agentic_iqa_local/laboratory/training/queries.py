@@ -1,9 +1,10 @@
-"""A grammar of user queries with the plan that each one calls for, by the rules of the paper (see `nodes.planner.derive_flags`).
+"""A grammar of user queries with the plan that each one calls for, by the rules of the paper (see
+`nodes.planner.derive_flags`).
 
-grammar/*.jsonl holds about 4,600 sentences with slots: {o} {p} {q} regions, {c} a corner, {n} {m} distortions as nouns, {a} {b}
-as adjectives, {t} a metric. A sentence that names a distortion without a slot says so in `types`. questions.jsonl are those that
-`questions` answers too. The sentences were written without sight of the hand-written test queries of
-tests/data/planner_queries.jsonl.
+grammar/*.jsonl holds about 4,600 sentences with slots: {o} {p} {q} regions, {c} a corner, {n} {m} distortions
+as nouns, {a} {b} as adjectives, {t} a metric. A sentence that names a distortion without a slot says so in
+`types`. questions.jsonl are those that `questions` answers too. The sentences were written without sight of
+the hand-written test queries of tests/data/planner_queries.jsonl.
 """
 
 import json
@@ -34,7 +35,21 @@ CORNERS = {place: tuple(f"{side} {part}" for side in (place, place.replace("top"
 OWNERS = ("my", "her", "his", "our", "their", "that", "this")
 SPOTS = ("in the background", "on the left", "on the right", "in the foreground", "at the back", "in front")
 YES_NO_TOPICS = ("whether", "kind", "cause", "part", "clean", "use")
-QUALIFIERS = ("red", "old", "small", "left", "right", "wooden", "blue", "far", "tall", "second", "white", "dark-haired", "big")
+QUALIFIERS = (
+    "red",
+    "old",
+    "small",
+    "left",
+    "right",
+    "wooden",
+    "blue",
+    "far",
+    "tall",
+    "second",
+    "white",
+    "dark-haired",
+    "big",
+)
 
 
 @dataclass(frozen=True)
@@ -60,14 +75,17 @@ def templates(part: str) -> tuple[dict, ...]:
 
 @cache
 def _plannable(part: str) -> tuple[dict, ...]:
-    """The sentences of a part whose plan is beyond doubt: "Is it sharp?" may ask for blur or for sharpening."""
+    """The sentences of a part whose plan is beyond doubt: "Is it sharp?" may ask for blur or for
+    sharpening."""
     return tuple(row for row in templates(part) if not row.get("ambiguous"))
 
 
 @cache
 def contexts(place: str) -> tuple[str, ...]:
     """What may stand "before" or "after" any query."""
-    return tuple(line[place] for line in map(json.loads, _read("contexts.jsonl").splitlines()) if place in line)
+    return tuple(
+        line[place] for line in map(json.loads, _read("contexts.jsonl").splitlines()) if place in line
+    )
 
 
 @cache
@@ -94,7 +112,8 @@ def _invented(rng: np.random.Generator) -> str:
 
 
 def draw_object(rng: np.random.Generator) -> str:
-    """A region name: mostly from the list, at times with an adjective before it, at times invented or a corner."""
+    """A region name: mostly from the list, at times with an adjective before it, at times invented or a
+    corner."""
     draw = rng.random()
     if draw < 0.05:
         return _invented(rng)
@@ -114,7 +133,8 @@ def _told_apart(text: str, rng: np.random.Generator) -> str:
 
 
 def _spelled(tool: str, rng: np.random.Generator) -> tuple[str, str]:
-    """(how the query spells a metric, its name in the plan); metrics that nobody knows keep the query's spelling."""
+    """(how the query spells a metric, its name in the plan); metrics that nobody knows keep the query's
+    spelling."""
     draw = rng.random()
     if draw < 0.08:
         unknown = _invented(rng).upper() + pick(rng, ("", "-2", "IQA", "_NR"))
@@ -128,7 +148,11 @@ def _spelled(tool: str, rng: np.random.Generator) -> tuple[str, str]:
 def _slip(text: str, kept: list[str], rng: np.random.Generator) -> str:
     """`text` with one letter lost, doubled or swapped with the next, outside of the words in `kept`."""
     words = text.split(" ")
-    places = [i for i, w in enumerate(words) if len(w) > 3 and w.isalpha() and not any(w.lower() in k.lower() for k in kept)]
+    places = [
+        i
+        for i, w in enumerate(words)
+        if len(w) > 3 and w.isalpha() and not any(w.lower() in k.lower() for k in kept)
+    ]
     if not places:
         return text
     i = pick(rng, places)
@@ -139,7 +163,8 @@ def _slip(text: str, kept: list[str], rng: np.random.Generator) -> str:
 
 
 def draw_query(rng: np.random.Generator) -> PlannedQuery:
-    """One query of the grammar; regions are copied into the plan as the query spells them, metrics by their names."""
+    """One query of the grammar; regions are copied into the plan as the query spells them, metrics by their
+    names."""
     part = str(rng.choice(list(SHARES), p=list(SHARES.values())))
     template = pick(rng, _plannable(part))
     slots = {name for _, name, _, _ in string.Formatter().parse(template["text"]) if name}

@@ -1,7 +1,9 @@
-"""Questions in everyday words with answers that are true of one picture. grammar/questions.jsonl holds the sentences.
+"""Questions in everyday words with answers that are true of one picture. grammar/questions.jsonl holds the
+sentences.
 
-A row has a `topic` (below, one function each) and, where it names damage, its `types` or the slots {n} and {a}; {c} is a
-corner. `kinds` are those for which "yes" is true, `yes` what a yes stands for, `needs` the level that a use asks for.
+A row has a `topic` (below, one function each) and, where it names damage, its `types` or the slots {n} and
+{a}; {c} is a corner. `kinds` are those for which "yes" is true, `yes` what a yes stands for, `needs` the
+level that a use asks for.
 """
 
 from collections.abc import Callable, Sequence
@@ -88,9 +90,9 @@ OTHERS = {"unknown": 0.4, "refuse": 0.35, "subject": 0.25}
 class Question:
     """A question about one picture.
 
-    `types` are the families that it names and `objects` the regions. `yes` is whether yes is true of it (None where it is no yes/no
-    question), `answer(level)` one true sentence for a picture of `level` 1..5, `wanted` the distortions that it speaks of, and
-    `place` the quarter that it names.
+    `types` are the families that it names and `objects` the regions. `yes` is whether yes is true of it (None
+    where it is no yes/no question), `answer(level)` one true sentence for a picture of `level` 1..5, `wanted`
+    the distortions that it speaks of, and `place` the quarter that it names.
     """
 
     query: str
@@ -116,8 +118,8 @@ def rows_of(topic: str) -> tuple[dict, ...]:
 
 
 def row_for(parts: Sequence[Part], rng: np.random.Generator, topics: Sequence[str]) -> dict:
-    """A row of one of `topics` for a picture with `parts`: of those that ask for certain kinds half ask for what is there, and damage
-    in one place is mostly asked where it is."""
+    """A row of one of `topics` for a picture with `parts`: of those that ask for certain kinds half ask for
+    what is there, and damage in one place is mostly asked where it is."""
     shares = np.array([SHARES[topic] for topic in topics])
     if parts and parts[0].place:
         shares = shares * [3.0 if topic in ("where", "part", "corner") else 1.0 for topic in topics]
@@ -129,7 +131,8 @@ def row_for(parts: Sequence[Part], rng: np.random.Generator, topics: Sequence[st
 
 
 def asked_kind(parts: Sequence[Part], rng: np.random.Generator, share: float = NAMED) -> str:
-    """A kind to ask about: one that is there with `share`, else one of a family that is not, at times another of the same family."""
+    """A kind to ask about: one that is there with `share`, else one of a family that is not, at times another
+    of the same family."""
     if parts and rng.random() < share:
         return pick(rng, parts).kind
     if parts and rng.random() < 0.2:
@@ -155,12 +158,16 @@ def place_of(part: Part, rng: np.random.Generator) -> str:
 
 
 def _absent(name: str, rng: np.random.Generator) -> str:
-    return pick(rng, ("I see no {n}", "there is no {n}", "no {n} is visible", "it shows no {n}")).format(n=name)
+    return pick(rng, ("I see no {n}", "there is no {n}", "no {n} is visible", "it shows no {n}")).format(
+        n=name
+    )
 
 
-def ask(row: dict, parts: Sequence[Part], rng: np.random.Generator, hidden: Sequence[str] = ()) -> Question | None:
-    """`row` about a picture with the visible `parts`, the strongest first; None where no true answer is known. `hidden` are families
-    of damage too weak to be seen, which are not asked for."""
+def ask(
+    row: dict, parts: Sequence[Part], rng: np.random.Generator, hidden: Sequence[str] = ()
+) -> Question | None:
+    """`row` about a picture with the visible `parts`, the strongest first; None where no true answer is
+    known. `hidden` are families of damage too weak to be seen, which are not asked for."""
     topic, text = row["topic"], row["text"]
     types, objects, words = tuple(row.get("types", ())), (), {}
     kinds = row.get("kinds")
@@ -201,7 +208,8 @@ def _yes_no(yes: bool, text: str) -> str:
 
 
 def _whether(row, hit, about, parts, corner, words, rng):
-    """Is it blurry? Is the exposure right? `yes` "absent" turns it round. What is there but not what was asked is named instead."""
+    """Is it blurry? Is the exposure right? `yes` "absent" turns it round. What is there but not what was
+    asked is named instead."""
     good = row.get("yes") == "absent"
     yes = bool(hit) != good
     if hit:
@@ -231,26 +239,56 @@ def _where(row, hit, about, parts, corner, words, rng):
         where = place_of(part, rng)
         told = named(part, rng)
         return sentence(
-            pick(rng, (f"{where}: {told}", f"{told} {where}", f"it is {where}", where, f"the damage is {where}: {told}"))
+            pick(
+                rng,
+                (
+                    f"{where}: {told}",
+                    f"{told} {where}",
+                    f"it is {where}",
+                    where,
+                    f"the damage is {where}: {told}",
+                ),
+            )
         )
     if not parts:
-        return pick(rng, ("Nowhere, the picture is clean.", "Nowhere; no distortion is visible.", "Nowhere: I see no damage."))
-    return sentence(f"nowhere, {_absent(EVERYDAY[_families_of(words)[0]] if _families_of(words) else 'such damage', rng)}")
+        return pick(
+            rng,
+            (
+                "Nowhere, the picture is clean.",
+                "Nowhere; no distortion is visible.",
+                "Nowhere: I see no damage.",
+            ),
+        )
+    return sentence(
+        f"nowhere, {_absent(EVERYDAY[_families_of(words)[0]] if _families_of(words) else 'such damage', rng)}"
+    )
 
 
 def _part(row, hit, about, parts, corner, words, rng):
     if not parts:
-        return False, pick(rng, ("No, there is no visible damage.", "No, no part of it is damaged.", "No, the picture is clean."))
+        return False, pick(
+            rng,
+            ("No, there is no visible damage.", "No, no part of it is damaged.", "No, the picture is clean."),
+        )
     local = parts[0].place is not None
     yes = local == (row["yes"] == "local")
-    return yes, _yes_no(yes, f"{named(parts[0], rng)} {'is ' if rng.random() < 0.3 else ''}{place_of(parts[0], rng)}")
+    return yes, _yes_no(
+        yes, f"{named(parts[0], rng)} {'is ' if rng.random() < 0.3 else ''}{place_of(parts[0], rng)}"
+    )
 
 
 def _corner(row, hit, about, parts, corner, words, rng):
     if about:
         return sentence(f"the {words['c']} has {named(about[0], rng)}: {effect(about[0].kind, rng)}")
     return sentence(
-        pick(rng, (f"the {words['c']} is fine", f"nothing is wrong in the {words['c']}", f"the {words['c']} is intact"))
+        pick(
+            rng,
+            (
+                f"the {words['c']} is fine",
+                f"nothing is wrong in the {words['c']}",
+                f"the {words['c']} is intact",
+            ),
+        )
     )
 
 
@@ -270,14 +308,23 @@ def _strength(row, hit, about, parts, corner, words, rng):
         )
         return sentence(pick(rng, forms))
     if not parts:
-        return pick(rng, ("There is no visible damage.", "None: the picture is clean.", "Not at all, no damage is visible."))
+        return pick(
+            rng,
+            (
+                "There is no visible damage.",
+                "None: the picture is clean.",
+                "Not at all, no damage is visible.",
+            ),
+        )
     families = _families_of(words) or row.get("types") or []
     return sentence(f"none, {_absent(EVERYDAY[families[0]] if families else 'such damage', rng)}")
 
 
 def _why(row, hit, about, parts, corner, words, rng):
     if not parts:
-        return pick(rng, ("Nothing went wrong, the picture is clean.", "There is no visible damage to explain."))
+        return pick(
+            rng, ("Nothing went wrong, the picture is clean.", "There is no visible damage to explain.")
+        )
     return f"{pick(rng, CAUSES[parts[0].kind])} {sentence(named(parts[0], rng) + ' is the result')}"
 
 
@@ -331,7 +378,12 @@ def _compare(row, hit, about, parts, corner, words, rng):
 def _changed(row, hit, about, parts, corner, words, rng):
     if not parts:
         return pick(
-            rng, ("Nothing visible changed.", "I see no difference to the original.", "Nothing was lost: both look alike.")
+            rng,
+            (
+                "Nothing visible changed.",
+                "I see no difference to the original.",
+                "Nothing was lost: both look alike.",
+            ),
         )
     text = finding(parts[0], rng)
     return pick(rng, (f"The second picture has {named(parts[0], rng)} {place_of(parts[0], rng)}.", text,

@@ -1,7 +1,8 @@
 """Role samples: for one distorted crop, the pipeline's own prompts with the answers that are true of it.
 
-No leak: more than half of the rating prompts carry no scores, and those that do carry scores drawn around the pseudo-MOS with
-noise of 0.7 levels, under the name of any tool, or missing, or contradictory, so that the letters must come from the pixels.
+No leak: more than half of the rating prompts carry no scores, and those that do carry scores drawn around the
+pseudo-MOS with noise of 0.7 levels, under the name of any tool, or missing, or contradictory, so that the
+letters must come from the pixels.
 """
 
 import json
@@ -67,7 +68,11 @@ HOW_GOOD = ("What is the quality of the image?", "How good is the image?", "Rate
             "Which word fits the quality best?")  # fmt: skip
 WHICH_PLACE = ("Which part of the picture is damaged?", "Where is the damage?", "In which quarter is the distortion?",
                "Where do you see the flaw?", "Which corner is affected?")  # fmt: skip
-WHICH_OF_TWO = ("Which picture is better?", "Which of the two has the better quality?", "Which one is damaged less?")
+WHICH_OF_TWO = (
+    "Which picture is better?",
+    "Which of the two has the better quality?",
+    "Which one is damaged less?",
+)
 USES = ((3.3, "Can I print it?"), (3.3, "Is it good enough for a poster?"), (3.3, "Is the quality sufficient for a magazine?"),
         (2.5, "Is it good enough for a web page?"), (2.5, "Can I post it online?"), (2.0, "Is it usable at all?"))  # fmt: skip
 
@@ -76,8 +81,9 @@ USES = ((3.3, "Can I print it?"), (3.3, "Is it good enough for a poster?"), (3.3
 class RoleSample:
     """A prompt and its answer.
 
-    `letters` is the distribution at the letter position (None: no letter is read) and `levels` the quality level that each
-    letter stands for, 0 where they stand for none. Of a `read_only` sample nothing but the letter is learned.
+    `letters` is the distribution at the letter position (None: no letter is read) and `levels` the quality
+    level that each letter stands for, 0 where they stand for none. Of a `read_only` sample nothing but the
+    letter is learned.
     """
 
     prompt: Prompt
@@ -94,7 +100,8 @@ def visible_parts(crop: Crop) -> tuple[Part, ...]:
 
 
 def hidden_families(crop: Crop) -> tuple[str, ...]:
-    """The families of damage that is there and does not count as seen: questions about it have no true answer."""
+    """The families of damage that is there and does not count as seen: questions about it have no true
+    answer."""
     seen = {part.family for part in visible_parts(crop)}
     return tuple(family for family in crop.sample.families if family not in seen)
 
@@ -117,14 +124,17 @@ def _corners(rng: np.random.Generator, parts: Sequence[Part]) -> dict[str, str]:
 
 
 def _objects(crop: Crop, rng: np.random.Generator) -> dict[str, tuple[Part, ...]]:
-    """What a detection or analysis is asked about, with the distortions that are seen there: the whole picture, corners of it, or things,
-    of which only what is everywhere is known."""
+    """What a detection or analysis is asked about, with the distortions that are seen there: the whole
+    picture, corners of it, or things, of which only what is everywhere is known."""
     parts, draw = visible_parts(crop), rng.random()
     local = any(part.place for part in crop.sample.parts)
     if draw < 0.6:
         return {"Global": parts}
     if local or draw < 0.68:
-        return {name: tuple(p for p in parts if p.place in (None, place)) for name, place in _corners(rng, parts).items()}
+        return {
+            name: tuple(p for p in parts if p.place in (None, place))
+            for name, place in _corners(rng, parts).items()
+        }
     return dict.fromkeys((draw_object(rng) for _ in range(1 if rng.random() < 0.7 else 2)), parts)
 
 
@@ -142,7 +152,9 @@ def _judged(distortion: str, parts: Sequence[Part], rng: np.random.Generator) ->
     """What is true of one family, given all that is there."""
     for part in parts:
         if part.family == distortion:
-            return DistortionAnalysis(type=distortion, severity=SEVERITY_WORDS[part.severity], explanation=explanation(part, rng))
+            return DistortionAnalysis(
+                type=distortion, severity=SEVERITY_WORDS[part.severity], explanation=explanation(part, rng)
+            )
     return DistortionAnalysis(type=distortion, severity="none", explanation=NOT_THERE)
 
 
@@ -162,11 +174,14 @@ def _wrong_analysis(rng: np.random.Generator) -> DistortionAnalysis:
 def _misjudged(parts: Sequence[Part], rng: np.random.Generator) -> tuple[Part, ...]:
     """The parts as an analysis may find them: every fourth a step too strong or too weak."""
     step = [int(rng.choice((-1, 1))) if rng.random() < 0.25 else 0 for _ in parts]
-    return tuple(replace(p, severity=int(np.clip(p.severity + s, 1, 5))) for p, s in zip(parts, step, strict=True))
+    return tuple(
+        replace(p, severity=int(np.clip(p.severity + s, 1, 5))) for p, s in zip(parts, step, strict=True)
+    )
 
 
 def _scores(crop: Crop, types: Sequence[str], rng: np.random.Generator) -> dict[str, tuple[str, float]]:
-    """Scores around the pseudo-MOS, one in seven around nothing, for the types and one or two that judge the whole."""
+    """Scores around the pseudo-MOS, one in seven around nothing, for the types and one or two that judge the
+    whole."""
     centre = float(rng.uniform(1, 5)) if rng.random() < 0.15 else crop.quality + rng.normal(0, 0.5)
     names = [str(name) for name in rng.permutation(list(TOOLS))]
     scores = {}
@@ -174,7 +189,9 @@ def _scores(crop: Crop, types: Sequence[str], rng: np.random.Generator) -> dict[
         scores[purpose] = names.pop()
     for _ in range(int(rng.integers(0 if scores else 1, 3))):
         scores[f"{OVERALL} ({names[-1]})"] = names.pop()
-    return {purpose: (name, float(np.clip(centre + rng.normal(0, 0.5), 1, 5))) for purpose, name in scores.items()}
+    return {
+        purpose: (name, float(np.clip(centre + rng.normal(0, 0.5), 1, 5))) for purpose, name in scores.items()
+    }
 
 
 def _evidence(
@@ -185,7 +202,8 @@ def _evidence(
     name: str = "Global",
     analysed: float = 0.85,
 ) -> ExecutorOutput:
-    """What the Executor hands over when it finds `parts`; where the query names types (`asked`) it judges those alone."""
+    """What the Executor hands over when it finds `parts`; where the query names types (`asked`) it judges
+    those alone."""
     types = list(asked) or (_types(crop, parts, rng) if parts or rng.random() < 0.2 else [])
     analyses = [_judged(t, parts, rng) for t in types]
     scores = _scores(crop, types, rng) if name == "Global" and rng.random() < 0.85 else None
@@ -199,9 +217,11 @@ def _letter_answer(letter: str, text: str) -> str:
     return f'{ANSWER_PREFIX}{letter}", "quality_reasoning": {_json(text)}}}'
 
 
-def rating(crop: Crop, rng: np.random.Generator, with_evidence: bool, read_only: bool, reversed_letters: bool) -> RoleSample:
-    """The Summarizer's scoring prompt with a soft target at the letter. One evidence in ten is wrong: of it the letter alone is
-    learned, since the words have to agree with it."""
+def rating(
+    crop: Crop, rng: np.random.Generator, with_evidence: bool, read_only: bool, reversed_letters: bool
+) -> RoleSample:
+    """The Summarizer's scoring prompt with a soft target at the letter. One evidence in ten is wrong: of it
+    the letter alone is learned, since the words have to agree with it."""
     target = level_targets(np.array([crop.quality]))[0]
     levels = np.arange(5.0, 0.0, -1.0)
     if reversed_letters:
@@ -239,14 +259,19 @@ def analysis(crop: Crop, rng: np.random.Generator) -> RoleSample:
     """Severity and impact of the true distortions and, at times, of one that is not there."""
     objects = _objects(crop, rng)
     asked = {name: _types(crop, parts, rng) for name, parts in objects.items()}
-    items = {name: [_judged(t, objects[name], rng).model_dump() for t in types] for name, types in asked.items()}
+    items = {
+        name: [_judged(t, objects[name], rng).model_dump() for t in types] for name, types in asked.items()
+    }
     return RoleSample(analysis_prompt(_query_for(list(objects), rng), asked), _json(items))
 
 
 def selection(crop: Crop, rng: np.random.Generator) -> RoleSample:
     """The first listed tool that is good for the distortion, else the first listed."""
     tools = [TOOLS[str(n)] for n in rng.permutation(list(TOOLS))[: int(rng.integers(2, 6))]]
-    asked = {name: _types(crop, parts, rng) if rng.random() < 0.8 else [] for name, parts in _objects(crop, rng).items()}
+    asked = {
+        name: _types(crop, parts, rng) if rng.random() < 0.8 else []
+        for name, parts in _objects(crop, rng).items()
+    }
 
     def best(distortion: str) -> str:
         return next((t.name for t in tools if distortion in t.good_for), tools[0].name)
@@ -264,14 +289,21 @@ def _question(
     evidence: ExecutorOutput | None,
     rng: np.random.Generator,
 ) -> RoleSample:
-    """A question with choices in random order; `told(rng, chosen)` is the reasoning for the answer that is chosen."""
+    """A question with choices in random order; `told(rng, chosen)` is the reasoning for the answer that is
+    chosen."""
     order = rng.permutation(len(choices))
     choices, target = [choices[i] for i in order], target[order]
     chosen = int(rng.choice(len(choices), p=target))
     prompt = summarizer_prompt(query, evidence, scoring=False, choices=choices)
     read_only = bool(rng.random() < 0.7)
     text = told(_child(rng), choices[chosen])
-    return RoleSample(prompt, _letter_answer(choice_letters(choices)[chosen], text), target, np.zeros(len(choices)), read_only)
+    return RoleSample(
+        prompt,
+        _letter_answer(choice_letters(choices)[chosen], text),
+        target,
+        np.zeros(len(choices)),
+        read_only,
+    )
 
 
 def four_choices(crop: Crop, rng: np.random.Generator, evidence: ExecutorOutput | None = None) -> RoleSample:
@@ -289,8 +321,10 @@ def four_choices(crop: Crop, rng: np.random.Generator, evidence: ExecutorOutput 
 
 
 def yes_or_no(crop: Crop, rng: np.random.Generator, with_evidence: bool = False) -> RoleSample:
-    """Is it blurry? Yes as often as no, as far as the picture has a distortion. A yes is asked for by words that are true of the kind
-    that is there ("too dark" of a darkened picture alone), a no by words of a family of which there is nothing."""
+    """Is it blurry? Yes as often as no, as far as the picture has a distortion. A yes is asked for by words
+    that are true of the kind that is there ("too dark" of a darkened picture alone), a no by words of a
+    family of which there is nothing.
+    """
     parts = visible_parts(crop)
     yes = bool(parts) and rng.random() < 0.5 + 0.07
     absent = [t for t in DISTORTION_TYPES if t not in crop.sample.families]
@@ -355,7 +389,9 @@ def severity_choices(crop: Crop, rng: np.random.Generator) -> RoleSample:
     right = SEVERITY_WORDS[parts[0].severity].capitalize() if parts else "None"
     if rng.random() < 0.4:  # fewer words, the right one among them
         words = [w for w in words if w == right or rng.random() < 0.5]
-        words += ["Slight"] if len(words) == 1 and right != "Slight" else ["Extreme"] if len(words) == 1 else []
+        words += (
+            ["Slight"] if len(words) == 1 and right != "Slight" else ["Extreme"] if len(words) == 1 else []
+        )
     query = pick(rng, HOW_SEVERE)
 
     def told(answer: np.random.Generator, chosen: str) -> str:
@@ -375,7 +411,8 @@ def level_choices(crop: Crop, rng: np.random.Generator) -> RoleSample:
 
 
 def use_choices(crop: Crop, rng: np.random.Generator) -> RoleSample:
-    """Good enough for a print, for the web: surely so one level above what the use needs, surely not one below."""
+    """Good enough for a print, for the web: surely so one level above what the use needs, surely not one
+    below."""
     needs, query = pick(rng, USES)
     yes = 1 / (1 + np.exp(-4 * (crop.quality - needs)))
 
@@ -401,7 +438,14 @@ def topic_choices(crop: Crop, rng: np.random.Generator) -> RoleSample:
 def better_of_two(crop: Crop, rng: np.random.Generator) -> RoleSample:
     """Which of the reference and the test image is better; both alike where nothing is seen."""
     parts = visible_parts(crop)
-    choices = pick(rng, (["The first", "The second"], ["the reference", "the test image"], ["first picture", "second picture"]))
+    choices = pick(
+        rng,
+        (
+            ["The first", "The second"],
+            ["the reference", "the test image"],
+            ["first picture", "second picture"],
+        ),
+    )
     same = pick(rng, ("Both are alike", "no difference", "equal"))
     choices = [*choices, same] if not parts or rng.random() < 0.5 else choices
     target = np.eye(len(choices))[0 if parts else 2]
@@ -418,8 +462,8 @@ CHOICES: dict[Callable[[Crop, np.random.Generator], RoleSample], float] = {
 
 
 def choice_question(crop: Crop, rng: np.random.Generator, has_reference: bool = False) -> RoleSample:
-    """A question with choices in random order; the truth is among them. Types and yes/no half of the time, and place, strength,
-    level, use and cause; place mostly where it is not everywhere."""
+    """A question with choices in random order; the truth is among them. Types and yes/no half of the time,
+    and place, strength, level, use and cause; place mostly where it is not everywhere."""
     if has_reference and rng.random() < 0.15:
         return better_of_two(crop, rng)
     if any(part.place for part in visible_parts(crop)) and rng.random() < 0.4:
@@ -436,7 +480,9 @@ def choice_question(crop: Crop, rng: np.random.Generator, has_reference: bool = 
     return list(CHOICES)[int(rng.choice(len(shares), p=shares / shares.sum()))](crop, rng)
 
 
-def _question_about(crop: Crop, parts: Sequence[Part], rng: np.random.Generator, has_reference: bool) -> Question:
+def _question_about(
+    crop: Crop, parts: Sequence[Part], rng: np.random.Generator, has_reference: bool
+) -> Question:
     question = None
     while question is None:
         compares = has_reference and rng.random() < 0.5
@@ -446,8 +492,8 @@ def _question_about(crop: Crop, parts: Sequence[Part], rng: np.random.Generator,
 
 
 def natural_question(crop: Crop, rng: np.random.Generator, has_reference: bool = False) -> RoleSample:
-    """A question in free words in scoring mode: the letter of the quality, and a reasoning whose first sentence answers. One in
-    twelve is not about quality and was planned as if it were."""
+    """A question in free words in scoring mode: the letter of the quality, and a reasoning whose first
+    sentence answers. One in twelve is not about quality and was planned as if it were."""
     target = level_targets(np.array([crop.quality]))[0]
     letter = str(rng.choice(LETTERS, p=target))
     level, parts = LETTER_TO_LEVEL[letter], _misjudged(visible_parts(crop), rng)[:MOST_FOUND]
@@ -459,7 +505,10 @@ def natural_question(crop: Crop, rng: np.random.Generator, has_reference: bool =
         text = f"I cannot tell. {told}" if row["topic"] == "unknown" else told
         prompt = summarizer_prompt(row["text"], evidence, scoring=True)
         return RoleSample(
-            prompt, _letter_answer(letter, f"{text} {level_sentence(word, rng)}"), target, np.arange(5.0, 0.0, -1.0)
+            prompt,
+            _letter_answer(letter, f"{text} {level_sentence(word, rng)}"),
+            target,
+            np.arange(5.0, 0.0, -1.0),
         )
     question = _question_about(crop, parts, rng, has_reference)
     evidence = None
@@ -477,8 +526,8 @@ def natural_question(crop: Crop, rng: np.random.Generator, has_reference: bool =
 
 
 def free_question(crop: Crop, rng: np.random.Generator) -> RoleSample:
-    """A question without choices that was planned as not about quality. Mostly it is none, and the honest answer is that the model
-    cannot tell; at times it is one all the same, and has its answer."""
+    """A question without choices that was planned as not about quality. Mostly it is none, and the honest
+    answer is that the model cannot tell; at times it is one all the same, and has its answer."""
     draw = rng.random()
     if draw < 0.2:
         parts = visible_parts(crop)
@@ -498,7 +547,10 @@ def free_question(crop: Crop, rng: np.random.Generator) -> RoleSample:
         while drawn.plan.query_type != "Other":
             drawn = draw_query(rng)
         text, topic = drawn.query, "subject"
-    answer = {"final_answer": pick(rng, ANSWERS_OF_OTHERS[topic]), "quality_reasoning": pick(rng, WHY_OF_OTHERS[topic])}
+    answer = {
+        "final_answer": pick(rng, ANSWERS_OF_OTHERS[topic]),
+        "quality_reasoning": pick(rng, WHY_OF_OTHERS[topic]),
+    }
     return RoleSample(summarizer_prompt(text, None, scoring=False), _json(answer))
 
 
@@ -514,17 +566,25 @@ def planning(rng: np.random.Generator, has_reference: bool) -> RoleSample:
 def draw_roles(crop: Crop, rng: np.random.Generator, has_reference: bool = False) -> list[RoleSample]:
     """What one picture is asked in one training step; every prompt continues from the same image prefix.
 
-    Prompts with the same instructions stand together: they share them in `language.pack`. `has_reference`: the clean original
-    stands before the picture.
+    Prompts with the same instructions stand together: they share them in `language.pack`. `has_reference`:
+    the clean original stands before the picture.
     """
     reversed_letters = rng.random() < 0.3
-    samples = [rating(crop, rng, with_evidence=False, read_only=rng.random() < 0.75, reversed_letters=reversed_letters)]
+    samples = [
+        rating(
+            crop, rng, with_evidence=False, read_only=rng.random() < 0.75, reversed_letters=reversed_letters
+        )
+    ]
     draw = rng.random()
     if draw < 0.3:
         samples += [natural_question(crop, rng, has_reference) for _ in range(2)]
         return samples if rng.random() < 0.75 else [*samples, free_question(crop, rng)]
     if rng.random() < 0.35:
-        samples.append(rating(crop, rng, with_evidence=True, read_only=rng.random() < 0.4, reversed_letters=reversed_letters))
+        samples.append(
+            rating(
+                crop, rng, with_evidence=True, read_only=rng.random() < 0.4, reversed_letters=reversed_letters
+            )
+        )
     if draw < 0.6:
         samples += [choice_question(crop, rng, has_reference) for _ in range(4)]
     elif draw < 0.78:
@@ -537,25 +597,36 @@ def draw_roles(crop: Crop, rng: np.random.Generator, has_reference: bool = False
 
 
 def draw_looks(crop: Crop, rng: np.random.Generator, has_reference: bool = False) -> list[RoleSample]:
-    """A rating and two questions with choices, of all the letter alone, under instructions of a few words: a fifth of the text that they
-    have later, so that the phase that learns to read pictures reads five times as many."""
+    """A rating and two questions with choices, of all the letter alone, under instructions of a few words: a
+    fifth of the text that they have later, so that the phase that learns to read pictures reads five times as
+    many."""
     scored = rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=rng.random() < 0.5)
     options = "\n".join(line for line in scored.prompt.instructions.splitlines() if line[1:3] == ". ")
     samples = [replace(scored, prompt=Prompt(options, pick(rng, HOW_GOOD)))]
     for question in (choice_question(crop, rng, has_reference) for _ in range(2)):
         lines = question.prompt.case.splitlines()[1:]  # without the limit of a reasoning that is not written
         if all(line[:7] == "Query: " or line == "Choices:" or line[1:3] == ". " for line in lines):
-            samples.append(replace(question, prompt=Prompt("Answer with a letter.", "\n".join(lines)), read_only=True))
+            samples.append(
+                replace(question, prompt=Prompt("Answer with a letter.", "\n".join(lines)), read_only=True)
+            )
     return samples
 
 
 def draw_light_roles(crop: Crop, rng: np.random.Generator, has_reference: bool = False) -> list[RoleSample]:
-    """Letters alone and the shortest answers, for an early phase: ratings in both orders, or questions with choices, or a
-    detection."""
+    """Letters alone and the shortest answers, for an early phase: ratings in both orders, or questions with
+    choices, or a detection."""
     draw = rng.random()
     if draw < 0.4:
         questions = [choice_question(crop, rng, has_reference) for _ in range(5)]
-        return [replace(question, read_only=True) for question in questions if len(question.prompt.case) < 260]
+        return [
+            replace(question, read_only=True) for question in questions if len(question.prompt.case) < 260
+        ]
     if draw < 0.7:
-        return [rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=order) for order in (False, True)]
-    return [rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=rng.random() < 0.5), detection(crop, rng)]
+        return [
+            rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=order)
+            for order in (False, True)
+        ]
+    return [
+        rating(crop, rng, with_evidence=False, read_only=True, reversed_letters=rng.random() < 0.5),
+        detection(crop, rng),
+    ]

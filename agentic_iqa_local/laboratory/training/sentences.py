@@ -1,7 +1,9 @@
-"""True sentences about a distorted picture: its distortions by type, strength and place, made of parts so that few repeat.
+"""True sentences about a distorted picture: its distortions by type, strength and place, made of parts so
+that few repeat.
 
-Knows what was done to the picture and nothing of prompts. The words keep to what `reasoning.misstatements` reads: a sentence
-about one family names no other, and the strength that stands at a name is the distortion's own.
+Knows what was done to the picture and nothing of prompts. The words keep to what `reasoning.misstatements`
+reads: a sentence about one family names no other, and the strength that stands at a name is the distortion's
+own.
 """
 
 import re
@@ -47,7 +49,8 @@ QUARTERS = {
                      "in the lower right quarter"),
 }  # fmt: skip
 
-# By kind: names ("a " before what is counted, "+" before plurals) and effects, clauses that say what one sees.
+# By kind: names ("a " before what is counted, "+" before plurals) and effects, clauses that say what one
+# sees.
 NAMES: dict[str, tuple[str, ...]] = {
     "gaussian_blur": ("blur", "blurring", "softness and blur", "a soft blur", "a lack of sharpness from blur"),
     "defocus_blur": ("blur", "defocus blur", "blur from missed focus", "out-of-focus blur", "a focus blur"),
@@ -234,7 +237,8 @@ def effect(kind: str, rng: np.random.Generator) -> str:
 
 
 def explanation(part: Part, rng: np.random.Generator) -> str:
-    """What an analysis says of one distortion, below 160 characters: its effect and place, and mostly its name or its strength."""
+    """What an analysis says of one distortion, below 160 characters: its effect and place, and mostly its
+    name or its strength."""
     seen, place = effect(part.kind, rng), where(part.place, rng)
     word = SEVERITY_WORDS[part.severity]
     name, _ = _named(part.kind, strength(word, rng), rng)
@@ -267,7 +271,8 @@ def finding(part: Part, rng: np.random.Generator) -> str:
         return sentence(f"the picture has {name}{place}; {_pick(rng, CONSEQUENCES[word])}")
     if draw == 5:
         return sentence(
-            f"{name} {'show' if plural else 'shows'}{place or ' ' + _pick(rng, EVERYWHERE)}, {_pick(rng, CONSEQUENCES[word])}"
+            f"{name} {'show' if plural else 'shows'}{place or ' ' + _pick(rng, EVERYWHERE)},"
+            f" {_pick(rng, CONSEQUENCES[word])}"
         )
     if draw == 6:
         return sentence(f"{place.strip()}, {seen}; this is {name}" if place else f"{seen}; this is {name}")
@@ -287,7 +292,8 @@ def findings(parts: Sequence[Part], rng: np.random.Generator) -> str:
     draw = int(rng.integers(5))
     if draw == 0:
         return sentence(
-            f"{named(first, rng)}{where(first.place, rng)} and {other}{where(second.place, rng)}: {effect(first.kind, rng)}"
+            f"{named(first, rng)}{where(first.place, rng)} and {other}{where(second.place, rng)}:"
+            f" {effect(first.kind, rng)}"
         )
     if draw == 1:
         return f"{finding(first, rng)} There is also {other}{where(second.place, rng)}."
@@ -332,7 +338,8 @@ def strengths_named(text: str) -> set[str]:
     return {word for word, pattern in STRENGTH_WORDS.items() if pattern.search(text)}
 
 
-# What a phrase that asks for a family is true of; a phrase that none of its family's patterns finds is true of all its kinds.
+# What a phrase that asks for a family is true of; a phrase that none of its family's patterns finds is true
+# of all its kinds.
 _TRUE_OF: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "Blurs": (
         (r"motion|shak|movement|direction|panning|trailing|vibration|tremor|wobble|streak|shutter", ("motion_blur",)),
@@ -382,8 +389,8 @@ _TRUE_OF: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 
 
 def true_of(family: str, phrase: str) -> tuple[str, ...]:
-    """The kinds of `family` that `phrase` is a true name of: "too dark" of darkening alone, "noisy" of every noise; none where only a
-    part that is not recorded, such as the hue of a cast, would tell."""
+    """The kinds of `family` that `phrase` is a true name of: "too dark" of darkening alone, "noisy" of every
+    noise; none where only a part that is not recorded, such as the hue of a cast, would tell."""
     for pattern, kinds in _TRUE_OF[family]:
         if re.search(pattern, phrase, re.IGNORECASE):
             return kinds

@@ -1,7 +1,9 @@
-"""What the vision tower learns from: the features of the tool LocalNR's encoder, pretrained on ImageNet, over the whole pool.
+"""What the vision tower learns from: the features of the tool LocalNR's encoder, pretrained on ImageNet, over
+the whole pool.
 
-Of each cell of 64×64 pixels the means and deviations of the encoder's maps at five depths and two scales, reduced to their
-first principal components. They are computed once, a picture in about 0.15 seconds on one core.
+Of each cell of 64×64 pixels the means and deviations of the encoder's maps at five depths and two scales,
+reduced to their first principal components. They are computed once, a picture in about 0.15 seconds on one
+core.
 """
 
 import logging
@@ -30,7 +32,8 @@ def encoder(network: LocalNR) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def kept(file: Path, encode: Callable[[np.ndarray], np.ndarray] | None, pictures: np.ndarray) -> np.ndarray:
-    """The features of pictures, N×rows×columns×features float16, memory mapped from `file`, which is made where it is not there."""
+    """The features of pictures, N×rows×columns×features float16, memory mapped from `file`, which is made
+    where it is not there."""
     if not file.exists():
         partial = file.with_suffix(".partial.npy")
         np.save(partial, np.stack([encode(picture) for picture in pictures]).astype(np.float16))
@@ -40,22 +43,37 @@ def kept(file: Path, encode: Callable[[np.ndarray], np.ndarray] | None, pictures
 
 
 class Cells:
-    """The features of crops, of unit variance. `encode` is as `encoder` returns; None where `folder` holds all of them."""
+    """The features of crops, of unit variance. `encode` is as `encoder` returns; None where `folder` holds
+    all of them."""
 
     def __init__(self, pool: Pool, folder: Path, encode: Callable[[np.ndarray], np.ndarray] | None = None):
         folder.mkdir(parents=True, exist_ok=True)
-        self.shards = [kept(folder / f"cells_{n:03d}.npy", encode, pictures) for n, pictures in enumerate(pool.pictures)]
+        self.shards = [
+            kept(folder / f"cells_{n:03d}.npy", encode, pictures) for n, pictures in enumerate(pool.pictures)
+        ]
         basis = folder / "basis.npz"
         if not basis.exists():
-            np.savez(basis, **_principal_components(np.concatenate([s[::8].reshape(-1, s.shape[-1]) for s in self.shards])))
+            np.savez(
+                basis,
+                **_principal_components(
+                    np.concatenate([s[::8].reshape(-1, s.shape[-1]) for s in self.shards])
+                ),
+            )
         self.basis = dict(np.load(basis))
 
-    def __call__(self, index: int, height: int, width: int, top: int, left: int, mirrored: bool) -> np.ndarray:
+    def __call__(
+        self, index: int, height: int, width: int, top: int, left: int, mirrored: bool
+    ) -> np.ndarray:
         """(height/64)×(width/64)×COMPONENTS, float32, of the crop of pool row `index` at `top`, `left`."""
-        rows, columns = slice(top // CELL, (top + height) // CELL), slice(left // CELL, (left + width) // CELL)
+        rows, columns = (
+            slice(top // CELL, (top + height) // CELL),
+            slice(left // CELL, (left + width) // CELL),
+        )
         cells = self.shards[index // SHARD][index % SHARD, rows, columns].astype(np.float32)
         cells = cells[:, ::-1] if mirrored else cells
-        return ((cells - self.basis["mean"]) / self.basis["deviation"] @ self.basis["components"]).astype(np.float32)
+        return ((cells - self.basis["mean"]) / self.basis["deviation"] @ self.basis["components"]).astype(
+            np.float32
+        )
 
 
 def _principal_components(features: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,4 +1,5 @@
-"""First phase: the vision tower alone learns to see distortions, through heads that are thrown away afterwards.
+"""First phase: the vision tower alone learns to see distortions, through heads that are thrown away
+afterwards.
 
 A picture costs a fifth of what it costs with the language model, so most pictures are spent here.
 """
@@ -32,14 +33,18 @@ WHOLE_SHARE = 0.3  # of the batches are whole pictures, some with a distortion i
 
 
 class VisionHeads(nn.Module):
-    """Distortion type (8), level (5) and severity (6) from the mean and spread of an image's merged tokens, whose size is about
-    `rms`."""
+    """Distortion type (8), level (5) and severity (6) from the mean and spread of an image's merged tokens,
+    whose size is about `rms`."""
 
     def __init__(self, width: int, rms: float):
         super().__init__()
         self.rms = rms
         self.body = nn.Sequential(nn.LayerNorm(2 * width), nn.Linear(2 * width, width), nn.SiLU())
-        self.to_type, self.to_level, self.to_severity = nn.Linear(width, len(CLASSES)), nn.Linear(width, 5), nn.Linear(width, 6)
+        self.to_type, self.to_level, self.to_severity = (
+            nn.Linear(width, len(CLASSES)),
+            nn.Linear(width, 5),
+            nn.Linear(width, 6),
+        )
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`tokens`: B×T×width, the same number for each image."""
@@ -51,14 +56,15 @@ class VisionHeads(nn.Module):
 def level_loss(log_probabilities: torch.Tensor, target: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of N×L letter distributions plus half the squared error of their expected levels.
 
-    The second term asks for the exact level, which the first, being flat around so wide a target, hardly does. `levels`
-    (L, or N×L) is what each letter stands for, 0 where it stands for no level.
+    The second term asks for the exact level, which the first, being flat around so wide a target, hardly
+    does. `levels` (L, or N×L) is what each letter stands for, 0 where it stands for no level.
     """
     error = ((log_probabilities.exp() - target) * levels).sum(-1)
     return -(target * log_probabilities).sum(-1).mean() + 0.5 * error.square().mean()
 
 
-# What each picture token says to the language model: one word of each kind, as an inner product with the word's embedding.
+# What each picture token says to the language model: one word of each kind, as an inner product with the
+# word's embedding.
 WORDS = {
     "type": (" blur", " color", " compression", " noise", " brightness", " sharp", " contrast", " clean"),
     "level": (" excellent", " good", " fair", " poor", " bad"),
@@ -68,8 +74,9 @@ SEVERITY_WORD = np.array([0, 1, 2, 2, 3, 4])  # of severity 0..5
 
 
 class WordHeads(nn.Module):
-    """Reads words off picture tokens by the language model's own embeddings, which stay as they are: B×T×width → logits of each
-    group of WORDS. Tokens that speak its language need little training of the language model."""
+    """Reads words off picture tokens by the language model's own embeddings, which stay as they are:
+    B×T×width → logits of each group of WORDS. Tokens that speak its language need little training of the
+    language model."""
 
     def __init__(self, embeddings: torch.Tensor, tokenizer):
         super().__init__()
@@ -80,7 +87,9 @@ class WordHeads(nn.Module):
             if any(len(one) != 1 for one in ids):
                 raise ValueError(f"expected words of one token, got {dict(zip(words, ids, strict=True))}")
             rows = embeddings[[one[0] for one in ids]].detach()
-            self.register_buffer(f"{group}_words", nn.functional.normalize(rows - rows.mean(0), dim=-1), persistent=False)
+            self.register_buffer(
+                f"{group}_words", nn.functional.normalize(rows - rows.mean(0), dim=-1), persistent=False
+            )
 
     def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         return {
@@ -89,15 +98,19 @@ class WordHeads(nn.Module):
         }
 
     def losses(self, tokens: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Cross-entropies of all groups over all tokens, and how far the tokens' size is from that of words."""
+        """Cross-entropies of all groups over all tokens, and how far the tokens' size is from that of
+        words."""
         loss = 2 * (tokens.square().mean(-1).sqrt() / self.rms).log().square().mean()
         for group, logits in self(tokens).items():
-            loss = loss + nn.functional.cross_entropy(logits.flatten(0, 1), labels[f"token_{group}"].flatten(0, 1))
+            loss = loss + nn.functional.cross_entropy(
+                logits.flatten(0, 1), labels[f"token_{group}"].flatten(0, 1)
+            )
         return loss
 
 
 class Teacher(nn.Module):
-    """Predicts a pretrained encoder's features of each cell of 64×64 pixels from the four picture tokens in it."""
+    """Predicts a pretrained encoder's features of each cell of 64×64 pixels from the four picture tokens in
+    it."""
 
     def __init__(self, width: int, features: int):
         super().__init__()
@@ -129,8 +142,9 @@ def head_losses(
 
 
 def crop_labels(crops: list[Crop]) -> dict[str, torch.Tensor]:
-    """Types (a distribution, in proportion to severity), severity, quality and level distribution of each crop, and the same of
-    each of its picture tokens (`token_…`, N×T×classes), which differ where a distortion is in one place."""
+    """Types (a distribution, in proportion to severity), severity, quality and level distribution of each
+    crop, and the same of each of its picture tokens (`token_…`, N×T×classes), which differ where a distortion
+    is in one place."""
     types = np.zeros((len(crops), len(CLASSES)), np.float32)
     for row, crop in zip(types, crops, strict=True):
         for part in crop.sample.parts:
@@ -168,19 +182,27 @@ def _linear_patch_embedding(self, pixels: torch.Tensor) -> torch.Tensor:
     return nn.functional.linear(pixels, self.proj.weight.flatten(1))
 
 
-def _equal_lengths_attention(self, hidden_states, cu_seqlens, rotary_pos_emb=None, position_embeddings=None, **_):
+def _equal_lengths_attention(
+    self, hidden_states, cu_seqlens, rotary_pos_emb=None, position_embeddings=None, **_
+):
     count, total = len(cu_seqlens) - 1, len(hidden_states)
     query, key, value = self.qkv(hidden_states).view(total, 3, self.num_heads, -1).unbind(1)
     query, key = apply_rotary_pos_emb_vision(query, key, *position_embeddings)
-    query, key, value = (x.view(count, total // count, self.num_heads, -1).transpose(1, 2) for x in (query, key, value))
-    with torch.autocast("cpu", enabled=False):  # few tokens an image: the fused kernel is faster on float32 than on bfloat16
+    query, key, value = (
+        x.view(count, total // count, self.num_heads, -1).transpose(1, 2) for x in (query, key, value)
+    )
+    with torch.autocast(
+        "cpu", enabled=False
+    ):  # few tokens an image: the fused kernel is faster on float32 than on bfloat16
         attended = nn.functional.scaled_dot_product_attention(query.float(), key.float(), value.float())
     return self.proj(attended.transpose(1, 2).reshape(total, -1))
 
 
 def train_fast_on_cpu(visual: nn.Module) -> None:
-    """Same mathematics, a third less time on a CPU: every batch holds images of one size, so that attention needs no loop
-    over images, and the patch embedding, whose stride is its kernel, is a matrix product. The weights stay as they are."""
+    """Same mathematics, a third less time on a CPU: every batch holds images of one size, so that attention
+    needs no loop over images, and the patch embedding, whose stride is its kernel, is a matrix product. The
+    weights stay as they are.
+    """
     visual.patch_embed.forward = MethodType(_linear_patch_embedding, visual.patch_embed)
     for block in visual.blocks:
         block.attn.forward = MethodType(_equal_lengths_attention, block.attn)
@@ -223,8 +245,9 @@ def run_phase(
 ) -> None:
     """The training loop of a phase: resumes from `checkpoint`, saves there, and logs a curve.
 
-    `groups` are modules with their peak learning rates, which `slower(parameter's name)` multiplies; `losses(batch)` returns the
-    loss and a dict of figures. Interrupting it loses at most `save_every` seconds.
+    `groups` are modules with their peak learning rates, which `slower(parameter's name)` multiplies;
+    `losses(batch)` returns the loss and a dict of figures. Interrupting it loses at most `save_every`
+    seconds.
     """
     modules = nn.ModuleList(module for module, _ in groups)
     rates = [
@@ -234,7 +257,10 @@ def run_phase(
         if parameter.requires_grad
     ]
     optimizer = torch.optim.AdamW(
-        [{"params": [p for r, p in rates if r == rate], "peak": rate} for rate in dict.fromkeys(r for r, _ in rates)],
+        [
+            {"params": [p for r, p in rates if r == rate], "peak": rate}
+            for rate in dict.fromkeys(r for r, _ in rates)
+        ],
         weight_decay=decay,
         betas=(0.9, 0.98),
     )
@@ -272,7 +298,15 @@ def run_phase(
                 figures.setdefault(key, []).append(value)
             if step % every == 0 or step == steps:
                 means = {key: round(float(np.mean(values)), 4) for key, values in figures.items()}
-                log({"phase": name, "step": step, "of": steps, "seconds": round(time.monotonic() - begun), **means})
+                log(
+                    {
+                        "phase": name,
+                        "step": step,
+                        "of": steps,
+                        "seconds": round(time.monotonic() - begun),
+                        **means,
+                    }
+                )
                 figures.clear()
             if time.monotonic() - saved > save_every:
                 save()
@@ -296,7 +330,9 @@ class VisionTeaching(nn.Module):
     def losses(self, batch: dict) -> tuple[torch.Tensor, dict[str, float]]:
         device = next(self.heads.parameters()).device
         labels = {k: v.to(device) for k, v in batch["labels"].items()}
-        features = self.visual(batch["pixels"].to(device), grid_thw=batch["grid"].to(device)).pooler_output.float()
+        features = self.visual(
+            batch["pixels"].to(device), grid_thw=batch["grid"].to(device)
+        ).pooler_output.float()
         tokens = features.view(len(batch["grid"]), -1, features.shape[-1])
         loss, figures = head_losses(self.heads, tokens, labels)
         words = self.words.losses(tokens, labels)
@@ -304,14 +340,19 @@ class VisionTeaching(nn.Module):
         loss = loss + 0.5 * words
         if len(batch["taught"]):
             seen = tokens[batch["taught"].to(device)] / self.words.rms
-            taught = self.teacher.loss(seen.view(len(seen), *batch["shape"], -1), batch["features"].to(device))
+            taught = self.teacher.loss(
+                seen.view(len(seen), *batch["shape"], -1), batch["features"].to(device)
+            )
             figures["teacher"] = taught.item()
             loss = loss + 2 * taught
         return loss, figures
 
 
-def vision_batches(pool: Pool, cells: Cells, processor, tokens: int, seed: int) -> Callable[[int], IterableDataset]:
-    """Batches for the first phase: pixel values, grids, labels, and the teacher's features of those crops that lie on its cells."""
+def vision_batches(
+    pool: Pool, cells: Cells, processor, tokens: int, seed: int
+) -> Callable[[int], IterableDataset]:
+    """Batches for the first phase: pixel values, grids, labels, and the teacher's features of those crops
+    that lie on its cells."""
 
     def make(step: int, rng: np.random.Generator) -> dict:
         whole = rng.random() < WHOLE_SHARE
