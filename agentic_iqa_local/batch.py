@@ -206,7 +206,7 @@ class Results:
         """Writes a row and waits until the disk has it. Raises WriteError, and Replaced when another file has
         its name by now."""
         self._rows.append(as_line(row))
-        key = row_key(row.model_dump(include={"image", "reference", "query", "choices"}))
+        key = key_of(row)
         self.done.add(key)
         self.failed += row.error is not None
         self.suspects.pop(key, None)
@@ -245,6 +245,19 @@ class Results:
         """Ends an orderly run, or one whose model was `lost`."""
         self.settle(lost=lost)
         self._rows.close()
+
+
+def key_of(row: Assessment) -> str:
+    """The key of the item that the row is of."""
+    return row_key(row.model_dump(include={"image", "reference", "query", "choices"}))
+
+
+def failure(
+    item: Item, error: str, settings: Settings, pipeline: Pipeline, sha256: str | None = None
+) -> Assessment:
+    """The row of an item that has no answer."""
+    row = unassessed(item.image, item.reference, item.query, item.choices, pipeline, settings)
+    return row.model_copy(update={"error": one_line(error), "sha256": sha256})
 
 
 def as_line(row: Assessment) -> str:
@@ -417,6 +430,11 @@ class Batch:
         """Whether threads are still at work, which would keep the process from ending."""
         return bool(self._running or self._hung)
 
+    @property
+    def hung(self) -> bool:
+        """Whether a thread does not return."""
+        return bool(self._hung)
+
     def stop(self) -> None:
         """Begins nothing more. `rows` ends with what is in hand; of that, only answers: what fails now may
         fail because of the stop."""
@@ -577,7 +595,4 @@ class Batch:
         return row
 
     def _failure(self, item: Item, error: str, sha256: str | None) -> Assessment:
-        row = unassessed(
-            item.image, item.reference, item.query, item.choices, self.pipeline, self.services.settings
-        )
-        return row.model_copy(update={"error": one_line(error), "sha256": sha256})
+        return failure(item, error, self.services.settings, self.pipeline, sha256)

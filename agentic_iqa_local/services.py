@@ -33,6 +33,17 @@ logger = logging.getLogger(__name__)
 PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
 """The picture that is being assessed, for whoever writes logs."""
 
+
+def name_picture(record: logging.LogRecord) -> bool:
+    """Gives a line of a log the picture that it is about, as a filter of handlers; one from another process
+    has it already."""
+    if not hasattr(record, "picture"):
+        picture = PICTURE.get()
+        named = not picture or picture in record.getMessage()
+        record.picture = "" if named else f"{picture}: "
+    return True
+
+
 ALONE = ("QAlign",)  # changes parts of transformers while it runs: no model may run beside it
 Box = tuple[int, int, int, int]
 

@@ -503,6 +503,28 @@ def command_to_go_on() -> str:
     return command if typed else "the same command with --resume"
 
 
+def batch_of(args: argparse.Namespace, settings, items: list, device: str):
+    """What assesses the items: several of them in a process of its own, which may hang or crash. Raises
+    VLMError for a model that cannot be loaded."""
+    from agentic_iqa_local.batch import Batch
+    from agentic_iqa_local.batch_worker import BatchWorker
+    from agentic_iqa_local.services import Services
+
+    options = {
+        "jobs": args.jobs,
+        "timeout": args.timeout,
+        "pipeline": args.pipeline,
+        "max_replan_iterations": args.max_replan_iterations,
+        "load": any(loadable(item, settings) for item in items),
+    }
+    if len(items) == 1:
+        return Batch(Services(settings, device), **options)
+    batch = BatchWorker(settings, device, **options)
+    if options["load"]:
+        batch.load()
+    return batch
+
+
 def run(args: argparse.Namespace, settings, items: list, device: str, console: Console) -> int:
     from agentic_iqa_local.report import Tally
 
@@ -512,20 +534,12 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
     if not left:
         file.close()
         return finished(args, console, file, [], Tally(), 0)
-    from agentic_iqa_local.batch import Batch, BatchError
+    from agentic_iqa_local.batch import BatchError
     from agentic_iqa_local.rows import Replaced, WriteError
-    from agentic_iqa_local.services import Services
     from agentic_iqa_local.vlm_client import ModelLost
 
     try:
-        batch = Batch(
-            Services(settings, device),
-            jobs=args.jobs,
-            timeout=args.timeout,
-            pipeline=args.pipeline,
-            max_replan_iterations=args.max_replan_iterations,
-            load=any(loadable(item, settings) for item in left),
-        )
+        batch = batch_of(args, settings, left, device)
     except BaseException:  # a model that cannot be loaded: nothing is in hand
         if file:
             file.close()
@@ -596,7 +610,7 @@ def run(args: argparse.Namespace, settings, items: list, device: str, console: C
         status = 130
     elif status is None:
         status = finished_status
-    if batch.unfinished:  # a thread that does not return would keep the process
+    if getattr(batch, "unfinished", False):  # a thread that does not return would keep the process
         sys.stderr.flush()
         os._exit(status)
     return status

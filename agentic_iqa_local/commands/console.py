@@ -208,10 +208,12 @@ class Console(AbstractContextManager):
 
 def start_logging(verbosity: int) -> None:
     """Warnings on stderr; with verbosity 1 what happens, with 2 prompts and model output too."""
+    from agentic_iqa_local.services import name_picture
+
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     logging.captureWarnings(True)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(_name_picture)
+        handler.addFilter(name_picture)
         handler.setFormatter(Formatter("%(levelname)s %(picture)s%(message)s"))
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     logging.getLogger("agentic_iqa_local").setLevel(level)
@@ -231,13 +233,3 @@ class Formatter(logging.Formatter):
 
 def _set_in(text: str) -> str:
     return "\n    ".join(map(one_line, text.split("\n")))
-
-
-def _name_picture(record: logging.LogRecord) -> bool:
-    """Gives every line of a log the picture that it is about."""
-    from agentic_iqa_local.services import PICTURE
-
-    picture = PICTURE.get()
-    named = not picture or picture in record.getMessage()
-    record.picture = "" if named else f"{picture}: "
-    return True

@@ -1,0 +1,307 @@
+"""A batch in a process of its own: what hangs or crashes there costs one image and a new start of that
+process, which loads model and tools again.
+
+The parent hands out as many items as may be in hand, and takes a row for each. An image that was alone in
+hand when the process died is tried again, and after MOST_DEATHS deaths it is a failure. Images that were in
+hand together are tried again one at a time, after all others.
+"""
+
+import logging
+import logging.handlers
+import os
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from agentic_iqa_local.assessment import Assessment, Pipeline
+from agentic_iqa_local.batch import (
+    MOST_DEATHS,
+    MOST_HUNG,
+    STANDSTILL,
+    TIMEOUT,
+    Batch,
+    BatchError,
+    failure,
+    key_of,
+)
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.inputs import Item
+from agentic_iqa_local.services import Services, name_picture
+from agentic_iqa_local.text import one_line
+from agentic_iqa_local.vlm_client import ModelLost, VLMError
+from agentic_iqa_local.worker import Worker, cause_of_death
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT = 5.0  # seconds between two signs of life
+GRACE = 60.0  # seconds beyond the timeout, without a sign of life, after which a process is ended
+GLANCE = 0.2  # seconds between two looks at the clock, or for the next item to come
+STARTS = 3  # of processes that die before they have loaded, one after the other
+
+Message = tuple[Any, ...]  # its kind, and what belongs to it: see `_Child` and `BatchWorker.rows`
+
+
+class BatchWorker:
+    """`batch.Batch` in a process of its own, which `load` starts."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        device: str,
+        *,
+        jobs: int = 1,
+        timeout: float = TIMEOUT,
+        pipeline: Pipeline = "agent",
+        max_replan_iterations: int | None = None,
+        load: bool = True,
+    ):
+        self.settings, self.device, self.pipeline = settings, device, pipeline
+        self.jobs, self.timeout = jobs, timeout
+        self.options = {
+            "jobs": jobs,
+            "timeout": timeout,
+            "pipeline": pipeline,
+            "max_replan_iterations": max_replan_iterations,
+            "load": load,
+        }
+        self.stopping = False
+        self._worker: Worker | None = None
+        self._ready = self._told_to_stop = self._worn_out = False
+        self._failed_starts = 0
+        self._in_hand: dict[str, Item] = {}
+        self._held: Item | None = None  # a suspect, until nothing is in hand
+        self._again: deque[Item] = deque()  # in hand when a process ended through no fault of theirs
+        self._alone: deque[Item] = deque()  # a process may have died of them
+        self._deaths: dict[str, int] = {}  # of these, how many did while the item was alone
+
+    def load(self) -> None:
+        """Starts the process, and waits until it has loaded. Raises VLMError where it cannot."""
+        while not self._ready:
+            if self._worker is None:
+                self._begin()
+            if self._hear() is None:
+                deque(self._mourn(), maxlen=0)
+
+    def stop(self) -> None:
+        """Begins nothing more. `rows` ends with what is in hand; of that, only answers: what fails now may
+        fail because of the stop."""
+        self.stopping = True
+
+    def end(self) -> None:
+        """Ends the process, whatever it is doing."""
+        if self._worker:
+            self._worker.end(patience=0)
+        self._worker, self._ready = None, False
+
+    def rows(self, items: Iterable[Item], suspects: Mapping[str, int] | None = None) -> Iterator[Assessment]:
+        """A row for each item, as soon as it is there. `suspects` are keys of items that earlier processes
+        may have died of, each with how often one did while it was alone.
+
+        Raises ModelLost, without a row for what was in hand, and BatchError when MOST_HUNG assessments in a
+        row hang, or the process does not start.
+        """
+        items, self._deaths, hung = iter(items), dict(suspects or {}), 0
+        try:
+            while True:
+                while item := self._next(items):
+                    if self._deaths.get(item.key, 0) < MOST_DEATHS:
+                        self._give(item)
+                    else:
+                        why = f"{MOST_DEATHS} processes died while they assessed this image alone"
+                        yield failure(item, why, self.settings, self.pipeline)
+                if not self._in_hand:
+                    return
+                match self._hear():
+                    case None:
+                        yield from self._mourn()
+                    case ("row", key, row, does_not_return):
+                        hung = hung + 1 if does_not_return else 0
+                        self._worn_out |= does_not_return
+                        del self._in_hand[key]
+                        yield row
+                        if hung >= MOST_HUNG:
+                            raise BatchError(
+                                f"{hung} assessments in a row do not return, the last: {row.error}; find out"
+                                " what hangs there"
+                            )
+                    case ("gave up",):  # what hung has its row
+                        self._again.extend(self._in_hand.values())
+                        self._in_hand.clear()
+                    case ("lost", why):
+                        raise ModelLost(why)
+                    case ("stopped",):  # of what is still in hand only answers were wanted
+                        self._in_hand.clear()
+        finally:
+            self.end()
+
+    def _next(self, items: Iterator[Item]) -> Item | None:
+        """The next item that the process may have now."""
+        if self._worn_out and not self._in_hand:
+            self.end()
+            self._worn_out = False
+        with_suspect = any(key in self._deaths for key in self._in_hand)
+        if self.stopping or self._worn_out or with_suspect or len(self._in_hand) >= self.jobs:
+            return None
+        if self._again:
+            return self._again.popleft()
+        if not self._held:
+            item = next(items, None)
+            if item and item.key not in self._deaths:
+                return item
+            self._held = item
+        if self._in_hand:
+            return None
+        item, self._held = self._held, None
+        return item or (self._alone.popleft() if self._alone else None)
+
+    def _give(self, item: Item) -> None:
+        self._in_hand[item.key] = item
+        if self._worker is None:
+            self._begin()
+        self._tell("item", item)
+
+    def _tell(self, *message: Any) -> None:
+        with suppress(OSError):  # where the process is gone, hearing from it says so
+            if self._worker:
+                self._worker.send(message)
+
+    def _begin(self) -> None:
+        level = logging.getLogger("agentic_iqa_local").getEffectiveLevel()
+        self._worker = Worker(_serve, self.settings, self.device, self.options, level)
+        self._told_to_stop = False
+
+    def _hear(self) -> Message | None:
+        """The next message; None where the process died, or gives no sign of life. Time in which this
+        process itself stood still does not count."""
+        assert self._worker
+        heard = looked = time.monotonic()
+        while True:
+            if self.stopping and not self._told_to_stop:
+                self._told_to_stop = True
+                self._tell("stop")
+            try:
+                message = self._worker.receive() if self._worker.waits(GLANCE) else None
+            except (EOFError, OSError):
+                return None
+            now = time.monotonic()
+            heard = now if message else heard + (now - looked if now - looked > STANDSTILL else 0)
+            looked = now
+            match message:
+                case None if self._ready and now - heard > self.timeout + GRACE:
+                    return None
+                case None | ("alive",):
+                    pass
+                case ("log", record):
+                    logging.getLogger(record.name).handle(record)
+                case ("refused", why):
+                    raise ModelLost(why) if self._in_hand else VLMError(why)
+                case ("ready",):
+                    self._ready, self._failed_starts = True, 0
+                    if not self._in_hand:
+                        return message
+                case _:
+                    return message
+
+    def _mourn(self) -> Iterator[Assessment]:
+        """Sees to what was in hand when the process died or fell silent. Raises BatchError where processes
+        die one after the other before they have loaded."""
+        assert self._worker
+        silent = not self._worker.waits(0)
+        code = self._worker.end(patience=0 if silent else 10)
+        why = f"it gave no sign of life for {self.timeout + GRACE:g} s" if silent else cause_of_death(code)
+        was_ready, self._worker, self._ready = self._ready, None, False
+        items, self._in_hand = list(self._in_hand.values()), {}
+        if not was_ready:
+            self._failed_starts += 1
+            if self._failed_starts >= STARTS:
+                raise BatchError(f"{STARTS} processes in a row died while they loaded: {why}")
+            self._again.extend(items)
+            return
+        named = ", ".join(one_line(str(item.image)) for item in items)
+        logger.warning("%s: %s; going on with a new one", named, why)
+        if silent and len(items) == 1:
+            error = f"timed out: {why}; find out what hangs there, or raise --timeout"
+            yield failure(items[0], error, self.settings, self.pipeline)
+            return
+        for item in items:
+            self._deaths[item.key] = self._deaths.get(item.key, 0) + (len(items) == 1)
+            self._alone.append(item)
+
+
+class _Child:
+    """What goes on in the process: items come, rows go, and a sign of life every HEARTBEAT seconds."""
+
+    def __init__(self, pipe: Connection):
+        self._pipe, self._turn = pipe, threading.Lock()
+        self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self.batch: Batch | None = None
+
+    def say(self, *message: Any) -> None:
+        with self._turn, suppress(OSError):  # a parent that is gone ends this process: see `listen`
+            self._pipe.send(message)
+
+    def beat(self) -> None:
+        while True:
+            time.sleep(HEARTBEAT)
+            self.say("alive")
+
+    def listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                kind, *about = self._pipe.recv()
+                if kind == "stop" and self.batch:
+                    self.batch.stop()
+                self._items.put(about[0] if kind == "item" else None)
+        os.killpg(0, signal.SIGKILL)  # the parent is gone: so goes all that was started here
+
+    def items(self, first: Item) -> Iterator[Item | None]:
+        """The items that are there, and None where there is none at the moment."""
+        yield first
+        while True:
+            try:
+                yield self._items.get(timeout=GLANCE)
+            except queue.Empty:
+                yield None
+
+    def work(self, batch: Batch) -> None:
+        while not batch.stopping and (first := self._items.get()):
+            for row in batch.rows(self.items(first)):
+                self.say("row", key_of(row), row, batch.hung)
+
+
+class _Forward(logging.handlers.QueueHandler):
+    """Sends what is logged to the parent, which shows it."""
+
+    def __init__(self, child: _Child):
+        super().__init__(queue.SimpleQueue())
+        self._child = child
+        self.addFilter(name_picture)
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self._child.say("log", record)
+
+
+def _serve(pipe: Connection, settings: Settings, device: str, options: dict[str, Any], level: int) -> None:
+    child = _Child(pipe)
+    logging.basicConfig(level=logging.WARNING, handlers=[_Forward(child)], force=True)
+    logging.captureWarnings(True)
+    logging.getLogger("agentic_iqa_local").setLevel(level)
+    for task in (child.listen, child.beat):
+        threading.Thread(target=task, daemon=True).start()
+    try:
+        child.batch = Batch(Services(settings, device), **options)
+        child.say("ready")
+        child.work(child.batch)
+        child.say("stopped")
+    except ModelLost as error:
+        child.say("lost", str(error))
+    except VLMError as error:
+        child.say("refused", str(error))
+    except BatchError:
+        child.say("gave up")

@@ -1,0 +1,157 @@
+"""A batch in a process of its own: it gives what the batch in this process gives, and a hang or a crash costs
+one image."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import broken_worker
+import psutil
+import pytest
+from conftest import ROOT
+
+from agentic_iqa_local import batch_worker
+from agentic_iqa_local.batch import Batch, BatchError
+from agentic_iqa_local.batch_worker import BatchWorker
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.inputs import Item
+from agentic_iqa_local.services import Services
+from agentic_iqa_local.vlm_client import VLMError
+
+TIMED = {"seconds", "execution_time"}
+
+
+@pytest.fixture(scope="module")
+def items(tmp_path_factory, photo) -> list[Item]:
+    """Four pictures; the second has the size at which `broken_worker` breaks."""
+    folder = tmp_path_factory.mktemp("pictures")
+    items = []
+    for number, size in enumerate([(256, 256), broken_worker.BROKEN, (192, 224), (256, 192)]):
+        path = folder / f"{number}.png"
+        photo.crop((0, 0, *size)).save(path)
+        items.append(Item(path))
+    return items
+
+
+def working(**options) -> BatchWorker:
+    return BatchWorker(load_settings(), "cpu", pipeline="letters", **options)
+
+
+def untimed(value):
+    if isinstance(value, dict):
+        return {
+            key: untimed(inner)
+            for key, inner in value.items()
+            if not key.endswith("seconds") and key not in TIMED
+        }
+    return [untimed(inner) for inner in value] if isinstance(value, list) else value
+
+
+def by_image(rows) -> dict:
+    return {os.path.basename(row.image): row for row in rows}
+
+
+def processes() -> set[int]:
+    """The processes that serve batches of this one."""
+    children = psutil.Process().children()
+    return {child.pid for child in children if "spawn_main" in " ".join(child.cmdline())}
+
+
+def test_it_gives_what_a_batch_in_this_process_gives_bit_for_bit(items):
+    settings = load_settings()
+    before = processes()
+    apart = by_image(working(jobs=2).rows(items))
+    here = by_image(Batch(Services(settings, "cpu"), pipeline="letters").rows(items))
+    assert apart.keys() == here.keys() == {f"{n}.png" for n in range(4)}
+    for name, row in here.items():
+        assert row.q is not None, row.error
+        assert untimed(apart[name].model_dump(mode="json")) == untimed(row.model_dump(mode="json"))
+    assert processes() == before
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_tool_that_hangs_costs_its_image_and_a_new_process(items, jobs, monkeypatch, caplog):
+    monkeypatch.setattr(batch_worker, "_serve", broken_worker.hangs)
+    before = processes()
+    rows = by_image(working(jobs=jobs, timeout=4.0).rows(items))
+    assert {name for name, row in rows.items() if row.error and "timed out after 4 s" in row.error} == {
+        "1.png"
+    }
+    assert len(rows) == 4
+    assert processes() == before
+
+
+def test_what_holds_the_interpreter_is_ended_from_outside(items, monkeypatch):
+    monkeypatch.setattr(batch_worker, "_serve", broken_worker.hangs_with_the_interpreter)
+    monkeypatch.setattr(batch_worker, "GRACE", 4.0)
+    rows = by_image(working(timeout=6.0).rows(items[:3]))
+    assert rows.keys() == {"0.png", "1.png", "2.png"}
+    assert rows["1.png"].error.startswith("timed out: it gave no sign of life for 10 s")
+    assert rows["1.png"].q is None
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_crash_costs_its_image_after_so_many_tries_alone(items, jobs, monkeypatch, caplog):
+    monkeypatch.setattr(batch_worker, "_serve", broken_worker.crashes)
+    monkeypatch.setattr(batch_worker, "MOST_DEATHS", 2)
+    rows = list(working(jobs=jobs).rows(items))
+    assert len(rows) == 4
+    failed = by_image(rows)["1.png"]
+    assert failed.error == "2 processes died while they assessed this image alone"
+    assert os.path.basename(rows[-1].image) == "1.png"  # it is tried again after all others
+    told = [record.message for record in caplog.records if "SIGSEGV" in record.message]
+    assert len(told) == (2 if jobs == 1 else 3)  # with three in hand, the first death is nobody's alone
+
+
+def test_processes_that_die_while_they_load_end_the_batch(items, monkeypatch):
+    monkeypatch.setattr(batch_worker, "_serve", broken_worker.does_not_start)
+    with pytest.raises(BatchError, match=r"3 processes in a row died while they loaded: .* status 7"):
+        working().load()
+    with pytest.raises(BatchError, match="status 7"):
+        list(working().rows(items))
+
+
+def test_a_model_that_cannot_be_loaded_is_said_in_its_own_words(tmp_path):
+    settings = load_settings().with_model(str(tmp_path))
+    batch = BatchWorker(settings, "cpu", pipeline="letters")
+    with pytest.raises(VLMError, match=r"config\.json"):
+        batch.load()
+
+
+def test_a_stop_ends_with_what_is_in_hand(items):
+    batch = working()
+    rows = batch.rows(items)
+    first = next(rows)
+    batch.stop()
+    assert os.path.basename(first.image) == "0.png"
+    assert len(list(rows)) <= 1  # the second may have begun
+    assert batch._worker is None
+
+
+CODE = """
+import sys, time
+from pathlib import Path
+from agentic_iqa_local.batch_worker import BatchWorker
+from agentic_iqa_local.config import load_settings
+
+if __name__ == "__main__":
+    batch = BatchWorker(load_settings(), "cpu", pipeline="letters")
+    batch.load()
+    print(batch._worker._process.pid, flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_it_does_not_outlive_its_parent(tmp_path):
+    (tmp_path / "parent.py").write_text(CODE)
+    line = [sys.executable, tmp_path / "parent.py"]
+    parent = subprocess.Popen(
+        line, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    child = int(parent.stdout.readline())
+    os.kill(child, 0)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    gone, _ = psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [], timeout=60)
+    assert gone or not psutil.pid_exists(child)
