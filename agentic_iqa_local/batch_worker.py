@@ -289,7 +289,7 @@ class _Forward(logging.handlers.QueueHandler):
 
 def _serve(pipe: Connection, settings: Settings, device: str, options: dict[str, Any], level: int) -> None:
     child = _Child(pipe)
-    logging.basicConfig(level=logging.WARNING, handlers=[_Forward(child)], force=True)
+    logging.getLogger().handlers = [_Forward(child)]
     logging.captureWarnings(True)
     logging.getLogger("agentic_iqa_local").setLevel(level)
     for task in (child.listen, child.beat):

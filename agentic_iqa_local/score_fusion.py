@@ -15,7 +15,7 @@ import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,9 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_TO_LETTER, LEVEL_WOR
 
 logger = logging.getLogger(__name__)
 
+K = TypeVar("K", str, int)
 Mode = Literal["logits", "classification", "uniform"]
+LEVELS = (1.0, 2.0, 3.0, 4.0, 5.0)
 WORD_TO_LEVEL = {word.lower(): level for level, word in LEVEL_WORDS.items()}
 
 
@@ -79,7 +81,7 @@ class ScoreFusion:
         if mean is None:
             logger.warning("No tool scores: q rests on the model's letters alone")
             return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
-        return self._as_dict(_softmax(np.array([-self.eta * (mean - c) ** 2 for c in self.quality_levels])))
+        return self._as_dict(perceptual_weights(mean, self.eta, self.quality_levels))
 
     def extract_vlm_probabilities(
         self, vlm_output: Mapping[str | int, float] | str | None, mode: Mode = "logits"
@@ -97,8 +99,7 @@ class ScoreFusion:
             if not isinstance(vlm_output, str | int):
                 raise ValueError(f"classification mode: expected a letter or level, got {vlm_output!r}")
             level = self._level(vlm_output)
-            rest = (1 - self.classification_confidence) / (len(self.quality_levels) - 1)
-            return {c: self.classification_confidence if c == level else rest for c in self.quality_levels}
+            return written_probabilities(level, self.quality_levels, self.classification_confidence)
         if mode == "logits":
             if not isinstance(vlm_output, Mapping):
                 raise ValueError(
@@ -110,8 +111,7 @@ class ScoreFusion:
                     f"logits mode: expected one value for each of the levels {self.quality_levels}, got"
                     f" {vlm_output}"
                 )
-            values = _checked_logprobs([by_level[c] for c in self.quality_levels])
-            return self._as_dict(_softmax(values / self.temperature))
+            return letter_probabilities({c: by_level[c] for c in self.quality_levels}, self.temperature)
         raise ValueError(f"mode: expected logits, classification or uniform, got {mode!r}")
 
     def fuse_scores(self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]) -> float:
@@ -159,9 +159,7 @@ class ScoreFusion:
                 f"vlm_probabilities: expected probabilities that sum to 1, got {dict(vlm_probabilities)}"
             )
         mean = self.mean_score(tool_scores)
-        log_alpha = 0.0 if mean is None else -self.eta * (mean - np.array(self.quality_levels, float)) ** 2
-        with np.errstate(divide="ignore"):
-            return _softmax(log_alpha + np.log(p))
+        return fused_distribution(p, np.nan if mean is None else mean, self.eta, self.quality_levels)
 
     def _as_dict(self, values: np.ndarray) -> dict[int, float]:
         return {c: float(v) for c, v in zip(self.quality_levels, values, strict=True)}
@@ -183,13 +181,51 @@ def expected_level(p_c: Mapping[str, float]) -> float:
     return sum(p * LETTER_TO_LEVEL[letter] for letter, p in p_c.items())
 
 
-def letter_probabilities(logprobs: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:
+def letter_probabilities(logprobs: Mapping[K, float], temperature: float = 1.0) -> dict[K, float]:
     """Log-probabilities of letters → probabilities over these letters alone, (3) with a temperature.
 
     Raises ValueError for NaN, +inf, or nothing but −inf.
     """
-    values = _softmax(_checked_logprobs(list(logprobs.values())) / temperature)
+    values = softmax(_checked_logprobs(list(logprobs.values())) / temperature)
     return {letter: float(p) for letter, p in zip(logprobs, values, strict=True)}
+
+
+def written_probabilities(answer: K, answers: Sequence[K], confidence: float) -> dict[K, float]:
+    """Probabilities of all `answers` where the model wrote one of them and no logits were read: `confidence`
+    for that one, and the others share the rest equally."""
+    rest = (1 - confidence) / (len(answers) - 1)
+    return {one: confidence if one == answer else rest for one in answers}
+
+
+def perceptual_weights(
+    q_bar: float | np.ndarray, eta: float | np.ndarray, levels: Sequence[float] = LEVELS
+) -> np.ndarray:
+    """α of (2) for one q̄ or many, (..., levels)."""
+    return softmax(_log_likelihood(q_bar, eta, levels))
+
+
+def fused_distribution(
+    p: np.ndarray, q_bar: float | np.ndarray, eta: float | np.ndarray, levels: Sequence[float] = LEVELS
+) -> np.ndarray:
+    """w ∝ α·p of (4), (..., levels), in log space so that sharp weights cannot underflow to 0/0. `p` is
+    (..., levels), q̄ and η one or one for each of its rows; where q̄ is nan, α is uniform."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return softmax(_log_likelihood(q_bar, eta, levels) + np.log(p))
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    """Over the last axis; nan where a value is."""
+    weight = np.exp(values - values.max(-1, keepdims=True))
+    return weight / weight.sum(-1, keepdims=True)
+
+
+def _log_likelihood(
+    q_bar: float | np.ndarray, eta: float | np.ndarray, levels: Sequence[float]
+) -> np.ndarray:
+    mean, sharpness = np.broadcast_arrays(
+        np.asarray(q_bar, float)[..., None], np.asarray(eta, float)[..., None]
+    )
+    return np.where(np.isnan(mean), 0.0, -sharpness * (mean - np.asarray(levels, float)) ** 2)
 
 
 def _checked_logprobs(logprobs: Sequence[float]) -> np.ndarray:
@@ -197,8 +233,3 @@ def _checked_logprobs(logprobs: Sequence[float]) -> np.ndarray:
     if np.isnan(values).any() or (values == np.inf).any() or (values == -np.inf).all():
         raise ValueError(f"logits mode: expected finite log-probabilities, got {list(logprobs)}")
     return values
-
-
-def _softmax(values: np.ndarray) -> np.ndarray:
-    weight = np.exp(values - values.max())
-    return weight / weight.sum()

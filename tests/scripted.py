@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from agentic_iqa_local import services
+from agentic_iqa_local.batch import Batch
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading
 from agentic_iqa_local.services import Services
@@ -145,3 +147,16 @@ def scripted_answers(**replies) -> Callable[..., str]:
 def prompts(client: ScriptedClient, schema: str) -> list:
     """The prompts of the calls with this schema's name ("read_letters" for letter reads), in order."""
     return [prompt for name, prompt in client.calls if name == schema]
+
+
+def in_this_process(monkeypatch) -> None:
+    """Batches run where the test has put its scripted parts, not in a process of their own."""
+
+    class Here(Batch):
+        def __init__(self, settings, device, **options):
+            super().__init__(services.Services(settings, device), **options)
+
+        def load(self):
+            """It has loaded already."""
+
+    monkeypatch.setattr("agentic_iqa_local.batch_worker.BatchWorker", Here)

@@ -22,6 +22,7 @@ import pytest
 import torch
 from conftest import ROOT, TINY
 from PIL import Image
+from scripted import in_this_process
 from test_assess import blocked  # noqa: F401 - a fixture
 
 import agentic_iqa_local.rows
@@ -482,6 +483,7 @@ def test_a_write_that_the_kernel_breaks_off_leaves_whole_rows(tmp_path):
 def command(script, monkeypatch, services, *args):
     """(status, whatever stdout got) of assess.py in this process, on the loaded model."""
     monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
+    in_this_process(monkeypatch)
     parsed = script.parse(["--cpu", "--pipeline", "letters", *map(str, args)])
     console = Console(io.StringIO())
     return (
@@ -519,6 +521,7 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(
 
 def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(script, services, folder, monkeypatch, capfd):
     monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
+    in_this_process(monkeypatch)
     parsed = script.parse(["--cpu", "--pipeline", "letters", "--image", str(folder / "00.png")])
     with open("/dev/full", "w", buffering=1) as full:
         assert (

@@ -19,7 +19,7 @@ from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import VLMError
 
-TIMED = {"seconds", "execution_time"}
+TIMED = {"execution_time", "timestamp"}
 
 
 @pytest.fixture(scope="module")

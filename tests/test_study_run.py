@@ -33,6 +33,7 @@ from agentic_iqa_local.fit import Fit, FitError, read_fit
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.provenance import folder_hash
+from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.services import OpenImages
 from agentic_iqa_local.studies.analysis import dataset_info
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
@@ -43,7 +44,6 @@ from agentic_iqa_local.studies.readings import (
     LEVELS,
     Letters,
     fuse,
-    fused_distribution,
     probabilities,
     readings,
     tool_means,

@@ -36,7 +36,7 @@ from agentic_iqa_local.reasoning import (
     quarters_named,
     speaks_for_another,
 )
-from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities
+from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities, written_probabilities
 from agentic_iqa_local.services import OpenImages, opened
 from agentic_iqa_local.state import (
     REPLAN_HISTORY_LIMIT,
@@ -376,11 +376,7 @@ def read_probabilities(
                 answer = ask(
                     session, asked, letter_reply(letters), images.services.section(ROLE)
                 ).final_answer
-                rest = (1 - settings.classification_confidence) / (len(letters) - 1)
-                found = {
-                    letter: settings.classification_confidence if letter == answer else rest
-                    for letter in letters
-                }
+                found = written_probabilities(answer, letters, settings.classification_confidence)
             if asked is backward:
                 found = dict(zip(letters, reversed(found.values()), strict=True))
             reads.append(found)

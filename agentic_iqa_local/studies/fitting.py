@@ -22,6 +22,7 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 
 from agentic_iqa_local.fit import HIGHEST, LOWEST, SCALES, Fit, FitError, Objective
+from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.studies.analysis import dataset_info, fusion_settings
 from agentic_iqa_local.studies.datasets import listed
 from agentic_iqa_local.studies.readings import (
@@ -30,7 +31,6 @@ from agentic_iqa_local.studies.readings import (
     Row,
     etas,
     fuse,
-    fused_distribution,
     probabilities,
     tool_means,
 )

@@ -14,6 +14,12 @@ from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.evidence import tool_scores
 from agentic_iqa_local.iqa_tools import ToolError, find_tool
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
+from agentic_iqa_local.score_fusion import (
+    fused_distribution,
+    perceptual_weights,
+    softmax,
+    written_probabilities,
+)
 from agentic_iqa_local.state import ExecutorOutput
 
 LEVELS = np.arange(1.0, 6.0)
@@ -86,9 +92,7 @@ def probabilities(
     per_order = [letter_logprobs(rows, read, order) for order in orders]
     for i, views in enumerate(zip(*per_order, strict=True)):
         if all(len(v) for v in views):
-            scaled = np.concatenate(views) / temperature
-            weights = np.exp(scaled - scaled.max(1, keepdims=True))
-            p[i] = (weights / weights.sum(1, keepdims=True)).mean(0)
+            p[i] = softmax(np.concatenate(views) / temperature).mean(0)
     return p
 
 
@@ -98,8 +102,8 @@ def generated(rows: Sequence[Row], read: str, confidence: float) -> np.ndarray:
     for i, row in enumerate(rows):
         letters = [view["generated"] for view in row.get("reads", {}).get(read, {}).get("views", [])]
         if letters:
-            one_hot = np.mean([LETTER_TO_LEVEL[letter] == LEVELS for letter in letters], 0)
-            p[i] = one_hot * confidence + (1 - one_hot) * (1 - confidence) / 4
+            views = [written_probabilities(letter, BY_LEVEL, confidence) for letter in letters]
+            p[i] = np.mean([list(view.values()) for view in views], 0)
     return p
 
 
@@ -121,22 +125,10 @@ def etas(rows: Sequence[Row], eta: float | str) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in told])
 
 
-def fused_distribution(
-    p: np.ndarray, q_bar: np.ndarray, eta: float | np.ndarray, *, normalize: bool = True
-) -> np.ndarray:
-    """w ∝ α·p (rows, 5) of `score_fusion`, with one η or one for each row; where q̄ is nan α is uniform, as
-    in an assessment without tools."""
-    sharpness = np.broadcast_to(eta, q_bar.shape)[:, None]
-    log_alpha = np.where(np.isnan(q_bar)[:, None], 0.0, -sharpness * (q_bar[:, None] - LEVELS) ** 2)
-    alpha = np.exp(log_alpha - log_alpha.max(1, keepdims=True))
-    weighted = alpha / alpha.sum(1, keepdims=True) * p
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return weighted / weighted.sum(1, keepdims=True) if normalize else weighted
-
-
 def fuse(p: np.ndarray, q_bar: np.ndarray, eta: float | np.ndarray, *, normalize: bool = True) -> np.ndarray:
-    """q of `score_fusion` (4) for many rows."""
-    return fused_distribution(p, q_bar, eta, normalize=normalize) @ LEVELS
+    """q of `score_fusion` (4) for many rows; without `normalize` the literal sum, without its denominator."""
+    weights = fused_distribution(p, q_bar, eta) if normalize else perceptual_weights(q_bar, eta) * p
+    return weights @ LEVELS
 
 
 def raw_scores(rows: Sequence[Row], tool: str) -> np.ndarray:
