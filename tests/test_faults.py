@@ -1,6 +1,9 @@
 """Faults that a reviewer planted and no test noticed: each test fails with its fault put in."""
 
+import json
 import math
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +15,9 @@ from scipy.stats import spearmanr
 from scripted import ScriptedClient, ScriptedSession, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess, run_pipeline
+from agentic_iqa_local.batch import Batch, Results, _Attempt, failure
 from agentic_iqa_local.config import FusionSettings, Settings
+from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.iqa_tools.calibration import LogisticMap, fit_logistic
 from agentic_iqa_local.nodes.summarizer import read_and_fuse
@@ -325,3 +330,99 @@ def test_scores_beyond_a_tools_range_count_as_its_end_in_a_fit():
         raw, kept, tool="T", domain=(0, 100), lower_better=False, source="test", fitted_on="none"
     )
     assert max(abs(found(value) - truth(value)) for value in np.linspace(0, 100, 21)) < 0.02
+
+
+# A batch
+
+
+@pytest.fixture
+def batch():
+    tools = ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0})
+    return Batch(scripted_services(ScriptedClient(scripted_answers()), tools), pipeline="letters")
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_what_fails_after_a_stop_is_no_row(batch, picture, stopped, monkeypatch):
+    """It may have failed because of the stop, and is tried again when the run goes on."""
+
+    def fails(*_, **__):
+        if stopped:
+            batch.stop()
+        raise RuntimeError("something went wrong")
+
+    monkeypatch.setattr("agentic_iqa_local.batch.assess", fails)
+    rows = list(batch.rows([Item(Path(picture))]))
+    assert [row.error for row in rows] == ([] if stopped else ["RuntimeError: something went wrong"])
+
+
+def test_an_image_that_has_its_row_is_no_suspect(tmp_path, picture):
+    """The process died between the row and the note on what was in hand."""
+    item, path = Item(Path(picture)), tmp_path / "rows.jsonl"
+    results = Results(path, {"model": "a"})
+    results.append(failure(item, "too dark", Settings(), "letters"))
+    results.close()
+    other = Item(Path(picture), query="Is it sharp?")
+    note = {"in_hand": [item.key, other.key], "suspects": {}}
+    path.with_name("rows.jsonl.in_hand.json").write_text(json.dumps(note))
+    results = Results(path, {"model": "a"}, resume=True)
+    assert results.suspects == {other.key: 0}
+    results.close()
+
+
+def test_time_spent_waiting_for_the_tools_is_not_the_images(batch, picture):
+    item, end = Item(Path(picture)), threading.Event()
+    first, second = (_Attempt(item, 100.0, 1) for _ in range(2))
+    holds = threading.Event()
+
+    class Slow:
+        def score(self, name, *pictures):
+            holds.set()
+            end.wait()
+
+    batch._tools.runner = Slow()
+    threads = [threading.Thread(target=batch._tools.score, args=(one, "NIQE")) for one in (first, second)]
+    threads[0].start()
+    holds.wait()
+    began = time.monotonic()
+    threads[1].start()
+    while not second.waiting:
+        time.sleep(0.01)
+    waited_from = time.monotonic()
+    time.sleep(0.2)
+    least = time.monotonic() - waited_from
+    end.set()
+    for thread in threads:
+        thread.join()
+    assert first.deadline - 100 < 0.2  # it waited for nobody
+    assert least <= second.deadline - 100 <= time.monotonic() - began
+
+
+def test_time_in_which_the_process_stood_still_does_not_count(batch, picture):
+    """Its deadline passed 5,000 s ago, in 10,000 s in which nobody looked: it has 5,000 s left."""
+    now = time.monotonic()
+    attempt = _Attempt(Item(Path(picture)), now - 5_000, 1)
+    batch._running, batch._looked = [attempt], now - 10_000
+    row = failure(attempt.item, "something", Settings(), "letters")
+    batch._finished.put((attempt, row))
+    assert batch._next() == (attempt, row)
+    assert attempt.deadline == pytest.approx(now + 5_000, abs=60)
+
+
+@pytest.mark.parametrize("busy", [[], ["NIQE"]])
+def test_a_file_whose_reading_may_hang_is_not_read_again(batch, picture, busy, monkeypatch):
+    read = []
+    monkeypatch.setattr("agentic_iqa_local.batch.file_sha256", lambda path: read.append(path) or "0" * 64)
+    attempt = _Attempt(Item(Path(picture)), 0.0, 1, busy=busy)
+    batch._running = [attempt]
+    row = batch._leave_behind(attempt)
+    assert (row.sha256 is None, len(read)) == (not busy, len(busy))
+
+
+def test_who_waits_for_the_tools_is_not_left_behind(batch, picture):
+    """Its deadline is set anew when its turn comes."""
+    attempt = _Attempt(Item(Path(picture)), time.monotonic() - 100, 1, waiting=True)
+    batch._running, batch._looked = [attempt], time.monotonic()
+    row = failure(attempt.item, "something", Settings(), "letters")
+    batch._finished.put((attempt, row))
+    assert batch._next() == (attempt, row)
+    assert not attempt.left_behind

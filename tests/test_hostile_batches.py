@@ -18,7 +18,7 @@ import pytest
 import yaml
 from attacks import is_sentence
 from PIL import Image
-from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
+from scripted import ScriptedClient, ScriptedTools, in_this_process, scripted_answers, scripted_services
 from test_study_report import make_rows, make_run
 
 from agentic_iqa_local.api import IQA
@@ -1040,6 +1040,7 @@ def command(monkeypatch, capsys):
         ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0, "VSI": 3.0, "FSIM": 3.0}),
     )
     monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
+    in_this_process(monkeypatch)
     return lambda *words: Done(words)
 
 
