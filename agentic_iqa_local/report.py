@@ -256,10 +256,20 @@ def score_in_words(row: Assessment) -> str:
         else f"{expected:.2f}, its likeliest letter {row.vlm_letter}"
     )
     return (
-        f"The tools' mean (q̄) is {row.q_bar:.2f}, the model's letters alone say {alone}: they {agree}"
+        f"{_voters(row)} (q̄) is {row.q_bar:.2f}, the model's letters alone say {alone}: they {agree}"
         f" ({row.q_bar:.1f} against {expected:.1f}); {verdict}{_decided(row)}. {_trust(row)}One level more"
         f" from the tools would move q by {row.dq_dqbar:.2f}."
     )
+
+
+def _voters(row: Assessment) -> str:
+    """Whose score q̄ is."""
+    names = {
+        run.tool_name
+        for run in row.tools
+        if run.normalized_score is not None and not run.trailing and not run.outvoted
+    }
+    return f"{names.pop()}'s score" if len(names) == 1 else "The tools' mean"
 
 
 def _decided(row: Assessment) -> str:

@@ -278,7 +278,10 @@ def _notes(
         if evidence.error:
             notes.append(f"Part of the evidence is missing: {evidence.error}.")
     if fusion is not None and fusion.q is not None:
-        tools = f"tools' mean {fusion.q_bar:.2f}" if fusion.q_bar is not None else "no tool scores"
+        tools = "no tool scores"
+        if fusion.q_bar is not None:
+            whose = scores[0][0] if len(scores) == 1 else "tools' mean"
+            tools = f"{whose} {fusion.q_bar:.2f}"
         notes.append(
             f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter"
             f" {fusion.vlm_letter or 'not read'})."
