@@ -547,9 +547,8 @@ class Batch:
             where,
             self.timeout,
         )
-        sha256 = (
-            file_sha256(attempt.item.image) if opened else None
-        )  # else reading the file may be what hangs
+        # where nothing was computed yet, reading the file may be what hangs
+        sha256 = file_sha256(attempt.item.image) if opened else None
         return self._failure(
             attempt.item,
             f"timed out after {self.timeout:g} s {where}; raise --timeout if it was at work",

@@ -67,9 +67,8 @@ def regions_pointed_to(query: str) -> list[str]:
     """The regions that a query only points on to; none for a quality word ("And the noise?") and for any
     other query."""
     pointed = points_on(query)
-    if pointed and re.search(
-        rf"\b(?:in|for)\s+{re.escape(pointed)}", query, re.IGNORECASE
-    ):  # "And for printing?"
+    # "And for printing?"
+    if pointed and re.search(rf"\b(?:in|for)\s+{re.escape(pointed)}", query, re.IGNORECASE):
         return []
     parts = re.split(r"\s*&\s*|\s+(?:and|or|und|oder|et|ou|y|e)\s+", pointed) if pointed else []
     named = (_DETERMINER.sub("", part, count=1) for part in parts)

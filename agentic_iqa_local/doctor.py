@@ -538,9 +538,8 @@ def prompt_tokens(renderer: "Renderer") -> int:
     limits = renderer.limits
     if limits.factor > 1:
         return 2 * (limits.max_pixels // limits.factor**2) + TEXT_TOKENS
-    side = math.isqrt(
-        limits.max_pixels or 2048 * 2048
-    )  # processors that resize or tile make of this what they make of any
+    # processors that resize or tile make of this what they make of any
+    side = math.isqrt(limits.max_pixels or 2048 * 2048)
     rendered = renderer.render(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), 1)
     return 2 * renderer.expand(rendered, [Image.new("RGB", (side, side))]).seen[0].tokens + TEXT_TOKENS
 

@@ -82,9 +82,8 @@ def run_graph(
         "configurable": {"services": images.services, "images": images},
         "recursion_limit": 3 * (limit + 2),  # three nodes a round, and room for the ends
     }
-    with tracing_context(
-        enabled=False
-    ):  # LangChain would otherwise follow environment variables to a tracing server
+    # LangChain would otherwise follow environment variables to a tracing server
+    with tracing_context(enabled=False):
         final = (graph or build_graph()).invoke(state, config)
     return {**final, "failed_tries": list(images.failed_tries)}
 

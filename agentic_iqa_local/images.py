@@ -55,18 +55,16 @@ _PLAIN_MODES = {
 _ORIENTATION, _BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 274, 258, 262, 0  # EXIF and TIFF tags
 
 _JPEG_BLOCK = 8
-_JPEG_MARKER = re.compile(
-    rb"\xff([^\x00\x01\xd0-\xd8\xff])"
-)  # neither stuffing nor a marker without a segment behind it
+# neither stuffing nor a marker without a segment behind it
+_JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 _MOST_SCANS = (
     100  # as in libtiff: cameras and editors write about ten, and each goes over the whole picture again
 )
 _MOST_BYTES = 2**30  # of a file: more than a hundred million pixels need in any of the formats
 _LISTED = 10_000  # names of a folder among which a misspelt one is looked for
-_ADDRESS = re.compile(
-    r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE
-)  # pathlib makes one slash of two
+# pathlib makes one slash of two
+_ADDRESS = re.compile(r"(https?|ftps?|s3|gs|gcs|azure|hdfs):/+", re.IGNORECASE)
 _MAX_ASPECT = 100  # Qwen's processors refuse sides beyond 200:1, and rounding may stretch them
 
 
@@ -277,10 +275,11 @@ _DECODING = threading.Lock()
 @contextmanager
 def _strict_pillow() -> Iterator[list[warnings.WarningMessage]]:
     """Pillow that refuses truncated files, and whose warnings go to the caller instead of the screen."""
+    # importing pyiqa.data turns it on
     tolerant, ImageFile.LOAD_TRUNCATED_IMAGES = (
         ImageFile.LOAD_TRUNCATED_IMAGES,
         False,
-    )  # importing pyiqa.data turns it on
+    )
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
@@ -326,10 +325,11 @@ def _check_header(path: str, image: Image.Image, animated: bool, max_pixels: int
             f"{path}: expected at least {min_side} pixels on each side, but it is {width}x{height}; "
             "use the original instead of a thumbnail."
         )
+    # a camera's files: the main picture is the photograph
     if animated and image.format not in (
         "MPO",
         "HEIF",
-    ):  # a camera's files: the main picture is the photograph
+    ):
         raise ImageError(
             f"{path}: expected a single picture, but this {image.format} holds several frames or pages;"
             " extract one frame first."
@@ -343,9 +343,8 @@ def _check_structure(image: Image.Image, data: bytes) -> None:
     if image.format in ("JPEG", "MPO"):
         at, scans = 0, 0
         while (marker := _JPEG_MARKER.search(data, at)) and marker[1] != _END_OF_IMAGE:
-            at = marker.end() + int.from_bytes(
-                data[marker.end() : marker.end() + 2]
-            )  # over the segment, by its length
+            # over the segment, by its length
+            at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2])
             scans += marker[1] == _START_OF_SCAN
         if scans > _MOST_SCANS:
             raise ValueError(f"{scans} scans, where a JPEG has a dozen at most")
@@ -368,9 +367,8 @@ def _bits_per_sample(image: Image.Image, data: bytes) -> int:
     """Stored bits a sample, as far as the file tells: Pillow opens 16-bit colour as 8-bit RGB without a
     word."""
     if image.format == "PNG":
-        return data[
-            24
-        ]  # IHDR is always first: 8 bytes signature, 8 chunk head, 4 width, 4 height, 1 bit depth
+        # IHDR is always first: 8 bytes signature, 8 chunk head, 4 width, 4 height, 1 bit depth
+        return data[24]
     if image.format == "TIFF":
         return max(image.tag_v2.get(_BITS_PER_SAMPLE, (1,)))
     if image.format == "HEIF":
@@ -384,9 +382,8 @@ def _to_rgb8(
     """`image` as plain 8-bit RGB, and a sentence for each conversion; `stored` is `image` as opened, with
     `bits` a sample."""
     mode, profile, notes = image.mode, image.info.get("icc_profile"), []
-    if mode not in _PLAIN_MODES or (
-        mode == "I" and stored.format != "PPM"
-    ):  # Pillow opens a 16-bit PGM as "I"
+    # Pillow opens a 16-bit PGM as "I"
+    if mode not in _PLAIN_MODES or (mode == "I" and stored.format != "PPM"):
         raise ImageError(
             f"{path}: expected 8-bit or 16-bit grey, RGB or CMYK samples, but this {stored.format} has "
             f"{bits}-bit samples (Pillow mode {mode}) without a fixed black and white; save it as RGB first."

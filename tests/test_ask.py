@@ -174,9 +174,8 @@ def test_a_longer_text_is_cut_where_no_grammar_bounds_it_and_refused_where_one_s
 def test_every_text_has_its_own_limit():
     said = {"sky": [{"type": "Blurs", "severity": "slight", "explanation": WORDS * 9}]}
     reply = asked(json.dumps(said), analysis_reply({"sky": ["Blurs"]}))
-    assert (
-        reply.model_dump(by_alias=True)["sky"][0]["explanation"] == (WORDS * 2).strip()
-    )  # 2 × 64 below 160, 3 × 64 beyond
+    # 2 × 64 below 160, 3 × 64 beyond
+    assert reply.model_dump(by_alias=True)["sky"][0]["explanation"] == (WORDS * 2).strip()
     free = asked(json.dumps(SUMMARY | {"final_answer": WORDS * 9}), summary_reply(None))
     assert free.final_answer == WORDS.strip()  # 64 below 120, 128 beyond
 

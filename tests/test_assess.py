@@ -89,9 +89,8 @@ def test_several_images_one_bad_the_others_go_on(blocked, photo_path, tmp_path):
     assert [row["error"] is None for row in rows] == [True, False]
     assert rows[1]["q"] is None
     assert "empty.png" in rows[1]["error"]
-    assert (
-        rows[1]["sha256"] == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    )  # of no bytes
+    # of no bytes
+    assert rows[1]["sha256"] == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     assert [json.loads(line)["image"] for line in done.stdout.splitlines()] == [photo_path, str(empty)]
     assert "--retry-failed" in done.stderr
 

@@ -244,10 +244,11 @@ def test_failed_rows_are_taken_out_to_be_assessed_again(tmp_path, folder, servic
     assert kept.failed == 1
     bad.write_bytes((folder / "01.png").read_bytes())
     before = path.read_bytes().splitlines()
+    # left alone unless it is asked for
     assert with_results(path, ask(), [], resume=True).done == {
         good.key,
         Item(bad).key,
-    }  # left alone unless it is asked for
+    }
     other = Item(tmp_path / "other.png")
     results = Results(path, ask(), resume=True, retry={other.key})
     assert results.failed == 1  # not among the items of this run
@@ -471,10 +472,11 @@ def test_a_write_that_the_kernel_breaks_off_leaves_whole_rows(tmp_path):
         [sys.executable, "-c", writer, tmp_path / "rows.jsonl"], cwd=ROOT, capture_output=True, text=True
     )
     assert "WriteError" in done.stderr
+    # of 998 bytes each; a third would end at 2994
     assert [row["n"] for row in lines(tmp_path / "rows.jsonl")] == [
         0,
         1,
-    ]  # of 998 bytes each; a third would end at 2994
+    ]
 
 
 # The command
@@ -701,9 +703,8 @@ def test_where_nothing_fits_the_row_is_a_failure_after_two_halvings(
     assert device.failures == 4  # among others, alone, half, quarter
     assert row.q is None
     assert "memory ran out" in row.error
-    assert (
-        "alone, with at most 61952 pixels" in row.error
-    )  # half of 352², the largest square of 32s within half of 512²
+    # half of 352², the largest square of 32s within half of 512²
+    assert "alone, with at most 61952 pixels" in row.error
     assert len(row.sha256) == 64
 
 

@@ -178,9 +178,8 @@ def test_a_polite_kill_ends_like_ctrl_c(folder, tmp_path, number):
         line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment()
     )
     deadline = time.monotonic() + 120
-    while not (
-        out.is_file() and out.read_bytes().count(b"\n")
-    ):  # the first row is there: the second is in hand
+    # the first row is there: the second is in hand
+    while not (out.is_file() and out.read_bytes().count(b"\n")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)

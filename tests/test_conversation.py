@@ -77,9 +77,8 @@ def test_a_query_that_asks_by_itself_or_of_nothing_technical_does_not_point_on(q
 def test_no_query_takes_long_to_read(query):
     began = time.process_time()
     points_on(query)
-    assert (
-        time.process_time() - began < 1
-    )  # milliseconds, where no part of a pattern is tried again and again
+    # milliseconds, where no part of a pattern is tried again and again
+    assert time.process_time() - began < 1
 
 
 RATED, TALKED = (

@@ -396,10 +396,11 @@ def test_the_range_of_a_manifest_makes_levels_of_its_scores(root):
     write(root / "my40.csv", "image,mos\n1.png,25\n2.png,100\n")
     data = load_dataset(root / "my40.csv", mos_range=(0, 100))
     assert (data.info.low, data.info.high, data.info.higher_is_better) == (0, 100, True)
+    # a quarter of the way from 1 to 5, and its end
     assert [data.info.to_levels(item.mos) for item in data.items] == [
         2,
         5,
-    ]  # a quarter of the way from 1 to 5, and its end
+    ]
     with pytest.raises(
         DatasetError, match=r"my40\.csv: expected to be told the ends of its scale; .* --mos-range LOW HIGH"
     ):

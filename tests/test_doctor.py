@@ -53,9 +53,10 @@ def setup_of(
 
 
 def renderer(folder=MODELS / "embedded", **options):
+    # here: processes apart import this file, and need no torch
     from agentic_iqa_local.vlm_client.rendering import (
         Renderer,
-    )  # here: processes apart import this file, and need no torch
+    )
 
     return Renderer(folder.name, ModelSettings(path=str(folder), **options))
 
@@ -178,12 +179,13 @@ def test_wrong_usage_is_status_2(args, named):
 
 
 def test_another_python_without_the_packages_is_told_in_one_sentence():
+    # -S: without installed packages
     command = [
         sys.executable,
         "-S",
         str(ROOT / "scripts" / "doctor.py"),
         "--cpu",
-    ]  # -S: without installed packages
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
     assert done.returncode == 1
     assert done.stdout == ""
@@ -423,10 +425,11 @@ def test_a_cache_that_cannot_be_written_is_found(tmp_path, monkeypatch):
         assert found.status == "fail"
         assert f"{tmp_path / 'file'} cannot be written to" in found.found
         assert f"${variable}" in found.remedy
+    # a folder that could be made is not made: Python and compilers go elsewhere
     for folder in (
         "file/below",
         "not",
-    ):  # a folder that could be made is not made: Python and compilers go elsewhere
+    ):
         monkeypatch.setenv("TMPDIR", str(tmp_path / folder))
         assert doctor.cache(setup_of(), "temporary files").status == "fail"
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "not" / "yet" / "there"))

@@ -1,5 +1,5 @@
-"""What a power cut leaves of rows: a file has what was last synced of it, a folder the names that it had when it
-was last synced. Every row that was acknowledged is there."""
+"""What a power cut leaves of rows: a file has what was last synced of it, a folder the names that it had when
+it was last synced. Every row that was acknowledged is there."""
 
 import fcntl
 import json

@@ -160,9 +160,8 @@ def _case_of(quality: float, photo: str = "p.png", number: int = 0) -> Case:
 def test_contradictory_scores_are_one_tool_at_the_other_end(bench, make_case, runner):
     run, row, _ = both(bench, make_case(1, quality=2.0), "contradictory scores")
     wrong = next(log for log in row.tools if log.tool_name == run.variant)
-    assert wrong.normalized_score == pytest.approx(
-        runner.maps[run.variant].reachable[1]
-    )  # 2.0 is nearer to the low end
+    # 2.0 is nearer to the low end
+    assert wrong.normalized_score == pytest.approx(runner.maps[run.variant].reachable[1])
     others = [log for log in row.tools if log.tool_name != run.variant]
     assert others
     assert all(log.normalized_score < wrong.normalized_score for log in others)
@@ -178,9 +177,8 @@ def test_the_chosen_tool_fails_and_another_stands_in(bench, make_case, number, f
     assert run.asked.form == form
     assert any(log.tool_name == run.variant and "made to fail" in (log.error or "") for log in row.tools)
     assert run.recovered[0]
-    assert not gap_named("failed tool").recovered(
-        sound, sound, run.case, run.asked, Plant(tool=run.variant)
-    )  # nothing failed there
+    # nothing failed there
+    assert not gap_named("failed tool").recovered(sound, sound, run.case, run.asked, Plant(tool=run.variant))
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -223,9 +223,8 @@ def test_the_history_says_which_iteration_asked_for_what(picture):
 def test_a_long_limit_is_reached_and_the_history_keeps_ten(picture, caplog):
     client = never_satisfied()
     final = run(client, picture, 14)
-    assert (
-        calls(client)["PlannerReply"] == final["iteration_count"] == 14
-    )  # 42 steps: the recursion limit allows them
+    # 42 steps: the recursion limit allows them
+    assert calls(client)["PlannerReply"] == final["iteration_count"] == 14
     assert [entry.split("]")[0] for entry in final["replan_history"]] == [
         f"[Iteration {i}" for i in range(5, 15)
     ]
@@ -284,11 +283,12 @@ def test_an_executor_that_fails_on_replan_reaches_the_summarizer(picture, failur
     final = run(client, picture, 3)
     result = final["summarizer_result"]
     assert [told.gaps[0].startswith("Executor failed") for told in result.passes] == [False, True, True]
+    # the first is better supported, and stays
     assert [told.kept for told in result.passes] == [
         True,
         False,
         False,
-    ]  # the first is better supported, and stays
+    ]
     assert final["executor_evidence"] == result.basis.evidence
     assert final["executor_evidence"].error is None
     assert result.need_replan

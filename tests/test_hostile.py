@@ -788,9 +788,8 @@ def test_painted_text_changes_its_place_and_nothing_else(photo):
         plain, hostile = (np.asarray(endurance.painted(photo, text, where)) for text in ("neutral", "answer"))
         assert plain.shape == hostile.shape == np.asarray(photo).shape
         assert (plain != hostile).any()
-        above = slice(
-            0, 400 if where != "watermark" else 150
-        )  # of 512 rows: text stands below, the watermark in the middle
+        # of 512 rows: text stands below, the watermark in the middle
+        above = slice(0, 400 if where != "watermark" else 150)
         assert (hostile[above] == np.asarray(photo)[above]).all()
 
 

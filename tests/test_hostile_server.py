@@ -496,11 +496,12 @@ def test_names_of_tokens_are_shortened_and_printable(server, prompt):
 # secrets
 
 KEY, PASSWORD = "s3cret-of-the-rack", "hunter2/@:#"
+# the last: base64 of iqa:hunter2/@:#, made by coreutils' base64
 HIDDEN = (
     KEY,
     "hunter2",
     "aXFhOmh1bnRlcjIvQDoj",
-)  # the last: base64 of iqa:hunter2/@:#, made by coreutils' base64
+)
 
 
 def with_login(url: str) -> str:

@@ -93,9 +93,8 @@ def cmyk_profile(name=b"Test inks"):
     def padded(data):
         return data + b"\0" * (-len(data) % 4)
 
-    lightness = [
-        0 if k else 0x7F80 if c else 0xFF00 for c, m, y, k in itertools.product((0, 1), repeat=4)
-    ]  # 0xFF00 is 100
+    # 0xFF00 is 100
+    lightness = [0 if k else 0x7F80 if c else 0xFF00 for c, m, y, k in itertools.product((0, 1), repeat=4)]
     identity = [0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x10000]
     table = (
         b"mft2\0\0\0\0"
@@ -228,9 +227,8 @@ def test_damaged_exif_leaves_the_picture_as_it_is(saved):
 def test_what_pillow_complains_about_is_kept(saved):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loaded = load_image(
-            saved("a.jpg", noise(), exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
-        )  # its directory lies outside
+        # its directory lies outside
+        loaded = load_image(saved("a.jpg", noise(), exif=b"Exif\0\0II*\0\xff\xff\xff\xff"))
     assert len(loaded.warnings) == 1
     assert loaded.warnings[0].startswith("Pillow: Corrupt EXIF data")
 
@@ -425,9 +423,8 @@ def test_half_a_file(saved, monkeypatch, suffix, tolerant):
 
 
 def test_a_flipped_bit_in_a_png(saved):
-    content = bytearray(
-        png(40, 40, 8, 0, bytes(1600), level=0)
-    )  # stored uncompressed: it would decode to a wrong pixel
+    # stored uncompressed: it would decode to a wrong pixel
+    content = bytearray(png(40, 40, 8, 0, bytes(1600), level=0))
     content[len(content) // 2] ^= 1
     assert "decoding failed" in refusal(saved("a.png", bytes(content)))
 
@@ -548,9 +545,8 @@ def test_a_decompression_bomb_is_refused_by_its_header(saved, side, limit, came)
 
 
 def test_pillows_warning_does_not_leak(saved, monkeypatch):
-    monkeypatch.setattr(
-        Image, "MAX_IMAGE_PIXELS", 4000
-    )  # a picture of 4096 pixels is between it and its double
+    # a picture of 4096 pixels is between it and its double
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_image(saved("a.png", noise())).warnings == ()
@@ -627,10 +623,11 @@ def test_a_pair_is_compared_upright(saved):
 
 
 def test_a_pair_passes_its_limits_on(saved):
+    # 1600 and 4096 pixels
     small, large = (
         saved("small.png", noise(size=(40, 40))),
         saved("large.png", noise()),
-    )  # 1600 and 4096 pixels
+    )
     for pair in ((small, large), (large, small)):
         with pytest.raises(ImageError, match=r"large\.png: expected at most 1600 pixels"):
             load_pair(*pair, max_pixels=1600)

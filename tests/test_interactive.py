@@ -54,9 +54,8 @@ def test_piped_questions_are_json_lines_and_rows_of_a_file(photo_path, tmp_path)
     assert "at most 4000 characters, got 5000" in errors[1]
     assert "> " not in done.stdout + done.stderr  # a prompt is for a terminal
     assert done.returncode == 1  # two lines were no questions
-    again = run(
-        photo_path, "--out", out, "--explain", said="Rate it\n"
-    )  # another conversation's rows are appended
+    # another conversation's rows are appended
+    again = run(photo_path, "--out", out, "--explain", said="Rate it\n")
     assert [json.loads(line)["turn"] for line in out.read_text().splitlines()] == [1, 2, 3, 1]
     assert "Letters: how probable" in again.stdout
     assert again.returncode == 0

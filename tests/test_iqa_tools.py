@@ -495,9 +495,8 @@ def test_a_convolution_by_rows_is_the_same(channels, filters, kernel, options):
     with CPUKernels():
         for layout in (torch.contiguous_format, torch.channels_last):  # pictures arrive with channels last
             ours = torch.nn.functional.conv2d(x.to(memory_format=layout), weight, **options)
-            torch.testing.assert_close(
-                ours, whole, rtol=1e-13, atol=0
-            )  # at most 121 positive products, in another order
+            # at most 121 positive products, in another order
+            torch.testing.assert_close(ours, whole, rtol=1e-13, atol=0)
 
 
 def test_the_fourth_power_is_squared_twice():
@@ -995,9 +994,8 @@ def test_a_snapshot_is_found_in_the_models_folder_and_holds_nothing_but_what_the
     found = []
 
     def build(*args, **options):
-        found.append(
-            huggingface_hub.hf_hub_download("timm/resnet50.a1_in1k", "model.safetensors")
-        )  # as timm asks
+        # as timm asks
+        found.append(huggingface_hub.hf_hub_download("timm/resnet50.a1_in1k", "model.safetensors"))
         return lambda *images: 0.5
 
     stand_in(monkeypatch, build)

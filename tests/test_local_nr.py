@@ -158,9 +158,8 @@ def test_pooled_statistics_are_those_of_the_whole_picture(network):
     """The deviation over a picture of equal cells against numpy's over all of its values: law of total
     variance."""
     rng = np.random.default_rng(0)
-    values = (
-        rng.normal(size=(6, 9, CHANNELS)).astype(np.float32) + np.arange(6)[:, None, None]
-    )  # cells of 9 values each
+    # cells of 9 values each
+    values = rng.normal(size=(6, 9, CHANNELS)).astype(np.float32) + np.arange(6)[:, None, None]
     cell = np.stack([values.mean(1), values.std(1)], 1)  # 6×2×CHANNELS
     cells = torch.from_numpy(np.stack([cell] * SCALES, 1).reshape(1, 2, 3, -1))
     found = pooled(cells)[0].view(2, SCALES, CHANNELS).numpy()
@@ -182,9 +181,8 @@ def test_the_runner_measures_it_without_pyiqa(network, sumac):
     picture = damaged(sumac, "jpeg", 3)
     reading = runner.score("LocalNR", picture)
     assert reading.raw == pytest.approx(network.quality(picture), abs=1e-4)
-    assert reading.normalized == pytest.approx(
-        0.4286 + 0.8393 * reading.raw
-    )  # the line of configs/tool_maps.yaml
+    # the line of configs/tool_maps.yaml
+    assert reading.normalized == pytest.approx(0.4286 + 0.8393 * reading.raw)
     with pytest.raises(ToolError, match="at least 64 pixels a side"):
         runner.score("LocalNR", picture.crop((0, 0, 63, 200)))
     script = (

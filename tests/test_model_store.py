@@ -526,9 +526,8 @@ def test_an_interrupted_unpacking_is_gone_on_with(bundle, places, tmp_path):
 
 def test_too_little_space_is_said_before_anything_is_written(bundle, places, tmp_path, monkeypatch):
     monkeypatch.setattr(model_store.shutil, "disk_usage", lambda _: SimpleNamespace(free=4000))
-    with pytest.raises(
-        BundleError, match=r"expected 4\.5 kB of free space, got 4\.0 kB"
-    ):  # 511 + 512 + 1 + 513 + 3000
+    # 511 + 512 + 1 + 513 + 3000
+    with pytest.raises(BundleError, match=r"expected 4\.5 kB of free space, got 4\.0 kB"):
         unpack(bundle, tmp_path / "store")
     with pytest.raises(BundleError, match="free space"):
         make_bundle(places, tmp_path / "other.tar")
@@ -560,10 +559,11 @@ def test_a_new_edition_of_a_model_leaves_nothing_of_the_old_one(tmp_path):
         make_bundle(files, tmp_path / f"{name}.tar")
         unpack(tmp_path / f"{name}.tar", store)
     assert sorted(place.name for place in (store / "vlm").iterdir()) == ["config.json", "model-1.safetensors"]
+    # tools' weights add up
     assert {file.path for file in store_manifest(store).files} == {
         *new,
         "tools/hub/pyiqa/x.pth",
-    }  # tools' weights add up
+    }
     assert verify(store) == []
 
 
@@ -695,9 +695,8 @@ def test_only_what_the_manifest_says_is_verified(bundle, tmp_path):
     (weights_dir(store) / "pyiqa" / "own.pth").write_bytes(b"not from a bundle")
     assert not verified(store, "tools/hub/pyiqa/own.pth")
     flip(store / path, 100)
-    os.utime(
-        store / path, ns=(0, 0)
-    )  # whatever the clock's tick: a file is read again when its times have changed
+    # whatever the clock's tick: a file is read again when its times have changed
+    os.utime(store / path, ns=(0, 0))
     assert not verified(store, path)
     assert [path in problem for problem in verify(store)] == [True]
 

@@ -186,9 +186,8 @@ def ways_out(source: str, allowed: frozenset[str] = frozenset()) -> list[str]:
             called = getattr(node.func, "attr", getattr(node.func, "id", ""))
             owner = getattr(getattr(node.func, "value", None), "id", "")
             options = {keyword.arg: keyword.value for keyword in node.keywords}
-            local = (
-                getattr(options.get("local_files_only"), "value", False) is True or None in options
-            )  # None: **options
+            # None: **options
+            local = getattr(options.get("local_files_only"), "value", False) is True or None in options
             names = {
                 (
                     f"{owner}.{called}"

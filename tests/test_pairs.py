@@ -123,10 +123,11 @@ def test_flat_pictures_raise_no_doubt(photos):
 def test_only_the_middle_of_a_large_picture_is_looked_at(photos):
     large = np.tile(photos[0], (3, 3, 1))
     outside = large.copy()
+    # 1536 pixels: the middle begins at 384
     outside[:300], outside[-300:], outside[:, :300], outside[:, -300:] = (
         0,
         0,
         0,
         0,
-    )  # 1536 pixels: the middle begins at 384
+    )
     assert of(large, outside) == []

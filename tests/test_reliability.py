@@ -122,9 +122,8 @@ def test_the_end_of_a_map_says_little_about_what_lies_beyond():
     assert reliability.sigma_of_mean([("NIQE", 1.0)], {"NIQE": (1.6, 5.0)}) == pytest.approx(
         math.sqrt(0.25 + 0.6**2 / 3)
     )
-    assert reliability.sigma_of_mean([("NIQE", 5.0)], {"NIQE": (1.0, 5.0)}) == pytest.approx(
-        0.5
-    )  # the scale's own end
+    # the scale's own end
+    assert reliability.sigma_of_mean([("NIQE", 5.0)], {"NIQE": (1.0, 5.0)}) == pytest.approx(0.5)
 
 
 def test_what_is_known_of_a_tool_is_told():

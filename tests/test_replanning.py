@@ -339,11 +339,12 @@ def test_tools_that_disagree_bring_a_third_and_the_one_alone_loses_its_vote(pict
     tools = ScriptedTools({"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1})
     row = rated(picture, client, tools)
     assert "tools disagree about Global (LocalNR 2.00, NIQE 4.90)" in row.passes[0].gaps[0]
+    # each once: what was measured stays
     assert [name for name, _ in tools.runs] == [
         "LocalNR",
         "NIQE",
         "BRISQUE",
-    ]  # each once: what was measured stays
+    ]
     assert {log.tool_name for log in row.tools if log.outvoted} == {"NIQE"}
     assert row.q_bar == pytest.approx(2.05)  # of LocalNR and BRISQUE
     assert any(line.startswith("NIQE has no vote") for line in row.warnings)
@@ -632,9 +633,8 @@ def test_the_embedded_model_says_how_probable_each_severity_is(services, photo_p
     assert set(read) == {item.type for item in row.evidence.distortion_analysis["Global"]}
     for item in row.evidence.distortion_analysis["Global"]:
         assert sum(read[item.type].values()) == pytest.approx(1)
-        assert (
-            max(read[item.type], key=read[item.type].get) == item.severity
-        )  # greedy decoding wrote the likeliest word
+        # greedy decoding wrote the likeliest word
+        assert max(read[item.type], key=read[item.type].get) == item.severity
 
 
 def test_a_single_pass_tells_what_it_saw_measured_and_concluded(services, photo_path):

@@ -276,9 +276,8 @@ def test_modes_csv_holds_scipys_figures_and_counts_failures(rows, study, tmp_pat
         assert float(found["plcc"]) == pytest.approx(stats.pearsonr(scores, mos).statistic, abs=2e-6)
         assert float(found["krcc"]) == pytest.approx(stats.kendalltau(scores, mos).statistic, abs=2e-6)
         assert float(found["srcc_low"]) < float(found["srcc"]) < float(found["srcc_high"])
-        assert (
-            float(found["plcc_mapped"]) >= float(found["plcc"]) - 1e-6
-        )  # a line is among the logistic's candidates
+        # a line is among the logistic's candidates
+        assert float(found["plcc_mapped"]) >= float(found["plcc"]) - 1e-6
         assert found["interval_over"] == "groups"
     # 6 images in 96 could not be opened (5, 22, ... 90), 4 failed in the model (7, 30, 53, 76); PSNR fails at
     # 3, 32, 61. 90 is divisible by neither 23 nor 29 with these rests, so the sets are disjoint.
@@ -551,9 +550,8 @@ def test_pictures_are_in_the_page_only_when_asked_for(rows, study, page, tmp_pat
             == len(sources)
             == count
         )
-    write_html(
-        [(study, [])], tmp_path / "page.html", pictures=True
-    )  # of the study itself no picture lies there
+    # of the study itself no picture lies there
+    write_html([(study, [])], tmp_path / "page.html", pictures=True)
     assert "cannot be read any more" in (tmp_path / "page.html").read_text("utf-8")
 
 

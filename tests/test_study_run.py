@@ -217,9 +217,8 @@ def test_keys_are_from_the_manifests_folder_and_the_same_wherever_the_command_is
     ):
         monkeypatch.chdir(place)
         assert keys(manifest, services, tmp_path / "run", monkeypatch) == ([5], expected)
-    assert all(
-        Path(row["image"]).is_absolute() for row in read_run(tmp_path / "run")[1]
-    )  # a report finds its pictures
+    # a report finds its pictures
+    assert all(Path(row["image"]).is_absolute() for row in read_run(tmp_path / "run")[1])
 
 
 def test_an_image_named_in_two_ways_is_listed_twice(tmp_path, services, monkeypatch, picture):
@@ -243,9 +242,8 @@ def test_a_told_range_is_kept_with_the_run_and_can_be_told_later(tmp_path, servi
         assert list(run_study(dataset, services, Plan(), tmp_path / "run"))[-1] == 1
         known = read_run(tmp_path / "run")[0]["dataset"]
         assert (known["low"], known["high"]) == (low, high)
-    assert (
-        dataset_info(read_run(tmp_path / "run")[0]).to_levels(5) == 3
-    )  # the middle of 0..10 is that of 1..5
+    # the middle of 0..10 is that of 1..5
+    assert dataset_info(read_run(tmp_path / "run")[0]).to_levels(5) == 3
 
 
 def test_the_rps_fit_of_a_manifest_wants_its_range(tmp_path):
@@ -256,11 +254,12 @@ def test_the_rps_fit_of_a_manifest_wants_its_range(tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DatasetError, match=r"my40\.csv: .* --mos-range LOW HIGH"):
         fit_run(tmp_path, "rps", split=None, share=0.5)
+    # make_rows' scores are within 0..9
     run["dataset"] |= {
         "low": 0.0,
         "high": 9.0,
         "scale": "absolute categories",
-    }  # make_rows' scores are within 0..9
+    }
     (tmp_path / "run.json").write_text(json.dumps(run))
     fit = fit_run(tmp_path, "rps", split=None, share=0.5)
     assert 0 < fit.after <= fit.before < 1

@@ -278,9 +278,8 @@ def test_no_answer_is_made_of_letters_that_could_not_be_read(picture, choices, v
 
 @pytest.mark.parametrize(("on_letters", "warned"), [(0.4, True), (0.6, False)])
 def test_probability_off_the_letters_is_warned_of(picture, caplog, on_letters, warned):
-    run(
-        scripted(dict.fromkeys("ABCDE", math.log(on_letters / 5))), state_of(picture)
-    )  # the default bound is half
+    # the default bound is half
+    run(scripted(dict.fromkeys("ABCDE", math.log(on_letters / 5))), state_of(picture))
     assert any("off the letters" in message for message in messages(caplog, logging.WARNING)) is warned
 
 
@@ -363,10 +362,11 @@ def test_three_invalid_answers_end_in_an_honest_failure(picture):
         "Unable to determine",
         "VLM output parsing failed",
     )
+    # although the evidence is contradictory
     assert (result.need_replan, update["iteration_count"]) == (
         False,
         1,
-    )  # although the evidence is contradictory
+    )
     assert result.fusion.p_c == pytest.approx(dict.fromkeys("ABCDE", 0.2))  # FLAT: what was read before stays
     assert result.error
     assert [STRICTER in prompt.case for prompt in prompts(client, "SummaryReply")] == [False, True, True]

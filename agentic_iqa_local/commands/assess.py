@@ -45,10 +45,11 @@ from agentic_iqa_local.text import one_line
 MOST_JOBS = 256
 LONGEST_COMMAND = 2000  # characters, to be repeated in a message
 NAMED_FILES = 5  # in a message
+# bytes of a file's name; what the longest beside it ends in
 LONGEST_NAME, LONGEST_SUFFIX = (
     255,
     ".in_hand.json.partial",
-)  # bytes of a file's name; what the longest beside it ends in
+)
 SAMPLE = ROOT / "tests" / "data" / "sumac.png"  # a wheel has it inside
 
 

@@ -197,9 +197,8 @@ class Console(AbstractContextManager):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self.end()
-        gone = kind is not None and issubclass(
-            kind, BrokenPipeError
-        )  # the reader of our stdout, as with `| head`
+        # the reader of our stdout, as with `| head`
+        gone = kind is not None and issubclass(kind, BrokenPipeError)
         if gone:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.results.fileno())
         self.results.flush()

@@ -97,9 +97,8 @@ def _answer_all(args, conversation, rows, console, show) -> int:
     from agentic_iqa_local.rows import WriteError
 
     terminal, failed = _is_terminal(), False
-    always = argparse.Namespace(
-        **vars(args) | {"out": None}
-    )  # an answer is shown although its row goes to a file too
+    # an answer is shown although its row goes to a file too
+    always = argparse.Namespace(**vars(args) | {"out": None})
     if terminal:
         console.say(one_line(f"Ask about {conversation.picture}, one question a line; exit or Ctrl-D ends."))
     for query in questions(args.query, terminal):

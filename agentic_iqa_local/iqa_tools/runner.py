@@ -101,9 +101,8 @@ def _import_pyiqa(root: Path) -> Any:
         import pyiqa
         from pyiqa import archs
 
-        archs._lazy_import_arch(
-            "all of them"
-        )  # now rather than with some metric: Q-Align is among them, see _llama_kept
+        # now rather than with some metric: Q-Align is among them, see _llama_kept
+        archs._lazy_import_arch("all of them")
     return pyiqa
 
 

@@ -60,11 +60,12 @@ SHAPES = {
     "3B": ((2048, 11008, 36, 16, 2), (1280, 3420, 32, 16)),
     "7B": ((3584, 18944, 28, 28, 4), (1280, 3420, 32, 16)),
 }
+# of the letters' log-probabilities between arms
 BOUNDS = {
     "float32": 1e-3,
     "bfloat16": 0.25,
     "float16": 0.05,
-}  # of the letters' log-probabilities between arms
+}
 QUESTIONS = [
     ("Is the picture sharp?", ["Yes", "No"]),
     ("Is there noise?", ["Yes", "No"]),
@@ -346,9 +347,8 @@ def run(args: argparse.Namespace) -> dict:
                 measured = {
                     arm: Services(s.settings, s.device, s.pool.clients, kept) for arm, s in arms.items()
                 }
-                for pair in [
-                    pair for pairs in batches.values() for pair in pairs
-                ]:  # all arms choose the same tools
+                # all arms choose the same tools
+                for pair in [pair for pairs in batches.values() for pair in pairs]:
                     run_program(program, pair, measured[args.arms[0]])
             (warm,) = pictures(1, args.side // 2, Path(scratch), f"{program}/warm")
             for services in measured.values():
@@ -614,9 +614,8 @@ def _memory(device: str, reset: bool = False) -> int:
             torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.max_memory_allocated(device)
     if reset:
-        ctypes.CDLL(None).malloc_trim(
-            0
-        )  # glibc: memory that one picture freed would hide what the next takes
+        # glibc: memory that one picture freed would hide what the next takes
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # Linux: the high-water mark becomes what is in use
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])

@@ -274,13 +274,14 @@ def require(condition: bool, problem: str) -> None:
 
 def encoded(image: Image.Image, kind: str, *, more: bool = False, **options: Any) -> bytes:
     """The bytes of a file; with `more`, of one with a second frame or page."""
+    # copies, for saving leaves settings of the format in them
     file, frames = (
         BytesIO(),
         [
             image.copy(),
             image.rotate(180),
         ],
-    )  # copies, for saving leaves settings of the format in them
+    )
     frames[0].save(file, kind, **options, **({"save_all": True, "append_images": frames[1:]} if more else {}))
     return file.getvalue()
 
@@ -777,9 +778,8 @@ def injections(args: argparse.Namespace) -> dict:
     cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         path, settings = Path(folder) / "picture.png", load_settings(args.config)
-        cached = settings.tools.model_copy(
-            update={"cache": str(Path(folder) / "scores.sqlite")}
-        )  # most attempts share a picture
+        # most attempts share a picture
+        cached = settings.tools.model_copy(update={"cache": str(Path(folder) / "scores.sqlite")})
         services = Services(
             settings.model_copy(update={"tools": cached}), choose_device(args.gpu, cpu=args.gpu is None)
         )

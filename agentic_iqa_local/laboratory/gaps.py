@@ -341,9 +341,8 @@ class MissedDistortion(Gap):
     def plant(self, case, asked, sound, tools):
         if case.crop.sample.severity < VISIBLE or not _found(sound) & set(case.crop.sample.families):
             return None
-        variant = (
-            "quality below 3" if case.crop.quality < FAIR else "quality of 3 or better"
-        )  # what scores and letters can show
+        # what scores and letters can show
+        variant = "quality below 3" if case.crop.quality < FAIR else "quality of 3 or better"
         return Plant("DetectionReply", lambda answer: {name: [] for name in answer}, variant=variant)
 
     def recovered(self, row, sound, case, asked, plant):

@@ -204,9 +204,8 @@ def evaluate(args: argparse.Namespace) -> None:
     found, looks = {}, []
     parts = args.parts or PARTS
     _, held_out = split_photos(args.photos)
-    if (
-        "free" in parts
-    ):  # as a user asks: the whole set-up, which frees its model before the other parts load theirs
+    # as a user asks: the whole set-up, which frees its model before the other parts load theirs
+    if "free" in parts:
         with IQA(model=args.model, cpu=args.device == "cpu") as iqa:
             found["free"] = asked(iqa, args.photos, load_questions(args.free_questions), progress)
     client = TransformersClient(args.model.name, ModelSettings(path=str(args.model)), args.device)
@@ -235,9 +234,8 @@ def evaluate(args: argparse.Namespace) -> None:
     print(json.dumps(found, indent=1))
     if not args.write:
         return
-    folder = (
-        EMBEDDED_PARTS if args.model.resolve() == EMBEDDED else args.model
-    )  # where git keeps its small files
+    # where git keeps its small files
+    folder = EMBEDDED_PARTS if args.model.resolve() == EMBEDDED else args.model
     record = folder / "evaluation.json"
     old = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     looks = old.get("looks", []) + looks

@@ -306,9 +306,8 @@ def read_severities(
     places = [match.end() for match in SEVERITY_VALUE.finditer(written)]
     items = [(name, item["type"]) for name, items in judged.items() for item in items]
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for (name, kind), place in reversed(
-        list(zip(items, places, strict=True))
-    ):  # the last first: each cuts the cache shorter
+    # the last first: each cuts the cache shorter
+    for (name, kind), place in reversed(list(zip(items, places, strict=True))):
         try:
             read = session.read_letters(prompt, written[:place], SEVERITIES)
         except VLMError as error:

@@ -51,9 +51,8 @@ def krcc(x: np.ndarray, y: np.ndarray) -> float:
     x, y = _columns(x, y)
     if _constant(x) or _constant(y):
         return np.nan
-    method = (
-        "asymptotic" if len(x) > 2 else "exact"
-    )  # of p, which is not used: the former divides by n − 2, the latter is slow
+    # of p, which is not used: the former divides by n − 2, the latter is slow
+    method = "asymptotic" if len(x) > 2 else "exact"
     return float(stats.kendalltau(x, y, method=method).statistic)
 
 
@@ -385,9 +384,8 @@ def ranked_probability_scores(p: np.ndarray, level: np.ndarray) -> np.ndarray:
     """
     p, level = _probabilities(p, level)
     below = np.cumsum(p, axis=1)[:, :-1]
-    passed = np.clip(
-        level[:, None] - np.arange(1, p.shape[1]), 0, 1
-    )  # share of each step between levels under the target
+    # share of each step between levels under the target
+    passed = np.clip(level[:, None] - np.arange(1, p.shape[1]), 0, 1)
     return np.mean(passed * below**2 + (1 - passed) * (1 - below) ** 2, axis=1)
 
 

@@ -24,9 +24,8 @@ from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY
 Letter = Literal["A", "B", "C", "D", "E"]
 Logprob = Annotated[float, Field(gt=NO_PROBABILITY, le=LOGPROB_ROUNDING, allow_inf_nan=False)]
 HumanScore = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
-Number = Annotated[
-    float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)
-]  # squares and sums of such are finite
+# squares and sums of such are finite
+Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
 Fused = Annotated[float, Field(ge=1 - 1e-6, le=5 + 1e-6, allow_inf_nan=False)]  # with what rounding may add
 
 

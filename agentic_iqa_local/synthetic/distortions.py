@@ -146,9 +146,8 @@ def _palette(x, s, rng):
 
 
 def _brighten(x, s, rng):
-    gain = (0.13, 0.24, 0.37, 0.52, 0.7)[
-        s
-    ]  # towards white, as an overexposed picture: 255 − (255 − x)·(1 − gain)
+    # towards white, as an overexposed picture: 255 − (255 − x)·(1 − gain)
+    gain = (0.13, 0.24, 0.37, 0.52, 0.7)[s]
     return 255 - (255 - x) * (1 - gain) + (3, 6, 10, 16, 24)[s]
 
 

@@ -111,9 +111,8 @@ class Weights:
         (`model.layers.27.…`)."""
         rows = defaultdict(set)
         for name in self.shapes:
-            for place in itertools.islice(
-                re.finditer(r"\.([0-9]+)\.", name), 4
-            ):  # a layer, and an expert in it
+            # a layer, and an expert in it
+            for place in itertools.islice(re.finditer(r"\.([0-9]+)\.", name), 4):
                 rows[name[: place.start()]].add(place[1])
         return max(map(len, rows.values()), default=0)
 

@@ -165,9 +165,8 @@ class _Deadline:
         with self._lock:
             self.passed = True
             if self._socket is not None:
-                with suppress(
-                    OSError
-                ):  # the plain socket's: that of TLS takes the encryption from a thread that reads
+                # the plain socket's: that of TLS takes the encryption from a thread that reads
+                with suppress(OSError):
                     super(type(self._socket), self._socket).shutdown(SHUT_RDWR)
 
 
@@ -427,9 +426,8 @@ class ServerSession:
         if answer_prefix:
             body["messages"].append({"role": "assistant", "content": answer_prefix})
             body["continue_final_message"] = True
-        if renderer.size and (
-            client.settings.min_pixels or client.settings.max_pixels
-        ):  # the server must have been started to allow it
+        # the server must have been started to allow it
+        if renderer.size and (client.settings.min_pixels or client.settings.max_pixels):
             body["mm_processor_kwargs"] = {"size": renderer.size}
         answer = client.call("POST", "/v1/chat/completions", kind, body)
         whole = [*rendered.head, *self._expanded.ids, *rendered.tail, *rendered.answer_ids]

@@ -111,9 +111,8 @@ class TransformersClient:
                 f" another shape ({absent[0]}, ...); copy the folder again"
             )
         self.device = self.model.device
-        self.lock = (
-            threading.Lock()
-        )  # Qwen's models keep positions of the image that ran last: one pass at a time
+        # Qwen's models keep positions of the image that ran last: one pass at a time
+        self.lock = threading.Lock()
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         self.grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer, n_vocab=vocabulary)
         self.vocabulary = vocabulary
@@ -182,9 +181,8 @@ class TransformersSession:
         self.client, self.images = client, images
         self.usage = TokenUsage()
         self.seen: list[SeenImage] = []
-        self._generator = torch.Generator().manual_seed(
-            0
-        )  # each assessment draws the same way, whatever ran before
+        # each assessment draws the same way, whatever ran before
+        self._generator = torch.Generator().manual_seed(0)
         self._cache: DynamicCache | None = None
         self._cached: list[int] = []  # the ids whose keys and values the cache holds
         self._delta: torch.Tensor | None = (

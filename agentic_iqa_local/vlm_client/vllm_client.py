@@ -23,9 +23,8 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; vLLM otherwise takes nearly all memory
-os.environ.setdefault(
-    "VLLM_CPU_OMP_THREADS_BIND", "nobind"
-)  # the tools' threads must not be tied to the same cores
+# the tools' threads must not be tied to the same cores
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import torch
 from PIL import Image
@@ -214,9 +213,8 @@ class Engine:
     def __init__(self, config, device: str):
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(
-            logging.ERROR
-        )  # warns of its own thread counts, once an image
+        # warns of its own thread counts, once an image
+        logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)
         self.config, self._device = config, device
         self._engine = LLMEngine.from_vllm_config(config)  # with statistics: they time each request
         self._requests: queue.SimpleQueue = queue.SimpleQueue()

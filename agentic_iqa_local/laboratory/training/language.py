@@ -31,10 +31,11 @@ from agentic_iqa_local.nodes.replies import FlagsReply, PlannerReply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, PAIR_PREAMBLE, TEST_PREAMBLE, chat_messages
 from agentic_iqa_local.synthetic.photos import Crop
 
+# of crops in units of FACTOR pixels, by the number of images
 SIDES = {
     1: (4, 5, 6, 7, 8, 9, 10, 12),
     2: (4, 5, 6, 7, 8),
-}  # of crops in units of FACTOR pixels, by the number of images
+}
 FULL_REFERENCE_SHARE = 0.12
 PLANS = 12  # queries a planning step
 FLAGS = ', "plan"'
@@ -220,9 +221,8 @@ def plain_products(module, query, key, value, attention_mask, **options):
     """Attention as transformers calls it: `query` B×heads×N×width; fewer heads of `key` and `value`;
     `attention_mask` true where seen."""
     batch, heads, length, width = query.shape
-    with torch.autocast(
-        "cpu", enabled=False
-    ):  # it would have the softmax in float32, at three times the price
+    # it would have the softmax in float32, at three times the price
+    with torch.autocast("cpu", enabled=False):
         query, key = (query * options["scaling"]).to(value.dtype), key.to(value.dtype)
         shared = query.reshape(batch, key.shape[1], -1, width)  # the queries of each key's heads as one
         weights = (shared @ key.transpose(-1, -2)).view(batch, heads, length, -1)

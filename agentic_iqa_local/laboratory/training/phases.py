@@ -43,10 +43,11 @@ from agentic_iqa_local.offline.assembly import VISION
 RANK = 32
 # The tower starts as the small model's: what it knows is not to be shaken off by what is new in it.
 TOWER_RATE, NEW_RATE, KNOWN_SHARE = 8e-4, ("merger.mlp.2", "blocks.6", "blocks.7"), 0.2
+# for plans alone; with pictures, at more than which plans are forgotten
 LANGUAGE_RATE, READING_RATE = (
     1e-3,
     5e-4,
-)  # for plans alone; with pictures, at more than which plans are forgotten
+)
 SEEING_RATE = 1e-4  # of the tower, while the language model learns to read what it sees
 
 

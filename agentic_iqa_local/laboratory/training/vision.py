@@ -191,9 +191,8 @@ def _equal_lengths_attention(
     query, key, value = (
         x.view(count, total // count, self.num_heads, -1).transpose(1, 2) for x in (query, key, value)
     )
-    with torch.autocast(
-        "cpu", enabled=False
-    ):  # few tokens an image: the fused kernel is faster on float32 than on bfloat16
+    # few tokens an image: the fused kernel is faster on float32 than on bfloat16
+    with torch.autocast("cpu", enabled=False):
         attended = nn.functional.scaled_dot_product_attention(query.float(), key.float(), value.float())
     return self.proj(attended.transpose(1, 2).reshape(total, -1))
 
