@@ -43,12 +43,9 @@ from agentic_iqa_local.offline.assembly import VISION
 RANK = 32
 # The tower starts as the small model's: what it knows is not to be shaken off by what is new in it.
 TOWER_RATE, NEW_RATE, KNOWN_SHARE = 8e-4, ("merger.mlp.2", "blocks.6", "blocks.7"), 0.2
-# for plans alone; with pictures, at more than which plans are forgotten
-LANGUAGE_RATE, READING_RATE = (
-    1e-3,
-    5e-4,
-)
-SEEING_RATE = 1e-4  # of the tower, while the language model learns to read what it sees
+# For plans alone; and with pictures: at 5e-4 most plans are forgotten until the rate has come down.
+LANGUAGE_RATE, READING_RATE = 1e-3, 2e-4
+SEEING_RATE = 5e-5  # of the tower, while the language model learns to read what it sees
 
 
 @dataclass
