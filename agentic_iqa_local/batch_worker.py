@@ -74,7 +74,7 @@ class BatchWorker:
         self._worker: Worker | None = None
         self._ready = self._told_to_stop = self._worn_out = False
         self._failed_starts = 0
-        self._in_hand: dict[str, Item] = {}
+        self._in_hand: list[Item] = []
         self._held: Item | None = None  # a suspect, until nothing is in hand
         self._again: deque[Item] = deque()  # in hand when a process ended through no fault of theirs
         self._alone: deque[Item] = deque()  # a process may have died of them
@@ -123,7 +123,7 @@ class BatchWorker:
                     case ("row", key, row, does_not_return):
                         hung = hung + 1 if does_not_return else 0
                         self._worn_out |= does_not_return
-                        del self._in_hand[key]
+                        self._in_hand.remove(next(item for item in self._in_hand if item.key == key))
                         yield row
                         if hung >= MOST_HUNG:
                             raise BatchError(
@@ -131,7 +131,7 @@ class BatchWorker:
                                 " what hangs there"
                             )
                     case ("gave up",):  # what hung has its row
-                        self._again.extend(self._in_hand.values())
+                        self._again.extend(self._in_hand)
                         self._in_hand.clear()
                     case ("lost", why):
                         raise ModelLost(why)
@@ -145,7 +145,7 @@ class BatchWorker:
         if self._worn_out and not self._in_hand:
             self.end()
             self._worn_out = False
-        with_suspect = any(key in self._deaths for key in self._in_hand)
+        with_suspect = any(item.key in self._deaths for item in self._in_hand)
         if self.stopping or self._worn_out or with_suspect or len(self._in_hand) >= self.jobs:
             return None
         if self._again:
@@ -161,7 +161,7 @@ class BatchWorker:
         return item or (self._alone.popleft() if self._alone else None)
 
     def _give(self, item: Item) -> None:
-        self._in_hand[item.key] = item
+        self._in_hand.append(item)
         if self._worker is None:
             self._begin()
         self._tell("item", item)
@@ -216,7 +216,7 @@ class BatchWorker:
         code = self._worker.end(patience=0 if silent else 10)
         why = f"it gave no sign of life for {self.timeout + GRACE:g} s" if silent else cause_of_death(code)
         was_ready, self._worker, self._ready = self._ready, None, False
-        items, self._in_hand = list(self._in_hand.values()), {}
+        items, self._in_hand = self._in_hand, []
         if not was_ready:
             self._failed_starts += 1
             if self._failed_starts >= STARTS:

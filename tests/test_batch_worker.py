@@ -70,6 +70,11 @@ def test_it_gives_what_a_batch_in_this_process_gives_bit_for_bit(items):
     assert processes() == before
 
 
+def test_a_picture_that_is_named_twice_has_two_rows(items):
+    rows = list(working(jobs=2).rows([items[2], items[2], items[3]]))
+    assert sorted(os.path.basename(row.image) for row in rows) == ["2.png", "2.png", "3.png"]
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_tool_that_hangs_costs_its_image_and_a_new_process(items, jobs, monkeypatch, caplog):
     monkeypatch.setattr(batch_worker, "_serve", broken_worker.hangs)
