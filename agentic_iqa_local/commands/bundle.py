@@ -28,7 +28,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentic_iqa_local.commands.console import Parser, meter, safe_streams, start_logging
+from agentic_iqa_local.commands.console import Parser, meter, safe_streams
 from agentic_iqa_local.offline.fetch import (
     LOCKS,
     NVIDIA,
@@ -144,7 +144,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    start_logging(0)
     from agentic_iqa_local.config import ConfigError, load_settings
     from agentic_iqa_local.iqa_tools import ToolError
 

@@ -176,7 +176,7 @@ def retried(what: str, action: Callable[[], T]) -> T:
                 raise FetchError(
                     f"{what}: cannot be downloaded ({reason}); what is there is kept, try again later"
                 ) from error
-            logger.warning("%s: %s; trying again", what, reason)
+            logger.warning("%s", one_line(f"{what}: {reason}; trying again"))
             time.sleep(2**attempt)
     raise AssertionError("the last attempt returns or raises")
 
