@@ -79,8 +79,8 @@ def test_a_picture_that_is_named_twice_has_two_rows(items):
 def test_a_tool_that_hangs_costs_its_image_and_a_new_process(items, jobs, monkeypatch, caplog):
     monkeypatch.setattr(batch_worker, "_serve", broken_worker.hangs)
     before = processes()
-    rows = by_image(working(jobs=jobs, timeout=4.0).rows(items))
-    assert {name for name, row in rows.items() if row.error and "timed out after 4 s" in row.error} == {
+    rows = by_image(working(jobs=jobs, timeout=12.0).rows(items))
+    assert {name for name, row in rows.items() if row.error and "timed out after 12 s" in row.error} == {
         "1.png"
     }
     assert len(rows) == 4
@@ -90,9 +90,9 @@ def test_a_tool_that_hangs_costs_its_image_and_a_new_process(items, jobs, monkey
 def test_what_holds_the_interpreter_is_ended_from_outside(items, monkeypatch):
     monkeypatch.setattr(batch_worker, "_serve", broken_worker.hangs_with_the_interpreter)
     monkeypatch.setattr(batch_worker, "GRACE", 4.0)
-    rows = by_image(working(timeout=6.0).rows(items[:3]))
+    rows = by_image(working(timeout=12.0).rows(items[:3]))
     assert rows.keys() == {"0.png", "1.png", "2.png"}
-    assert rows["1.png"].error.startswith("timed out: it gave no sign of life for 10 s")
+    assert rows["1.png"].error.startswith("timed out: it gave no sign of life for 16 s")
     assert rows["1.png"].q is None
 
 
