@@ -513,7 +513,9 @@ class Batch:
             if _memory_ran_out(error):
                 attempt.ran_out.add(MODEL)
             logger.info("%s", one_line(f"{item.image}: {error}"), exc_info=error)
-            row = self._failure(item, f"{type(error).__name__}: {error}", file_sha256(item.image))
+            # one that was left behind has its row, and reading the file may be what hung
+            sha256 = None if attempt.left_behind else file_sha256(item.image)
+            row = self._failure(item, f"{type(error).__name__}: {error}", sha256)
         self._finished.put((attempt, row))
 
     def _next(self) -> tuple[_Attempt, Assessment]:

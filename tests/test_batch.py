@@ -796,23 +796,6 @@ def test_a_tool_that_hangs_fails_its_image_and_the_others_go_on(crops, services,
     assert batch.unfinished
 
 
-def test_time_in_which_the_process_stood_still_is_nobodys(crops, services, monkeypatch):
-    """Stopped with Ctrl-Z for 10,000 s during a measurement, which for the clock is the same as having begun
-    so much earlier."""
-    batch = Batch(services, pipeline="letters")
-    real = ToolRunner._run
-
-    def stopped_meanwhile(*args):
-        batch._looked -= 10_000
-        for attempt in batch._running:
-            attempt.deadline -= 10_000
-        return real(*args)
-
-    monkeypatch.setattr(ToolRunner, "_run", stopped_meanwhile)
-    (row,) = batch.rows(crops[:1])
-    assert row.error is None
-
-
 def test_when_too_many_hang_the_run_ends_and_says_where(crops, services, hanging):
     batch = Batch(services, pipeline="letters")
     hanging(batch, crops[:6])

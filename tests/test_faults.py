@@ -2,8 +2,6 @@
 
 import json
 import math
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -369,45 +367,6 @@ def test_an_image_that_has_its_row_is_no_suspect(tmp_path, picture):
     results.close()
 
 
-def test_time_spent_waiting_for_the_tools_is_not_the_images(batch, picture):
-    item, end = Item(Path(picture)), threading.Event()
-    first, second = (_Attempt(item, 100.0, 1) for _ in range(2))
-    holds = threading.Event()
-
-    class Slow:
-        def score(self, name, *pictures):
-            holds.set()
-            end.wait()
-
-    batch._tools.runner = Slow()
-    threads = [threading.Thread(target=batch._tools.score, args=(one, "NIQE")) for one in (first, second)]
-    threads[0].start()
-    holds.wait()
-    began = time.monotonic()
-    threads[1].start()
-    while not second.waiting:
-        time.sleep(0.01)
-    waited_from = time.monotonic()
-    time.sleep(0.2)
-    least = time.monotonic() - waited_from
-    end.set()
-    for thread in threads:
-        thread.join()
-    assert first.deadline - 100 < 0.2  # it waited for nobody
-    assert least <= second.deadline - 100 <= time.monotonic() - began
-
-
-def test_time_in_which_the_process_stood_still_does_not_count(batch, picture):
-    """Its deadline passed 5,000 s ago, in 10,000 s in which nobody looked: it has 5,000 s left."""
-    now = time.monotonic()
-    attempt = _Attempt(Item(Path(picture)), now - 5_000, 1)
-    batch._running, batch._looked = [attempt], now - 10_000
-    row = failure(attempt.item, "something", Settings(), "letters")
-    batch._finished.put((attempt, row))
-    assert batch._next() == (attempt, row)
-    assert attempt.deadline == pytest.approx(now + 5_000, abs=60)
-
-
 @pytest.mark.parametrize("busy", [[], ["NIQE"]])
 def test_a_file_whose_reading_may_hang_is_not_read_again(batch, picture, busy, monkeypatch):
     read = []
@@ -416,13 +375,3 @@ def test_a_file_whose_reading_may_hang_is_not_read_again(batch, picture, busy, m
     batch._running = [attempt]
     row = batch._leave_behind(attempt)
     assert (row.sha256 is None, len(read)) == (not busy, len(busy))
-
-
-def test_who_waits_for_the_tools_is_not_left_behind(batch, picture):
-    """Its deadline is set anew when its turn comes."""
-    attempt = _Attempt(Item(Path(picture)), time.monotonic() - 100, 1, waiting=True)
-    batch._running, batch._looked = [attempt], time.monotonic()
-    row = failure(attempt.item, "something", Settings(), "letters")
-    batch._finished.put((attempt, row))
-    assert batch._next() == (attempt, row)
-    assert not attempt.left_behind

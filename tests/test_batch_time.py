@@ -1,0 +1,222 @@
+"""Whose time it is: what counts against an image's deadline, and when a process counts as silent. The clock
+stands still except where a test moves it, so that nothing depends on how fast this machine is."""
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
+
+from agentic_iqa_local import assessment, batch_worker, images
+from agentic_iqa_local import batch as batch_module
+from agentic_iqa_local.batch import STANDSTILL, Batch
+from agentic_iqa_local.batch_worker import GRACE, BatchWorker
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.inputs import Item
+
+TIMEOUT = 10.0
+STEP = 4.0  # seconds that pass between two looks at the clock, too few for a standstill
+
+
+class Clock:
+    """The clock of a batch that runs in the thread that made it; other threads let time pass."""
+
+    def __init__(self):
+        self.now, self.looks, self.ended = 1000.0, 0, False
+        self._batch, self._turn = threading.get_ident(), threading.Condition()
+
+    def monotonic(self) -> float:
+        with self._turn:
+            self.looks += threading.get_ident() == self._batch
+            self._turn.notify_all()
+            return self.now
+
+    def go_on(self, seconds: float) -> None:
+        """Returns when the batch has dealt with the later time: at the second look the first is done with."""
+        with self._turn:
+            self.now += seconds
+            seen = self.looks
+            self._turn.wait_for(lambda: self.ended or self.looks >= seen + 2)
+
+    def end(self) -> None:
+        """Lets go of threads whose batch looks no more."""
+        with self._turn:
+            self.ended = True
+            self._turn.notify_all()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(batch_module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(batch_module, "LOOKS", 0.01)
+    yield clock
+    clock.end()
+
+
+class SlowTools(ScriptedTools):
+    """A measurement by LocalNR takes `seconds`, one look at the clock after each."""
+
+    def __init__(self, clock: Clock, seconds: list[float]):
+        super().__init__({"LocalNR": 3.0, "NIQE": 3.0})
+        self.clock, self.seconds = clock, seconds
+        self.first = threading.Event()  # set as soon as it is first asked to measure
+        self.may_begin = threading.Event()
+        self.may_begin.set()
+
+    def score(self, name, image, reference=None):
+        if name == "LocalNR":
+            self.first.set()
+            self.may_begin.wait()
+            for seconds in self.seconds:
+                self.clock.go_on(seconds)
+        return super().score(name, image, reference)
+
+
+def batch_on(tools, jobs: int = 1) -> Batch:
+    services = scripted_services(ScriptedClient(scripted_answers()), tools)
+    return Batch(services, jobs=jobs, timeout=TIMEOUT, pipeline="letters")
+
+
+AT_WORK = [STEP, STEP]  # 8 of 10 seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "late"),
+    [
+        (AT_WORK, False),
+        ([*AT_WORK, 2.0], False),  # all of the time, and no more
+        ([*AT_WORK, 2.5], True),
+        ([10_000.0], False),  # the process was stopped
+        ([STANDSTILL + 0.5] * 9, False),
+        ([STANDSTILL] * 3, True),  # no standstill yet
+        ([*AT_WORK, 10_000.0, 2.0], False),  # what was left before it is left after it
+        ([*AT_WORK, 10_000.0, 2.5], True),
+    ],
+)
+def test_time_at_work_counts_and_time_in_which_the_process_stood_still_does_not(
+    clock, picture, seconds, late
+):
+    (row,) = batch_on(SlowTools(clock, seconds)).rows([Item(Path(picture))])
+    assert (row.error or "").startswith("timed out after 10 s in LocalNR") == late
+    assert (row.q is None) == late
+
+
+def test_time_spent_waiting_for_the_tools_counts_for_nobody(clock, picture):
+    """Three at once need the tools for 8 of their 10 seconds each. The second waits 8 s for them, and the
+    third 16 s: longer than all the time that it has."""
+    tools = SlowTools(clock, AT_WORK)
+    tools.may_begin.clear()
+    batch = batch_on(tools, jobs=3)
+
+    def begin_when_two_wait():
+        tools.first.wait()
+        for _ in range(10_000):
+            if sum(attempt.waiting for attempt in batch._running) == 2:
+                break
+            time.sleep(0.001)
+        tools.may_begin.set()
+
+    threading.Thread(target=begin_when_two_wait, daemon=True).start()
+    began = clock.now
+    rows = list(batch.rows(Item(Path(picture), query=f"Rate picture {n}.") for n in range(3)))
+    assert [row.error for row in rows] == [None] * 3
+    assert clock.now - began == 3 * sum(AT_WORK)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "roles"), [("letters", ["summarizer"]), ("agent", ["planner", "executor", "summarizer"])]
+)
+def test_models_and_tools_are_loaded_before_the_time_of_any_image_begins(pipeline, roles, monkeypatch):
+    tools, loaded = ScriptedTools({"NIQE": 3.0}), []
+    services = scripted_services(ScriptedClient(scripted_answers()), tools)
+    monkeypatch.setattr(services, "client", loaded.append)
+    monkeypatch.setattr(tools, "prepare", lambda: loaded.append("tools"))
+    Batch(services, pipeline=pipeline, load=False)
+    assert loaded == []
+    Batch(services, pipeline=pipeline)
+    assert loaded == [*roles, "tools"]
+
+
+def test_a_file_whose_reading_hangs_is_read_once(clock, picture, monkeypatch):
+    """Neither for its hash nor when the read returns after all."""
+    real, reads, end = images.read_file, [], threading.Event()
+
+    def hangs(path):
+        reads.append(path)
+        clock.go_on(TIMEOUT / 2)
+        clock.go_on(TIMEOUT / 2 + 1)
+        end.wait()
+        return real(path)
+
+    for module in (images, assessment):
+        monkeypatch.setattr(module, "read_file", hangs)
+    monkeypatch.setattr(batch_module, "STANDSTILL", TIMEOUT)
+    batch = batch_on(ScriptedTools({"LocalNR": 3.0, "NIQE": 3.0}))
+    (row,) = batch.rows([Item(Path(picture))])
+    assert row.error.startswith("timed out after 10 s outside of the tools and the model")
+    assert row.sha256 is None
+    clock.end()
+    end.set()
+    attempt, _ = batch._finished.get(timeout=60)
+    assert attempt.left_behind
+    assert reads == [picture]
+
+
+# A process of its own
+
+
+class Silence:
+    """A process of which is heard what `script` says: after so many seconds a message, or None for nothing
+    by then."""
+
+    def __init__(self, script):
+        self.script, self.now, self.message = list(script), 1000.0, None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def waits(self, _) -> bool:
+        seconds, self.message = self.script.pop(0)
+        self.now += seconds
+        return self.message is not None
+
+    def receive(self):
+        return self.message
+
+
+ROW = ("row", "key", None, False)
+NOTHING = (STEP, None)
+MOST = int((TIMEOUT + GRACE) // STEP)  # looks in 70 s: 17, after which 68 s have passed
+
+
+@pytest.mark.parametrize(
+    ("script", "heard"),
+    [
+        ([NOTHING] * MOST + [(STEP, ROW)], ROW),
+        ([NOTHING] * MOST + [(2.0, None), (1.0, ROW)], ROW),  # 70 s, and no more
+        ([NOTHING] * (MOST + 1) + [(1.0, ROW)], None),
+        ([NOTHING] * MOST + [(STEP, ("alive",))] + [NOTHING] * MOST + [(STEP, ROW)], ROW),
+        ([NOTHING] * MOST + [(STEP, ("alive",))] + [NOTHING] * (MOST + 1) + [(STEP, ROW)], None),
+        ([(10_000.0, None), (STEP, ROW)], ROW),  # this process was stopped, and that one with it
+        ([NOTHING] * MOST + [(10_000.0, None), (2.0, None), (1.0, ROW)], ROW),
+        ([NOTHING] * MOST + [(10_000.0, None), (2.5, None), (1.0, ROW)], None),
+        ([(STANDSTILL, None)] * 15 + [(1.0, ROW)], None),  # 75 s, and no standstill
+    ],
+)
+def test_a_process_is_silent_when_it_gives_no_sign_of_life_for_too_long(script, heard, monkeypatch):
+    worker = BatchWorker(Settings(), timeout=TIMEOUT, device="cpu")
+    worker._worker, worker._ready = Silence(script), True
+    monkeypatch.setattr(batch_worker, "time", worker._worker)
+    assert worker._hear() == heard
+
+
+def test_a_process_may_take_any_time_to_load(monkeypatch):
+    """Its images' time begins when it is ready."""
+    worker = BatchWorker(Settings(), timeout=TIMEOUT, device="cpu")
+    worker._worker = Silence([*[NOTHING] * 1000, (STEP, ("ready",)), *[NOTHING] * MOST, (STEP, ROW)])
+    worker._in_hand = {"key": Item(Path("a.png"))}
+    monkeypatch.setattr(batch_worker, "time", worker._worker)
+    assert worker._hear() == ROW
