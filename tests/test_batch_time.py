@@ -217,6 +217,6 @@ def test_a_process_may_take_any_time_to_load(monkeypatch):
     """Its images' time begins when it is ready."""
     worker = BatchWorker(Settings(), timeout=TIMEOUT, device="cpu")
     worker._worker = Silence([*[NOTHING] * 1000, (STEP, ("ready",)), *[NOTHING] * MOST, (STEP, ROW)])
-    worker._in_hand = {"key": Item(Path("a.png"))}
+    worker._in_hand = [Item(Path("a.png"))]
     monkeypatch.setattr(batch_worker, "time", worker._worker)
     assert worker._hear() == ROW
