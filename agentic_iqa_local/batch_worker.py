@@ -35,7 +35,7 @@ from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.services import Services, name_picture
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
-from agentic_iqa_local.worker import Worker, cause_of_death
+from agentic_iqa_local.worker import PATIENCE, Worker, cause_of_death
 
 logger = logging.getLogger(__name__)
 
@@ -93,10 +93,12 @@ class BatchWorker:
         fail because of the stop."""
         self.stopping = True
 
-    def end(self) -> None:
-        """Ends the process, whatever it is doing."""
+    def end(self, *, idle: bool = False) -> None:
+        """Ends the process, whatever it is doing; one that is `idle` may free its model itself."""
         if self._worker:
-            self._worker.end(patience=0)
+            if idle:
+                self._tell("end")
+            self._worker.end(patience=PATIENCE if idle else 0)
         self._worker, self._ready = None, False
 
     def rows(self, items: Iterable[Item], suspects: Mapping[str, int] | None = None) -> Iterator[Assessment]:
@@ -116,6 +118,7 @@ class BatchWorker:
                         why = f"{MOST_DEATHS} processes died while they assessed this image alone"
                         yield failure(item, why, self.settings, self.pipeline)
                 if not self._in_hand:
+                    self.end(idle=not self._worn_out)
                     return
                 match self._hear():
                     case None:
@@ -241,6 +244,7 @@ class _Child:
         self._pipe, self._turn = pipe, threading.Lock()
         self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self.batch: Batch | None = None
+        self.ended = False
 
     def say(self, *message: Any) -> None:
         with self._turn, suppress(OSError):  # a parent that is gone ends this process: see `listen`
@@ -255,6 +259,9 @@ class _Child:
         with suppress(EOFError, OSError):
             while True:
                 kind, *about = self._pipe.recv()
+                if kind == "end":
+                    self.ended = True
+                    return self._items.put(None)
                 if kind == "stop" and self.batch:
                     self.batch.stop()
                 self._items.put(about[0] if kind == "item" else None)
@@ -270,9 +277,10 @@ class _Child:
                 yield None
 
     def work(self, batch: Batch) -> None:
-        while not batch.stopping and (first := self._items.get()):
-            for row in batch.rows(self.items(first)):
-                self.say("row", key_of(row), row, batch.hung)
+        while not (batch.stopping or self.ended):
+            if first := self._items.get():
+                for row in batch.rows(self.items(first)):
+                    self.say("row", key_of(row), row, batch.hung)
 
 
 class _Forward(logging.handlers.QueueHandler):
@@ -299,6 +307,7 @@ def _serve(pipe: Connection, settings: Settings, device: str, options: dict[str,
         child.say("ready")
         child.work(child.batch)
         child.say("stopped")
+        child.batch.services.close()
     except ModelLost as error:
         child.say("lost", str(error))
     except VLMError as error:
