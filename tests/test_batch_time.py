@@ -11,7 +11,7 @@ from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_s
 
 from agentic_iqa_local import assessment, batch_worker, images
 from agentic_iqa_local import batch as batch_module
-from agentic_iqa_local.batch import STANDSTILL, Batch
+from agentic_iqa_local.batch import STANDSTILL, Batch, _Attempt
 from agentic_iqa_local.batch_worker import GRACE, BatchWorker
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.inputs import Item
@@ -62,22 +62,17 @@ class SlowTools(ScriptedTools):
     def __init__(self, clock: Clock, seconds: list[float]):
         super().__init__({"LocalNR": 3.0, "NIQE": 3.0})
         self.clock, self.seconds = clock, seconds
-        self.first = threading.Event()  # set as soon as it is first asked to measure
-        self.may_begin = threading.Event()
-        self.may_begin.set()
 
     def score(self, name, image, reference=None):
         if name == "LocalNR":
-            self.first.set()
-            self.may_begin.wait()
             for seconds in self.seconds:
                 self.clock.go_on(seconds)
         return super().score(name, image, reference)
 
 
-def batch_on(tools, jobs: int = 1) -> Batch:
+def batch_on(tools) -> Batch:
     services = scripted_services(ScriptedClient(scripted_answers()), tools)
-    return Batch(services, jobs=jobs, timeout=TIMEOUT, pipeline="letters")
+    return Batch(services, timeout=TIMEOUT, pipeline="letters")
 
 
 AT_WORK = [STEP, STEP]  # 8 of 10 seconds
@@ -104,26 +99,28 @@ def test_time_at_work_counts_and_time_in_which_the_process_stood_still_does_not(
     assert (row.q is None) == late
 
 
-def test_time_spent_waiting_for_the_tools_counts_for_nobody(clock, picture):
-    """Three at once need the tools for 8 of their 10 seconds each. The second waits 8 s for them, and the
-    third 16 s: longer than all the time that it has."""
-    tools = SlowTools(clock, AT_WORK)
-    tools.may_begin.clear()
-    batch = batch_on(tools, jobs=3)
+def test_time_spent_waiting_for_the_tools_is_not_the_images(clock, picture):
+    """The second waits 16 s while the first measures; of the first's time nothing is given back."""
+    batch, end, holds = batch_on(ScriptedTools({})), threading.Event(), threading.Event()
 
-    def begin_when_two_wait():
-        tools.first.wait()
-        for _ in range(10_000):
-            if sum(attempt.waiting for attempt in batch._running) == 2:
-                break
-            time.sleep(0.001)
-        tools.may_begin.set()
+    class Slow:
+        def score(self, name, *pictures):
+            holds.set()
+            end.wait()
 
-    threading.Thread(target=begin_when_two_wait, daemon=True).start()
-    began = clock.now
-    rows = list(batch.rows(Item(Path(picture), query=f"Rate picture {n}.") for n in range(3)))
-    assert [row.error for row in rows] == [None] * 3
-    assert clock.now - began == 3 * sum(AT_WORK)
+    batch._tools.runner = Slow()
+    first, second = (_Attempt(Item(Path(picture)), 1000.0, 1) for _ in range(2))
+    threads = [threading.Thread(target=batch._tools.score, args=(one, "LocalNR")) for one in (first, second)]
+    threads[0].start()
+    holds.wait()
+    threads[1].start()
+    while not second.waiting:
+        time.sleep(0.01)
+    clock.now += 16
+    end.set()
+    for thread in threads:
+        thread.join()
+    assert (first.deadline, second.deadline) == (1000, 1016)
 
 
 @pytest.mark.parametrize(
