@@ -11,7 +11,7 @@ from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_s
 
 from agentic_iqa_local import assessment, batch_worker, images
 from agentic_iqa_local import batch as batch_module
-from agentic_iqa_local.batch import STANDSTILL, Batch, _Attempt
+from agentic_iqa_local.batch import STANDSTILL, Batch, _Attempt, failure
 from agentic_iqa_local.batch_worker import GRACE, BatchWorker
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.inputs import Item
@@ -121,6 +121,17 @@ def test_time_spent_waiting_for_the_tools_is_not_the_images(clock, picture):
     for thread in threads:
         thread.join()
     assert (first.deadline, second.deadline) == (1000, 1016)
+
+
+def test_who_waits_for_the_tools_is_not_left_behind(clock, picture):
+    """Its deadline has passed, and is set anew when its turn comes."""
+    batch = batch_on(ScriptedTools({}))
+    attempt = _Attempt(Item(Path(picture)), clock.now - 1, 1, waiting=True)
+    batch._running, batch._looked = [attempt], clock.now
+    row = failure(attempt.item, "something", Settings(), "letters")
+    batch._finished.put((attempt, row))
+    assert batch._next() == (attempt, row)
+    assert not attempt.left_behind
 
 
 @pytest.mark.parametrize(
