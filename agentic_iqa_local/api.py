@@ -273,7 +273,7 @@ class Conversation:
         from agentic_iqa_local.assessment import question
         from agentic_iqa_local.images import ImageError
         from agentic_iqa_local.pictures import as_file
-        from agentic_iqa_local.services import open_images
+        from agentic_iqa_local.workbench import open_images
 
         self._services, self._limit = services, max_replan_iterations
         self._turns: list[dict[str, Any]] = []

@@ -23,7 +23,7 @@ from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse
 from agentic_iqa_local.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, chosen_answer, summarizer_prompt
 from agentic_iqa_local.query import named_metrics
-from agentic_iqa_local.services import PICTURE, OpenImages, Services, load_services, open_images
+from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import (
     AgenticIQAState,
     ExecutorOutput,
@@ -36,6 +36,7 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.workbench import PICTURE, OpenImages, open_images
 
 # 4: passes, failed tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are
 # choices, and part of a row's key

@@ -32,9 +32,10 @@ from agentic_iqa_local.batch import (
 )
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.inputs import Item
-from agentic_iqa_local.services import Services, name_picture
+from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
+from agentic_iqa_local.workbench import name_picture
 from agentic_iqa_local.worker import PATIENCE, Worker, cause_of_death
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.query import choices_in
-from agentic_iqa_local.services import OpenImages, Services, load_services, open_images
+from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import (
     DEFAULT_MAX_REPLAN_ITERATIONS,
     AgenticIQAState,
@@ -22,6 +22,7 @@ from agentic_iqa_local.state import (
     may_replan,
     replan_limit,
 )
+from agentic_iqa_local.workbench import OpenImages, open_images
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from agentic_iqa_local.devices import DeviceError
 from agentic_iqa_local.graph import initial_state
 from agentic_iqa_local.levels import LEVEL_WORDS
 from agentic_iqa_local.pictures import as_file
-from agentic_iqa_local.services import OpenImages
 from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.workbench import OpenImages
 
 SAME_PIXELS = "the reference has the same pixels as the picture"
 

@@ -811,7 +811,7 @@ def test_a_hung_tool_that_keeps_the_models_waiting_ends_the_run_at_once(
 ):
     """The others would wait for the model until their time is over: rows of failures that are none of
     theirs."""
-    for module in ("batch", "services"):
+    for module in ("batch", "workbench"):
         monkeypatch.setattr(f"agentic_iqa_local.{module}.ALONE", ("LocalNR",))
     batch, rows = Batch(services, jobs=3, pipeline="letters"), []
     hanging(batch, crops[:1])

@@ -30,9 +30,9 @@ from agentic_iqa_local.graph import (
     visualize_graph,
 )
 from agentic_iqa_local.prompts import REASONING_LIMIT
-from agentic_iqa_local.services import OpenImages
 from agentic_iqa_local.state import SummarizerOutput
 from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.workbench import OpenImages
 
 QUERY = "Rate the perceptual quality of this image."
 GAP = "Contradictory evidence: severe Blurs of Global but high scores"

@@ -1210,7 +1210,7 @@ def test_a_large_photograph_whose_name_is_no_UTF_8(tmp_path, command, monkeypatc
 
 def test_whoever_warns_of_a_picture_may_quote_its_name(tmp_path, command, picture, monkeypatch, scripted):
     """A warning and a failure of any part: one line each, in a row that JSON can hold."""
-    from agentic_iqa_local.services import OpenImages
+    from agentic_iqa_local.workbench import OpenImages
 
     place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\x1b[2J\xff.png"))
     place.write_bytes(Path(picture).read_bytes())

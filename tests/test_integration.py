@@ -16,8 +16,9 @@ from agentic_iqa_local.config import ModelSettings, Settings
 from agentic_iqa_local.graph import build_graph, initial_state, run_graph
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.prompts import DEFAULT_QUERY
-from agentic_iqa_local.services import OpenImages, Services
+from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import SummarizerOutput
+from agentic_iqa_local.workbench import OpenImages
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from agentic_iqa_local.iqa_tools.runner import DATA, crops_of
 from agentic_iqa_local.nodes.executor import run_tool
 from agentic_iqa_local.offline.store import Piece, describe, write_bundle
 from agentic_iqa_local.report import cost, tool_table
-from agentic_iqa_local.services import OpenImages
+from agentic_iqa_local.workbench import OpenImages
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "configs" / "tool_maps.yaml"

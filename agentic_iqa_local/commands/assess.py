@@ -330,7 +330,7 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
     if args.engine != "server" and not args.list_tools:
         check_models(settings, args.pipeline)
     if args.explain and not args.verbose:
-        for name in ("services", "score_fusion"):  # the account holds a picture's warnings
+        for name in ("workbench", "score_fusion"):  # the account holds a picture's warnings
             logging.getLogger(f"agentic_iqa_local.{name}").setLevel(logging.ERROR)
     from agentic_iqa_local.devices import choose_device
 
@@ -621,7 +621,7 @@ def loadable(item, settings) -> bool:
     """Whether an item's pictures can be opened: a model is loaded only where there is something to show
     it."""
     from agentic_iqa_local.images import ImageError
-    from agentic_iqa_local.services import load_pictures
+    from agentic_iqa_local.workbench import load_pictures
 
     try:
         load_pictures(settings.images, item.image, item.reference)

@@ -207,7 +207,7 @@ class Console(AbstractContextManager):
 
 def start_logging(verbosity: int) -> None:
     """Warnings on stderr; with verbosity 1 what happens, with 2 prompts and model output too."""
-    from agentic_iqa_local.services import name_picture
+    from agentic_iqa_local.workbench import name_picture
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     logging.captureWarnings(True)

@@ -280,7 +280,7 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
     from agentic_iqa_local.assessment import assess
     from agentic_iqa_local.levels import LETTERS
     from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, choice_letters, summarizer_prompt
-    from agentic_iqa_local.services import OpenImages
+    from agentic_iqa_local.workbench import OpenImages
 
     began = time.perf_counter()
     if program.startswith("agent"):

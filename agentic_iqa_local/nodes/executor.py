@@ -26,7 +26,6 @@ from agentic_iqa_local.prompts import (
 )
 from agentic_iqa_local.query import asks_where, named_tools
 from agentic_iqa_local.score_fusion import letter_probabilities
-from agentic_iqa_local.services import Box, OpenImages, opened
 from agentic_iqa_local.state import (
     AgenticIQAState,
     DistortionAnalysis,
@@ -38,6 +37,7 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.workbench import Box, OpenImages, opened
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from agentic_iqa_local.query import (
     region_in,
     regions_in,
 )
-from agentic_iqa_local.services import opened
 from agentic_iqa_local.state import (
     AgenticIQAState,
     Gap,
@@ -37,6 +36,7 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.workbench import opened
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,6 @@ from agentic_iqa_local.reasoning import (
     speaks_for_another,
 )
 from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities, written_probabilities
-from agentic_iqa_local.services import OpenImages, opened
 from agentic_iqa_local.state import (
     REPLAN_HISTORY_LIMIT,
     AgenticIQAState,
@@ -50,6 +49,7 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.workbench import OpenImages, opened
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,10 @@ from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import letter_reply
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
-from agentic_iqa_local.services import OpenImages, Services
+from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import ExecutorOutput
 from agentic_iqa_local.vlm_client import VLMError, VLMSession
+from agentic_iqa_local.workbench import OpenImages
 
 CONTEXTS = ("image_alone", "without_scores", "all_evidence")
 POSITIONS = ("json", "bare", "after_reasoning")

@@ -1,0 +1,240 @@
+"""One assessment's workbench: its images (opened once), the sessions and scores that they have so far, and
+what a user must be warned of.
+
+Nodes reach it through `config["configurable"]["images"]`; without it they open the images of their state
+themselves.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from agentic_iqa_local.config import ImageSettings
+from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, native_views, same_pixels
+from agentic_iqa_local.iqa_tools import ToolReading
+from agentic_iqa_local.pairs import doubts
+from agentic_iqa_local.services import ALONE, Services, load_services
+from agentic_iqa_local.state import AgenticIQAState, PlannerError
+from agentic_iqa_local.text import one_line
+from agentic_iqa_local.vlm_client import SeenImage, TokenUsage, VLMSession
+
+logger = logging.getLogger(__name__)
+
+Box = tuple[int, int, int, int]
+
+PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
+"""The picture that is being assessed, for whoever writes logs."""
+
+
+def name_picture(record: logging.LogRecord) -> bool:
+    """Gives a line of a log the picture that it is about, as a filter of handlers; one from another process
+    has it already."""
+    if not hasattr(record, "picture"):
+        picture = PICTURE.get()
+        named = not picture or picture in record.getMessage()
+        record.picture = "" if named else f"{picture}: "
+    return True
+
+
+def load_pictures(
+    limits: ImageSettings, image_path: str | Path, reference_path: str | Path | None = None
+) -> tuple[LoadedImage, LoadedImage | None]:
+    """A picture and its reference within a configuration's limits. Raises ImageError."""
+    options = {"max_pixels": limits.max_pixels, "min_side": limits.min_side, "background": limits.background}
+    if reference_path is None:
+        return load_image(image_path, **options), None
+    return load_pair(image_path, reference_path, **options)
+
+
+class RoleSession:
+    """A model's session as one role of an assessment uses it: `nodes.ask` puts the role's failed tries into
+    `failed_tries`."""
+
+    def __init__(self, session: VLMSession, role: str, failed_tries: list[PlannerError]):
+        self._session, self.role, self.failed_tries = session, role, failed_tries
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+class OpenImages:
+    """One assessment's images with the sessions opened on them.
+
+    Each model is opened once on each view, whichever roles use it, so that the images are prefilled once;
+    each tool runs once on each region. `warnings` collects what a user must know about this assessment,
+    `failed_tries` what the model said in vain.
+    """
+
+    def __init__(self, services: Services, image_path: str, reference_path: str | None = None):
+        self.services = services
+        self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
+        self.warnings: list[str] = []
+        self.failed_tries: list[PlannerError] = []
+        for loaded in (self.image, self.reference):
+            for line in loaded.warnings if loaded else ():
+                self.warn(line)
+        self._of_pictures: list[str] | None = None  # warnings that every turn's assessment has
+        self._earlier = TokenUsage()
+        self._sessions: dict[tuple[int, int], VLMSession] = {}
+        self._closed_usage = TokenUsage()
+        self._seen: dict[tuple[int, int], SeenImage] = {}
+        self._readings: dict[tuple[str, Box | None], ToolReading] = {}
+        self._lap = (0, time.perf_counter())
+
+    def begin_turn(self) -> None:
+        """Another assessment of the same images begins: what was counted, warned of and failed in an earlier
+        one is not its own."""
+        if self._of_pictures is None:
+            self._of_pictures = self.warnings
+        self.warnings, self.failed_tries = list(self._of_pictures), []
+        self._earlier += self.usage
+        self._lap = (0, time.perf_counter())
+        self._readings = {key: replace(reading, seconds=0.0) for key, reading in self._readings.items()}
+
+    def warn(self, line: str) -> None:
+        """Adds a warning once, to the log and to the result."""
+        if (line := one_line(line)) not in self.warnings:
+            logger.warning("%s", line)
+        self.note(line)
+
+    def note(self, line: str) -> None:
+        """Adds a warning once to the result alone, where it has been logged already."""
+        if (line := one_line(line)) not in self.warnings:
+            self.warnings.append(line)
+
+    def views(self, role: str) -> list[View]:
+        """The whole image, or native-resolution crops of one beyond the range that the role's model was
+        trained on."""
+        limits = self.services.client(role).limits
+        width, height = self.image.width, self.image.height
+        views = native_views(
+            width,
+            height,
+            factor=limits.factor,
+            min_pixels=limits.min_pixels,
+            max_pixels=limits.max_pixels or width * height,
+            max_views=self.services.settings.images.max_crops,
+        )
+        left, top, right, bottom = views[0].box
+        seen = (right - left) * (bottom - top)
+        if len(views) > 1:
+            self.warn(
+                f"{width}×{height} pixels are beyond what the model sees at once"
+                f" ({right - left}×{bottom - top}); scored on {len(views)} native-resolution crops and"
+                " averaged, described from the central one"
+            )
+        elif seen < limits.min_pixels or (right - left) % limits.factor or (bottom - top) % limits.factor:
+            self.warn(f"{width}×{height} pixels are below the model's range; the processor enlarged it")
+        return views
+
+    def session(self, role: str, view: int = 0) -> VLMSession:
+        """The role's model opened on one view; opened on first use."""
+        client = self.services.client(role)
+        key = (id(client), view)
+        if key not in self._sessions:
+            box = self.views(role)[view].box
+            pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
+            self._sessions[key] = client.open(pictures)
+        return RoleSession(self._sessions[key], role, self.failed_tries)
+
+    def close_session(self, role: str, view: int) -> None:
+        """Frees one view's cache, keeping its counts."""
+        self._close((id(self.services.client(role)), view))
+
+    def _close(self, key: tuple[int, int]) -> None:
+        session = self._sessions.pop(key)
+        self._closed_usage += session.usage
+        if session.seen:
+            self._seen[key] = session.seen[-1]
+        session.close()
+
+    def seen_views(self, role: str) -> list[tuple[Box, SeenImage]]:
+        """What the role's model saw of the test image: each view's box and the pixels and tokens it
+        became."""
+        model = id(self.services.client(role))
+        seen = self._seen | {key: session.seen[-1] for key, session in self._sessions.items() if session.seen}
+        boxes = [view.box for view in self.views(role)]
+        return [(boxes[view], image) for (client, view), image in sorted(seen.items()) if client == model]
+
+    def score(self, tool: str, box: Box | None = None) -> ToolReading:
+        """A tool's score of the image or a region, computed once. Raises ToolError."""
+        key = (tool, box)
+        if key not in self._readings:
+            image, reference = (loaded and loaded.pixels for loaded in (self.image, self.reference))
+            if box:
+                image, reference = image.crop(box), reference and reference.crop(box)
+            with self.services.models_waiting() if tool in ALONE else nullcontext():
+                self._readings[key] = self.services.tools.score(tool, image, reference)
+        reading = self._readings[key]
+        if reading.crops:
+            width, height = (
+                (box[2] - box[0], box[3] - box[1]) if box else (self.image.width, self.image.height)
+            )
+            left, top, right, bottom = reading.crops[0]
+            self.warn(
+                f"{reading.tool} would take long on all {width}×{height} pixels; it measured"
+                f" {len(reading.crops)} native-resolution crops of {right - left}×{bottom - top}"
+            )
+        return reading
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Tokens of all sessions so far, since the turn began."""
+        return sum((s.usage for s in self._sessions.values()), self._closed_usage) - self._earlier
+
+    def lap(self) -> tuple[int, float]:
+        """(tokens prefilled and decoded, seconds) since the last lap, or since the turn began."""
+        usage, now = self.usage, time.perf_counter()
+        (tokens, began), self._lap = self._lap, (usage.prefilled + usage.decoded, now)
+        return self._lap[0] - tokens, now - began
+
+    def close(self) -> None:
+        """Frees every cache; the next question opens the sessions anew."""
+        for key in list(self._sessions):
+            self._close(key)
+
+
+def open_images(services: Services, state: AgenticIQAState) -> tuple[AgenticIQAState, OpenImages]:
+    """A state's images, and the state to go on with: without a reference that shows nothing but the picture
+    itself.
+
+    A reference that does not look like the picture's pristine original is warned of. Studies compare what a
+    data set pairs and open their images themselves. Raises ImageError.
+    """
+    images = OpenImages(services, state["image_path"], state.get("reference_path"))
+    if images.reference is None:
+        return state, images
+    if same_pixels(images.image, images.reference):
+        images.reference = None
+        images.warn(
+            "the reference has the same pixels as the picture: nothing was lost against it, and"
+            " full-reference tools can say no more; the picture was assessed on its own, without a reference"
+        )
+        return {name: value for name, value in state.items() if name != "reference_path"}, images
+    for line in doubts(images.image.pixels, images.reference.pixels):
+        images.warn(line)
+    return state, images
+
+
+@contextmanager
+def opened(state: AgenticIQAState, config: RunnableConfig | None) -> Iterator[OpenImages]:
+    """The assessment's images: those in `config["configurable"]`, else opened here from the state and closed
+    again."""
+    configurable: dict[str, Any] = (config or {}).get("configurable", {})
+    if "images" in configurable:
+        yield configurable["images"]
+        return
+    images = OpenImages(
+        configurable.get("services") or load_services(), state["image_path"], state.get("reference_path")
+    )
+    try:
+        yield images
+    finally:
+        images.close()
