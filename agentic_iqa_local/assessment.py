@@ -36,7 +36,7 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import PICTURE, OpenImages, open_images
+from agentic_iqa_local.workbench import PICTURE, Observer, OpenImages, open_images
 
 # 4: passes, failed tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are
 # choices, and part of a row's key
@@ -245,15 +245,16 @@ def assess(
     pipeline: Pipeline = "agent",
     max_replan_iterations: int | None = None,
     services: Services | None = None,
+    observer: Observer | None = None,
 ) -> Assessment:
     """Assesses one image on this machine: a path, a Pillow image, a NumPy array (`pictures.as_file`), or an
     image file's bytes.
 
     `query` defaults to a rating; `choices` (2 to 10) makes it a multiple-choice question. `pipeline`
     "letters" reads the letters once and runs the configured tools, without planning. Models and tools are
-    loaded at the first call and kept. Whatever goes wrong with this image is in the result's `error`; a model
-    that cannot be loaded at all raises VLMError, and arguments that make no sense raise ValueError or
-    TypeError.
+    loaded at the first call and kept; `observer` sees each call of them. Whatever goes wrong with this image
+    is in the result's `error`; a model that cannot be loaded at all raises VLMError, and arguments that make
+    no sense raise ValueError or TypeError.
     """
     check_choices(choices)
     with as_file(image) as picture, nullcontext() if reference is None else as_file(reference) as original:
@@ -262,7 +263,7 @@ def assess(
 
         def answer(state: AgenticIQAState) -> dict[str, Any]:
             try:
-                state, images = open_images(services, state)
+                state, images = open_images(services, state, observer)
             except ImageError as error:
                 return {"error": str(error), "sha256": file_sha256(state["image_path"])}
             try:

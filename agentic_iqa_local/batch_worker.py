@@ -17,24 +17,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Generic
 
-from agentic_iqa_local.assessment import Assessment, Pipeline
-from agentic_iqa_local.batch import (
-    MOST_DEATHS,
-    MOST_HUNG,
-    STANDSTILL,
-    TIMEOUT,
-    Batch,
-    BatchError,
-    failure,
-    key_of,
-)
-from agentic_iqa_local.config import Settings
-from agentic_iqa_local.inputs import Item
+from agentic_iqa_local.batch import GLANCE, MOST_DEATHS, MOST_HUNG, STANDSTILL, TIMEOUT, Batch, BatchError
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
+from agentic_iqa_local.work import AnyItem, Keyed, Row, Work
 from agentic_iqa_local.workbench import name_picture
 from agentic_iqa_local.worker import PATIENCE, Worker, cause_of_death
 
@@ -42,52 +31,37 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT = 5.0  # seconds between two signs of life
 GRACE = 60.0  # seconds beyond the timeout, without a sign of life, after which a process is ended
-GLANCE = 0.2  # seconds between two looks at the clock, or for the next item to come
 STARTS = 3  # of processes that die before they have loaded, one after the other
 
 Message = tuple[Any, ...]  # its kind, and what belongs to it: see `_Child` and `BatchWorker.rows`
 
 
-class BatchWorker:
-    """`batch.Batch` in a process of its own, which `load` starts."""
+class BatchWorker(Generic[AnyItem, Row]):
+    """`batch.Batch` in a process of its own. `load` starts it with models and tools loaded; `rows` starts it
+    too where it is not there."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        device: str,
-        *,
-        jobs: int = 1,
-        timeout: float = TIMEOUT,
-        pipeline: Pipeline = "agent",
-        max_replan_iterations: int | None = None,
-        load: bool = True,
-    ):
-        self.settings, self.device, self.pipeline = settings, device, pipeline
-        self.jobs, self.timeout = jobs, timeout
-        self.options = {
-            "jobs": jobs,
-            "timeout": timeout,
-            "pipeline": pipeline,
-            "max_replan_iterations": max_replan_iterations,
-            "load": load,
-        }
+    def __init__(self, work: Work[AnyItem, Row], device: str, *, jobs: int = 1, timeout: float = TIMEOUT):
+        self.work, self.device, self.jobs, self.timeout = work, device, jobs, timeout
         self.stopping = False
+        self.description: dict[str, Any] = {}
         self._worker: Worker | None = None
-        self._ready = self._told_to_stop = self._worn_out = False
+        self._loads = self._ready = self._told_to_stop = self._worn_out = False
         self._failed_starts = 0
-        self._in_hand: list[Item] = []
-        self._held: Item | None = None  # a suspect, until nothing is in hand
-        self._again: deque[Item] = deque()  # in hand when a process ended through no fault of theirs
-        self._alone: deque[Item] = deque()  # a process may have died of them
+        self._in_hand: list[AnyItem] = []
+        self._held: AnyItem | None = None  # a suspect, until nothing is in hand
+        self._again: deque[AnyItem] = deque()  # in hand when a process ended through no fault of theirs
+        self._alone: deque[AnyItem] = deque()  # a process may have died of them
         self._deaths: dict[str, int] = {}  # of these, how many did while the item was alone
 
     def load(self) -> None:
-        """Starts the process, and waits until it has loaded. Raises VLMError where it cannot."""
+        """Starts the process, waits until it has loaded models and tools, and describes them. Raises VLMError
+        where it cannot."""
+        self._loads = True
         while not self._ready:
             if self._worker is None:
                 self._begin()
             if self._hear() is None:
-                deque(self._mourn(), maxlen=0)
+                deque(self._after_death(), maxlen=0)
 
     def stop(self) -> None:
         """Begins nothing more. `rows` ends with what is in hand; of that, only answers: what fails now may
@@ -102,7 +76,7 @@ class BatchWorker:
             self._worker.end(patience=PATIENCE if idle else 0)
         self._worker, self._ready = None, False
 
-    def rows(self, items: Iterable[Item], suspects: Mapping[str, int] | None = None) -> Iterator[Assessment]:
+    def rows(self, items: Iterable[AnyItem], suspects: Mapping[str, int] | None = None) -> Iterator[Row]:
         """A row for each item, as soon as it is there. `suspects` are keys of items that earlier processes
         may have died of, each with how often one did while it was alone.
 
@@ -117,13 +91,13 @@ class BatchWorker:
                         self._give(item)
                     else:
                         why = f"{MOST_DEATHS} processes died while they assessed this image alone"
-                        yield failure(item, why, self.settings, self.pipeline)
+                        yield self.work.failure(item, why)
                 if not self._in_hand:
                     self.end(idle=not self._worn_out)
                     return
                 match self._hear():
                     case None:
-                        yield from self._mourn()
+                        yield from self._after_death()
                     case ("row", key, row, does_not_return):
                         hung = hung + 1 if does_not_return else 0
                         self._worn_out |= does_not_return
@@ -131,8 +105,8 @@ class BatchWorker:
                         yield row
                         if hung >= MOST_HUNG:
                             raise BatchError(
-                                f"{hung} assessments in a row do not return, the last: {row.error}; find out"
-                                " what hangs there"
+                                f"{hung} assessments in a row do not return, the last: {self.work.error(row)};"
+                                " find out what hangs there"
                             )
                     case ("gave up",):  # what hung has its row
                         self._again.extend(self._in_hand)
@@ -144,7 +118,7 @@ class BatchWorker:
         finally:
             self.end()
 
-    def _next(self, items: Iterator[Item]) -> Item | None:
+    def _next(self, items: Iterator[AnyItem]) -> AnyItem | None:
         """The next item that the process may have now."""
         if self._worn_out and not self._in_hand:
             self.end()
@@ -164,7 +138,7 @@ class BatchWorker:
         item, self._held = self._held, None
         return item or (self._alone.popleft() if self._alone else None)
 
-    def _give(self, item: Item) -> None:
+    def _give(self, item: AnyItem) -> None:
         self._in_hand.append(item)
         if self._worker is None:
             self._begin()
@@ -177,7 +151,8 @@ class BatchWorker:
 
     def _begin(self) -> None:
         level = logging.getLogger("agentic_iqa_local").getEffectiveLevel()
-        self._worker = Worker(_serve, self.settings, self.device, self.options, level)
+        window = {"jobs": self.jobs, "timeout": self.timeout}
+        self._worker = Worker(_serve, self.work, self.device, window, self._loads, level)
         self._told_to_stop = False
 
     def _hear(self) -> Message | None:
@@ -205,14 +180,14 @@ class BatchWorker:
                     logging.getLogger(record.name).handle(record)
                 case ("refused", why):
                     raise ModelLost(why) if self._in_hand else VLMError(why)
-                case ("ready",):
-                    self._ready, self._failed_starts = True, 0
+                case ("ready", description):
+                    self._ready, self._failed_starts, self.description = True, 0, description
                     if not self._in_hand:
                         return message
                 case _:
                     return message
 
-    def _mourn(self) -> Iterator[Assessment]:
+    def _after_death(self) -> Iterator[Row]:
         """Sees to what was in hand when the process died or fell silent. Raises BatchError where processes
         die one after the other before they have loaded."""
         assert self._worker
@@ -231,7 +206,7 @@ class BatchWorker:
         logger.warning("%s: %s; going on with a new one", named, why)
         if silent and len(items) == 1:
             error = f"timed out: {why}; find out what hangs there, or raise --timeout"
-            yield failure(items[0], error, self.settings, self.pipeline)
+            yield self.work.failure(items[0], error)
             return
         for item in items:
             self._deaths[item.key] = self._deaths.get(item.key, 0) + (len(items) == 1)
@@ -243,7 +218,7 @@ class _Child:
 
     def __init__(self, pipe: Connection):
         self._pipe, self._turn = pipe, threading.Lock()
-        self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[Keyed | None] = queue.SimpleQueue()
         self.batch: Batch | None = None
         self.ended = False
 
@@ -268,7 +243,7 @@ class _Child:
                 self._items.put(about[0] if kind == "item" else None)
         os.killpg(0, signal.SIGKILL)  # the parent is gone: so goes all that was started here
 
-    def items(self, first: Item) -> Iterator[Item | None]:
+    def items(self, first: Keyed) -> Iterator[Keyed | None]:
         """The items that are there, and None where there is none at the moment."""
         yield first
         while True:
@@ -281,7 +256,7 @@ class _Child:
         while not (batch.stopping or self.ended):
             if first := self._items.get():
                 for row in batch.rows(self.items(first)):
-                    self.say("row", key_of(row), row, batch.hung)
+                    self.say("row", batch.work.key(row), row, batch.hung)
 
 
 class _Forward(logging.handlers.QueueHandler):
@@ -296,7 +271,9 @@ class _Forward(logging.handlers.QueueHandler):
         self._child.say("log", record)
 
 
-def _serve(pipe: Connection, settings: Settings, device: str, options: dict[str, Any], level: int) -> None:
+def _serve(
+    pipe: Connection, work: Work, device: str, window: dict[str, Any], loads: bool, level: int
+) -> None:
     child = _Child(pipe)
     logging.getLogger().handlers = [_Forward(child)]
     logging.captureWarnings(True)
@@ -304,8 +281,10 @@ def _serve(pipe: Connection, settings: Settings, device: str, options: dict[str,
     for task in (child.listen, child.beat):
         threading.Thread(target=task, daemon=True).start()
     try:
-        child.batch = Batch(Services(settings, device), **options)
-        child.say("ready")
+        child.batch = Batch(Services(work.settings, device), work, **window)
+        if loads:
+            child.batch.load()
+        child.say("ready", child.batch.description)
         child.work(child.batch)
         child.say("stopped")
         child.batch.services.close()

@@ -33,9 +33,13 @@ class Services:
     @property
     def tools(self) -> ToolRunner:
         if self._tools is None:
-            tools = self.settings.tools
-            self._tools = ToolRunner(device=self.device, maps_path=tools.maps, cache=tools.cache)
+            self.renew_tools()
         return self._tools
+
+    def renew_tools(self) -> None:
+        """Tools anew, where there are none or a measurement by those that are there does not return."""
+        tools = self.settings.tools
+        self._tools = ToolRunner(device=self.device, maps_path=tools.maps, cache=tools.cache)
 
     def section(self, role: str) -> RoleSettings:
         return self.settings.role(role)

@@ -7,7 +7,7 @@ themselves.
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
@@ -15,19 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from PIL import Image
+from pydantic import BaseModel
 
 from agentic_iqa_local.config import ImageSettings
 from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, native_views, same_pixels
-from agentic_iqa_local.iqa_tools import ToolReading
+from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
 from agentic_iqa_local.pairs import doubts
+from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.services import ALONE, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, PlannerError
 from agentic_iqa_local.text import one_line
-from agentic_iqa_local.vlm_client import SeenImage, TokenUsage, VLMSession
+from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMSession
 
 logger = logging.getLogger(__name__)
 
-Box = tuple[int, int, int, int]
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
+MODEL = "the model"
 
 PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
 """The picture that is being assessed, for whoever writes logs."""
@@ -53,15 +57,57 @@ def load_pictures(
     return load_pair(image_path, reference_path, **options)
 
 
+class Observer:
+    """Sees every call of the model and of a tool that an assessment makes. This one lets all of them pass;
+    what it is for is an assessment that is watched from outside (`batch`)."""
+
+    max_pixels: int | None = None
+    """How many pixels the model may see at once, where that is less than its own limit."""
+
+    def shown(self, pictures: Sequence[Image.Image]) -> None:
+        """The model is about to be opened on these."""
+
+    @contextmanager
+    def calling(self, what: str) -> Iterator[None]:
+        """A call of MODEL, or of a tool by its name."""
+        yield
+
+    @contextmanager
+    def measuring(self, tool: str, services: Services) -> Iterator[ToolRunner]:
+        """A measurement, with the tools that are to make it."""
+        with self.calling(tool):
+            yield services.tools
+
+
 class RoleSession:
     """A model's session as one role of an assessment uses it: `nodes.ask` puts the role's failed tries into
     `failed_tries`."""
 
-    def __init__(self, session: VLMSession, role: str, failed_tries: list[PlannerError]):
-        self._session, self.role, self.failed_tries = session, role, failed_tries
+    def __init__(self, session: VLMSession, role: str, failed_tries: list[PlannerError], observer: Observer):
+        self._session, self.role, self.failed_tries, self._observer = session, role, failed_tries, observer
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
+    @property
+    def usage(self) -> TokenUsage:
+        return self._session.usage
+
+    @property
+    def seen(self) -> list[SeenImage]:
+        return self._session.seen
+
+    @property
+    def constrained(self) -> bool:
+        return self._session.constrained
+
+    def generate(self, prompt: Prompt, schema: type[BaseModel], **options: Any) -> str:
+        with self._observer.calling(MODEL):
+            return self._session.generate(prompt, schema, **options)
+
+    def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
+        with self._observer.calling(MODEL):
+            return self._session.read_letters(prompt, answer_prefix, letters)
+
+    def close(self) -> None:
+        self._session.close()
 
 
 class OpenImages:
@@ -72,8 +118,14 @@ class OpenImages:
     `failed_tries` what the model said in vain.
     """
 
-    def __init__(self, services: Services, image_path: str, reference_path: str | None = None):
-        self.services = services
+    def __init__(
+        self,
+        services: Services,
+        image_path: str,
+        reference_path: str | None = None,
+        observer: Observer | None = None,
+    ):
+        self.services, self.observer = services, observer or Observer()
         self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
         self.warnings: list[str] = []
         self.failed_tries: list[PlannerError] = []
@@ -112,7 +164,9 @@ class OpenImages:
     def views(self, role: str) -> list[View]:
         """The whole image, or native-resolution crops of one beyond the range that the role's model was
         trained on."""
-        limits = self.services.client(role).limits
+        limits, most = self.services.client(role).limits, self.observer.max_pixels
+        if most:
+            limits = replace(limits, max_pixels=min(most, limits.max_pixels or most))
         width, height = self.image.width, self.image.height
         views = native_views(
             width,
@@ -134,15 +188,16 @@ class OpenImages:
             self.warn(f"{width}×{height} pixels are below the model's range; the processor enlarged it")
         return views
 
-    def session(self, role: str, view: int = 0) -> VLMSession:
+    def session(self, role: str, view: int = 0) -> RoleSession:
         """The role's model opened on one view; opened on first use."""
         client = self.services.client(role)
         key = (id(client), view)
         if key not in self._sessions:
             box = self.views(role)[view].box
             pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
+            self.observer.shown(pictures)
             self._sessions[key] = client.open(pictures)
-        return RoleSession(self._sessions[key], role, self.failed_tries)
+        return RoleSession(self._sessions[key], role, self.failed_tries, self.observer)
 
     def close_session(self, role: str, view: int) -> None:
         """Frees one view's cache, keeping its counts."""
@@ -170,8 +225,11 @@ class OpenImages:
             image, reference = (loaded and loaded.pixels for loaded in (self.image, self.reference))
             if box:
                 image, reference = image.crop(box), reference and reference.crop(box)
-            with self.services.models_waiting() if tool in ALONE else nullcontext():
-                self._readings[key] = self.services.tools.score(tool, image, reference)
+            with (
+                self.services.models_waiting() if tool in ALONE else nullcontext(),
+                self.observer.measuring(tool, self.services) as tools,
+            ):
+                self._readings[key] = tools.score(tool, image, reference)
         reading = self._readings[key]
         if reading.crops:
             width, height = (
@@ -201,14 +259,16 @@ class OpenImages:
             self._close(key)
 
 
-def open_images(services: Services, state: AgenticIQAState) -> tuple[AgenticIQAState, OpenImages]:
+def open_images(
+    services: Services, state: AgenticIQAState, observer: Observer | None = None
+) -> tuple[AgenticIQAState, OpenImages]:
     """A state's images, and the state to go on with: without a reference that shows nothing but the picture
     itself.
 
     A reference that does not look like the picture's pristine original is warned of. Studies compare what a
     data set pairs and open their images themselves. Raises ImageError.
     """
-    images = OpenImages(services, state["image_path"], state.get("reference_path"))
+    images = OpenImages(services, state["image_path"], state.get("reference_path"), observer)
     if images.reference is None:
         return state, images
     if same_pixels(images.image, images.reference):

@@ -45,9 +45,9 @@ def converse(
     """Answers until the questions end; the exit status. Raises UserError for what cannot be used or
     loaded."""
     from agentic_iqa_local.api import Conversation
-    from agentic_iqa_local.batch import ROLES
     from agentic_iqa_local.images import ImageError
     from agentic_iqa_local.services import Services
+    from agentic_iqa_local.work import ROLES
 
     with ExitStack() as open_, like_ctrl_c(_interrupt):
         rows = rows_of(args)
@@ -93,8 +93,8 @@ def rows_of(args: argparse.Namespace) -> "RowFile | None":
 
 
 def _answer_all(args, conversation, rows, console, show) -> int:
-    from agentic_iqa_local.batch import as_line
     from agentic_iqa_local.rows import WriteError
+    from agentic_iqa_local.work import as_line
 
     terminal, failed = _is_terminal(), False
     # an answer is shown although its row goes to a file too

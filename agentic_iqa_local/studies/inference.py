@@ -30,7 +30,7 @@ from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import ExecutorOutput
 from agentic_iqa_local.vlm_client import VLMError, VLMSession
-from agentic_iqa_local.workbench import OpenImages
+from agentic_iqa_local.workbench import Observer, OpenImages
 
 CONTEXTS = ("image_alone", "without_scores", "all_evidence")
 POSITIONS = ("json", "bare", "after_reasoning")
@@ -54,11 +54,12 @@ def infer(
     contexts: Sequence[str] = CONTEXTS,
     positions: Sequence[str] = ("json",),
     tools: Sequence[str] = (),
+    observer: Observer | None = None,
 ) -> dict[str, Any]:
     """A row's part that comes from models and tools. What fails is an `error` where it failed; nothing is
     filled in."""
     try:
-        images = OpenImages(services, image, reference)
+        images = OpenImages(services, image, reference, observer)
     except ImageError as error:
         return {"error": str(error)}
     row: dict[str, Any] = {"cost": {}}
@@ -90,11 +91,16 @@ def infer(
 
 
 def answer(
-    image: str, reference: str | None, question: str, choices: Sequence[str], services: Services
+    image: str,
+    reference: str | None,
+    question: str,
+    choices: Sequence[str],
+    services: Services,
+    observer: Observer | None = None,
 ) -> dict[str, Any]:
     """A multiple-choice question through the whole agent: the probability of each choice and the letter that
     was answered."""
-    result = assess(image, reference, question, choices, services=services)
+    result = assess(image, reference, question, choices, services=services, observer=observer)
     return {
         "probabilities": result.p_c and list(result.p_c.values()),
         "answered": result.final_answer if result.error is None else None,

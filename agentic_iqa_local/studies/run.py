@@ -1,19 +1,20 @@
-"""One pass over a data set into a `Store`: who ran it on what, then a row for each image."""
+"""One pass over a data set into a `Store`: who ran it on what, then a row for each image. It goes through the
+same window and process as a batch of assess (`batch`, `batch_worker`)."""
 
 import hashlib
 import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agentic_iqa_local.batch import Batch
+from agentic_iqa_local.batch_worker import BatchWorker
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import describe_device
 from agentic_iqa_local.nodes.summarizer import ROLE
@@ -28,6 +29,8 @@ from agentic_iqa_local.studies.store import Store, check_folder
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine
+from agentic_iqa_local.work import ROLES, Work
+from agentic_iqa_local.workbench import Observer
 
 PACKAGES = (
     "torch",
@@ -41,7 +44,6 @@ PACKAGES = (
     "scipy",
     "pillow",
 )
-ROLES = ("planner", "executor", ROLE)
 FAILURES_IN_A_ROW = 5
 
 
@@ -105,63 +107,141 @@ def check_plan(plan: Plan, services: Services, *, full_reference: bool, named: b
             )
 
 
+@dataclass(frozen=True)
+class Task:
+    """An image or a question of a data set, under its key."""
+
+    key: str
+    sample: Item | Question
+
+    @property
+    def image(self) -> Path:
+        return self.sample.image
+
+
+@dataclass(frozen=True)
+class Studying(Work[Task, dict[str, Any]]):
+    """The inference that a plan asks for, on each image."""
+
+    settings: Settings
+    plan: Plan
+    roles = ROLES["agent"]
+
+    def row(self, item: Task, services: Services, observer: Observer) -> dict[str, Any]:
+        sample, plan = item.sample, self.plan
+        paths = str(sample.image), sample.reference and str(sample.reference)
+        if isinstance(sample, Question):
+            return _facts(item) | answer(*paths, sample.question, sample.choices, services, observer)
+        return _facts(item) | infer(
+            *paths,
+            plan.query,
+            services,
+            contexts=plan.contexts,
+            positions=plan.positions,
+            tools=plan.tools,
+            observer=observer,
+        )
+
+    def failure(self, item: Task, error: str, sha256: str | None = None) -> dict[str, Any]:
+        return _facts(item) | {"error": one_line(error), "sha256": sha256}
+
+    def warned(self, row: dict[str, Any], line: str) -> dict[str, Any]:
+        return row | {"warnings": [*row.get("warnings", []), line]}
+
+    def key(self, row: dict[str, Any]) -> str:
+        return row["key"]
+
+    def error(self, row: dict[str, Any]) -> str | None:
+        return row.get("error")
+
+    def sha256(self, row: dict[str, Any]) -> str | None:
+        return row.get("sha256")
+
+    def line(self, row: dict[str, Any]) -> str:
+        return json.dumps(row)
+
+    def describe(self, services: Services) -> dict[str, Any]:
+        return {
+            "hardware": describe_device(services.device),
+            "model": services.client(ROLE).describe(),
+            "maps": {name: logistic.fitted_on for name, logistic in services.tools.maps.items()},
+        }
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    """What the data set says of an image."""
+    sample = task.sample
+    facts = asdict(sample)
+    return {
+        "key": task.key,
+        "image": path_text(sample.image),
+        "reference": sample.reference and path_text(sample.reference),
+        **{name: facts[name] for name in facts if name not in ("extra", "image", "reference")},
+    }
+
+
+def tasks_of(dataset: Dataset) -> list[Task]:
+    """The images of a data set under their keys. Raises DatasetError for an image that is listed twice."""
+    tasks = [Task(_key(dataset, sample), sample) for sample in dataset.items or dataset.questions]
+    for key, count in Counter(task.key for task in tasks).items():
+        if count > 1:
+            raise DatasetError(
+                f"{dataset.root}: expected each image once, {key} is listed again; remove one of the lines"
+            )
+    return tasks
+
+
 def run_study(
-    dataset: Dataset, services: Services, plan: Plan, folder: Path, *, jobs: int = 1
+    dataset: Dataset, batch: Batch[Task, dict[str, Any]] | BatchWorker[Task, dict[str, Any]], folder: Path
 ) -> Iterator[int]:
     """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk, in the
-    order in which they are done. What can be checked without a model is checked before one is loaded. Raises
-    StoreError, DatasetError for an image listed twice, and VLMError when the model cannot be loaded or fails
-    on `FAILURES_IN_A_ROW` images one after the other: those rows are not kept, so that the same command tries
-    them again."""
-    items: Sequence[Item | Question] = dataset.items or dataset.questions
-    keyed = {_key(dataset, item): item for item in items}
-    if len(keyed) < len(items):
-        twice = next(
-            key for key, count in Counter(_key(dataset, item) for item in items).items() if count > 1
-        )
-        raise DatasetError(
-            f"{dataset.root}: expected each image once, {twice} is listed again; remove one of the lines"
-        )
+    order in which they are done. `batch` does the work of a `Studying`.
+
+    What can be checked without a model is checked before one is loaded. Raises StoreError, DatasetError for
+    an image listed twice, BatchError, and VLMError when the model cannot be loaded, is lost, or fails on
+    `FAILURES_IN_A_ROW` images one after the other: those rows are not kept, so that the same command tries
+    them again.
+    """
+    tasks, work = tasks_of(dataset), batch.work
+    assert isinstance(work, Studying)
     check_folder(folder)
-    known = identity(dataset, services, plan)
-    run = {} if (folder / "run.json").exists() else describe(services, dataset)  # describing loads the model
-    with Store(folder, run, known) as store, ThreadPoolExecutor(jobs) as pool:
+    known = identity(dataset, work, batch.device)
+    run = {}
+    if not (folder / "run.json").exists():
+        batch.load()
+        run = describe(dataset, work.settings, batch.description)
+    with Store(folder, run, known) as store:
         if dataset.info.key == "manifest" and dataset.info.scale:
             store.tell_scale(dataset.info.low, dataset.info.high, dataset.info.scale)
-        todo = [(key, item) for key, item in keyed.items() if key not in store.done]
-        if todo:
-            for role in ROLES:
-                services.client(role)
-        left = iter(todo)
-        failed: list[
-            dict[str, Any]
-        ] = []  # by the model, one after the other: kept back until it answers again
+        left = [task for task in tasks if task.key not in store.done]
+        left.sort(key=lambda task: task.key in store.suspects)  # those come last, alone
+        if left and not run:
+            batch.load()
         yield len(store.done)
-        running = {pool.submit(_row, dataset, *pair, services, plan) for pair in islice(left, jobs)}
-        try:
-            while running:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                running |= {
-                    pool.submit(_row, dataset, *pair, services, plan) for pair in islice(left, len(done))
-                }
-                for row in (future.result() for future in done):
-                    if row.pop("model_failed", False):
-                        failed.append(row)
-                        if len(failed) == FAILURES_IN_A_ROW:
-                            raise VLMError(
-                                f"the model failed on {len(failed)} images one after the other:"
-                                f" {row['error']}"
-                            )
-                        continue
-                    for kept in (*failed, row):
-                        store.append(kept)
-                    failed.clear()
-                    yield len(store.done)
-            for kept in failed:
-                store.append(kept)
-                yield len(store.done)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        for row in _while_the_model_answers(batch.rows(store.begun(left), store.suspects), batch):
+            store.append(row)
+            yield len(store.done)
+
+
+def _while_the_model_answers(
+    rows: Iterable[dict[str, Any]], batch: Batch | BatchWorker
+) -> Iterator[dict[str, Any]]:
+    """The rows; those that failed by the model are kept back until it answers again. Raises VLMError when it
+    fails on FAILURES_IN_A_ROW images one after the other."""
+    failed: list[dict[str, Any]] = []
+    for row in rows:
+        if row.pop("model_failed", False):
+            failed.append(row)
+            if len(failed) == FAILURES_IN_A_ROW:
+                raise VLMError(
+                    f"the model failed on {len(failed)} images one after the other: {row['error']}"
+                )
+            continue
+        yield from failed
+        failed.clear()
+        yield row
+    if not batch.stopping:  # what fails at a stop may fail because of it
+        yield from failed
 
 
 def _key(dataset: Dataset, item: Item | Question) -> str:
@@ -176,35 +256,17 @@ def _key(dataset: Dataset, item: Item | Question) -> str:
     return name if isinstance(item, Item) else f"{name}: {item.question} ({' / '.join(item.choices)})"
 
 
-def _row(dataset: Dataset, key: str, item: Item | Question, services: Services, plan: Plan) -> dict[str, Any]:
-    facts = {
-        name: value for name, value in asdict(item).items() if name not in ("extra", "image", "reference")
-    }
-    row = {
-        "key": key,
-        "image": path_text(item.image),
-        "reference": item.reference and path_text(item.reference),
-        **facts,
-    }
-    paths = str(item.image), item.reference and str(item.reference)
-    if isinstance(item, Question):
-        return row | answer(*paths, item.question, item.choices, services)
-    return row | infer(
-        *paths, plan.query, services, contexts=plan.contexts, positions=plan.positions, tools=plan.tools
-    )
-
-
-def identity(dataset: Dataset, services: Services, plan: Plan) -> dict[str, Any]:
+def identity(dataset: Dataset, work: Studying, device: str) -> dict[str, Any]:
     """What rows depend on; a run goes on only with the same. Raises VLMError where a model's folder is not
     there, CalibrationError for tool maps that cannot be read."""
-    settings = services.settings
+    settings = work.settings
     facts = [(_key(dataset, item), getattr(item, "mos", None)) for item in dataset.items or dataset.questions]
     return {
         "dataset": hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
         "model": folder_hash(_model_folder(settings, ROLE)),
-        "other_models": [folder_hash(_model_folder(settings, role)) for role in ROLES if role != ROLE],
-        **of_settings(settings, services.device),
-        "reads": json.loads(json.dumps(asdict(plan))),
+        "other_models": [folder_hash(_model_folder(settings, role)) for role in work.roles if role != ROLE],
+        **of_settings(settings, device),
+        "reads": json.loads(json.dumps(asdict(work.plan))),
         "configuration": json.loads(
             settings.model_dump_json(exclude={"fusion": True, "tools": {"cache": True}})
         ),
@@ -219,19 +281,20 @@ def _model_folder(settings: Settings, role: str) -> Path:
     return folder
 
 
-def describe(services: Services, dataset: Dataset) -> dict[str, Any]:
-    """Command, versions, hardware, model, configuration and data set, for run.json."""
+def describe(dataset: Dataset, settings: Settings, loaded: dict[str, Any]) -> dict[str, Any]:
+    """Command, versions, what is `loaded` where (`Studying.describe`), configuration and data set, for
+    run.json."""
     info = dataset.info
     return {
         "command": [one_line(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])],
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "git": commit(),
         "versions": {"python": sys.version.split()[0], **versions(PACKAGES)},
-        "hardware": describe_device(services.device),
-        "model": services.client(ROLE).describe(),
-        "fusion": services.settings.fusion.model_dump(mode="json"),
-        "tools": services.settings.tools.model_dump(mode="json"),
-        "maps": {name: logistic.fitted_on for name, logistic in services.tools.maps.items()},
+        "hardware": loaded["hardware"],
+        "model": loaded["model"],
+        "fusion": settings.fusion.model_dump(mode="json"),
+        "tools": settings.tools.model_dump(mode="json"),
+        "maps": loaded["maps"],
         "dataset": {
             "key": info.key,
             "title": info.title,

@@ -1,8 +1,5 @@
-"""A run's folder: run.json (what was asked, of which files, with which model) and rows.jsonl, one durable
-line for each image.
-
-A kill at any moment loses the image in hand at most.
-"""
+"""A study's folder: run.json (what was asked, of which files, with which model) and rows.jsonl, one durable
+line for each image. A run like every other (`runs.Run`)."""
 
 import json
 import os
@@ -17,6 +14,7 @@ from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.prompts import choice_letters
 from agentic_iqa_local.rows import LARGEST_NOTE, RowFile, check_run, rows_in, write_run, write_whole
 from agentic_iqa_local.rows import RowsError as StoreError
+from agentic_iqa_local.runs import Run
 from agentic_iqa_local.state import ExecutorOutput, Score
 from agentic_iqa_local.studies.datasets import MOST, Scale
 from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY
@@ -205,7 +203,7 @@ def check_file(out: Path) -> Path:
         ) from error
 
 
-class Store:
+class Store(Run):
     """Rows by their `key`, appended once each. One process at a time writes.
 
     `run` describes the run; `identity` is the part of it that rows depend on. Raises StoreError for a folder
@@ -221,7 +219,7 @@ class Store:
             raise StoreError(
                 f"{folder}: expected a folder that can be written, got {error.strerror}; choose another --out"
             ) from error
-        self._rows = RowFile(folder / "rows.jsonl", _StudyRow)
+        super().__init__(RowFile(folder / "rows.jsonl", _StudyRow), folder / "in_hand.json")
         try:
             description = folder / "run.json"
             if os.path.lexists(description):
@@ -230,7 +228,9 @@ class Store:
             else:
                 write_run(description, run, identity)
             self._rows.recover()
-            self.done = {row["key"] for row in self._rows}
+            self.suspects = self._left_in_hand()
+            for row in self._rows:
+                self._know(row["key"], failed=bool(row.get("error")))
         except StoreError:
             self.close()
             raise
@@ -254,11 +254,7 @@ class Store:
         StoreError for a row that could not be read again, and when the disk does not take it."""
         if row["key"] in self.done:
             raise ValueError(f"{self.folder}: {row['key']} is stored already")
-        self._rows.append(json.dumps(row))
-        self.done.add(row["key"])
-
-    def close(self) -> None:
-        self._rows.close()
+        self.write(row["key"], json.dumps(row), failed=bool(row.get("error")))
 
     def __enter__(self) -> Self:
         return self

@@ -151,10 +151,21 @@ class PixelLimits:
 class VLMSession(Protocol):
     """A model opened on one assessment's images (the reference first, if there is one)."""
 
-    usage: TokenUsage
-    seen: list[SeenImage]
-    constrained: bool
-    """Whether a grammar holds what is generated to the schema; without one the answer is read as it comes."""
+    @property
+    def usage(self) -> TokenUsage:
+        """What was computed so far."""
+        ...
+
+    @property
+    def seen(self) -> list[SeenImage]:
+        """What the model saw of each image."""
+        ...
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar holds what is generated to the schema; without one the answer is read as it
+        comes."""
+        ...
 
     def generate(
         self,

@@ -1,0 +1,239 @@
+"""A run on disk: a file of rows, beside it what the rows depend on, and while it goes on what is in hand.
+
+A kill at any moment loses the images in hand at most, and the next process knows of which images this one may
+have died. `Results` is the file that assess writes; a study's folder is `studies.store.Store`.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
+
+from agentic_iqa_local.assessment import SCHEMA_VERSION, Assessment, Pipeline
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.files import FileError, place_for, read_json
+from agentic_iqa_local.inputs import row_key
+from agentic_iqa_local.levels import LETTER_TO_LEVEL
+from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters
+from agentic_iqa_local.provenance import folder_hash, of_settings
+from agentic_iqa_local.rows import (
+    LARGEST_NOTE,
+    OtherRun,
+    RowFile,
+    RowsError,
+    check_run,
+    write_run,
+    write_whole,
+)
+from agentic_iqa_local.text import one_line, path_text
+from agentic_iqa_local.work import ROLES, AnyItem, as_line, key_of
+
+SET_LATER = ("images.background",)  # without one transparent pictures fail, so that no row depends on it
+
+
+class _Note(BaseModel):
+    """What is written while a run goes on: keys of the items in hand, and of those suspected with how often a
+    process died."""
+
+    in_hand: list[str]
+    suspects: dict[str, NonNegativeInt]
+
+
+class Run:
+    """A file of rows that goes on: which keys are `done`, how many of those rows `failed`, and the items in
+    hand, noted in `note`.
+
+    `suspects` are the items that were in hand when a process died, each with how often one died of it alone.
+    """
+
+    def __init__(self, rows: RowFile, note: Path):
+        self._rows, self._note_file = rows, note
+        self._in_hand: set[str] = set()
+        self.done: set[str] = set()
+        self.failed = 0
+        self.suspects: dict[str, int] = {}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows in the file. Raises Replaced when another file has its name by now."""
+        return iter(self._rows)
+
+    def begun(self, items: Iterable[AnyItem]) -> Iterator[AnyItem]:
+        """The items, each of them in hand from the moment that it is taken."""
+        for item in items:
+            self._note(self._in_hand | {item.key})
+            yield item
+
+    def write(self, key: str, line: str, *, failed: bool) -> None:
+        """Writes a row and waits until the disk has it. Raises WriteError, and Replaced when another file has
+        its name by now."""
+        self._rows.append(line)
+        self._know(key, failed=failed)
+        self._note(self._in_hand - {key})
+
+    def _know(self, key: str, *, failed: bool) -> None:
+        """Counts a row that is there."""
+        self.done.add(key)
+        self.failed += failed
+        self.suspects.pop(key, None)
+
+    def _note(self, in_hand: set[str]) -> None:
+        self._in_hand = in_hand
+        text = json.dumps({"in_hand": sorted(in_hand), "suspects": self.suspects}, indent=1)
+        write_whole(self._note_file, text)
+
+    def _left_in_hand(self) -> dict[str, int]:
+        """The suspects, when an earlier process wrote its last; it died of an item where that was alone in
+        its hand."""
+        try:
+            note = _Note.model_validate(read_json(self._note_file, LARGEST_NOTE), strict=True)
+        except (FileError, ValidationError):  # none, or damaged: nobody is suspected
+            return {}
+        return {
+            key: note.suspects.get(key, 0) + (note.in_hand == [key])
+            for key in (*note.suspects, *note.in_hand)
+        }
+
+    def settle(self, *, lost: bool = False) -> None:
+        """Notes that no process died of what is in hand; where the model was `lost`, it is suspected all the
+        same."""
+        if lost:
+            self.suspects |= {key: self.suspects.get(key, 0) for key in self._in_hand}
+        with suppress(RowsError, OSError):  # on a full disk the note of before stays: too much is suspected
+            if self.suspects:
+                self._note(set())
+            else:
+                self._note_file.unlink(missing_ok=True)
+
+    def close(self, *, lost: bool = False) -> None:
+        """Ends an orderly run, or one whose model was `lost`."""
+        self.settle(lost=lost)
+        self._rows.close()
+
+
+class _StoredRow(Assessment):
+    """A row as it was written: with all fields, and an answer that is one of those that were asked for."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if missing := sorted(type(self).model_fields.keys() - self.model_fields_set):
+            raise ValueError(f"no {', '.join(missing)}")
+        letters = None
+        if self.q is not None:
+            letters = list(LETTER_TO_LEVEL)
+        elif self.choices and not self.error:
+            letters = choice_letters(self.choices)
+        if letters is not None and self.final_answer not in letters:
+            raise ValueError(f"final_answer: expected one of {', '.join(letters)}")
+        return self
+
+
+class Results(Run):
+    """The file of rows (`path`) that assess writes, one for each item. Beside it PATH.run.json says what the
+    rows depend on; PATH.in_hand.json is there while a run goes on.
+
+    A file with rows is taken only to `resume` it, with the same `identity`; `retry` has the keys of items
+    whose failed rows are taken out, to be assessed again. Where `path` is a link, the file that it leads to
+    now is meant, and all of this lies beside that. Raises RowsError.
+    """
+
+    def __init__(
+        self, path: Path, identity: dict[str, Any], *, resume: bool = False, retry: Collection[str] = ()
+    ):
+        try:
+            path = place_for(path)
+        except FileError as error:
+            raise RowsError(f"{path}: {error}; choose another --out") from error
+        super().__init__(RowFile(path, _StoredRow), path.with_name(f"{path.name}.in_hand.json"))
+        description = path.with_name(f"{path.name}.run.json")
+        try:
+            if self._rows.empty:
+                self._begin(description, identity, resume=resume)
+            elif not resume:
+                raise RowsError(
+                    f"{path}: holds rows already; add --resume to go on with them, or choose another --out"
+                )
+            else:
+                self._go_on(description, identity, retry)
+            if retry and any(_to_retry(row, retry) for row in self._rows):
+                self._rows.keep(lambda row: not _to_retry(row, retry))
+            for row in self._rows:
+                self._know(row_key(row), failed=row["error"] is not None)
+        except RowsError:
+            self.close()
+            raise
+
+    def _begin(self, description: Path, identity: dict[str, Any], *, resume: bool) -> None:
+        if resume and description.is_file():
+            with suppress(RowsError):  # a run of another kind that died before its first row
+                check_run(description, identity)
+                self.suspects = self._left_in_hand()
+        write_run(description, _described(), identity)
+
+    def _go_on(self, description: Path, identity: dict[str, Any], retry: Collection[str]) -> None:
+        try:
+            if check_run(description, identity, SET_LATER):
+                write_run(description, _described(), identity)
+        except OtherRun:
+            if not all(_to_retry(row, retry) for row in self._rows):
+                raise
+            write_run(description, _described(), identity)  # no row stays that the old settings made
+        self._rows.recover()
+        self.suspects = self._left_in_hand()
+
+    def append(self, row: Assessment) -> None:
+        """Writes a row and waits until the disk has it. Raises WriteError, and Replaced when another file has
+        its name by now."""
+        self.write(key_of(row), as_line(row), failed=row.error is not None)
+
+
+def _to_retry(row: dict[str, Any], retry: Collection[str]) -> bool:
+    return bool(row["error"]) and row_key(row) in retry
+
+
+def _described() -> dict[str, Any]:
+    return {
+        "command": [one_line(word) for word in sys.argv],
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def identity(
+    settings: Settings,
+    device: str,
+    *,
+    pipeline: Pipeline,
+    max_replan_iterations: int | None,
+    query: str | None,
+    choices: Sequence[str] | None,
+    reference: Path | None,
+    relative: bool,
+) -> dict[str, Any]:
+    """What the rows of a run depend on, by the names that a user is told. `relative`: some paths are, so that
+    the working folder counts. Raises BundleError for a models folder whose manifest is damaged,
+    CalibrationError for tool maps that cannot be read.
+    """
+    configuration = settings.model_dump(
+        mode="json", exclude={"tools": {"cache"}, "models": {"__all__": {"path"}}}
+    )
+    limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
+    folders = {Path(settings.model(settings.role(role).backend).path) for role in ROLES[pipeline]}
+    return (
+        configuration
+        | of_settings(settings, device)
+        | {
+            "schema version": SCHEMA_VERSION,
+            "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
+            "pipeline": pipeline,
+            "max_replan_iterations": limit,
+            "query": query or DEFAULT_QUERY,
+            "choices": choices,
+            "reference": reference and path_text(reference.absolute()),
+            "working folder": os.getcwd() if relative else None,
+        }
+    )
