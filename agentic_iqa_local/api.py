@@ -86,7 +86,7 @@ def _with_fit(settings: Settings, file: Path) -> Settings:
     try:
         fit = read_fit(file)
     except FitError as error:
-        raise ConfigError(f"fit: {error}") from error
+        raise ConfigError(f"fit: {error.message}", error.remedy) from error
     folder = Path(settings.model(settings.summarizer.backend).path)
     if os.path.isdir(folder) and folder_hash(folder) != fit.model:
         raise ConfigError(

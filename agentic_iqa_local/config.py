@@ -54,7 +54,8 @@ def server_key() -> str | None:
     if key and not re.fullmatch("[!-~]+", key):
         raise ConfigError(
             "$AGENTIC_IQA_SERVER_KEY: expected printable ASCII characters without blanks or line ends, got"
-            " others too; set it anew"
+            " others too",
+            "set it anew",
         )
     return key or None
 
@@ -77,7 +78,8 @@ def split_server(address: str) -> tuple[str, tuple[str, str] | None]:
     except ValueError:
         raise ConfigError(
             "server: expected http://HOST:PORT or https://HOST:PORT, got something else, which is not shown"
-            " since it may hold a password; percent-encode signs in a user's name or password"
+            " since it may hold a password",
+            "percent-encode signs in a user's name or password",
         ) from None
     user, _, place = url.netloc.rpartition("@")
     login = (unquote(url.username or ""), unquote(url.password or "")) if user else None
@@ -390,7 +392,7 @@ def find_config(name: str | Path | None) -> Path:
     shipped = ["embedded", *sorted(others)]
     near = difflib.get_close_matches(str(name), shipped, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise ConfigError(f"config '{name}': no such file or set-up; shipped are {', '.join(shipped)}{hint}")
+    raise ConfigError(f"config '{name}': no such file or set-up", f"shipped are {', '.join(shipped)}{hint}")
 
 
 def load_settings(name: str | Path | None = None) -> Settings:

@@ -31,7 +31,7 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
     import torch
 
     if cpu and gpu is not None:
-        raise DeviceError(f"--gpu {gpu} and --cpu: expected one of them, got both; drop one.")
+        raise DeviceError(f"--gpu {gpu} and --cpu: expected one of them, got both", "drop one.")
     if cpu or (gpu is None and not torch.cuda.is_available()):
         return "cpu"
     name = "0" if gpu is None else str(gpu).strip()
@@ -43,7 +43,7 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
         return _choose_mig(name)
     if uuid := re.fullmatch(r"(?:GPU-)?([0-9a-f][0-9a-f-]*)", name, re.IGNORECASE):
         return _choose_uuid(name, uuid[1].lower())
-    raise DeviceError(f"--gpu {name}: expected {_FORMS}; use one of these, or --cpu.")
+    raise DeviceError(f"--gpu {name}: expected {_FORMS}", "use one of these, or --cpu.")
 
 
 def describe_device(device: str) -> dict[str, str | int | None]:
@@ -133,13 +133,13 @@ def _choose_mig(name: str) -> str:
         lambda entry: entry.startswith("MIG-"), visible.split(",")
     ):
         raise DeviceError(
-            f"--gpu {name}: expected a device that {_VISIBLE} lists, but that is {visible!r}; "
-            f"start again with {_VISIBLE}={name} if it is yours to use."
+            f"--gpu {name}: expected a device that {_VISIBLE} lists, but that is {visible!r}",
+            f"start again with {_VISIBLE}={name} if it is yours to use.",
         )
     if visible != name and torch.cuda.is_initialized():
         raise DeviceError(
-            f"--gpu {name}: expected CUDA not to be in use yet, but it is; start again with"
-            f" {_VISIBLE}={name}."
+            f"--gpu {name}: expected CUDA not to be in use yet, but it is",
+            f"start again with {_VISIBLE}={name}.",
         )
     os.environ[_VISIBLE] = name
     if torch.cuda.device_count() != 1:  # torch keeps this number only once CUDA is in use
@@ -172,7 +172,8 @@ def _not_found(name: str, expected: str) -> DeviceError:
     setting = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE}={visible}"
     return DeviceError(
         f"--gpu {name}: expected {expected}, but the visible GPUs are: {listed} ({setting}; "
-        f"torch {torch.__version__} built {build}{reason}); use {remedy}."
+        f"torch {torch.__version__} built {build}{reason})",
+        f"use {remedy}.",
     )
 
 

@@ -43,9 +43,9 @@ from agentic_iqa_local.offline.store import (
     MANIFEST,
     BundleError,
     models_root,
+    problems_of,
     read_manifest,
     unlisted,
-    verify,
 )
 from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, ROOT, about_missing_model, command
 from agentic_iqa_local.services import Services
@@ -148,8 +148,7 @@ def check(title: str, remedy: str) -> Callable[[Callable[..., Finding | None]], 
     """Makes of a function that returns a finding one that returns a timed Check, named `title` and what it
     was asked about.
 
-    What it raises is a fail; this project's own errors say after their last semicolon what to do, others get
-    `remedy`.
+    What it raises is a fail; this project's own errors bring their remedy, others get `remedy`.
     """
 
     def decorate(find: Callable[..., Finding | None]) -> Callable[..., Check | None]:
@@ -159,8 +158,7 @@ def check(title: str, remedy: str) -> Callable[[Callable[..., Finding | None]], 
             try:
                 finding = find(setup, *about)
             except OWN_ERRORS as error:
-                found, _, advice = str(error).rstrip(".").rpartition("; ")
-                finding = ("fail", found, advice) if found else ("fail", str(error), remedy)
+                finding = ("fail", error.message, error.remedy.rstrip(".") or remedy)
             except Exception as error:
                 finding = ("fail", f"{type(error).__name__}: {_told(error)}", remedy)
             return finding and Check(
@@ -360,9 +358,9 @@ def models_folder(setup: Setup) -> Finding:
             f"{root / entry.path}: expected {entry.size} bytes, found {sizes.get(entry.path, 'no file')}"
             for entry in manifest.files
             if sizes.get(entry.path) != entry.size
-        ] + unlisted(root, manifest)
+        ] + list(map(str, unlisted(root, manifest)))
     else:
-        problems = [line.rpartition("; ")[0] for line in verify(root)]
+        problems = [problem.message for problem in problems_of(root)]
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         return "fail", f"{problems[0]}{more}", f"{unpack} (what is right is kept)"
@@ -391,10 +389,9 @@ def embedded_model(setup: Setup) -> Finding | None:
         return None
     record = read_record(EMBEDDED_PARTS)
     if not os.path.isdir(EMBEDDED):
-        found, _, remedy = about_missing_model(EMBEDDED).partition("; ")
-        return "fail", found, remedy
+        return "fail", *about_missing_model(EMBEDDED)
     if not (setup.quick or weights_are_right(EMBEDDED, record)):
-        _, _, remedy = about_missing_model(EMBEDDED).partition("; ")
+        _, remedy = about_missing_model(EMBEDDED)
         return "fail", f"{EMBEDDED / WEIGHTS} is not what {RECORD} names", f"remove {EMBEDDED}; {remedy}"
     return "pass", f"{EMBEDDED}: assembled with {record.gguf.file}{'' if setup.quick else ', and whole'}", ""
 

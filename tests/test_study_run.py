@@ -311,7 +311,7 @@ def test_wrong_usage_is_one_line_that_names_the_help(manifest, tmp_path, capsys,
     told = capsys.readouterr().err
     assert stopped.value.code == 2
     assert told.startswith("error: ")
-    assert re.search(r"; see python scripts/study\.py (run )?--help\n$", told)
+    assert re.search(r"[.?] All options: python scripts/study\.py (run )?--help\n$", told)
     assert len(told.splitlines()) == 1
 
 

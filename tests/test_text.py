@@ -2,6 +2,7 @@ import io
 import json
 import logging
 import os
+import pickle
 import signal
 import sys
 from contextlib import nullcontext
@@ -9,9 +10,12 @@ from contextlib import nullcontext
 import pytest
 
 from agentic_iqa_local.commands import assess as assess_command
-from agentic_iqa_local.commands.console import Formatter, SafeStream, like_ctrl_c, safe_streams
+from agentic_iqa_local.commands.console import Formatter, SafeStream, exit_status, like_ctrl_c, safe_streams
+from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.offline.store import BundleError
 from agentic_iqa_local.text import one_line, path_text, printable, whole_sentences
+from agentic_iqa_local.vlm_client import ModelLost
 
 STEERING = "\x1b[2J\x9b2J\x7f\u202e\u2028\U000e0001\r\n\t"
 
@@ -28,7 +32,37 @@ def test_words_of_other_languages_stay():
 
 
 def test_an_error_is_one_line():
-    assert str(UserError(f"{STEERING}.png: expected")).isprintable()
+    assert str(UserError(f"{STEERING}.png: expected", f"remove {STEERING}")).isprintable()
+    assert str(UserError("a is missing", "bring it")) == "a is missing; bring it"
+    assert str(UserError("a is missing")) == "a is missing"
+
+
+@pytest.mark.parametrize("kind", [UserError, BundleError, ModelLost, ConfigError])
+def test_an_error_goes_from_one_process_to_another(kind):
+    error = kind(f"{STEERING}.png: expected", "bring it")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert (str(copy), copy.message, copy.remedy) == (str(error), error.message, error.remedy)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (ConfigError("a is missing", "bring it"), 2, "error: a is missing; bring it\n"),
+        (BundleError("b is missing"), 1, "error: b is missing\n"),
+        (FileNotFoundError(2, "No such file", "\x1b.png"), 1, "error: \\u001b.png: No such file\n"),
+        (OSError("the disk"), 1, "error: the disk\n"),
+        (KeyboardInterrupt(), 130, "interrupted: go on\n"),
+    ],
+)
+def test_every_command_ends_in_the_same_way(error, status, said, capsys):
+    def action():
+        raise error
+
+    options = {"failed": 1, "wrong_usage": (ConfigError,), "interrupted": "interrupted: go on"}
+    assert exit_status(action, **options) == status
+    assert capsys.readouterr().err == said
+    assert exit_status(lambda: 7, **options) == 7
 
 
 def test_bytes_of_a_name_that_are_not_utf8_are_told():

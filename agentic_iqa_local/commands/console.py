@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -99,6 +100,32 @@ def like_ctrl_c(handler: Callable[..., object]) -> Iterator[None]:
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+def exit_status(
+    action: Callable[[], int],
+    *,
+    failed: int = 2,
+    wrong_usage: tuple[type[UserError], ...] = (),
+    interrupted: str = "interrupted",
+) -> int:
+    """The exit status of a command whose work is `action`.
+
+    It is what `action` returns; `failed` after a UserError or OSError, but 2 after one of `wrong_usage`; 130
+    after Ctrl-C. The error, or the sentence `interrupted`, goes to stderr in one line.
+    """
+    try:
+        return action()
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return 130
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, wrong_usage) else failed
+    except OSError as error:
+        place = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(one_line(f"error: {place}"), file=sys.stderr)
+        return failed
 
 
 class Parser(argparse.ArgumentParser):

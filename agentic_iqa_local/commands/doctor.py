@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from agentic_iqa_local.commands import chosen_settings
-from agentic_iqa_local.commands.console import Parser, safe_streams
+from agentic_iqa_local.commands.console import Parser, exit_status, safe_streams
 from agentic_iqa_local.paths import command
 
 LONGEST = 86_400  # seconds that one check may be given
@@ -73,16 +73,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
-    try:
-        return examine_all(parse(argv))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    args = parse(argv)
+    return exit_status(lambda: examine_all(args))
 
 
 def examine_all(args: argparse.Namespace) -> int:
     try:
-        from agentic_iqa_local.config import ConfigError
         from agentic_iqa_local.doctor import TIMEOUT, as_text, examine
     except ImportError as error:
         print(
@@ -91,11 +87,7 @@ def examine_all(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    try:
-        settings = chosen_settings(args)
-    except (ConfigError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    settings = chosen_settings(args)
     checks = []
     try:
         with closing(

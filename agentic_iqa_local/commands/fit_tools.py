@@ -1,7 +1,6 @@
 """Fits the maps from raw tool scores to 1..5 that configs/tool_maps.yaml holds."""
 
 import argparse
-import sys
 from io import BytesIO
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from agentic_iqa_local.commands.console import Parser, bar, safe_streams
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.commands.console import Parser, bar, exit_status, safe_streams
 from agentic_iqa_local.files import FileError, place_for
 from agentic_iqa_local.images import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner, find_tool
@@ -26,7 +24,6 @@ from agentic_iqa_local.paths import ROOT, command
 from agentic_iqa_local.plain_yaml import read_yaml
 from agentic_iqa_local.rows import write_whole
 from agentic_iqa_local.studies.datasets import MOST, DatasetError, load_dataset
-from agentic_iqa_local.text import one_line
 
 ANCHORS = ("FSIM", "SSIM", "VIF", "GMSD")
 HELD_OUT = 0.3
@@ -69,16 +66,16 @@ def photo_samples(photos: Path, count: int, per_photo: int, crop: int, rng: np.r
     )
     if len(files) < count:
         raise DatasetError(
-            f"{photos}: expected at least {count} photographs (--count), found {len(files)}; add some or"
-            " lower it"
+            f"{photos}: expected at least {count} photographs (--count), found {len(files)}",
+            "add some or lower it",
         )
     for choice in bar(rng.choice(len(files), count, replace=False), unit="photograph"):
         file = files[choice]
         photo = load_image(file).pixels
         if min(photo.size) < crop:
             raise DatasetError(
-                f"{file}: expected at least {crop} pixels a side (--crop), got {photo.width}×{photo.height};"
-                " take it away or lower it"
+                f"{file}: expected at least {crop} pixels a side (--crop), got {photo.width}×{photo.height}",
+                "take it away or lower it",
             )
         left, top = (photo.width - crop) // 2, (photo.height - crop) // 2
         reference = photo.crop((left, top, left + crop, top + crop))
@@ -96,14 +93,14 @@ def scored_samples(dataset, split: str | None, mos_range: tuple[float, float] | 
         info = dataset.info
         if info.low is None or info.high is None or info.higher_is_better is None:
             raise DatasetError(
-                f"{dataset.root}: the scale's ends are unknown; give them with --mos-range WORST BEST"
+                f"{dataset.root}: the scale's ends are unknown", "give them with --mos-range WORST BEST"
             )
         mos_range = (info.low, info.high) if info.higher_is_better else (info.high, info.low)
     worst, best = mos_range
     if not (abs(worst) <= MOST and abs(best) <= MOST and worst != best):
         raise DatasetError(
-            f"--mos-range {worst:g} {best:g}: expected two numbers of at most {MOST:g} that differ; correct"
-            " them"
+            f"--mos-range {worst:g} {best:g}: expected two numbers of at most {MOST:g} that differ",
+            "correct them",
         )
     for item in bar(items, unit="image"):
         image, reference = (path and load_image(str(path)).pixels for path in (item.image, item.reference))
@@ -139,7 +136,7 @@ def place_of_maps(path: Path) -> Path:
     try:
         place = place_for(path)
     except FileError as error:
-        raise CalibrationError(f"{path}: {error}; choose another --out") from error
+        raise CalibrationError(f"{path}: {error}", "choose another --out") from error
     if place.exists():
         read_map_file(place)
     return place
@@ -287,22 +284,23 @@ def build_parser() -> argparse.ArgumentParser:
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    try:
-        args.tools = [find_tool(tool).name for tool in args.tools]
-        place_of_maps(args.out)  # before the work
-        groups, raws, qualities, rng, source, fitted_on = args.collect(args)
-        raw, quality = np.array(raws), np.array(qualities)
-        held_out = held_out_groups(groups, rng)
-        fitted = []
-        for column, tool in enumerate(args.tools):
-            logistic, check = fit_one(tool, raw[:, column], quality, held_out, source, fitted_on)
-            fitted.append(logistic)
-            if args.plots:
-                plot(args.plots, logistic, raw[:, column], quality, held_out, check)
-            low, high = logistic.reachable
-            print(f"{tool}: held out {check}; reaches {low:.2f} to {high:.2f}")
-        write_maps(args.out, fitted)
-    except (UserError, OSError) as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: fit(args))
+
+
+def fit(args: argparse.Namespace) -> int:
+    """Measures the tools, fits their maps and writes them. Raises UserError and OSError."""
+    args.tools = [find_tool(tool).name for tool in args.tools]
+    place_of_maps(args.out)  # before the work
+    groups, raws, qualities, rng, source, fitted_on = args.collect(args)
+    raw, quality = np.array(raws), np.array(qualities)
+    held_out = held_out_groups(groups, rng)
+    fitted = []
+    for column, tool in enumerate(args.tools):
+        logistic, check = fit_one(tool, raw[:, column], quality, held_out, source, fitted_on)
+        fitted.append(logistic)
+        if args.plots:
+            plot(args.plots, logistic, raw[:, column], quality, held_out, check)
+        low, high = logistic.reachable
+        print(f"{tool}: held out {check}; reaches {low:.2f} to {high:.2f}")
+    write_maps(args.out, fitted)
     return 0

@@ -24,8 +24,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from agentic_iqa_local.commands.console import Parser, meter, safe_streams
-from agentic_iqa_local.offline.store import BundleError, amount, models_root, read_manifest, unpack, verify
+from agentic_iqa_local.commands.console import Parser, exit_status, meter, safe_streams
+from agentic_iqa_local.offline.store import amount, models_root, read_manifest, unpack, verify
 from agentic_iqa_local.paths import PACKAGE, PROGRAM
 from agentic_iqa_local.text import one_line
 
@@ -42,13 +42,13 @@ def manifest_hash(text: str) -> str:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(prog=PROGRAM)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    told = {
-        "description": __doc__.replace("python -m agentic_iqa_local", PROGRAM),
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
-    check = commands.add_parser("verify", **told)
+    about = __doc__.replace("python -m agentic_iqa_local", PROGRAM)
+    layout = argparse.RawDescriptionHelpFormatter
+    check = commands.add_parser("verify", description=about, formatter_class=layout)
+    check.set_defaults(action=verify_bundle)
     check.add_argument("bundle", nargs="?", type=Path, help="archive or folder (default: the models folder)")
-    put = commands.add_parser("unpack", **told)
+    put = commands.add_parser("unpack", description=about, formatter_class=layout)
+    put.set_defaults(action=unpack_bundle)
     put.add_argument("bundle", type=Path, help="archive or folder")
     put.add_argument(
         "--models",
@@ -70,37 +70,42 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    try:
-        bundle = args.bundle or models_root()
-        manifest, sha256 = read_manifest(bundle, args.expect)
-        print(
-            f"{one_line(str(bundle))}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256"
-            f" {sha256}"
-        )
-        for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
-            print(f"  {line}")
-        if args.command == "verify":
-            with meter() as progress:
-                problems = verify(bundle, args.expect, progress)
-            return _report(problems)
-        root = models_root(args.models)
-        with meter() as progress:
-            unpack(bundle, root, args.expect, progress)
-        print(f"Unpacked into {one_line(str(root))}.")
-        if root != models_root():
-            print(one_line(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}"))
-        return 0
-    except (BundleError, OSError) as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: files that are whole are kept; the same command goes on", file=sys.stderr)
-        return 130
+    return exit_status(
+        lambda: args.action(args),
+        failed=1,
+        interrupted="interrupted: files that are whole are kept; the same command goes on",
+    )
 
 
-def _report(problems: list[str]) -> int:
+def verify_bundle(args: argparse.Namespace) -> int:
+    bundle = args.bundle or models_root()
+    describe_bundle(bundle, args.expect)
+    with meter() as progress:
+        problems = verify(bundle, args.expect, progress)
     for problem in problems:
-        print(f"error: {one_line(problem)}", file=sys.stderr)
+        print(f"error: {problem}", file=sys.stderr)
     if not problems:
         print("Every file is as its manifest says.")
     return 1 if problems else 0
+
+
+def unpack_bundle(args: argparse.Namespace) -> int:
+    describe_bundle(args.bundle, args.expect)
+    root = models_root(args.models)
+    with meter() as progress:
+        unpack(args.bundle, root, args.expect, progress)
+    print(f"Unpacked into {one_line(str(root))}.")
+    if root != models_root():
+        print(one_line(f"Let the package know: export AGENTIC_IQA_MODELS={shlex.quote(str(root))}"))
+    return 0
+
+
+def describe_bundle(bundle: Path, expect: str | None) -> None:
+    """Prints what a bundle holds and which licences bind."""
+    manifest, sha256 = read_manifest(bundle, expect)
+    print(
+        f"{one_line(str(bundle))}: {len(manifest.files)} files, {amount(manifest.size)}, manifest SHA-256"
+        f" {sha256}"
+    )
+    for line in (*manifest.contents, *(f"Licence: {notice}" for notice in manifest.notices)):
+        print(f"  {line}")

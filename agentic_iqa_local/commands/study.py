@@ -23,7 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentic_iqa_local.commands.console import bar, like_ctrl_c, safe_streams, start_logging
+from agentic_iqa_local.commands.console import Parser, bar, like_ctrl_c, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.paths import command
 from agentic_iqa_local.text import one_line
@@ -33,13 +33,6 @@ if TYPE_CHECKING:
 
 STUDY = command("study")
 SECONDS_BETWEEN_LINES = 30  # of progress, where stderr is no terminal
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as every other error is said."""
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"error: {one_line(message)}; see {self.prog} --help\n")
 
 
 def add_command(

@@ -28,7 +28,9 @@ class ScoreCache:
         try:
             _require_database(self.path)
         except FileError as error:
-            raise ToolError(f"tools.cache {self.path}: {error}; name another file in tools.cache") from error
+            raise ToolError(
+                f"tools.cache {self.path}: {error}", "name another file in tools.cache"
+            ) from error
         try:
             self._database = sqlite3.connect(self.path, check_same_thread=False, timeout=60)
             with self._database:
@@ -42,7 +44,8 @@ class ScoreCache:
         if schema != [(TABLE,)]:
             raise ToolError(
                 f"tools.cache {self.path}: expected a file with nothing but a table of scores, got another"
-                " database; name another file in tools.cache"
+                " database",
+                "name another file in tools.cache",
             )
 
     def get(self, key: str) -> float | None:
@@ -54,7 +57,9 @@ class ScoreCache:
     def put(self, key: str, raw: float) -> None:
         """Raises ToolError for a score that is not finite, and when the file cannot be written."""
         if not math.isfinite(raw):
-            raise ToolError(f"tools.cache {self.path}: expected a finite score, got {raw}; measure it again")
+            raise ToolError(
+                f"tools.cache {self.path}: expected a finite score, got {raw}", "measure it again"
+            )
         self._run("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, raw))
 
     def _run(self, statement: str, values: tuple) -> tuple | None:
@@ -63,8 +68,8 @@ class ScoreCache:
                 return self._database.execute(statement, values).fetchone()
         except sqlite3.Error as error:
             raise ToolError(
-                f"tools.cache {self.path}: cannot be used ({error}); make room, or name another file in"
-                " tools.cache"
+                f"tools.cache {self.path}: cannot be used ({error})",
+                "make room, or name another file in tools.cache",
             ) from error
 
 

@@ -81,7 +81,9 @@ class LogisticMap(BaseModel):
         was checked; the result is clipped to the scale, so different raw scores may tie at 1 or 5. Raises
         CalibrationError for one that is not finite."""
         if not math.isfinite(raw):
-            raise CalibrationError(f"{self.tool}: expected a finite raw score, got {raw}; measure it again.")
+            raise CalibrationError(
+                f"{self.tool}: expected a finite raw score, got {raw}", "measure it again."
+            )
         low, high = self.domain
         return min(HIGHEST, max(LOWEST, self.unclipped(min(high, max(low, raw)))))
 
@@ -155,18 +157,19 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
             rejected[logistic.tool] = str(reason)
         elif status is not None:
             raise CalibrationError(
-                f"{path}: {logistic.tool} has status {str(status)!r:.40}; expected no status, or `rejected`"
-                " with a `reason`."
+                f"{path}: {logistic.tool} has status {str(status)!r:.40}",
+                "expected no status, or `rejected` with a `reason`.",
             )
         elif logistic.tool in maps:
             raise CalibrationError(
-                f"{path}: {logistic.tool} has two usable maps; keep one or mark one `status: rejected`."
+                f"{path}: {logistic.tool} has two usable maps", "keep one or mark one `status: rejected`."
             )
         elif (turn := logistic.turning_point()) is not None:
             low, high = logistic.domain
             raise CalibrationError(
                 f"{path}: the map of {logistic.tool} is not monotone over [{low:g}, {high:g}], it turns at"
-                f" {turn:.4g}; refit it with scripts/fit_tools.py or mark the entry `status: rejected`."
+                f" {turn:.4g}",
+                "refit it with scripts/fit_tools.py or mark the entry `status: rejected`.",
             )
         else:
             maps[logistic.tool] = logistic
@@ -185,7 +188,7 @@ def map_file_hash(path: str | Path) -> str:
         return hashlib.sha256(read_bytes(path)).hexdigest()
     except FileError as error:
         raise CalibrationError(
-            f"{path}: tool maps: {error}; correct tools.maps of the configuration."
+            f"{path}: tool maps: {error}", "correct tools.maps of the configuration."
         ) from error
 
 

@@ -79,8 +79,8 @@ class ToolReading:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.raw) and math.isfinite(self.normalized)):
             raise ToolError(
-                f"{self.tool}: expected a finite score, got {self.raw} ({self.normalized} of 5); use another"
-                " tool."
+                f"{self.tool}: expected a finite score, got {self.raw} ({self.normalized} of 5)",
+                "use another tool.",
             )
 
 
@@ -400,13 +400,14 @@ class ToolRunner:
             # luminance.
             raise ToolError(
                 f"MAD found no difference between two images of {image.width}×{image.height} that differ: its"
-                " code fails on images much higher than wide; use another tool."
+                " code fails on images much higher than wide",
+                "use another tool.",
             )
         if not math.isfinite(raw):
             size = f"{image.width}×{image.height}"
             raise ToolError(
-                f"{spec.name} returned {raw} for an image of {size}; expected a finite score, use another"
-                " tool."
+                f"{spec.name} returned {raw} for an image of {size}",
+                "expected a finite score, use another tool.",
             )
         return raw, seconds
 
@@ -451,7 +452,7 @@ class ToolRunner:
                 return float(metric(*(self._tensor(picture) for picture in pictures)))
         except torch.linalg.LinAlgError as error:  # features of flat blocks are 0 / 0
             raise ToolError(
-                f"{spec.name} finds too little texture in an image of {width}×{height}; use another tool."
+                f"{spec.name} finds too little texture in an image of {width}×{height}", "use another tool."
             ) from error
         except Exception as error:
             raise ToolError(f"{spec.name} failed on an image of {width}×{height}: {error}") from error
@@ -505,23 +506,23 @@ def _mounted(picture: Image.Image, boxes: tuple[Box, ...]) -> Image.Image:
 def _check_images(spec: ToolSpec, image: Image.Image, reference: Image.Image | None) -> None:
     if spec.reference == "FR" and reference is None:
         raise ToolError(
-            f"{spec.name} compares with a reference image and got none; pass one or choose a no-reference"
-            " tool."
+            f"{spec.name} compares with a reference image and got none",
+            "pass one or choose a no-reference tool.",
         )
     used = (image, reference) if spec.reference == "FR" else (image,)
     for picture in used:
         if picture.mode != "RGB":
             raise ToolError(
-                f"{spec.name} expects RGB images, got mode {picture.mode}; convert with .convert('RGB')."
+                f"{spec.name} expects RGB images, got mode {picture.mode}", "convert with .convert('RGB')."
             )
     if len({picture.size for picture in used}) > 1:
         raise ToolError(
             f"{spec.name} expects image and reference of one size, got {image.width}×{image.height} and"
-            f" {reference.width}×{reference.height}; crop or register them first, scaling would change the"
-            " score."
+            f" {reference.width}×{reference.height}",
+            "crop or register them first, scaling would change the score.",
         )
     if min(image.size) < spec.min_side:
         raise ToolError(
-            f"{spec.name} needs at least {spec.min_side} pixels a side, got {image.width}×{image.height}; use"
-            " another tool."
+            f"{spec.name} needs at least {spec.min_side} pixels a side, got {image.width}×{image.height}",
+            "use another tool.",
         )

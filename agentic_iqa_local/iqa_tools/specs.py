@@ -296,5 +296,5 @@ def find_tool(name: str) -> ToolSpec:
         near = difflib.get_close_matches(tool_key(name), _BY_KEY, n=3, cutoff=0.5)
         hint = " or ".join(dict.fromkeys(_BY_KEY[key].name for key in near))
         advice = f"did you mean {hint}?" if hint else f"known tools are {', '.join(TOOLS)}."
-        raise ToolError(f"Unknown tool {name!r}; {advice}")
+        raise ToolError(f"Unknown tool {name!r}", advice)
     return spec

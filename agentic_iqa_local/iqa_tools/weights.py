@@ -59,7 +59,7 @@ class Weights:
         try:
             manifest = store_manifest(root)
         except BundleError as error:
-            raise ToolError(str(error)) from error
+            raise ToolError(error.message, error.remedy) from error
         self._files = {file.path: file for file in manifest.files} if manifest else {}
 
     def missing(self, spec: ToolSpec) -> str | None:
@@ -97,7 +97,8 @@ class Weights:
             if not verified(self.root, file.path):
                 raise ToolError(
                     f"{spec.name} is unavailable: {self.root / file.path} is damaged or was changed: expected"
-                    f" the SHA-256 of {MANIFEST}, {file.sha256}; unpack its bundle again."
+                    f" the SHA-256 of {MANIFEST}, {file.sha256}",
+                    "unpack its bundle again.",
                 )
             hashes[file.path] = file.sha256
         for weight in spec.weights:
@@ -153,5 +154,5 @@ class Weights:
         for place in folder.rglob("*"):
             if place.is_file() and str(place.relative_to(self.root)) not in self._files:
                 raise ToolError(
-                    f"{place}: expected files of {self.root / MANIFEST} only, got this one; remove it."
+                    f"{place}: expected files of {self.root / MANIFEST} only, got this one", "remove it."
                 )

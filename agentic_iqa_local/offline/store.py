@@ -227,22 +227,22 @@ def check_model(folder: str | Path) -> None:
         [file for file in manifest.files if (root / file.path).is_relative_to(folder)] if manifest else []
     )
     if entries and (strange := unlisted(root, manifest, folder.relative_to(root).parts[0])):
-        raise BundleError(strange[0])
+        raise strange[0]
     for entry in entries:
         place = root / entry.path
         if not _unchanged(place, entry):
             raise BundleError(
-                f"{place} is damaged or was changed: expected the SHA-256 of {MANIFEST}; unpack its bundle"
-                " again"
+                f"{place} is damaged or was changed: expected the SHA-256 of {MANIFEST}",
+                "unpack its bundle again",
             )
 
 
-def unlisted(root: Path, manifest: Manifest, *folders: str) -> list[str]:
-    """One sentence for each file in `folders` (default: all that models of the manifest have) that the
+def unlisted(root: Path, manifest: Manifest, *folders: str) -> list[BundleError]:
+    """An error for each file in `folders` (default: all that models of the manifest have) that the
     manifest does not name: a loader might prefer it."""
     known = {file.path for file in manifest.files}
     return [
-        one_line(f"{place}: expected files of {root / MANIFEST} only, got this one; remove it")
+        BundleError(f"{place}: expected files of {root / MANIFEST} only, got this one", "remove it")
         for folder in folders or sorted(_own_folders(manifest))
         for place in sorted((root / folder).rglob("*"))
         if not place.is_dir() and place.relative_to(root).as_posix() not in known
@@ -322,14 +322,14 @@ def _trusted(
         # The line is not quoted: a link may lead to a secret
         raise BundleError(
             f"{where}: {MANIFEST} or {MANIFEST_HASH} is damaged: expected {MANIFEST_HASH} to name SHA-256"
-            f" {found}, got something else; copy or unpack the bundle again (a damaged manifest of a models"
-            " folder has to be removed first)"
+            f" {found}, got something else",
+            "copy or unpack the bundle again (a damaged manifest of a models folder has to be removed first)",
         )
     for who, wanted in expected.items():
         if wanted is not None and wanted != found:
             raise BundleError(
                 f"{where}: expected {MANIFEST} with SHA-256 {wanted} ({who}), got {found}; this is another"
-                " bundle or a changed one"
+                " bundle or a changed one",
             )
     try:
         manifest = Manifest.model_validate_json(raw)
@@ -339,11 +339,11 @@ def _trusted(
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or "file"
         raise BundleError(
-            f"{where}: {MANIFEST} cannot be used: {key}: {first['msg']}; fetch the bundle again"
+            f"{where}: {MANIFEST} cannot be used: {key}: {first['msg']}", "fetch the bundle again"
         ) from error
     except ValueError as error:  # a key twice, of which another reader may take the other
         raise BundleError(
-            f"{where}: {MANIFEST} cannot be used: {str(error)[:300]}; fetch the bundle again"
+            f"{where}: {MANIFEST} cannot be used: {str(error)[:300]}", "fetch the bundle again"
         ) from error
 
 
@@ -355,15 +355,15 @@ class _Archive:
         self._length = os.fstat(file.fileno()).st_size
         if self._take(BLOCK, MANIFEST_HASH) != _header(MANIFEST_HASH, HASH_LINE):
             raise BundleError(
-                f"{path}: expected a bundle that starts with {MANIFEST_HASH}, got something else; "
-                "this is no bundle, or its beginning is damaged: copy it again"
+                f"{path}: expected a bundle that starts with {MANIFEST_HASH}, got something else",
+                "this is no bundle, or its beginning is damaged: copy it again",
             )
         line = self._padded(HASH_LINE, MANIFEST_HASH)
         header = self._take(BLOCK, MANIFEST)
         digits = re.fullmatch(rb"[0-7]{11}", header[124:135])
         size = int(digits[0], 8) if digits else 0
         if not 0 < size <= LARGEST_MANIFEST or header != _header(MANIFEST, size):
-            raise BundleError(f"{path}: the header of {MANIFEST} is damaged; copy the bundle again")
+            raise BundleError(f"{path}: the header of {MANIFEST} is damaged", "copy the bundle again")
         raw = self._padded(size, MANIFEST)
         self.manifest, self.sha256 = _trusted(
             raw, line, path, {"--expect": expect, _sidecar(path).name: _promised(path)}
@@ -375,7 +375,7 @@ class _Archive:
             self._end += BLOCK + entry.size + _padding(entry.size)
         if self._length > (total := self._end + 2 * BLOCK):
             raise BundleError(
-                f"{path}: expected {total} bytes as its {MANIFEST} says, got {self._length}; copy it again"
+                f"{path}: expected {total} bytes as its {MANIFEST} says, got {self._length}", "copy it again"
             )
 
     def read(self, entry: StoredFile) -> Iterator[bytes]:
@@ -383,7 +383,7 @@ class _Archive:
         is damaged."""
         self._go_to(self._starts[entry.path])
         if self._take(BLOCK, entry.path) != _header(entry.path, entry.size):
-            raise BundleError(f"{self._path}: the header of {entry.path} is damaged; copy the bundle again")
+            raise BundleError(f"{self._path}: the header of {entry.path} is damaged", "copy the bundle again")
         digest, left = hashlib.sha256(), entry.size
         while left:
             chunk = self._take(min(left, CHUNK), entry.path)
@@ -394,7 +394,8 @@ class _Archive:
         if digest.hexdigest() != entry.sha256:
             raise BundleError(
                 f"{self._path}: {entry.path} is damaged: expected SHA-256 {entry.sha256}, got"
-                f" {digest.hexdigest()}; copy the bundle again"
+                f" {digest.hexdigest()}",
+                "copy the bundle again",
             )
 
     def finish(self) -> None:
@@ -410,12 +411,12 @@ class _Archive:
             data = self._file.read(count) or b""  # None from a file in /proc that would have to be waited for
         except OSError as error:
             raise BundleError(
-                f"{self._path}: {inside} cannot be read ({error.strerror}); copy the bundle again"
+                f"{self._path}: {inside} cannot be read ({error.strerror})", "copy the bundle again"
             ) from error
         if len(data) < count:
             raise Truncated(
-                f"{self._path} ends at byte {self._length}, inside {inside}: the copy is incomplete; go on"
-                " with 'rsync --append-verify' or copy it again, then run the same command"
+                f"{self._path} ends at byte {self._length}, inside {inside}: the copy is incomplete",
+                "go on with 'rsync --append-verify' or copy it again, then run the same command",
             )
         return data
 
@@ -426,7 +427,7 @@ class _Archive:
 
     def _zeros(self, count: int, inside: str) -> None:
         if self._take(count, inside).strip(b"\0"):
-            raise BundleError(f"{self._path}: the padding after {inside} is damaged; copy the bundle again")
+            raise BundleError(f"{self._path}: the padding after {inside} is damaged", "copy the bundle again")
 
 
 def _sidecar(archive: Path) -> Path:
@@ -441,11 +442,11 @@ def _promised(archive: Path) -> str | None:
     try:
         found = re.search(rb"^# manifest ([0-9a-f]{64})$", read_bytes(sidecar, 4096), re.MULTILINE)
     except FileError as error:
-        raise BundleError(f"{sidecar}: {error}; copy it again, or remove it and pass --expect") from error
+        raise BundleError(f"{sidecar}: {error}", "copy it again, or remove it and pass --expect") from error
     if found is None:
         raise BundleError(
-            f"{sidecar}: expected a line '# manifest HASH', found none; copy it again, or remove it and pass"
-            " --expect"
+            f"{sidecar}: expected a line '# manifest HASH', found none",
+            "copy it again, or remove it and pass --expect",
         )
     return found[1].decode()
 
@@ -465,7 +466,8 @@ class _Folder:
             except FileError as error:
                 raise BundleError(
                     f"{folder}: expected a bundle with {MANIFEST} and {MANIFEST_HASH}, cannot read {name}"
-                    f" ({error}); the manifest is copied and unpacked last: repeat that"
+                    f" ({error})",
+                    "the manifest is copied and unpacked last: repeat that",
                 ) from error
         manifest, sha256 = _trusted(found[MANIFEST], found[MANIFEST_HASH], folder, {"--expect": expect})
         return cls(manifest, sha256, {entry.path: folder / entry.path for entry in manifest.files})
@@ -479,21 +481,21 @@ class _Folder:
                 if (size := os.fstat(file.fileno()).st_size) != entry.size:
                     raise BundleError(
                         f"{place}: expected {entry.size} bytes, got {size}; it was not copied whole or was"
-                        " changed"
+                        " changed",
                     )
                 while chunk := file.read(CHUNK):
                     digest.update(chunk)
                     yield chunk
         except FileError as error:
             raise BundleError(
-                f"{place}: expected {entry.size} bytes, found no file to read ({error}); copy it again"
+                f"{place}: expected {entry.size} bytes, found no file to read ({error})", "copy it again"
             ) from error
         except OSError as error:
-            raise BundleError(f"{place}: cannot be read ({error.strerror}); copy it again") from error
+            raise BundleError(f"{place}: cannot be read ({error.strerror})", "copy it again") from error
         if digest.hexdigest() != entry.sha256:
             raise BundleError(
-                f"{place} is damaged: expected SHA-256 {entry.sha256}, got {digest.hexdigest()}; copy it"
-                " again"
+                f"{place} is damaged: expected SHA-256 {entry.sha256}, got {digest.hexdigest()}",
+                "copy it again",
             )
 
     def finish(self) -> None:
@@ -509,7 +511,7 @@ def _opened(bundle: Path, expect: str | None) -> Iterator[_Archive | _Folder]:
         descriptor = open_regular(bundle)
     except FileError as error:
         raise BundleError(
-            f"{bundle}: expected a bundle (an archive, or a folder with {MANIFEST}): {error}; name another"
+            f"{bundle}: expected a bundle (an archive, or a folder with {MANIFEST}): {error}", "name another"
         ) from error
     with open(descriptor, "rb") as file:
         yield _Archive(bundle, file, expect)
@@ -527,7 +529,14 @@ def read_manifest(bundle: str | Path, expect: str | None = None) -> tuple[Manife
 
 
 def verify(bundle: str | Path, expect: str | None = None, progress: Progress = _silent) -> list[str]:
-    """One sentence for each file of a bundle or store that is missing or damaged; empty when all is well.
+    """One sentence for each file of a bundle or store that is missing or damaged; see `problems_of`."""
+    return list(map(str, problems_of(bundle, expect, progress)))
+
+
+def problems_of(
+    bundle: str | Path, expect: str | None = None, progress: Progress = _silent
+) -> list[BundleError]:
+    """An error for each file of a bundle or store that is missing or damaged; empty when all is well.
 
     Reads every byte. Raises BundleError when the manifest itself cannot be trusted or is not `expect`.
     """
@@ -541,10 +550,10 @@ def verify(bundle: str | Path, expect: str | None = None, progress: Progress = _
                 except Truncated:
                     raise
                 except BundleError as error:
-                    problems.append(str(error))
+                    problems.append(error)
             source.finish()
         except BundleError as error:
-            problems.append(str(error))
+            problems.append(error)
         if isinstance(source, _Folder):
             problems += unlisted(Path(bundle), source.manifest)
     return problems
@@ -602,7 +611,7 @@ def _alone(root: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise BundleError(f"{root}: another process unpacks into it; wait for it") from error
+            raise BundleError(f"{root}: another process unpacks into it", "wait for it") from error
         except OSError:
             pass  # a file system without locks
         try:
@@ -622,7 +631,7 @@ def _written(place: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or error
         raise BundleError(
-            f"{place}: cannot be written ({reason}); make room there or choose another folder"
+            f"{place}: cannot be written ({reason})", "make room there or choose another folder"
         ) from error
 
 
@@ -661,7 +670,7 @@ def describe(
     except OSError as error:
         raise BundleError(f"{error.filename}: cannot be read ({error.strerror})") from error
     except ValidationError as error:
-        raise BundleError(f"bundle: {error.errors()[0]['msg']}; rename or leave out that file") from error
+        raise BundleError(f"bundle: {error.errors()[0]['msg']}", "rename or leave out that file") from error
 
 
 def write_bundle(
@@ -708,7 +717,7 @@ def _joined(old: Manifest | None, new: Manifest) -> Manifest:
         )
     except ValidationError as error:
         raise BundleError(
-            f"the models folder: {error.errors()[0]['msg']}; unpack this bundle into another"
+            f"the models folder: {error.errors()[0]['msg']}", "unpack this bundle into another"
         ) from error
 
 
@@ -789,7 +798,7 @@ def _refuse_links(root: Path, path: str) -> None:
         place /= part
         if place.is_symlink():
             raise BundleError(
-                f"{place}: expected a folder, got a link; remove it or choose another folder with --models"
+                f"{place}: expected a folder, got a link", "remove it or choose another folder with --models"
             )
 
 
@@ -797,6 +806,6 @@ def _require_space(folder: Path, size: int) -> None:
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
     if size > free:
         raise BundleError(
-            f"{folder}: expected {amount(size)} of free space, got {amount(free)}; make room or choose"
-            " another folder"
+            f"{folder}: expected {amount(size)} of free space, got {amount(free)}",
+            "make room or choose another folder",
         )

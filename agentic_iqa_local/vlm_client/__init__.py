@@ -108,7 +108,7 @@ class LetterRead:
                 f"{engine}: expected a log-probability of each letter's token, got none of token {error}"
             ) from None
         except VLMError as error:
-            raise VLMError(f"{engine}: {error}") from None
+            raise VLMError(f"{engine}: {error.message}", error.remedy) from None
 
 
 def _total_probability(logprobs: Mapping[str, float]) -> float:
@@ -117,13 +117,14 @@ def _total_probability(logprobs: Mapping[str, float]) -> float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
             raise VLMError(
-                f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40};"
-                " set dtype: float32, or use another model"
+                f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}",
+                "set dtype: float32, or use another model",
             )
     if (total := math.fsum(map(math.exp, logprobs.values()))) > 1 + LOGPROB_ROUNDING:
         raise VLMError(
             f"expected probabilities of the letters {', '.join(logprobs)} that sum to at most 1, got"
-            f" {total:.4g}; use another model or engine"
+            f" {total:.4g}",
+            "use another model or engine",
         )
     return total
 

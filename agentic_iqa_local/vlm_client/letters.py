@@ -21,7 +21,8 @@ def resolve_letters(encode: Callable[[str], list[int]], tail: str, letters: Sequ
         if longer[: len(base)] != base or not tokens or (len(letter) == 1 and len(tokens) > 1):
             raise VLMError(
                 f"tokenizer: expected the answer letter {letter!r} to be one token after {tail[-24:]!r}, "
-                f"got {longer[len(base) - 1 :]} after {base[-2:]}; this model's letters cannot be read here"
+                f"got {longer[len(base) - 1 :]} after {base[-2:]}; "
+                "this model's letters cannot be read here",
             )
         ids[letter] = tokens[0]
     if len(set(ids.values())) != len(ids):

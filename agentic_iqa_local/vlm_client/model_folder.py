@@ -131,7 +131,7 @@ def examine(folder: Path, weights: bool = True) -> Weights | None:
     """Raises VLMError unless everything that a library would open in `folder` is what it should be; with
     `weights` what their headers say. Links are followed to files inside the folder only."""
     if not os.path.isdir(folder):
-        raise VLMError(about_missing_model(folder))
+        raise VLMError(*about_missing_model(folder))
     names = _files(folder)
     if "config.json" not in names:
         raise VLMError(
@@ -145,7 +145,8 @@ def examine(folder: Path, weights: bool = True) -> Weights | None:
             _check_sources(folder, name, _read(folder, name))
         elif name.endswith(TEXTS) and (size := (folder / name).stat().st_size) > LARGEST_TEXT:
             raise VLMError(
-                f"model folder {folder}: {name!r}: expected at most {LARGEST_TEXT} bytes, got {size}; {AGAIN}"
+                f"model folder {folder}: {name!r}: expected at most {LARGEST_TEXT} bytes, got {size}",
+                AGAIN,
             )
     _check_sizes(folder, _read(folder, "config.json"))
     return read_weights(folder) if weights else None
@@ -160,7 +161,7 @@ def _files(folder: Path) -> list[str]:
         places = [*folder.iterdir(), *(templates.iterdir() if templates.is_dir() else ())]
     except OSError as error:
         raise VLMError(
-            f"model folder {folder}: expected a folder that can be read, got {error.strerror}; {AGAIN}"
+            f"model folder {folder}: expected a folder that can be read, got {error.strerror}", AGAIN
         ) from error
     for place in places:
         name = str(place.relative_to(folder))
@@ -174,10 +175,10 @@ def _files(folder: Path) -> list[str]:
                 os.close(open_regular(place))
                 names.append(name)
         except FileError as error:
-            raise VLMError(f"model folder {folder}: {name!r}: {error}; {AGAIN}") from error
+            raise VLMError(f"model folder {folder}: {name!r}: {error}", AGAIN) from error
         except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
             raise VLMError(
-                f"model folder {folder}: {name!r}: expected a file, got a link that leads nowhere; {AGAIN}"
+                f"model folder {folder}: {name!r}: expected a file, got a link that leads nowhere", AGAIN
             ) from error
     return sorted(names)
 
@@ -186,7 +187,7 @@ def _read(folder: Path, name: str, largest: int | None = None) -> dict[str, Any]
     try:
         return read_json(folder / name) if largest is None else read_json(folder / name, largest)
     except FileError as error:
-        raise VLMError(f"model folder {folder}: {name} cannot be used: {error}; {AGAIN}") from error
+        raise VLMError(f"model folder {folder}: {name} cannot be used: {error}", AGAIN) from error
 
 
 def _check_sources(folder: Path, name: str, settings: dict[str, Any]) -> None:
@@ -195,13 +196,13 @@ def _check_sources(folder: Path, name: str, settings: dict[str, Any]) -> None:
         for key, value in part.items() if isinstance(part, dict) else ():
             if key in OTHER_SOURCES and value not in (None, False, {}, []):
                 raise VLMError(
-                    f"model folder {folder}: {name}: expected no {key}, which {OTHER_SOURCES[key]}; use an"
-                    " edition of the model that transformers loads by itself"
+                    f"model folder {folder}: {name}: expected no {key}, which {OTHER_SOURCES[key]}",
+                    "use an edition of the model that transformers loads by itself",
                 )
             if key in NAMES_ALONE and value is not None and not _is_name(value):
                 raise VLMError(
-                    f"model folder {folder}: {name}: expected a plain name as {key}, got {_short(value)};"
-                    f" {AGAIN}"
+                    f"model folder {folder}: {name}: expected a plain name as {key}, got {_short(value)}",
+                    AGAIN,
                 )
 
 
@@ -221,7 +222,7 @@ def _check_sizes(folder: Path, config: dict[str, Any]) -> None:
     them."""
 
     def refuse(what: str, value: Any) -> None:
-        raise VLMError(f"model folder {folder}: config.json: expected {what}, got {_short(value)}; {AGAIN}")
+        raise VLMError(f"model folder {folder}: config.json: expected {what}, got {_short(value)}", AGAIN)
 
     for key in ("text_config", "vision_config"):
         if not isinstance(config.get(key) or {}, dict):
@@ -265,7 +266,8 @@ def check_against_weights(folder: Path, config: Mapping[str, Any], weights: Weig
     def refuse(key: str, value: int, what: str) -> None:
         raise VLMError(
             f"model folder {folder}: expected config.json to describe its weights, got {value} as {key},"
-            f" {what}; {AGAIN}"
+            f" {what}",
+            AGAIN,
         )
 
     widest = max(weights.widths, default=0)
@@ -305,13 +307,14 @@ def read_weights(folder: Path) -> Weights:
             else "no weights"
         )
         raise VLMError(
-            f"model folder {folder}: expected weights as *.safetensors, found {got}; get the safetensors"
-            " edition"
+            f"model folder {folder}: expected weights as *.safetensors, found {got}",
+            "get the safetensors edition",
         )
     if strange := [file.name for file in files if SHARDS_OF_TRAINING.fullmatch(file.name)]:
         raise VLMError(
             f"model folder {folder}: expected weights as model*.safetensors, found {strange[0]}, a piece of"
-            " an interrupted training; save the model whole"
+            " an interrupted training",
+            "save the model whole",
         )
     indexed = {
         shard
@@ -320,16 +323,16 @@ def read_weights(folder: Path) -> Weights:
     }
     if missing := sorted(indexed - {file.name for file in files}):
         raise VLMError(
-            f"model folder {folder}: expected {len(indexed)} weight files, {missing[0]} is missing; copy the"
-            " folder again"
+            f"model folder {folder}: expected {len(indexed)} weight files, {missing[0]} is missing",
+            "copy the folder again",
         )
     headers = {file.name: _header(folder, file) for file in files}
     loaded = [folder / "model.safetensors"]
     if loaded[0].name not in headers:
         if not (folder / INDEX).is_file():
             raise VLMError(
-                f"model folder {folder}: expected model.safetensors, or {INDEX} and its files, found neither;"
-                " copy the folder again"
+                f"model folder {folder}: expected model.safetensors, or {INDEX} and its files, found neither",
+                "copy the folder again",
             )
         loaded = [folder / shard for shard in _shards(folder, INDEX)]
     return Weights(
@@ -343,15 +346,16 @@ def _shards(folder: Path, index: str) -> list[str]:
     places = content.get("weight_map")
     if not isinstance(places, dict) or not places or not isinstance(content.get("metadata"), dict | None):
         raise VLMError(
-            f"model folder {folder}: {index} cannot be read (expected an object weight_map); copy the folder"
-            " again"
+            f"model folder {folder}: {index} cannot be read (expected an object weight_map)",
+            "copy the folder again",
         )
     shards = list(dict.fromkeys(json.dumps(x) if not isinstance(x, str) else x for x in places.values()))
     for shard in shards:
         if not shard.endswith(".safetensors") or {"/", "\\", "\0"} & set(shard):
             raise VLMError(
                 f"model folder {folder}: {index}: expected names of *.safetensors files of the folder, got"
-                f" {shard[:200]!r}; get the safetensors edition from the model's maker"
+                f" {shard[:200]!r}",
+                "get the safetensors edition from the model's maker",
             )
     return sorted(shards)
 
@@ -368,8 +372,8 @@ def _header(folder: Path, file: Path) -> dict[str, tuple[int, ...]]:
             return dict(_tensors(parse_json(opened.read(length)), size - 8 - length))
     except (FileError, OSError) as error:
         raise VLMError(
-            f"model folder {folder}: {file.name!r} is no whole safetensors file: {error}; copy the folder"
-            " again"
+            f"model folder {folder}: {file.name!r} is no whole safetensors file: {error}",
+            "copy the folder again",
         ) from error
 
 

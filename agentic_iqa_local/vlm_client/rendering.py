@@ -45,7 +45,8 @@ def check_folder(folder: Path, weights: bool = True) -> Weights | None:
     if type(loaded) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise VLMError(
             f"model folder {folder}: expected a vision-language model, got {loaded.model_type}, which reads"
-            " text only; use a Qwen-VL, LLaVA or similar folder"
+            " text only",
+            "use a Qwen-VL, LLaVA or similar folder",
         )
     if held:
         check_against_weights(folder, loaded.to_dict(), held)
@@ -164,19 +165,19 @@ class Renderer:
         processor = self.processor
         if getattr(processor, "image_processor", None) is None:
             raise VLMError(
-                f"model folder {self.folder}: expected a processor with an image processor, found none; copy"
-                " preprocessor_config.json too"
+                f"model folder {self.folder}: expected a processor with an image processor, found none",
+                "copy preprocessor_config.json too",
             )
         if not (processor.chat_template or processor.tokenizer.chat_template):
             raise VLMError(
-                f"model folder {self.folder}: expected a chat template, found none; copy"
-                " chat_template.jinja too"
+                f"model folder {self.folder}: expected a chat template, found none",
+                "copy chat_template.jinja too",
             )
         token = getattr(processor, "image_token", None)
         if token is None or len(processor.tokenizer.encode(token, add_special_tokens=False)) != 1:
             raise VLMError(
-                f"model folder {self.folder}: expected the image place {token!r} to be one token, it is none;"
-                " copy the tokenizer's files too"
+                f"model folder {self.folder}: expected the image place {token!r} to be one token, it is none",
+                "copy the tokenizer's files too",
             )
 
     def _set_limits(self) -> PixelLimits:
@@ -199,8 +200,8 @@ class Renderer:
         if not factor * factor <= high or low > high:
             raise VLMError(
                 f"model {self.name}: expected min_pixels ≤ max_pixels and at least {factor * factor}"
-                f" max_pixels (one token of {factor}×{factor}), got {low} and {high}; correct the"
-                " configuration"
+                f" max_pixels (one token of {factor}×{factor}), got {low} and {high}",
+                "correct the configuration",
             )
         images.size = {"shortest_edge": low, "longest_edge": high}
         return PixelLimits(factor=factor, min_pixels=low, max_pixels=high)
@@ -226,7 +227,8 @@ class Renderer:
                 if number is not None and (type(number) is not int or not 1 <= number <= most):
                     raise VLMError(
                         f"model folder {self.folder}: expected whole numbers from 1 to {most} as the image"
-                        f" processor's {name}, got {str(number)[:80]!r}; copy the folder again from its maker"
+                        f" processor's {name}, got {str(number)[:80]!r}",
+                        "copy the folder again from its maker",
                     )
 
     @property
@@ -272,7 +274,7 @@ class Renderer:
                 )
         except Exception as error:  # a template is a program of the folder's maker: it can raise anything
             raise VLMError(
-                f"chat template of {self.name} failed ({first_line(error)}); get the folder from its maker"
+                f"chat template of {self.name} failed ({first_line(error)})", "get the folder from its maker"
             ) from error
         short, whole = self.encode(text), self.encode(text + answer_prefix)
         if whole[: len(short)] != short:

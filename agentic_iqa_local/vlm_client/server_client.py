@@ -187,12 +187,13 @@ class ServerClient:
             if getattr(settings, key) != only:
                 raise VLMError(
                     f"backend server: expected {key}: {str(only).lower()}, for that is decided where the"
-                    " server starts; change it"
+                    " server starts",
+                    "change it",
                 )
         try:
             (self.url, login), key = split_server(settings.server), server_key()
         except ConfigError as error:
-            raise VLMError(str(error)) from None
+            raise VLMError(error.message, error.remedy) from None
         self._secrets = [key] if key else []
         if login:
             user, password = login
@@ -208,15 +209,15 @@ class ServerClient:
         models = [model.id for model in self.call("GET", "/v1/models", ModelList).data]
         if not models:
             raise VLMError(
-                f"server {self.url}: expected a model, it serves none; start vllm serve"
-                f" {self.renderer.folder}"
+                f"server {self.url}: expected a model, it serves none",
+                f"start vllm serve {self.renderer.folder}",
             )
         self.served = settings.served_name or models[0]
         serves = self.shown(", ".join(models))
         if self.served not in models:
             raise VLMError(f"server {self.url}: expected the model {self.served}, it serves {serves}")
         if len(models) > 1 and settings.served_name is None:
-            raise VLMError(f"server {self.url}: serves {serves}; name one with served_name")
+            raise VLMError(f"server {self.url}: serves {serves}", "name one with served_name")
         self.version = self.shown(self.call("GET", "/version", Version).version, 60)
 
     def call(self, method: str, path: str, kind: type[A], body: dict[str, Any] | None = None) -> A:
@@ -225,8 +226,8 @@ class ServerClient:
         response, said = self._exchange(method, path, body)
         if response.is_redirect:
             raise VLMError(
-                f"server {self.url}: {path} sends on to another address, which is not followed; set server to"
-                " where vLLM listens"
+                f"server {self.url}: {path} sends on to another address, which is not followed",
+                "set server to where vLLM listens",
             )
         if not response.is_success:
             gone = response.status_code in (502, 503, 504) or (
@@ -238,7 +239,7 @@ class ServerClient:
             )
         if len(said) > MAX_ANSWER:
             raise VLMError(
-                f"server {self.url}: expected at most {MAX_ANSWER} bytes from {path}, got more; is it vLLM?"
+                f"server {self.url}: expected at most {MAX_ANSWER} bytes from {path}, got more", "is it vLLM?"
             )
         try:
             return kind.model_validate_json(said)
@@ -247,7 +248,8 @@ class ServerClient:
             where = ".".join(map(str, first["loc"]))
             raise VLMError(
                 f"server {self.url}: expected a {kind.__name__} from {path}, got something else "
-                f"({self.shown(f'{where}: ' * bool(where) + first['msg'])}); is it vLLM?"
+                f"({self.shown(f'{where}: ' * bool(where) + first['msg'])})",
+                "is it vLLM?",
             ) from None
 
     def _exchange(
@@ -265,7 +267,8 @@ class ServerClient:
                     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
                         raise VLMError(
                             f"server {self.url}: expected {path} as it is, got it compressed, though that was"
-                            " not asked for; turn off compression in front of vLLM"
+                            " not asked for",
+                            "turn off compression in front of vLLM",
                         )
                     for part in response.iter_bytes():
                         said += part
@@ -276,8 +279,8 @@ class ServerClient:
             except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
                 if not deadline.passed:
                     raise ModelLost(
-                        f"server {self.url}: expected a vLLM server, got none ({self.shown(str(error))});"
-                        f" start one with vllm serve {self.renderer.folder} or set server"
+                        f"server {self.url}: expected a vLLM server, got none ({self.shown(str(error))})",
+                        f"start one with vllm serve {self.renderer.folder} or set server",
                     ) from None
         if deadline.passed:  # a body without a length only seems to end where its connection was ended
             raise VLMError(
@@ -304,8 +307,8 @@ class ServerClient:
         stand in the rows."""
         if any(secret in text for secret in self._secrets if len(secret) >= MIN_SECRET):
             raise VLMError(
-                f"server {self.url}: expected a model's answer, got one that quotes the key or password; is"
-                " it vLLM?"
+                f"server {self.url}: expected a model's answer, got one that quotes the key or password",
+                "is it vLLM?",
             )
         return text
 
@@ -374,7 +377,7 @@ class ServerSession:
         self.usage.forward_passes += answer.usage.completion_tokens
         if (content := answer.choices[0].message.content) is None:
             raise VLMError(
-                f"server {client.url}: expected an answer, got none; start it without a reasoning parser"
+                f"server {client.url}: expected an answer, got none", "start it without a reasoning parser"
             )
         return answer_prefix + client.without_secrets(content)
 
@@ -398,8 +401,8 @@ class ServerSession:
         }:
             raise VLMError(
                 f"server {self.client.url}: expected one log-probability of each letter's token, got"
-                f" {self.client.shown(', '.join(token for token, _ in given))}; it must be a vLLM server that"
-                " honours logprob_token_ids"
+                f" {self.client.shown(', '.join(token for token, _ in given))}",
+                "it must be a vLLM server that honours logprob_token_ids",
             )
         by_id = {token: found[f"token_id:{token}"] for token in token_ids.values()}
         return LetterRead.of(f"server {self.client.url}", by_id, token_ids)
@@ -434,13 +437,14 @@ class ServerSession:
         if answer.prompt_token_ids != whole:
             raise VLMError(
                 f"server {client.url}: expected it to see the {len(whole)} tokens that the processor in"
-                f" {renderer.folder} makes, it saw {len(answer.prompt_token_ids or [])} others; serve the"
-                " same model folder with vLLM"
+                f" {renderer.folder} makes, it saw {len(answer.prompt_token_ids or [])} others",
+                "serve the same model folder with vLLM",
             )
         if answer.usage.completion_tokens > options["max_tokens"] or answer.cached_tokens > len(whole):
             raise VLMError(
                 f"server {client.url}: expected at most {options['max_tokens']} new and {len(whole)} cached"
-                " tokens, it counted more; is it vLLM?"
+                " tokens, it counted more",
+                "is it vLLM?",
             )
         self.usage.calls += 1
         self.usage.reused += answer.cached_tokens

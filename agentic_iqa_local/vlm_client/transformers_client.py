@@ -108,7 +108,8 @@ class TransformersClient:
         if absent := sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])}):
             raise VLMError(
                 f"model folder {folder}: expected every weight of the model, {len(absent)} are missing or of"
-                f" another shape ({absent[0]}, ...); copy the folder again"
+                f" another shape ({absent[0]}, ...)",
+                "copy the folder again",
             )
         self.device = self.model.device
         # Qwen's models keep positions of the image that ran last: one pass at a time
@@ -132,7 +133,8 @@ class TransformersClient:
         if described > held * 1.25:  # a head that the embedding's weights serve as may be counted twice
             raise VLMError(
                 f"model folder {self.renderer.folder}: expected config.json to describe its weights of {held}"
-                f" numbers, got a model of {described}; copy the folder again from its maker"
+                f" numbers, got a model of {described}",
+                "copy the folder again from its maker",
             )
 
     def open(self, images: Sequence[Image.Image]) -> "TransformersSession":
@@ -304,8 +306,8 @@ class TransformersSession:
         if not torch.isfinite(logits).all():
             self._drop_cache()
             raise VLMError(
-                f"{self.client.name} gave logits that are not finite in {self.client.dtype}; set dtype:"
-                " float32"
+                f"{self.client.name} gave logits that are not finite in {self.client.dtype}",
+                "set dtype: float32",
             )
         return logits
 
@@ -318,12 +320,12 @@ class TransformersSession:
             self._drop_cache()
             if memory_ran_out(error):
                 raise OutOfMemory(
-                    f"{self.client.name}: memory ran out on {on} ({first_line(error)}); "
-                    "lower max_pixels, quantise, assess fewer images at once, or use another device"
+                    f"{self.client.name}: memory ran out on {on} ({first_line(error)})",
+                    "lower max_pixels, quantise, assess fewer images at once, or use another device",
                 ) from error
             failed = f"{self.client.name} failed on {on} ({first_line(error)})"
             if isinstance(error, torch.AcceleratorError):  # the process's hold on its card is broken
-                raise ModelLost(f"{failed}; the card has to be opened anew") from error
+                raise ModelLost(failed, "the card has to be opened anew") from error
             raise VLMError(failed) from error
 
     def _crop(self, kept: int) -> bool:

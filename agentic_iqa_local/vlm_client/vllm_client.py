@@ -62,8 +62,8 @@ class VllmClient:
             import vllm
         except ImportError as error:
             raise VLMError(
-                f"backend vllm: expected the package vllm, it cannot be imported ({first_line(error)});"
-                " install it or use the backend transformers"
+                f"backend vllm: expected the package vllm, it cannot be imported ({first_line(error)})",
+                "install it or use the backend transformers",
             ) from error
         self.version = vllm.__version__
         self._check_settings()
@@ -80,14 +80,15 @@ class VllmClient:
         if current_platform.is_cpu() == on_gpu:
             built = "a CPU" if current_platform.is_cpu() else "a GPU"
             raise VLMError(
-                f"backend vllm: this vLLM is built for {built}, the device is {self.device}; install the"
-                " other build"
+                f"backend vllm: this vLLM is built for {built}, the device is {self.device}",
+                "install the other build",
             )
         for key, only in (("quantization", "none"), ("attention", "auto"), ("device_map", "none")):
             if (got := getattr(settings, key)) != only:
                 raise VLMError(
                     f"backend vllm: expected {key}: {only}, got {got}, which only the transformers engine"
-                    " does; change it or use that engine"
+                    " does",
+                    "change it or use that engine",
                 )
 
     def _engine_config(self):
@@ -198,7 +199,8 @@ def gpu_share(device: str, left_gib: float) -> float:
     if share <= 0.05:
         raise VLMError(
             f"{device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free and left_for_tools_gib keeps"
-            f" {left_gib} of them for the tools; nothing is left for the model"
+            f" {left_gib} of them for the tools;"
+            " nothing is left for the model",
         )
     return math.floor(share * 1000) / 1000
 
@@ -221,7 +223,7 @@ class Engine:
         self._pending: dict[str, Future] = {}
         self._count = 0
         self._closed = False
-        self._ended: VLMError = ModelLost("vLLM's engine has stopped; load the model again")
+        self._ended: VLMError = ModelLost("vLLM's engine has stopped", "load the model again")
         self._door = threading.Lock()  # nothing is put into the queue after the last reader has gone
         _RUNNING.add(self)
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
@@ -258,7 +260,7 @@ class Engine:
         except Exception as error:
             if memory_ran_out(error):
                 self._ended = OutOfMemory(
-                    f"vLLM's memory ran out ({first_line(error)}); lower max_pixels or max_in_flight"
+                    f"vLLM's memory ran out ({first_line(error)})", "lower max_pixels or max_in_flight"
                 )
             else:
                 self._ended = ModelLost(f"vLLM's engine failed ({first_line(error)})")
@@ -384,7 +386,8 @@ class VllmSession:
         if output.prompt_token_ids != self._whole:
             raise VLMError(
                 f"{self.client.name}: expected vLLM to see the {len(self._whole)} tokens that the processor"
-                f" makes, it saw {len(output.prompt_token_ids)} others; serve this model with transformers"
+                f" makes, it saw {len(output.prompt_token_ids)} others",
+                "serve this model with transformers",
             )
         self.usage.calls += 1
         self.usage.prefill_seconds += output.metrics.first_token_ts - output.metrics.scheduled_ts
