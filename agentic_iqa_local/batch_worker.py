@@ -63,6 +63,11 @@ class BatchWorker(Generic[AnyItem, Row]):
             if self._hear() is None:
                 deque(self._after_death(), maxlen=0)
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether threads would keep this process from ending: none would, they are in the other."""
+        return False
+
     def stop(self) -> None:
         """Begins nothing more. `rows` ends with what is in hand; of that, only answers: what fails now may
         fail because of the stop."""
@@ -105,8 +110,8 @@ class BatchWorker(Generic[AnyItem, Row]):
                         yield row
                         if hung >= MOST_HUNG:
                             raise BatchError(
-                                f"{hung} assessments in a row do not return, the last: {self.work.error(row)};"
-                                " find out what hangs there"
+                                f"{hung} assessments in a row do not return, the last:"
+                                f" {self.work.error(row)}; find out what hangs there"
                             )
                     case ("gave up",):  # what hung has its row
                         self._again.extend(self._in_hand)

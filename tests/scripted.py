@@ -1,16 +1,20 @@
 """A client that answers from a script, to force rare branches. It never stands in for the product."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from agentic_iqa_local import services
+from agentic_iqa_local.assessment import Pipeline
 from agentic_iqa_local.batch import Batch
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.studies.run import Plan, Studying, run_study
 from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage
+from agentic_iqa_local.work import Assessing
 
 BACKEND = "transformers.embedded"
 
@@ -149,14 +153,23 @@ def prompts(client: ScriptedClient, schema: str) -> list:
     return [prompt for name, prompt in client.calls if name == schema]
 
 
+def loaded_batch(services: Services, pipeline: Pipeline = "agent", **window) -> Batch:
+    """A batch of assessments on services, with what it needs loaded."""
+    batch = Batch(services, Assessing(services.settings, pipeline), **window)
+    batch.load()
+    return batch
+
+
+def study_here(dataset, services: Services, plan: Plan, folder: Path, **window) -> Iterator[int]:
+    """A study in this process, on services."""
+    return run_study(dataset, Batch(services, Studying(services.settings, plan), **window), folder)
+
+
 def in_this_process(monkeypatch) -> None:
     """Batches run where the test has put its scripted parts, not in a process of their own."""
 
     class Here(Batch):
-        def __init__(self, settings, device, **options):
-            super().__init__(services.Services(settings, device), **options)
-
-        def load(self):
-            """It has loaded already."""
+        def __init__(self, work, device, **window):
+            super().__init__(services.Services(work.settings, device), work, **window)
 
     monkeypatch.setattr("agentic_iqa_local.batch_worker.BatchWorker", Here)

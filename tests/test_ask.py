@@ -7,7 +7,6 @@ import pytest
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
 from agentic_iqa_local import Assessment, assess, run_pipeline
-from agentic_iqa_local.batch import as_line
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.files import LARGEST
 from agentic_iqa_local.levels import LETTERS
@@ -23,6 +22,7 @@ from agentic_iqa_local.nodes.replies import (
 )
 from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt
 from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.work import as_line
 
 SUMMARY = {"final_answer": "C", "quality_reasoning": "Edges are soft."}
 COMPACT = json.dumps(SUMMARY)

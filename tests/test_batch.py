@@ -22,12 +22,12 @@ import pytest
 import torch
 from conftest import ROOT, TINY
 from PIL import Image
-from scripted import in_this_process
+from scripted import in_this_process, loaded_batch
 from test_assess import blocked  # noqa: F401 - a fixture
 
 import agentic_iqa_local.rows
 from agentic_iqa_local.assessment import Assessment, assess
-from agentic_iqa_local.batch import Batch, BatchError, Results, as_line, identity
+from agentic_iqa_local.batch import BatchError
 from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands.console import Console
 from agentic_iqa_local.config import ModelSettings, load_settings
@@ -38,10 +38,12 @@ from agentic_iqa_local.iqa_tools.runner import ToolRunner
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.rows import RowFile, RowsError, WriteError, write_whole
+from agentic_iqa_local.runs import Results, identity
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 from agentic_iqa_local.vlm_client.server_client import ServerClient
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient, TransformersSession
+from agentic_iqa_local.work import as_line
 
 SIDE = 224  # NIQE needs 192 pixels
 
@@ -165,7 +167,7 @@ def test_columns_that_are_not_used_are_told(tmp_path, caplog):
 
 def test_a_run_goes_on_only_with_resume_and_what_its_rows_depend_on(tmp_path, crops, services, monkeypatch):
     path, first = tmp_path / "rows.jsonl", ask()
-    row = next(Batch(services, pipeline="letters").rows(crops[:1]))
+    row = next(loaded_batch(services, pipeline="letters").rows(crops[:1]))
     with_results(path, first, [row])
     with pytest.raises(RowsError, match="add --resume"):
         Results(path, first)
@@ -212,7 +214,7 @@ def test_a_background_may_be_set_for_the_pictures_that_failed_without_one_and_no
     tmp_path, crops, services
 ):
     path, settings = tmp_path / "rows.jsonl", load_settings()
-    rows = list(Batch(services, pipeline="letters").rows(crops[:1]))
+    rows = list(loaded_batch(services, pipeline="letters").rows(crops[:1]))
     with_results(path, ask(), rows)
     assert with_results(path, ask(settings.with_background("white")), [], resume=True).done == {crops[0].key}
     with pytest.raises(RowsError, match=r'images.background was "white", is now "black"'):
@@ -223,7 +225,7 @@ def test_mending_a_configuration_whose_rows_all_failed_goes_on_in_the_same_file(
     """Every row is a failure that is assessed again, so no row stays that the old settings made."""
     path, bad = tmp_path / "rows.jsonl", Item(tmp_path / "bad.png")
     bad.image.touch()
-    with_results(path, ask(), Batch(services, pipeline="letters").rows([bad]))
+    with_results(path, ask(), loaded_batch(services, pipeline="letters").rows([bad]))
     mended = ask(query="Is it sharp?")
     with pytest.raises(RowsError, match=r"query was .*, is now"):
         Results(path, mended, resume=True)
@@ -239,7 +241,7 @@ def test_failed_rows_are_taken_out_to_be_assessed_again(tmp_path, folder, servic
     """A file that was damaged and has been repaired: its row is replaced, the others stay as they are."""
     bad, good, path = tmp_path / "bad.png", Item(folder / "00.png"), tmp_path / "rows.jsonl"
     bad.touch()
-    batch = Batch(services, pipeline="letters")
+    batch = loaded_batch(services, pipeline="letters")
     kept = with_results(path, ask(), batch.rows([Item(bad), good]))
     assert kept.failed == 1
     bad.write_bytes((folder / "01.png").read_bytes())
@@ -315,7 +317,7 @@ def test_what_was_in_hand_when_a_process_died_comes_last_and_alone(tmp_path, cro
             (item for item in items if item.key not in results.done),
             key=lambda item: item.key in results.suspects,
         )
-        batch = Batch(services, jobs=2, pipeline="letters")
+        batch = loaded_batch(services, jobs=2, pipeline="letters")
         for item in results.begun(left):
             if item is fatal:
                 return die(results)
@@ -335,7 +337,7 @@ def test_what_was_in_hand_when_a_process_died_comes_last_and_alone(tmp_path, cro
         rows_of(results, crops[:3])
         assert [row["image"] for row in lines(path)] == [str(crops[2].image), str(crops[0].image)]
     results = Results(path, ask(), resume=True)
-    (row,) = Batch(services, pipeline="letters").rows([fatal], results.suspects)
+    (row,) = loaded_batch(services, pipeline="letters").rows([fatal], results.suspects)
     assert "3 processes died while they assessed this image alone" in row.error
     results.append(row)
     results.close()
@@ -393,7 +395,7 @@ def test_a_disk_that_is_full_at_the_end_too_is_one_sentence(tmp_path, crops, mon
         raise WriteError("no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr("agentic_iqa_local.batch.write_whole", full)
+        patch.setattr("agentic_iqa_local.runs.write_whole", full)
         results.close(lost=True)
     assert set(Results(tmp_path / "rows.jsonl", ask(), resume=True).suspects) == {crops[0].key}
     with pytest.raises(RowsError, match="could not be written"):
@@ -401,7 +403,7 @@ def test_a_disk_that_is_full_at_the_end_too_is_one_sentence(tmp_path, crops, mon
 
 
 def test_suspects_are_assessed_one_at_a_time(crops, services, monkeypatch):
-    batch, most = Batch(services, jobs=3, pipeline="letters"), []
+    batch, most = loaded_batch(services, jobs=3, pipeline="letters"), []
     start = batch._start
     monkeypatch.setattr(batch, "_start", lambda attempt: (start(attempt), most.append(len(batch._running))))
     rows = list(batch.rows(crops[:6], {item.key: 0 for item in crops[3:6]}))
@@ -417,7 +419,7 @@ def test_a_model_that_is_lost_ends_the_batch_without_a_row(crops, services, monk
     monkeypatch.setattr(TransformersSession, "read_letters", gone)
     rows = []
     with pytest.raises(ModelLost, match="expected a vLLM server, got none"):
-        rows.extend(Batch(services, jobs=2, pipeline="letters").rows(crops[:6]))
+        rows.extend(loaded_batch(services, jobs=2, pipeline="letters").rows(crops[:6]))
     assert rows == []
 
 
@@ -628,7 +630,7 @@ def test_kills_and_ctrl_c_lose_no_row_and_repeat_none(blocked, folder, tmp_path)
 
 def test_several_at_once_give_what_each_gives_alone(crops, services):
     alone = {item.key: assess(item.image, pipeline="letters", services=services).q for item in crops[:6]}
-    rows = list(Batch(services, jobs=3, pipeline="letters").rows(crops[:6]))
+    rows = list(loaded_batch(services, jobs=3, pipeline="letters").rows(crops[:6]))
     assert {row_key(row.model_dump()): row.q for row in rows} == pytest.approx(alone, abs=1e-6)
 
 
@@ -641,7 +643,7 @@ def test_an_error_of_any_kind_is_a_row_and_the_others_go_on(crops, services, cli
         return real(images)
 
     monkeypatch.setattr(client, "open", broken)
-    rows = list(Batch(services, pipeline="letters").rows(crops[:3]))
+    rows = list(loaded_batch(services, pipeline="letters").rows(crops[:3]))
     assert [row.error for row in rows] == [None, "KeyError: 'no such thing'", None]
     assert rows[1].q is None
     assert len(rows[1].sha256) == 64
@@ -684,7 +686,7 @@ def test_an_image_that_does_not_fit_is_seen_in_smaller_pieces(
     )
     prompt = whole.tokens.prefilled - whole.seen.tokens
     device = SmallDevice(client, monkeypatch, prompt + 128)
-    row, other = Batch(services, pipeline="letters").rows([Item(Path(photo_path)), crops[0]])
+    row, other = loaded_batch(services, pipeline="letters").rows([Item(Path(photo_path)), crops[0]])
     assert device.failures == 2  # among others and alone
     assert row.error is None
     assert "at most 131072 pixels" in row.warnings[-1]
@@ -699,7 +701,7 @@ def test_where_nothing_fits_the_row_is_a_failure_after_two_halvings(
     photo_path, services, client, monkeypatch
 ):
     device = SmallDevice(client, monkeypatch, 0)
-    (row,) = Batch(services, pipeline="letters").rows([Item(Path(photo_path))])
+    (row,) = loaded_batch(services, pipeline="letters").rows([Item(Path(photo_path))])
     assert device.failures == 4  # among others, alone, half, quarter
     assert row.q is None
     assert "memory ran out" in row.error
@@ -719,14 +721,14 @@ def test_an_agent_that_ran_out_of_memory_half_way_gives_no_score(crops, services
         return real(self, prompt, schema, **options)
 
     monkeypatch.setattr(TransformersSession, "generate", generate)
-    (row,) = Batch(services).rows(crops[:1])
+    (row,) = loaded_batch(services).rows(crops[:1])
     assert "memory ran out" in row.error
     assert row.q is None
 
 
 def test_what_fits_alone_is_assessed_alone_and_fewer_at_once_follow(crops, services, client, monkeypatch):
     alone = {item.key: assess(item.image, pipeline="letters", services=services).q for item in crops[:6]}
-    batch = Batch(services, jobs=4, pipeline="letters")
+    batch = loaded_batch(services, jobs=4, pipeline="letters")
     device = SmallDevice(client, monkeypatch, 0)
     device.fits = lambda _: len(batch._running) < 2
     rows = list(batch.rows(crops[:6]))
@@ -746,7 +748,7 @@ def test_a_tool_that_ran_out_of_memory_is_asked_again_before_another_stands_in(c
         return real(self, spec, *rest)
 
     monkeypatch.setattr(ToolRunner, "_run", exhausted_once)
-    (row,) = Batch(services).rows(crops[:1])
+    (row,) = loaded_batch(services).rows(crops[:1])
     assert failed
     assert row.error is None
     assert not any(log.fallback for log in row.tools)
@@ -784,7 +786,7 @@ def hanging(monkeypatch):
 def test_a_tool_that_hangs_fails_its_image_and_the_others_go_on(crops, services, hanging, caplog):
     """The second of three at once hangs while it holds the tools; whoever waits for them is served by fresh
     ones."""
-    batch = Batch(services, jobs=3, pipeline="letters")
+    batch = loaded_batch(services, jobs=3, pipeline="letters")
     hanging(batch, crops[1:2])
     rows = {row.image: row for row in batch.rows(crops[:6])}
     late = rows.pop(str(crops[1].image))
@@ -797,7 +799,7 @@ def test_a_tool_that_hangs_fails_its_image_and_the_others_go_on(crops, services,
 
 
 def test_when_too_many_hang_the_run_ends_and_says_where(crops, services, hanging):
-    batch = Batch(services, pipeline="letters")
+    batch = loaded_batch(services, pipeline="letters")
     hanging(batch, crops[:6])
     more = batch.rows(crops)
     rows = [next(more) for _ in range(3)]
@@ -813,7 +815,7 @@ def test_a_hung_tool_that_keeps_the_models_waiting_ends_the_run_at_once(
     theirs."""
     for module in ("batch", "workbench"):
         monkeypatch.setattr(f"agentic_iqa_local.{module}.ALONE", ("LocalNR",))
-    batch, rows = Batch(services, jobs=3, pipeline="letters"), []
+    batch, rows = loaded_batch(services, jobs=3, pipeline="letters"), []
     hanging(batch, crops[:1])
     with pytest.raises(BatchError, match=r"assessments do not return .*00\.png in LocalNR"):
         rows.extend(row.image for row in batch.rows(crops[:6]) if row.error)
@@ -821,7 +823,7 @@ def test_a_hung_tool_that_keeps_the_models_waiting_ends_the_run_at_once(
 
 
 def test_a_stop_keeps_what_is_in_hand_and_begins_nothing(crops, services):
-    batch = Batch(services, jobs=2, pipeline="letters")
+    batch = loaded_batch(services, jobs=2, pipeline="letters")
     rows = []
     for row in batch.rows(crops):
         rows.append(row)
@@ -844,7 +846,7 @@ def test_memory_does_not_grow_with_the_number_of_images(crops, services):
         )
 
     before, sizes = kept(), []
-    for _ in Batch(services, jobs=2, pipeline="letters").rows(crops):
+    for _ in loaded_batch(services, jobs=2, pipeline="letters").rows(crops):
         sizes.append(resident())
     assert min(sizes[50:]) - max(sizes[10:20]) < 40e6
     assert kept() <= before + 1  # the last row is still in hand here

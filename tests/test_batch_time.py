@@ -7,14 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
+from scripted import ScriptedClient, ScriptedTools, loaded_batch, scripted_answers, scripted_services
 
 from agentic_iqa_local import assessment, batch_worker, images
 from agentic_iqa_local import batch as batch_module
-from agentic_iqa_local.batch import STANDSTILL, Batch, _Attempt, failure
+from agentic_iqa_local.batch import STANDSTILL, Batch, _Attempt
 from agentic_iqa_local.batch_worker import GRACE, BatchWorker
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.inputs import Item
+from agentic_iqa_local.work import Assessing
 
 TIMEOUT = 10.0
 STEP = 4.0  # seconds that pass between two looks at the clock, too few for a standstill
@@ -51,7 +52,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(batch_module, "time", SimpleNamespace(monotonic=clock.monotonic))
-    monkeypatch.setattr(batch_module, "LOOKS", 0.01)
+    monkeypatch.setattr(batch_module, "GLANCE", 0.01)
     yield clock
     clock.end()
 
@@ -72,7 +73,7 @@ class SlowTools(ScriptedTools):
 
 def batch_on(tools) -> Batch:
     services = scripted_services(ScriptedClient(scripted_answers()), tools)
-    return Batch(services, timeout=TIMEOUT, pipeline="letters")
+    return loaded_batch(services, timeout=TIMEOUT, pipeline="letters")
 
 
 AT_WORK = [STEP, STEP]  # 8 of 10 seconds
@@ -108,9 +109,14 @@ def test_time_spent_waiting_for_the_tools_is_not_the_images(clock, picture):
             holds.set()
             end.wait()
 
-    batch._tools.runner = Slow()
-    first, second = (_Attempt(Item(Path(picture)), 1000.0, 1) for _ in range(2))
-    threads = [threading.Thread(target=batch._tools.score, args=(one, "LocalNR")) for one in (first, second)]
+    batch.services._tools = Slow()
+    first, second = (_Attempt(Item(Path(picture)), batch._turns, 1, 1000.0) for _ in range(2))
+
+    def measure(attempt):
+        with attempt.measuring("LocalNR", batch.services) as tools:
+            tools.score("LocalNR")
+
+    threads = [threading.Thread(target=measure, args=(one,)) for one in (first, second)]
     threads[0].start()
     holds.wait()
     threads[1].start()
@@ -126,9 +132,9 @@ def test_time_spent_waiting_for_the_tools_is_not_the_images(clock, picture):
 def test_who_waits_for_the_tools_is_not_left_behind(clock, picture):
     """Its deadline has passed, and is set anew when its turn comes."""
     batch = batch_on(ScriptedTools({}))
-    attempt = _Attempt(Item(Path(picture)), clock.now - 1, 1, waiting=True)
+    attempt = _Attempt(Item(Path(picture)), batch._turns, 1, clock.now - 1, waiting=True)
     batch._running, batch._looked = [attempt], clock.now
-    row = failure(attempt.item, "something", Settings(), "letters")
+    row = batch.work.failure(attempt.item, "something")
     batch._finished.put((attempt, row))
     assert batch._next() == (attempt, row)
     assert not attempt.left_behind
@@ -142,9 +148,9 @@ def test_models_and_tools_are_loaded_before_the_time_of_any_image_begins(pipelin
     services = scripted_services(ScriptedClient(scripted_answers()), tools)
     monkeypatch.setattr(services, "client", loaded.append)
     monkeypatch.setattr(tools, "prepare", lambda: loaded.append("tools"))
-    Batch(services, pipeline=pipeline, load=False)
+    batch = Batch(services, Assessing(services.settings, pipeline))
     assert loaded == []
-    Batch(services, pipeline=pipeline)
+    batch.load()
     assert loaded == [*roles, "tools"]
 
 
@@ -215,7 +221,7 @@ MOST = int((TIMEOUT + GRACE) // STEP)  # looks in 70 s: 17, after which 68 s hav
     ],
 )
 def test_a_process_is_silent_when_it_gives_no_sign_of_life_for_too_long(script, heard, monkeypatch):
-    worker = BatchWorker(Settings(), timeout=TIMEOUT, device="cpu")
+    worker = BatchWorker(Assessing(Settings()), timeout=TIMEOUT, device="cpu")
     worker._worker, worker._ready = Silence(script), True
     monkeypatch.setattr(batch_worker, "time", worker._worker)
     assert worker._hear() == heard
@@ -223,8 +229,8 @@ def test_a_process_is_silent_when_it_gives_no_sign_of_life_for_too_long(script, 
 
 def test_a_process_may_take_any_time_to_load(monkeypatch):
     """Its images' time begins when it is ready."""
-    worker = BatchWorker(Settings(), timeout=TIMEOUT, device="cpu")
-    worker._worker = Silence([*[NOTHING] * 1000, (STEP, ("ready",)), *[NOTHING] * MOST, (STEP, ROW)])
+    worker = BatchWorker(Assessing(Settings()), timeout=TIMEOUT, device="cpu")
+    worker._worker = Silence([*[NOTHING] * 1000, (STEP, ("ready", {})), *[NOTHING] * MOST, (STEP, ROW)])
     worker._in_hand = [Item(Path("a.png"))]
     monkeypatch.setattr(batch_worker, "time", worker._worker)
     assert worker._hear() == ROW

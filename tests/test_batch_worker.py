@@ -10,14 +10,16 @@ import broken_worker
 import psutil
 import pytest
 from conftest import ROOT
+from scripted import loaded_batch
 
 from agentic_iqa_local import batch_worker
-from agentic_iqa_local.batch import Batch, BatchError
+from agentic_iqa_local.batch import BatchError
 from agentic_iqa_local.batch_worker import BatchWorker
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.work import Assessing
 
 TIMED = {"execution_time", "timestamp"}
 
@@ -35,7 +37,13 @@ def items(tmp_path_factory, photo) -> list[Item]:
 
 
 def working(**options) -> BatchWorker:
-    return BatchWorker(load_settings(), "cpu", pipeline="letters", **options)
+    return BatchWorker(Assessing(load_settings(), "letters"), "cpu", **options)
+
+
+def loaded(**options) -> BatchWorker:
+    batch = working(**options)
+    batch.load()
+    return batch
 
 
 def untimed(value):
@@ -61,8 +69,8 @@ def processes() -> set[int]:
 def test_it_gives_what_a_batch_in_this_process_gives_bit_for_bit(items):
     settings = load_settings()
     before = processes()
-    apart = by_image(working(jobs=2).rows(items))
-    here = by_image(Batch(Services(settings, "cpu"), pipeline="letters").rows(items))
+    apart = by_image(loaded(jobs=2).rows(items))
+    here = by_image(loaded_batch(Services(settings, "cpu"), pipeline="letters").rows(items))
     assert apart.keys() == here.keys() == {f"{n}.png" for n in range(4)}
     for name, row in here.items():
         assert row.q is not None, row.error
@@ -79,7 +87,7 @@ def test_a_picture_that_is_named_twice_has_two_rows(items):
 def test_a_tool_that_hangs_costs_its_image_and_a_new_process(items, jobs, monkeypatch, caplog):
     monkeypatch.setattr(batch_worker, "_serve", broken_worker.hangs)
     before = processes()
-    rows = by_image(working(jobs=jobs, timeout=12.0).rows(items))
+    rows = by_image(loaded(jobs=jobs, timeout=12.0).rows(items))
     assert {name for name, row in rows.items() if row.error and "timed out after 12 s" in row.error} == {
         "1.png"
     }
@@ -90,7 +98,7 @@ def test_a_tool_that_hangs_costs_its_image_and_a_new_process(items, jobs, monkey
 def test_what_holds_the_interpreter_is_ended_from_outside(items, monkeypatch):
     monkeypatch.setattr(batch_worker, "_serve", broken_worker.hangs_with_the_interpreter)
     monkeypatch.setattr(batch_worker, "GRACE", 4.0)
-    rows = by_image(working(timeout=12.0).rows(items[:3]))
+    rows = by_image(loaded(timeout=12.0).rows(items[:3]))
     assert rows.keys() == {"0.png", "1.png", "2.png"}
     assert rows["1.png"].error.startswith("timed out: it gave no sign of life for 16 s")
     assert rows["1.png"].q is None
@@ -100,7 +108,7 @@ def test_what_holds_the_interpreter_is_ended_from_outside(items, monkeypatch):
 def test_a_crash_costs_its_image_after_so_many_tries_alone(items, jobs, monkeypatch, caplog):
     monkeypatch.setattr(batch_worker, "_serve", broken_worker.crashes)
     monkeypatch.setattr(batch_worker, "MOST_DEATHS", 2)
-    rows = list(working(jobs=jobs).rows(items))
+    rows = list(loaded(jobs=jobs).rows(items))
     assert len(rows) == 4
     failed = by_image(rows)["1.png"]
     assert failed.error == "2 processes died while they assessed this image alone"
@@ -119,7 +127,7 @@ def test_processes_that_die_while_they_load_end_the_batch(items, monkeypatch):
 
 def test_a_model_that_cannot_be_loaded_is_said_in_its_own_words(tmp_path):
     settings = load_settings().with_model(str(tmp_path))
-    batch = BatchWorker(settings, "cpu", pipeline="letters")
+    batch = BatchWorker(Assessing(settings, "letters"), "cpu")
     with pytest.raises(VLMError, match=r"config\.json"):
         batch.load()
 
@@ -139,9 +147,10 @@ import sys, time
 from pathlib import Path
 from agentic_iqa_local.batch_worker import BatchWorker
 from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.work import Assessing
 
 if __name__ == "__main__":
-    batch = BatchWorker(load_settings(), "cpu", pipeline="letters")
+    batch = BatchWorker(Assessing(load_settings(), "letters"), "cpu")
     batch.load()
     print(batch._worker._process.pid, flush=True)
     time.sleep(1000)

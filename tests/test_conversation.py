@@ -12,7 +12,6 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, plan_reply, prompts, scripted_answers, scripted_services
 
 from agentic_iqa_local import IQA, Assessment, Conversation, assess
-from agentic_iqa_local.batch import as_line
 from agentic_iqa_local.conversation import (
     LONGEST_ANSWER,
     MOST_TURNS,
@@ -26,6 +25,7 @@ from agentic_iqa_local.conversation import (
 from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.state import PlannerOutput
 from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.work import as_line
 
 
 def plan(**changes) -> PlannerOutput:

@@ -10,21 +10,30 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy.stats import spearmanr
-from scripted import ScriptedClient, ScriptedSession, ScriptedTools, scripted_answers, scripted_services
+from scripted import (
+    ScriptedClient,
+    ScriptedSession,
+    ScriptedTools,
+    loaded_batch,
+    scripted_answers,
+    scripted_services,
+)
 
 from agentic_iqa_local import assess, run_pipeline
-from agentic_iqa_local.batch import Batch, Results, _Attempt, failure
+from agentic_iqa_local.batch import _Attempt
 from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.iqa_tools.calibration import LogisticMap, fit_logistic
 from agentic_iqa_local.nodes.summarizer import read_and_fuse
 from agentic_iqa_local.prompts import summarizer_prompt
+from agentic_iqa_local.runs import Results
 from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import ExecutorOutput, PlannerInput, check_choices
 from agentic_iqa_local.studies import statistics
 from agentic_iqa_local.studies.inference import infer
 from agentic_iqa_local.vlm_client import LetterRead, TokenUsage, VLMError
+from agentic_iqa_local.work import Assessing
 from agentic_iqa_local.workbench import OpenImages
 
 PROMPT = summarizer_prompt("Rate the perceptual quality of this image.", None, scoring=True)
@@ -336,7 +345,7 @@ def test_scores_beyond_a_tools_range_count_as_its_end_in_a_fit():
 @pytest.fixture
 def batch():
     tools = ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0})
-    return Batch(scripted_services(ScriptedClient(scripted_answers()), tools), pipeline="letters")
+    return loaded_batch(scripted_services(ScriptedClient(scripted_answers()), tools), pipeline="letters")
 
 
 @pytest.mark.parametrize("stopped", [True, False])
@@ -348,7 +357,7 @@ def test_what_fails_after_a_stop_is_no_row(batch, picture, stopped, monkeypatch)
             batch.stop()
         raise RuntimeError("something went wrong")
 
-    monkeypatch.setattr("agentic_iqa_local.batch.assess", fails)
+    monkeypatch.setattr("agentic_iqa_local.work.assess", fails)
     rows = list(batch.rows([Item(Path(picture))]))
     assert [row.error for row in rows] == ([] if stopped else ["RuntimeError: something went wrong"])
 
@@ -357,7 +366,7 @@ def test_an_image_that_has_its_row_is_no_suspect(tmp_path, picture):
     """The process died between the row and the note on what was in hand."""
     item, path = Item(Path(picture)), tmp_path / "rows.jsonl"
     results = Results(path, {"model": "a"})
-    results.append(failure(item, "too dark", Settings(), "letters"))
+    results.append(Assessing(Settings(), "letters").failure(item, "too dark"))
     results.close()
     other = Item(Path(picture), query="Is it sharp?")
     note = {"in_hand": [item.key, other.key], "suspects": {}}
@@ -371,7 +380,7 @@ def test_an_image_that_has_its_row_is_no_suspect(tmp_path, picture):
 def test_a_file_whose_reading_may_hang_is_not_read_again(batch, picture, busy, monkeypatch):
     read = []
     monkeypatch.setattr("agentic_iqa_local.batch.file_sha256", lambda path: read.append(path) or "0" * 64)
-    attempt = _Attempt(Item(Path(picture)), 0.0, 1, busy=busy)
+    attempt = _Attempt(Item(Path(picture)), batch._turns, 1, busy=busy)
     batch._running = [attempt]
     row = batch._leave_behind(attempt)
     assert (row.sha256 is None, len(read)) == (not busy, len(busy))

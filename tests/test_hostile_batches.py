@@ -18,12 +18,18 @@ import pytest
 import yaml
 from attacks import is_sentence
 from PIL import Image
-from scripted import ScriptedClient, ScriptedTools, in_this_process, scripted_answers, scripted_services
+from scripted import (
+    ScriptedClient,
+    ScriptedTools,
+    in_this_process,
+    scripted_answers,
+    scripted_services,
+    study_here,
+)
 from test_study_report import make_rows, make_run
 
 from agentic_iqa_local.api import IQA
 from agentic_iqa_local.assessment import assess, file_sha256
-from agentic_iqa_local.batch import Results, as_line, identity
 from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands.console import Console, SafeStream
 from agentic_iqa_local.config import ConfigError, load_settings
@@ -35,14 +41,16 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.rows import RowsError, WriteError, write_whole
+from agentic_iqa_local.runs import Results, identity
 from agentic_iqa_local.studies.analysis import analyse, dataset_info
 from agentic_iqa_local.studies.compare import Named, compare
 from agentic_iqa_local.studies.datasets import load_dataset
 from agentic_iqa_local.studies.fitting import fit_run
 from agentic_iqa_local.studies.questions import accuracy
-from agentic_iqa_local.studies.run import Plan, run_study
+from agentic_iqa_local.studies.run import Plan
 from agentic_iqa_local.studies.store import Store, StoreError, check_file, read_run
 from agentic_iqa_local.text import path_text
+from agentic_iqa_local.work import as_line
 
 SECONDS = 60  # until a case counts as hung: many times what the slowest takes
 LONGEST_SENTENCE = 2500  # characters of a message that quotes names; one of all that a file holds is longer
@@ -1186,11 +1194,11 @@ def test_names_that_are_no_UTF_8_and_print_alike_in_a_study(tmp_path, scripted, 
     dataset = type(dataset)(**{**vars(dataset), "items": (item, *items)})
     monkeypatch.setattr("agentic_iqa_local.studies.run.infer", lambda *_, **__: {})
     monkeypatch.setattr("agentic_iqa_local.studies.run.describe", lambda *_: {})
-    assert list(run_study(dataset, scripted, Plan(), tmp_path / "run"))[-1] == 3
+    assert list(study_here(dataset, scripted, Plan(), tmp_path / "run"))[-1] == 3
     rows = read_run(tmp_path / "run")[1]
     assert [row["key"] for row in rows] == ["a.png", r"a\xff.png", r"a\\xff.png"]
     assert [row["image"] for row in rows] == [path_text(i.image) for i in dataset.items]
-    assert list(run_study(dataset, scripted, Plan(), tmp_path / "run")) == [3]
+    assert list(study_here(dataset, scripted, Plan(), tmp_path / "run")) == [3]
 
 
 def test_a_large_photograph_whose_name_is_no_UTF_8(tmp_path, command, monkeypatch):

@@ -17,7 +17,7 @@ from conftest import TINY
 from PIL import Image
 from scripted import ScriptedTools
 
-from agentic_iqa_local import batch
+from agentic_iqa_local import runs
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.commands.assess import main
 from agentic_iqa_local.config import ConfigError, ModelSettings, Settings, load_settings
@@ -558,7 +558,7 @@ def test_a_login_is_sent_and_shown_nowhere(server, prompt, caplog):
     assert shows_nothing(*(record.getMessage() for record in caplog.records), caplog.text)
     settings = load_settings().with_engine("server")
     settings = settings.model_copy(update={"models": {"embedded": client.settings}})
-    depends_on = batch.identity(settings, "cpu", pipeline="letters", max_replan_iterations=None, query=None, choices=None,
+    depends_on = runs.identity(settings, "cpu", pipeline="letters", max_replan_iterations=None, query=None, choices=None,
                                 reference=None, relative=False)  # fmt: skip
     assert depends_on["models"]["embedded"]["server"] == server.url
     assert shows_nothing(settings, depends_on)

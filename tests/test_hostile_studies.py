@@ -18,10 +18,17 @@ from attacks import ODD_FILES, in_time, is_sentence
 from conftest import ROOT
 from PIL import Image
 from scipy.io import savemat
-from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
+from scripted import (
+    ScriptedClient,
+    ScriptedTools,
+    loaded_batch,
+    scripted_answers,
+    scripted_services,
+    study_here,
+)
 from test_study_report import make_rows, make_run
 
-from agentic_iqa_local import batch
+from agentic_iqa_local import work
 from agentic_iqa_local.commands import fit_tools, study
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import LARGEST
@@ -32,7 +39,7 @@ from agentic_iqa_local.rows import RowFile, RowsError
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.plots import Drawing
 from agentic_iqa_local.studies.report import write_figures, write_table
-from agentic_iqa_local.studies.run import Plan, run_study
+from agentic_iqa_local.studies.run import Plan
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
 from agentic_iqa_local.synthetic.photos import load_tiles
 
@@ -295,7 +302,7 @@ FACTS = ("group", "distortion", "split", "subset")
 def test_a_fact_of_an_image_that_is_no_text_is_stored_as_one(name, value, text, tmp_path, scripted):
     draw(tmp_path / "a.png")
     (tmp_path / "manifest.jsonl").write_text(line(**{name: value}))
-    assert list(run_study(load_dataset(tmp_path), scripted, Plan(), tmp_path / "run")) == [0, 1]
+    assert list(study_here(load_dataset(tmp_path), scripted, Plan(), tmp_path / "run")) == [0, 1]
     (row,) = read_run(tmp_path / "run")[1]
     assert row[name] == text
 
@@ -307,7 +314,7 @@ def test_a_fact_of_an_image_that_is_no_text_is_stored_as_one(name, value, text, 
 def test_a_fact_of_a_question_that_is_no_text_is_stored_as_one(name, value, text, tmp_path, scripted):
     draw(tmp_path / "a.png")
     (tmp_path / "questions.json").write_text(asked(**{name: value}))
-    assert list(run_study(load_dataset(tmp_path), scripted, Plan(), tmp_path / "run")) == [0, 1]
+    assert list(study_here(load_dataset(tmp_path), scripted, Plan(), tmp_path / "run")) == [0, 1]
     (row,) = read_run(tmp_path / "run")[1]
     assert row[name] == text
 
@@ -422,15 +429,15 @@ def test_an_answer_too_long_for_a_row_is_a_failure_row(tmp_path, picture, monkey
     services = scripted_services(
         ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0})
     )
-    real = batch.assess
+    real = work.assess
 
     def verbose(image, *rest, **options):
         row = real(image, *rest, **options)
         return row.model_copy(update={"quality_reasoning": "x" * LARGEST})
 
-    monkeypatch.setattr(batch, "assess", verbose)
+    monkeypatch.setattr(work, "assess", verbose)
     with in_time():
-        (row,) = batch.Batch(services).rows([Item(Path(picture))])
+        (row,) = loaded_batch(services).rows([Item(Path(picture))])
     assert (row.q, row.final_answer, row.quality_reasoning) == (None, None, None)
     assert f"expected a row of at most {LARGEST} bytes" in row.error
     assert is_sentence(row.error)

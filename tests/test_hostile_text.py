@@ -23,6 +23,7 @@ from PIL import Image, PngImagePlugin
 from scripted import (
     ScriptedClient,
     ScriptedTools,
+    loaded_batch,
     moderate_blur,
     plan_reply,
     scripted_answers,
@@ -32,7 +33,6 @@ from test_hostile_server import MODELS, VERSION, connect, send, server  # noqa: 
 from test_study_report import analysed, make_rows, make_run, store
 
 from agentic_iqa_local import assess, doctor
-from agentic_iqa_local.batch import Batch, as_line
 from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands import bundle, console, fit_tools, study
 from agentic_iqa_local.commands import doctor as doctor_command
@@ -53,6 +53,7 @@ from agentic_iqa_local.tables import csv_text, markdown_cell, safe_cell
 from agentic_iqa_local.text import path_text
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.rendering import Renderer, check_folder, loading
+from agentic_iqa_local.work import as_line
 
 STEERING = "\x1b[2J\x1b]0;owned\x07\x9b2J\u202e\u2028\r\n"
 NO_UTF8 = os.fsdecode(b"\xff\xfe")
@@ -458,9 +459,9 @@ def test_a_failure_outside_of_every_net_is_one_line(picture, monkeypatch, caplog
     def fail(*_, **__):
         raise RuntimeError(TEXT)
 
-    monkeypatch.setattr("agentic_iqa_local.batch.assess", fail)
+    monkeypatch.setattr("agentic_iqa_local.work.assess", fail)
     services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0}))
-    (row,) = Batch(services).rows([Item(Path(picture).with_name(NAME))])
+    (row,) = loaded_batch(services).rows([Item(Path(picture).with_name(NAME))])
     assert_harmless(as_line(row), 1)
     assert row.q is None
     for record in caplog.records:

@@ -25,6 +25,7 @@ import pytest
 from conftest import ROOT, TINY
 from PIL import Image
 from scipy import stats
+from scripted import in_this_process, study_here
 from test_study_report import make_rows, make_run
 
 from agentic_iqa_local.assessment import assess
@@ -47,7 +48,7 @@ from agentic_iqa_local.studies.readings import (
     readings,
     tool_means,
 )
-from agentic_iqa_local.studies.run import Plan, chosen, run_study
+from agentic_iqa_local.studies.run import Plan, chosen
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.workbench import OpenImages
@@ -74,7 +75,7 @@ def manifest(photo, noisy_path, tmp_path_factory):
 @pytest.fixture(scope="module")
 def stored(manifest, services, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
-    counts = list(run_study(load_dataset(manifest), services, Plan(tools=TOOLS), folder))
+    counts = list(study_here(load_dataset(manifest), services, Plan(tools=TOOLS), folder))
     assert counts == list(range(7))
     return folder
 
@@ -131,10 +132,10 @@ def test_letters_are_read_at_every_position(manifest, services):
 
 def test_a_second_run_adds_nothing_and_another_plan_is_refused(stored, manifest, services):
     before = (stored / "rows.jsonl").read_bytes()
-    assert list(run_study(load_dataset(manifest), services, Plan(tools=TOOLS), stored)) == [6]
+    assert list(study_here(load_dataset(manifest), services, Plan(tools=TOOLS), stored)) == [6]
     assert (stored / "rows.jsonl").read_bytes() == before
     with pytest.raises(StoreError, match="other settings: reads"):
-        list(run_study(load_dataset(manifest), services, Plan(tools=("NIQE",)), stored))
+        list(study_here(load_dataset(manifest), services, Plan(tools=("NIQE",)), stored))
 
 
 def test_a_model_that_fails_on_everything_stops_the_run_and_its_images_are_tried_again(
@@ -146,9 +147,9 @@ def test_a_model_that_fails_on_everything_stops_the_run_and_its_images_are_tried
     with monkeypatch.context() as patch:
         patch.setattr("agentic_iqa_local.studies.inference.run_graph", down)
         with pytest.raises(VLMError, match="5 images one after the other"):
-            list(run_study(load_dataset(manifest), services, Plan(tools=TOOLS), tmp_path / "run"))
+            list(study_here(load_dataset(manifest), services, Plan(tools=TOOLS), tmp_path / "run"))
     assert read_run(tmp_path / "run")[1] == []
-    assert list(run_study(load_dataset(manifest), services, Plan(tools=TOOLS), tmp_path / "run"))[-1] == 6
+    assert list(study_here(load_dataset(manifest), services, Plan(tools=TOOLS), tmp_path / "run"))[-1] == 6
 
 
 def test_rows_are_kept_as_they_are_done_and_not_in_their_order(manifest, services, tmp_path, monkeypatch):
@@ -163,7 +164,9 @@ def test_rows_are_kept_as_they_are_done_and_not_in_their_order(manifest, service
 
     monkeypatch.setattr("agentic_iqa_local.studies.run.infer", slow_first)
     list(
-        run_study(load_dataset(manifest), services, Plan(contexts=("image_alone",)), tmp_path / "run", jobs=2)
+        study_here(
+            load_dataset(manifest), services, Plan(contexts=("image_alone",)), tmp_path / "run", jobs=2
+        )
     )
     assert [row["key"] for row in read_run(tmp_path / "run")[1]][-1] == "0.png"
 
@@ -173,7 +176,7 @@ def test_an_image_listed_twice_is_refused(manifest, services, tmp_path):
     (tmp_path / "0.png").write_bytes((manifest.parent / "0.png").read_bytes())
     twice.write_text("image,mos\n0.png,3\n0.png,4\n")
     with pytest.raises(DatasetError, match="listed again"):
-        list(run_study(load_dataset(twice), services, Plan(), tmp_path / "run"))
+        list(study_here(load_dataset(twice), services, Plan(), tmp_path / "run"))
 
 
 # Where images lie
@@ -187,7 +190,7 @@ def study(*arguments, **options):
 def keys(manifest, services, folder, monkeypatch):
     """The rows' keys after a run without inference, in the manifest's order."""
     monkeypatch.setattr("agentic_iqa_local.studies.run.infer", lambda *_, **__: {})
-    counts = list(run_study(load_dataset(manifest), services, Plan(), folder))
+    counts = list(study_here(load_dataset(manifest), services, Plan(), folder))
     return counts, [row["key"] for row in read_run(folder)[1]]
 
 
@@ -239,7 +242,7 @@ def test_a_told_range_is_kept_with_the_run_and_can_be_told_later(tmp_path, servi
     monkeypatch.setattr("agentic_iqa_local.studies.run.infer", lambda *_, **__: {})
     for told, low, high in ((None, None, None), ((1, 5), 1, 5), (None, 1, 5), ((0, 10), 0, 10)):
         dataset = chosen(tmp_path / "scores.csv", None, mos_range=told)
-        assert list(run_study(dataset, services, Plan(), tmp_path / "run"))[-1] == 1
+        assert list(study_here(dataset, services, Plan(), tmp_path / "run"))[-1] == 1
         known = read_run(tmp_path / "run")[0]["dataset"]
         assert (known["low"], known["high"]) == (low, high)
     # the middle of 0..10 is that of 1..5
@@ -320,6 +323,7 @@ def test_failures_are_counted_at_the_end(manifest, tmp_path, capsys, monkeypatch
         return {"error": "cannot be decoded"} if image.endswith(("2.png", "4.png")) else {}
 
     monkeypatch.setattr("agentic_iqa_local.studies.run.infer", infer)
+    in_this_process(monkeypatch)
     assert cli.main(["run", str(manifest), "--out", str(tmp_path / "run"), "--cpu"]) == 0
     assert capsys.readouterr().out.startswith(
         f"6 rows in {tmp_path / 'run'}, 2 of them failures (the first: cannot be decoded); next: "
@@ -376,7 +380,8 @@ def test_sigterm_keeps_the_rows_and_the_same_command_goes_on_from_another_folder
     status, out, lines = in_a_terminal(arguments, folder, signal_after_rows=run / "rows.jsonl")
     kept = (run / "rows.jsonl").read_bytes()
     assert (status, out) == (130, "")
-    assert "interrupted: the rows so far are kept; the same command goes on" in lines
+    number = kept.count(b"\n")
+    assert f"interrupted: {number} of 6 images have their rows; the same command goes on" in lines
     assert 1 <= kept.count(b"\n") < 6
     status, out, lines = in_a_terminal(["run", "my study/my40.csv", *arguments[2:]], tmp_path)
     assert (status, out) == (0, f"6 rows in {run}; next: python scripts/study.py report '{run}' --out DIR\n")
@@ -635,7 +640,7 @@ def test_questions_are_answered_and_counted_by_task(tmp_path, photo, services):
         for i in range(3)
     ]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    list(run_study(load_dataset(tmp_path / "q.jsonl"), services, Plan(), tmp_path / "run"))
+    list(study_here(load_dataset(tmp_path / "q.jsonl"), services, Plan(), tmp_path / "run"))
     run, rows = read_run(tmp_path / "run")
     assert run["dataset"]["kind"] == "MCQ"
     assert [row["answered"] in ("A", "B") for row in rows] == [True] * 3

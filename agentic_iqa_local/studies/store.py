@@ -17,7 +17,7 @@ from agentic_iqa_local.rows import RowsError as StoreError
 from agentic_iqa_local.runs import Run
 from agentic_iqa_local.state import ExecutorOutput, Score
 from agentic_iqa_local.studies.datasets import MOST, Scale
-from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY
+from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY, ModelLost
 
 Letter = Literal["A", "B", "C", "D", "E"]
 Logprob = Annotated[float, Field(gt=NO_PROBABILITY, le=LOGPROB_ROUNDING, allow_inf_nan=False)]
@@ -259,8 +259,8 @@ class Store(Run):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(lost=kind is not None and issubclass(kind, ModelLost))
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

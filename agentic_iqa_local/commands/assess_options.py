@@ -1,0 +1,282 @@
+"""The options of the command assess, and which of them go together."""
+
+import argparse
+from pathlib import Path
+
+from agentic_iqa_local import __version__
+from agentic_iqa_local.commands.console import Parser
+from agentic_iqa_local.paths import command
+
+MOST_JOBS = 256
+
+
+def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
+    parser = Parser(
+        prog=command("assess").removeprefix("python "),
+        usage="%(prog)s [PICTURE ...] [options]",
+        description=description.replace("{assess}", command("assess")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"agentic_iqa_local {__version__}")
+    _what(parser)
+    _where(parser)
+    _how(parser)
+    _output(parser)
+    args = parser.parse_intermixed_args(argv)  # pictures may stand before and behind options
+    args.pictures += args.image
+    _check_pictures(parser, args)
+    if args.interactive:
+        _check_interactive(parser, args)
+    _check_output(parser, args)
+    _check_question(parser, args)
+    return args
+
+
+def _what(parser: Parser) -> None:
+    what = parser.add_argument_group("what to assess")
+    what.add_argument("pictures", nargs="*", metavar="PICTURE", help="pictures, folders or globs")
+    what.add_argument("--image", nargs="+", default=[], metavar="PICTURE", help="the same")
+    what.add_argument(
+        "--manifest",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "a .csv (choices separated by |) or .jsonl file with image and, if wanted, reference, query and"
+            " choices of each row; relative paths are relative to it"
+        ),
+    )
+    what.add_argument(
+        "--reference",
+        type=Path,
+        metavar="PATH",
+        help="pristine original of the same size: full-reference assessment",
+    )
+    what.add_argument(
+        "--query",
+        help=(
+            "a question or instruction (default: rate the perceptual quality); a tool that it names runs, and"
+            ' answers that it lists ("... A. too dark B. too bright", "yes or no") are the choices'
+        ),
+    )
+    what.add_argument(
+        "--choices", nargs="+", metavar="ANSWER", help="2 to 10 answers: a multiple-choice question"
+    )
+    what.add_argument(
+        "--interactive",
+        action="store_true",
+        help=(
+            "answer questions about one picture, read from stdin one a line; --query is the first; with --out"
+            " their rows are appended"
+        ),
+    )
+    what.add_argument(
+        "--background",
+        metavar="COLOUR",
+        help="what stands behind transparent pictures, such as white or #808080 (default: refuse them)",
+    )
+
+
+def _where(parser: Parser) -> None:
+    where = parser.add_argument_group("where and with what")
+    device = where.add_mutually_exclusive_group()
+    device.add_argument(
+        "--gpu",
+        metavar="N",
+        help=(
+            "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there"
+            " is one)"
+        ),
+    )
+    device.add_argument("--cpu", action="store_true", help="run on the CPU")
+    where.add_argument(
+        "--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)"
+    )
+    where.add_argument(
+        "--engine",
+        choices=("transformers", "vllm", "server"),
+        help="what serves the model (default: the configuration's)",
+    )
+    where.add_argument(
+        "--model",
+        metavar="NAME",
+        help="a model below the models folder, or a folder; overrides the configuration's",
+    )
+    where.add_argument(
+        "--models",
+        type=Path,
+        metavar="DIR",
+        help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)",
+    )
+
+
+def _how(parser: Parser) -> None:
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--pipeline",
+        choices=("agent", "letters"),
+        default="agent",
+        help=(
+            "agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for"
+            " volume (default: agent)"
+        ),
+    )
+    how.add_argument(
+        "--mode",
+        choices=("logits", "classification", "uniform"),
+        help="where the letters' probabilities come from (default: the configuration's, logits)",
+    )
+    how.add_argument(
+        "--fit",
+        type=Path,
+        metavar="FILE",
+        help="temperature and η from a fit of study.py, for the model it was made with",
+    )
+    how.add_argument(
+        "--max-replan-iterations",
+        type=int,
+        metavar="N",
+        help="N allows N - 1 replans: 0 and 1 none, the default 2 one",
+    )
+    how.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help=(
+            "pictures assessed at once, with --engine vllm or server in one batch; rows come as they are"
+            " finished (default: 1)"
+        ),
+    )
+    how.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds for one picture, after which its row is a failure and the others go on (default: 600)",
+    )
+
+
+def _output(parser: Parser) -> None:
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "write JSON lines to FILE, one durable row for each picture; FILE.csv stands for --out FILE.jsonl"
+            " --csv FILE.csv; a link is followed once, at the start"
+        ),
+    )
+    output.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the rows that FILE holds: assess the pictures it lacks",
+    )
+    output.add_argument(
+        "--retry-failed", action="store_true", help="with --resume: assess its failed pictures again"
+    )
+    output.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="write all rows as a table for spreadsheets too, when the run ends (replaces FILE)",
+    )
+    output.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="-",
+        help="JSON lines on stdout on a terminal and with --out too",
+    )
+    output.add_argument(
+        "--explain",
+        action="store_true",
+        help=(
+            "a readable account instead: plan, evidence, probabilities, tools, q and why (on stderr when"
+            " stdout carries JSON)"
+        ),
+    )
+    output.add_argument(
+        "--list-tools",
+        action="store_true",
+        help=(
+            "list every IQA tool: whether it is available here, what it costs and what its map can reach,"
+            " then exit"
+        ),
+    )
+    output.add_argument(
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        help="log what happens (-vv: prompts and model output too)",
+    )
+
+
+def _check_pictures(parser: Parser, args: argparse.Namespace) -> None:
+    if not 1 <= args.jobs <= MOST_JOBS:
+        parser.error(f"--jobs: expected 1 to {MOST_JOBS}")
+    if not args.timeout > 0:
+        parser.error("--timeout: expected more than 0 seconds")
+    if args.manifest and args.pictures:
+        parser.error(f"--manifest: expected it alone, got {args.pictures[0]} too; list that in the manifest")
+    if args.manifest and args.reference:
+        parser.error("--reference: expected with pictures; a manifest has a column reference")
+
+
+def _check_output(parser: Parser, args: argparse.Namespace) -> None:
+    if args.json not in (None, "-"):
+        parser.error(
+            f"--json: expected nothing or - (stdout), got {args.json}; rows go to a file with --out"
+            f" {args.json}"
+        )
+    if args.out and args.out.suffix.lower() in (".xlsx", ".xls", ".ods", ".tsv", ".txt", ".html"):
+        parser.error(
+            f"--out {args.out}: rows are JSON lines, name it .jsonl; for a spreadsheet use --csv"
+            f" {args.out.with_suffix('.csv')}"
+        )
+    if args.out and args.out.suffix.lower() == ".csv":
+        if args.csv:
+            parser.error(f"--out {args.out} --csv {args.csv}: expected one table; name --out .jsonl")
+        args.out, args.csv = args.out.with_suffix(".jsonl"), args.out
+    if args.resume and not args.out:
+        parser.error("--resume: expected --out FILE, the rows to go on with")
+    if args.retry_failed and not args.resume:
+        parser.error("--retry-failed: expected --out FILE --resume, the rows among which some failed")
+
+
+def _check_question(parser: Parser, args: argparse.Namespace) -> None:
+    from agentic_iqa_local.state import check_choices, check_limit, check_query
+
+    for option, check, value in (
+        ("--query", check_query, args.query),
+        ("--choices", check_choices, args.choices),
+        ("--max-replan-iterations", check_limit, args.max_replan_iterations),
+    ):
+        try:
+            if value is not None:
+                check(value)
+        except ValueError as error:
+            parser.error(f"{option}: {str(error).partition(': ')[2]}")
+
+
+def _check_interactive(parser: Parser, args: argparse.Namespace) -> None:
+    """Ends the program with one sentence for an option that --interactive leaves nothing to do."""
+    csv = args.csv or (args.out and args.out.suffix.lower() == ".csv")
+    for option, given, instead in (
+        ("--manifest", args.manifest, "name one picture"),
+        ("--choices", args.choices, 'end a question with its answers: "Is it noisy? yes or no"'),
+        ("--resume", args.resume, "--out alone appends to the rows of earlier conversations"),
+        ("--retry-failed", args.retry_failed, "ask the question again"),
+        ("--csv", csv, "keep the rows with --out FILE.jsonl"),
+        ("--jobs", args.jobs != parser.get_default("jobs"), "questions are answered one by one"),
+        ("--timeout", args.timeout != parser.get_default("timeout"), "Ctrl-C stops a question"),
+        (
+            "--pipeline",
+            args.pipeline != "agent",
+            "the pipeline letters has no Planner that takes a question up",
+        ),
+        ("--list-tools", args.list_tools, "give it alone"),
+    ):
+        if given:
+            parser.error(f"{option}: expected without --interactive; {instead}")

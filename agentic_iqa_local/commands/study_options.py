@@ -1,0 +1,43 @@
+"""What the subcommands of study have in common: help that ends with examples, numbers, progress."""
+
+import argparse
+import sys
+import textwrap
+
+from agentic_iqa_local.commands.console import SECONDS_BETWEEN_LINES, bar
+from agentic_iqa_local.paths import command
+
+STUDY = command("study")
+Subcommands = argparse._SubParsersAction
+
+
+def add_command(
+    commands: Subcommands, name: str, about: str, description: str, *examples: str
+) -> argparse.ArgumentParser:
+    """A subcommand's parser, whose help ends with examples."""
+    return commands.add_parser(
+        name,
+        help=about,
+        description=textwrap.fill(description, 79, break_on_hyphens=False),
+        epilog="examples:\n"
+        + textwrap.indent("\n".join(f"{STUDY} {name} {line}" for line in examples), "  "),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def count(text: str) -> int:
+    """A number of one or more, as an option's type."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return int(text)
+
+
+def progress(total: int, done: int = 0):
+    """A bar on stderr as wide as the terminal; elsewhere it is written anew every half a minute."""
+    return bar(
+        total=total,
+        initial=done,
+        unit="image",
+        mininterval=0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES,
+        disable=done == total,
+    )

@@ -1,0 +1,292 @@
+"""study fit, report, compare and table: what is made of stored rows, without a model."""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from agentic_iqa_local.commands.study_options import Subcommands, add_command, count
+from agentic_iqa_local.text import one_line
+
+# The rest is imported where it is needed, so that --help and wrong usage are answered at once.
+
+
+def add_fit(commands: Subcommands) -> None:
+    command = add_command(
+        commands,
+        "fit",
+        "p_c's temperature and η from a part of a run, for assess.py --fit and report --fit",
+        "Fits on a part of a run and writes a file that says on which rows, by which objective and how much"
+        " it gained. report --fit leaves those rows out. rps: ranked probability score (absolute category"
+        " scales; of a manifest run --mos-range gives it); srcc: any scale; spread: without human scores,"
+        " E[level] spreads as far as the tools' mean does. Where a parameter runs to a bound there is no"
+        " fit.",
+        "runs/koniq10k --split val --objective rps --out fit.json",
+        "runs/my40 --objective srcc --share 0.5 --out fit.json",
+    )
+    command.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    command.add_argument("--objective", choices=("rps", "srcc", "spread"), default="rps", help="default: rps")
+    command.add_argument("--split", metavar="NAME", help="official split to fit on, such as train or val")
+    command.add_argument(
+        "--share",
+        type=float,
+        default=0.3,
+        metavar="X",
+        help="without --split: this share of the scenes, drawn with a fixed seed",
+    )
+    command.add_argument("--out", type=Path, required=True, metavar="FILE", help="the fit (JSON)")
+    command.set_defaults(main=fit)
+
+
+def fit(args: argparse.Namespace) -> int:
+    from agentic_iqa_local.studies.fitting import fit_run
+    from agentic_iqa_local.studies.store import check_file
+
+    place = check_file(args.out)
+    found = fit_run(args.run, args.objective, split=args.split, share=args.share)
+    found.write(place)
+    print(one_line(f"{found.account}; written to {args.out}"))
+    return 0
+
+
+def add_report(commands: Subcommands) -> None:
+    command = add_command(
+        commands,
+        "report",
+        "every scoring mode of cached runs against the human scores, without touching a model",
+        "Derives every scoring mode from a run's stored rows and compares them: tables as CSV and Markdown,"
+        " figures as PNG and SVG, and report.html, one page that opens offline. Several runs get a section"
+        " each and a table over the data sets; what a mode was made with is marked and left out of its mean.",
+        "runs/koniq10k --out reports/koniq10k",
+        "runs/tid2013 runs/koniq10k --out reports/both --draws 2000",
+        'runs/koniq10k --out reports/koniq10k --baseline "letters, image alone" --pictures',
+    )
+    command.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run (run.json and rows.jsonl)"
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder for the report; made if it is not there",
+    )
+    command.add_argument(
+        "--draws",
+        type=count,
+        default=1000,
+        metavar="N",
+        help="bootstrap draws; 1000 decide up to 25 comparisons (default: 1000)",
+    )
+    command.add_argument(
+        "--baseline",
+        default="classification",
+        metavar="MODE",
+        help="the mode that every other is compared with; name it before you look (default: classification)",
+    )
+    command.add_argument(
+        "--comparator",
+        metavar="MODE",
+        help=(
+            "the part of the fusion (a tool, 'tool mean', 'letters, image alone') that it is judged against;"
+            " name it by a synthetic set"
+        ),
+    )
+    command.add_argument(
+        "--fit",
+        type=Path,
+        metavar="FILE",
+        help="a fit of study.py: adds the mode it gives, and leaves out the rows it was made on",
+    )
+    command.add_argument(
+        "--pictures",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help=(
+            "thumbnails of the worst ten images in the page; mind the data set's terms before you pass it on"
+            " (default: no)"
+        ),
+    )
+    command.set_defaults(main=report)
+
+
+def report(args: argparse.Namespace) -> int:
+    from agentic_iqa_local.fit import FitError, read_fit
+    from agentic_iqa_local.studies.analysis import analyse, dataset_info
+    from agentic_iqa_local.studies.plots import draw
+    from agentic_iqa_local.studies.questions import ACCURACY_TABLE, accuracy
+    from agentic_iqa_local.studies.readings import Letters
+    from agentic_iqa_local.studies.report import (
+        DATASETS_TABLE,
+        TABLES,
+        markdown,
+        over_datasets,
+        write_figures,
+        write_html,
+        write_run,
+        write_table,
+        write_tables,
+    )
+    from agentic_iqa_local.studies.store import check_folder, read_run
+
+    check_folder(args.out)
+    fitted = read_fit(args.fit) if args.fit else None
+    parts, questions = [], []
+    for folder, name in zip(args.runs, names_of(args.runs), strict=True):
+        run, rows = read_run(folder)
+        info = dataset_info(run)
+        if info.kind == "MCQ":
+            questions.append((name, run, rows))
+            continue
+        if fitted and fitted.model != run["identity"]["model"]:
+            raise FitError(
+                f"{args.fit}: expected a fit of the model of {folder}, it was made with another; fit it anew"
+            )
+        if fitted and fitted.dataset == run["dataset"]["key"]:
+            rows = [row for row in rows if not fitted.used(row)]
+        letters = fitted and Letters(fitted.temperature, fitted.eta, source=fitted.source)
+        study = analyse(
+            run,
+            rows,
+            info,
+            name=name,
+            draws=args.draws,
+            baseline=args.baseline,
+            comparator=args.comparator,
+            fitted=letters,
+        )
+        parts.append((study, draw(study)))
+    for name, run, rows in questions:
+        folder = args.out / name if len(args.runs) > 1 else args.out
+        found = accuracy(rows)
+        write_table(folder, "accuracy", *ACCURACY_TABLE, found)
+        write_run(run, folder)
+        print(markdown(*ACCURACY_TABLE, found))
+    if not parts:
+        return 0
+    for study, drawings in parts:
+        folder = args.out / study.name if len(args.runs) > 1 else args.out
+        write_tables(study, folder)
+        write_run(study.run, folder)
+        write_figures(drawings, folder)
+    write_html(parts, args.out / "report.html", pictures=args.pictures)
+    if len(parts) > 1:
+        table = over_datasets([study for study, _ in parts])
+        write_table(args.out, "datasets", *DATASETS_TABLE, table)
+        print(markdown(*DATASETS_TABLE, table))
+    else:
+        print(markdown(*TABLES["modes"], parts[0][0].tables["modes"]))
+    print(one_line(f"Written to {args.out}: open {args.out / 'report.html'}"))
+    return 0
+
+
+def add_compare(commands: Subcommands) -> None:
+    command = add_command(
+        commands,
+        "compare",
+        "run against run on the same images: two models, or two versions of the program",
+        "Matches the runs' rows by image and compares each run with the first, paired, on the images that all"
+        " of them answered: SRCC and PLCC with the human scores, their differences with intervals from the"
+        " same bootstrap draws, how far the scores lie from each other, and a sentence that says what these"
+        " images show.",
+        "runs/koniq10k_embedded runs/koniq10k_qwen",
+        'runs/old runs/new --mode logits "tool mean" --out reports/old_new',
+    )
+    command.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="folders of two runs or more; the first is what the others are compared with",
+    )
+    command.add_argument(
+        "--mode",
+        nargs="+",
+        default=["logits"],
+        metavar="MODE",
+        help="scoring modes, or all (default: logits, the fused q)",
+    )
+    command.add_argument(
+        "--draws", type=count, default=1000, metavar="N", help="bootstrap draws (default: 1000)"
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for the tables as CSV and Markdown (default: print alone)",
+    )
+    command.set_defaults(main=compare)
+
+
+def compare(args: argparse.Namespace) -> int:
+    from agentic_iqa_local.studies.compare import DIFFERENCES_TABLE, RUNS_TABLE, Named
+    from agentic_iqa_local.studies.compare import compare as compare_runs
+    from agentic_iqa_local.studies.report import markdown, write_table
+    from agentic_iqa_local.studies.store import check_folder, read_run
+
+    if args.out:
+        check_folder(args.out)
+    runs = [
+        Named(name, *read_run(folder)) for name, folder in zip(names_of(args.runs), args.runs, strict=True)
+    ]
+    found = compare_runs(runs, modes=args.mode, draws=args.draws)
+    for name, texts, rows in (
+        ("runs", RUNS_TABLE, found.runs),
+        ("run_differences", DIFFERENCES_TABLE, found.differences),
+    ):
+        if args.out:
+            write_table(args.out, name, *texts, rows)
+        print(markdown(*texts, rows))
+    print("\n".join([*found.notes, "", *found.verdicts]))
+    if args.out:
+        print(f"\nWritten to {one_line(str(args.out))}")
+    return 0
+
+
+def add_table(commands: Subcommands) -> None:
+    command = add_command(
+        commands,
+        "table",
+        "a short table of written reports, for a page",
+        "One table a report, from its CSV files; --write puts them between a file's marks <!-- studies -->"
+        " and <!-- end of studies -->.",
+        "reports/koniq10k",
+        "reports/koniq10k reports/tid2013 --write docs/studies.md",
+    )
+    command.add_argument("reports", nargs="+", type=Path, metavar="DIR", help="folders that report wrote")
+    command.add_argument("--write", type=Path, metavar="FILE", help="default: print")
+    command.set_defaults(main=table)
+
+
+def table(args: argparse.Namespace) -> int:
+    from agentic_iqa_local.files import FileError, place_for, read_bytes
+    from agentic_iqa_local.rows import write_whole
+    from agentic_iqa_local.studies.analysis import StudyError
+    from agentic_iqa_local.studies.report import digest
+
+    text = "\n".join(digest(folder) for folder in args.reports)
+    if args.write:
+        try:
+            place = place_for(args.write)
+            page = read_bytes(place).decode("utf-8").replace("\r\n", "\n")
+        except FileError as error:
+            raise StudyError(f"{args.write}: {error}; name a page that is there") from error
+        except UnicodeDecodeError as error:
+            raise StudyError(f"{args.write}: expected a page in UTF-8, got {error}; convert it") from error
+        before, begin, rest = page.partition("<!-- studies -->\n")
+        _, end, after = rest.partition("<!-- end of studies -->")
+        if not begin or not end:
+            raise StudyError(
+                f"{args.write}: expected the marks <!-- studies --> and <!-- end of studies -->, found none;"
+                " add them"
+            )
+        write_whole(place, f"{before}{begin}{text}{end}{after}")
+    else:
+        print(text)
+    return 0
+
+
+def names_of(runs: list[Path]) -> list[str]:
+    """The runs' folder names, numbered where two are the same."""
+    names = [run.resolve().name for run in runs]
+    repeated = {name for name, count in Counter(names).items() if count > 1}
+    return [f"{name}-{i}" if name in repeated else name for i, name in enumerate(names, 1)]
