@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from agentic_iqa_local.config import ConfigError, Settings, load_settings
-from agentic_iqa_local.state import check_choices, check_limit, check_query
+from agentic_iqa_local.request import check_choices, check_limit, check_query
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import BACKENDS
 

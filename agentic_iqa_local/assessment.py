@@ -23,6 +23,7 @@ from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse
 from agentic_iqa_local.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, chosen_answer, summarizer_prompt
 from agentic_iqa_local.query import named_metrics
+from agentic_iqa_local.request import check_choices, check_query
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import (
     AgenticIQAState,
@@ -31,8 +32,6 @@ from agentic_iqa_local.state import (
     PlannerError,
     PlannerOutput,
     ToolExecutionLog,
-    check_choices,
-    check_query,
 )
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError

@@ -29,7 +29,7 @@ from agentic_iqa_local.offline.store import ROOT, models_root
 from agentic_iqa_local.paths import EMBEDDED
 from agentic_iqa_local.plain_yaml import read_yaml
 from agentic_iqa_local.prompts import PromptLayout
-from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS
+from agentic_iqa_local.replanning import DEFAULT_MAX_REPLAN_ITERATIONS
 
 CONFIGS = ROOT / "configs"
 DEFAULT_CONFIG = CONFIGS / "model_backends.yaml"
@@ -109,22 +109,23 @@ class RoleSettings(Section):
     """One agent's section: which model answers and how it generates."""
 
     backend: str = Field(
-        "transformers.embedded", description="ENGINE.FOLDER; sections with the same backend share one copy."
+        default="transformers.embedded",
+        description="ENGINE.FOLDER; sections with the same backend share one copy.",
     )
     temperature: float = Field(
-        0.0, ge=0, le=2, description="Of the generation; 0 is greedy. Not the letters' temperature."
+        default=0.0, ge=0, le=2, description="Of the generation; 0 is greedy. Not the letters' temperature."
     )
-    max_tokens: int = Field(512, ge=16, le=4096, description="Longest answer of one call, in tokens.")
+    max_tokens: int = Field(default=512, ge=16, le=4096, description="Longest answer of one call, in tokens.")
 
 
 class ModelSettings(Section):
     """How one model folder is loaded."""
 
     path: str | None = Field(
-        None, description="Folder, in the models folder unless absolute; default: the backend's name."
+        default=None, description="Folder, in the models folder unless absolute; default: the backend's name."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto",
+        default="auto",
         description=(
             "auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16 where"
             " it has AMX and the model is known to hold in it."
@@ -132,48 +133,50 @@ class ModelSettings(Section):
     )
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     quantization: Literal["none", "8bit", "4bit"] = Field(
-        "none", description="bitsandbytes; 4bit is nf4 with double quantisation."
+        default="none", description="bitsandbytes; 4bit is nf4 with double quantisation."
     )
     device_map: Literal["none", "auto"] = Field(
-        "none", description="auto: accelerate spreads the model over all visible devices."
+        default="none", description="auto: accelerate spreads the model over all visible devices."
     )
     boxes: Literal["none", "pixels", "thousandths"] = Field(
-        "none",
+        default="none",
         description=(
             "How the model gives boxes of objects: pixels of what it saw (Qwen2.5-VL), thousandths of a side"
             " (Qwen3-VL), or not at all."
         ),
     )
     prompt_layout: PromptLayout = Field(
-        "images_first", description="system_first is the paper's order; its roles share no image cache."
+        default="images_first",
+        description="system_first is the paper's order; its roles share no image cache.",
     )
     share_prefix: bool = Field(
-        True, description="false computes the images again in every call, to measure what sharing saves."
+        default=True,
+        description="false computes the images again in every call, to measure what sharing saves.",
     )
     skip_template: bool = Field(
-        True,
+        default=True,
         description=(
             "transformers: text that a schema leaves no choice about is put in instead of decoded; false to"
             " measure that."
         ),
     )
     exact: bool = Field(
-        False,
+        default=False,
         description=(
             "The same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM"
             " answers one request at a time and without its cache. Slower."
         ),
     )
-    max_in_flight: int = Field(8, ge=1, description="vLLM: requests that are computed together.")
+    max_in_flight: int = Field(default=8, ge=1, description="vLLM: requests that are computed together.")
     left_for_tools_gib: float = Field(
-        4.0,
+        default=4.0,
         ge=0,
         description=(
             "vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest."
         ),
     )
     server: str = Field(
-        "http://127.0.0.1:8000",
+        default="http://127.0.0.1:8000",
         repr=False,
         description=(
             "Backend server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs"
@@ -181,14 +184,17 @@ class ModelSettings(Section):
         ),
     )
     served_name: str | None = Field(
-        None, description="Backend server: the model's name there; default: the only one."
+        default=None, description="Backend server: the model's name there; default: the only one."
     )
     server_timeout: float = Field(
-        600, gt=0, le=86400, description="Backend server: seconds from a request to the end of its answer."
+        default=600,
+        gt=0,
+        le=86400,
+        description="Backend server: seconds from a request to the end of its answer.",
     )
-    min_pixels: int | None = Field(None, ge=1, description="Default: the processor's own.")
+    min_pixels: int | None = Field(default=None, ge=1, description="Default: the processor's own.")
     max_pixels: int | None = Field(
-        None, ge=1, description="Largest picture seen in one piece; default: the processor's own."
+        default=None, ge=1, description="Largest picture seen in one piece; default: the processor's own."
     )
 
     @field_validator("server")
@@ -205,13 +211,15 @@ class ModelSettings(Section):
 class ImageSettings(Section):
     """Limits on what is opened, and how large photographs are cut."""
 
-    min_side: int = Field(32, ge=1, description="Pixels; smaller images are refused.")
-    max_pixels: int = Field(100_000_000, ge=1, description="Refused above this: a decompression bomb.")
+    min_side: int = Field(default=32, ge=1, description="Pixels; smaller images are refused.")
+    max_pixels: int = Field(
+        default=100_000_000, ge=1, description="Refused above this: a decompression bomb."
+    )
     max_crops: int = Field(
-        5, ge=1, le=5, description="Native-resolution crops of a photograph beyond the model's range."
+        default=5, ge=1, le=5, description="Native-resolution crops of a photograph beyond the model's range."
     )
     background: str | None = Field(
-        None,
+        default=None,
         description=(
             "Colour that transparent pictures are composited onto (white, #808080); default: they are"
             " refused."
@@ -231,30 +239,30 @@ class FusionSettings(Section):
 
     mode: Literal["logits", "classification", "uniform"] = "logits"
     eta: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
-        "auto",
+        default="auto",
         description=(
             "η of α_c = softmax(−η(q̄ − c)²). auto: 1/(2σ²), σ the error of the tools' mean by"
             " configs/tool_reliability.yaml. 1 is the paper's."
         ),
     )
     temperature: float = Field(
-        1.0, gt=0, description="Divides the letters' log-probabilities before p_c is formed."
+        default=1.0, gt=0, description="Divides the letters' log-probabilities before p_c is formed."
     )
     classification_confidence: float = Field(
-        0.8, gt=0.5, le=1, description="p_c of the generated letter; the rest is shared."
+        default=0.8, gt=0.5, le=1, description="p_c of the generated letter; the rest is shared."
     )
     on_missing_logits: Literal["error", "classification"] = "error"
     fitted: str | None = Field(
-        None, description="Where eta and temperature come from, when assess.py --fit set them."
+        default=None, description="Where eta and temperature come from, when assess.py --fit set them."
     )
     off_letter_warning: float = Field(
-        0.5, ge=0, le=1, description="Warn when this much probability lies off the letters."
+        default=0.5, ge=0, le=1, description="Warn when this much probability lies off the letters."
     )
     vote: Literal["runs", "entries"] = Field(
-        "runs", description="q̄ over distinct (tool, region) runs, or over every listed entry."
+        default="runs", description="q̄ over distinct (tool, region) runs, or over every listed entry."
     )
     trailing_tools: Literal["check", "vote"] = Field(
-        "check",
+        default="check",
         description=(
             "What a tool does that another one on the same picture clearly leads: only check it, or vote in"
             " q̄ too."
@@ -268,14 +276,15 @@ class ToolSettings(Section):
     full_reference: Annotated[list[str], Field(min_length=1)] = ["VSI", "FSIM"]
     no_reference: Annotated[list[str], Field(min_length=1)] = ["LocalNR", "NIQE"]
     not_offered: list[str] = Field(
-        ["MAD", "CW-SSIM"],
+        default=["MAD", "CW-SSIM"],
         description=(
             "Not offered to the model, for they take long (--list-tools); a query can still name them."
         ),
     )
-    maps: str | None = Field(None, description="Tool maps file; default: configs/tool_maps.yaml.")
+    maps: str | None = Field(default=None, description="Tool maps file; default: configs/tool_maps.yaml.")
     cache: str | None = Field(
-        None, description="SQLite file that keeps raw scores by content, tool and versions; default: none."
+        default=None,
+        description="SQLite file that keeps raw scores by content, tool and versions; default: none.",
     )
 
     @field_validator("full_reference", "no_reference", "not_offered")
@@ -300,12 +309,12 @@ class Settings(Section):
     planner: RoleSettings = RoleSettings()
     executor: RoleSettings = RoleSettings()
     summarizer: RoleSettings = RoleSettings()
-    models: dict[str, ModelSettings] = Field({}, description="Model folder name → how it is loaded.")
+    models: dict[str, ModelSettings] = Field(default={}, description="Model folder name → how it is loaded.")
     images: ImageSettings = ImageSettings()
     fusion: FusionSettings = FusionSettings()
     tools: ToolSettings = ToolSettings()
     max_replan_iterations: int = Field(
-        DEFAULT_MAX_REPLAN_ITERATIONS, ge=0, description="n allows n − 1 replans; 0 and 1 allow none."
+        default=DEFAULT_MAX_REPLAN_ITERATIONS, ge=0, description="n allows n − 1 replans; 0 and 1 allow none."
     )
 
     @model_validator(mode="after")

@@ -159,3 +159,11 @@ def _kind(value: Any) -> str:
     if value is None:
         return "null"
     return {list: "a list", str: "a text", bool: "true or false"}.get(type(value), "a number")
+
+
+def with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: an object in which a key is said twice is an error (ValueError), not the last of
+    them."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError(f"expected each key once, got {[key for key, _ in pairs]}")
+    return found

@@ -13,15 +13,10 @@ from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import planner_node
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.query import choices_in
+from agentic_iqa_local.replanning import DEFAULT_MAX_REPLAN_ITERATIONS, may_replan, replan_limit
+from agentic_iqa_local.request import check_choices, check_limit
 from agentic_iqa_local.services import Services, load_services
-from agentic_iqa_local.state import (
-    DEFAULT_MAX_REPLAN_ITERATIONS,
-    AgenticIQAState,
-    check_choices,
-    check_limit,
-    may_replan,
-    replan_limit,
-)
+from agentic_iqa_local.state import AgenticIQAState
 from agentic_iqa_local.workbench import OpenImages, open_images
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, first_mistake, read_bytes
+from agentic_iqa_local.files import FileError, first_mistake, read_bytes, with_each_key_once
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.query import choices_in
-from agentic_iqa_local.state import check_choices, check_query, with_each_key_once
+from agentic_iqa_local.request import check_choices, check_query
 from agentic_iqa_local.text import one_line, path_text
 
 logger = logging.getLogger(__name__)

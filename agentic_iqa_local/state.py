@@ -1,42 +1,32 @@
-"""Every model that flows through the graph, and the graph's state. Pure data: no model, no tool, no file is
-loaded here.
-
-The names and fields follow the specification's state-models and summarizer-state-models; the executor's
-evidence models use the names of the field (AgenticIQA, arXiv 2509.26006).
+"""The graph's state and every model that it holds: plan, evidence, fusion, answer and passes. Pure data: no
+model, no tool, no file is loaded here. Names follow AgenticIQA (arXiv 2509.26006).
 """
 
 import logging
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict
 
-from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from agentic_iqa_local.levels import Severity
 
 logger = logging.getLogger(__name__)
 
 IMAGE_SUFFIXES = (
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".webp",
-    ".bmp",
-    ".tif",
-    ".tiff",
-    ".jp2",
-    ".gif",
-    ".ppm",
-    ".avif",
-    ".heic",
-    ".heif",
-    ".jfif",
-    ".jpe",
-)
-REPLAN_HISTORY_LIMIT = 10
-LONGEST_TEXT = 4000
-DEFAULT_MAX_REPLAN_ITERATIONS = 2
+    ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".jp2", ".gif", ".ppm",
+    ".avif", ".heic", ".heif", ".jfif", ".jpe",
+)  # fmt: skip
+
+NO_REASON = "No reason provided"
 
 NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Score = Annotated[float, Field(ge=1, le=5, allow_inf_nan=False)]
@@ -51,13 +41,19 @@ class PlanControlFlags(BaseModel):
     model_config = {"frozen": True}  # plans with equal values hash alike
 
     distortion_detection: bool = Field(
-        False, description="Look for distortions (on when the query names none)."
+        default=False, description="Look for distortions (on when the query names none)."
     )
     distortion_analysis: bool = Field(
-        False, description="Judge severity and visual impact of each distortion."
+        default=False, description="Judge severity and visual impact of each distortion."
     )
-    tool_selection: bool = Field(False, description="Let the model choose an IQA tool for each distortion.")
-    tool_execution: bool = Field(False, description="Run the chosen IQA tools.")
+    tool_selection: bool = Field(
+        default=False, description="Let the model choose an IQA tool for each distortion."
+    )
+    tool_execution: bool = Field(default=False, description="Run the chosen IQA tools.")
+
+
+_EVERY_PART: dict[str, JsonValue] = dict.fromkeys(PlanControlFlags.model_fields, True)
+_ANALYSIS_ALONE: dict[str, JsonValue] = {name: name == "distortion_analysis" for name in _EVERY_PART}
 
 
 class PlannerOutput(BaseModel):
@@ -74,12 +70,7 @@ class PlannerOutput(BaseModel):
                     "distortions": {"vehicle": ["Blurs"]},
                     "reference_mode": "No-Reference",
                     "required_tool": None,
-                    "plan": {
-                        "distortion_detection": False,
-                        "distortion_analysis": True,
-                        "tool_selection": False,
-                        "tool_execution": False,
-                    },
+                    "plan": _ANALYSIS_ALONE,
                 },
                 {
                     "query_type": "IQA",
@@ -88,12 +79,7 @@ class PlannerOutput(BaseModel):
                     "distortions": None,
                     "reference_mode": "Full-Reference",
                     "required_tool": None,
-                    "plan": {
-                        "distortion_detection": True,
-                        "distortion_analysis": True,
-                        "tool_selection": True,
-                        "tool_execution": True,
-                    },
+                    "plan": _EVERY_PART,
                 },
             ]
         },
@@ -109,13 +95,14 @@ class PlannerOutput(BaseModel):
         description="Explicit when the query names distortions, else Inferred."
     )
     distortions: dict[str, list[str]] | None = Field(
-        None, description="Object or Global to the distortion types that the query names; null when inferred."
+        default=None,
+        description="Object or Global to the distortion types that the query names; null when inferred.",
     )
     reference_mode: Literal["Full-Reference", "No-Reference"] = Field(
         description="Full-Reference exactly when a reference image is given."
     )
     required_tool: str | None = Field(
-        None, description="The tool that the query names; never a recommendation."
+        default=None, description="The tool that the query names; never a recommendation."
     )
     plan: PlanControlFlags = Field(description="Which executor subtasks run.")
 
@@ -140,10 +127,10 @@ class PlannerInput(BaseModel):
     )
     image_path: str = Field(description="The image to assess.")
     reference_path: str | None = Field(
-        None, description="A pristine reference of the same size, if there is one."
+        default=None, description="A pristine reference of the same size, if there is one."
     )
     prior_context: dict[str, Any] | None = Field(
-        None,
+        default=None,
         description=(
             '{"turns": [...]} of a conversation (`conversation.turn`) and {"replan_history": [...]},'
             " replanning feedback."
@@ -171,14 +158,14 @@ class PlannerError(BaseModel):
     error_type: str = Field(description="validation_error, api_error or the exception's class name.")
     message: str = Field(description="What went wrong, for a human.")
     details: dict[str, Any] | None = Field(
-        None,
+        default=None,
         description=(
             "The original exception's type, the role, the VLM backend and its whole output (None: it gave"
             " none)."
         ),
     )
     retry_count: int = Field(
-        0, ge=0, description="The attempt that failed, counted from 1; 0 when nothing was retried."
+        default=0, ge=0, description="The attempt that failed, counted from 1; 0 when nothing was retried."
     )
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
@@ -212,34 +199,24 @@ class ToolExecutionLog(BaseModel):
     tool_name: str
     object_name: str
     distortion: str
-    raw_score: float | None = Field(None, description="The tool's own scale; None when the run failed.")
-    normalized_score: Score | None = Field(
-        None, description="1 (bad) to 5 (excellent); None when the run failed."
-    )
-    execution_time: float = Field(0.0, ge=0, description="Seconds.")
-    fallback: bool = Field(
-        False, description="True when this tool stands in for one that was asked for and is unavailable."
-    )
-    cached: bool = Field(False, description="True when the raw score came from the cache on disk.")
+    raw_score: float | None = Field(default=None, description="On the tool's own scale; None: it failed.")
+    normalized_score: Score | None = Field(default=None, description="1 (bad) to 5; None: it failed.")
+    execution_time: float = Field(default=0.0, ge=0, description="Seconds.")
+    fallback: bool = Field(default=False, description="Whether it stands in for an unavailable tool.")
+    cached: bool = Field(default=False, description="Whether the raw score came from the cache on disk.")
     region: Literal["global", "crop"] = Field(
-        "global", description="Whether the tool saw the whole image or the object's box."
+        default="global", description="Whether the tool saw the whole image or the object's box."
     )
     crops: int = Field(
-        0, ge=0, description="Native-resolution crops measured in place of all pixels; 0: all pixels."
+        default=0, ge=0, description="Native-resolution crops measured in place of all pixels; 0: all pixels."
     )
     outvoted: bool = Field(
-        False,
-        description=(
-            "True when the score stands apart from every other tool's by more than their errors explain: no"
-            " vote in q̄."
-        ),
+        default=False,
+        description="No vote in q̄: it differs from every other tool by more than their errors explain.",
     )
     trailing: bool = Field(
-        False,
-        description=(
-            "True when a clearly better tool measured the same object: the score checks that one and has no"
-            " vote in q̄."
-        ),
+        default=False,
+        description="No vote in q̄: it only checks a clearly better tool that measured the same object.",
     )
     error: str | None = None
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
@@ -251,35 +228,32 @@ class ExecutorOutput(BaseModel):
     distortion_set: dict[str, list[str]] | None = None
     distortion_analysis: dict[str, list[DistortionAnalysis]] | None = None
     severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = Field(
-        None,
-        description=(
-            "{object: {distortion: {severity: probability where the model wrote its word, renormalised}}}."
-        ),
+        default=None, description="{object: {distortion: {severity: probability}}}, each summing to 1."
     )
     selected_tools: dict[str, dict[str, str]] | None = None
     quality_scores: dict[str, dict[str, tuple[str, Score]]] | None = None
     tool_logs: list[ToolExecutionLog] = Field(default_factory=list)
     boxes: dict[str, tuple[int, int, int, int] | None] | None = Field(
-        None,
+        default=None,
         description=(
-            "left, top, right, bottom in pixels of each region that tools were to measure; null where the"
-            " model found none. None where nothing was to be located, or the model gives no boxes."
+            "Left, top, right, bottom in pixels by region; null where the model found none. None where no"
+            " region was to be located, or the model gives no boxes."
         ),
     )
     damaged_part: str | None = Field(
-        None,
+        default=None,
         description=(
             'Where LocalNR\'s map has the damage: a quarter ("top left") or "everywhere". None where the'
             " query does not ask for a place, the tool sees no damage, or it could not run."
         ),
     )
     disagreement: str | None = Field(
-        None, description="Which tools lie further apart than their errors explain."
+        default=None, description="Which tools lie further apart than their errors explain."
     )
     uncertainty: str | None = Field(
-        None, description="What a subtask could not tell, or the model's own probabilities left open."
+        default=None, description="What a subtask could not tell, or the model's own probabilities left open."
     )
-    error: str | None = Field(None, description="Why the executor failed, when it did.")
+    error: str | None = Field(default=None, description="Why the executor failed, when it did.")
 
     @property
     def is_empty(self) -> bool:
@@ -298,31 +272,27 @@ class FusionResult(BaseModel):
         description="The model's own most probable letter, before the tools count; None in uniform mode."
     )
     p_c: dict[str, float] = Field(
-        description="Probability of each letter, renormalised over the letters; sums to 1."
+        description="Probability of each letter, over the letters alone; sums to 1."
     )
     off_letter_mass: float | None = Field(
         description="Probability outside the letters; None where no logits were read."
     )
     alpha: dict[int, float] | None = Field(
-        None, description="Weight of each level 1..5 from the tools' mean; sums to 1."
+        default=None, description="Weight of each level 1..5 from the tools' mean; sums to 1."
     )
     q_bar: float | None = Field(
-        None, description="Mean of the tools' normalised scores, 1..5; None without tools."
+        default=None, description="Mean of the tools' normalised scores, 1..5; None without tools."
     )
-    q: float | None = Field(None, description="The fused quality score, 1..5.")
-    dq_dqbar: float | None = Field(None, description="How far q moves with q_bar: 2·η·Var_w(c), w ∝ α·p.")
-    eta: float | None = Field(None, description="The η that made alpha.")
+    q: float | None = Field(default=None, description="The fused quality score, 1..5.")
+    dq_dqbar: float | None = Field(
+        default=None, description="How far q moves with q_bar: 2·η·Var_w(c), w ∝ α·p."
+    )
+    eta: float | None = Field(default=None, description="The η that made alpha.")
     sigma: float | None = Field(
-        None,
-        description=(
-            "The error of q_bar in levels that η = 1/(2σ²) comes from; None where the settings give η itself."
-        ),
+        default=None, description="The error of q_bar in levels, from which η = 1/(2σ²); None: η was set."
     )
     both_orders: bool = Field(
-        False,
-        description=(
-            "True where the letters were also read with A for Bad, and p_c is the mean of both readings."
-        ),
+        default=False, description="Whether p_c is the mean of this reading and one with A for Bad."
     )
 
 
@@ -340,23 +310,22 @@ class PassRecord(BaseModel):
     what it cost."""
 
     number: int = Field(ge=1)
-    asked: str | None = Field(None, description="The gap that this pass was to close; None for the first.")
-    changed: list[str] = Field([], description="What differs from the pass before.")
+    asked: str | None = Field(default=None, description="The gap to close; None for the first pass.")
+    changed: list[str] = Field(default=[], description="What differs from the pass before.")
     seen: str = Field(description="The distortions that the model found.")
     measured: str = Field(description="The tools' scores.")
     concluded: str = Field(description="The answer.")
     decided: Literal["seen", "measured", "concluded"] = Field(
-        description=(
-            "What decided: the model's letters (seen), the tools (measured), or both alike and the answer"
-            " alone (concluded)."
-        )
+        description="What decided: the letters (seen), the tools (measured), both or neither (concluded)."
     )
     q: float | None = None
-    dq: float | None = Field(None, description="q less that of the answer that this pass began with.")
-    gaps: list[str] = Field([], description="What the evidence still lacked.")
-    tokens: int = Field(0, ge=0, description="Tokens prefilled and decoded.")
-    seconds: float = Field(0.0, ge=0)
-    kept: bool = Field(True, description="Whether the answer is this pass's; the best supported one counts.")
+    dq: float | None = Field(default=None, description="q less that of the answer that this pass began with.")
+    gaps: list[str] = Field(default=[], description="What the evidence still lacked.")
+    tokens: int = Field(default=0, ge=0, description="Tokens prefilled and decoded.")
+    seconds: float = Field(default=0.0, ge=0)
+    kept: bool = Field(
+        default=True, description="Whether the answer is this pass's; the best supported one counts."
+    )
 
 
 class Basis(BaseModel):
@@ -401,35 +370,34 @@ class SummarizerOutput(BaseModel):
 
     final_answer: NonBlank = Field(description="A letter, a quality level or free text.")
     quality_reasoning: NonBlank = Field(description="Evidence-based explanation.")
-    need_replan: bool = Field(False, description="Whether replanning is needed.")
-    replan_reason: str | None = Field(None, description="Why, when need_replan is true.")
-    used_evidence: dict[str, Any] | None = Field(None, description="The evidence that the answer rests on.")
+    need_replan: bool = Field(default=False, description="Whether replanning is needed.")
+    replan_reason: str | None = Field(default=None, description="Why, when need_replan is true.")
+    used_evidence: dict[str, Any] | None = Field(
+        default=None, description="The evidence that the answer rests on."
+    )
     fusion: FusionResult | None = Field(
-        None, description="The letter read and fusion; None for free-text answers."
+        default=None, description="The letter read and fusion; None for free-text answers."
     )
     reasoning_corrections: list[str] = Field(
-        [],
-        description=(
-            "What the model's own reasoning got wrong; asked again it was wrong too, so that sentences made"
-            " of the evidence stand in for it."
-        ),
+        default=[],
+        description="What the model's reasoning got wrong twice; sentences made of the evidence replace it.",
     )
     gaps: list[Gap] = Field(
-        [], description="What the evidence lacks; another pass is to close them when need_replan is true."
+        default=[], description="What the evidence lacks; another pass closes it if need_replan is true."
     )
-    passes: list[PassRecord] = Field([], description="The latest ten passes, this one and those before it.")
+    passes: list[PassRecord] = Field(default=[], description="The latest ten passes, this one included.")
     basis: Basis | None = Field(
-        None, exclude=True, repr=False, description="Plan and evidence of this answer."
+        default=None, exclude=True, repr=False, description="Plan and evidence of this answer."
     )
     error: str | None = Field(
-        None, description="Set when no answer could be had; final_answer is then no score."
+        default=None, description="Set when no answer could be had; final_answer is then no score."
     )
 
     @model_validator(mode="after")
     def _replan_has_a_reason(self) -> Self:
         if self.need_replan and not (self.replan_reason or "").strip():
             logger.warning("need_replan is true without a replan_reason")
-            self.replan_reason = "No reason provided"
+            self.replan_reason = NO_REASON
         return self
 
 
@@ -465,82 +433,3 @@ class AgenticIQAState(TypedDict):
     failed_tries: NotRequired[Annotated[list[PlannerError], replace]]
     prior_context: NotRequired[dict[str, Any]]
     error: NotRequired[Annotated[str | None, replace]]
-
-
-def check_query(query: str) -> None:
-    """Raises ValueError for a query that is no text, is empty, longer than 4000 characters, or holds bytes
-    that are no text."""
-    if not isinstance(query, str):
-        raise ValueError(f"query: expected a text, got {type(query).__name__}")
-    if not query.strip():
-        raise ValueError(
-            "query: expected a question or an instruction, got an empty text; leave it out for a plain rating"
-        )
-    _check_text("query", query)
-
-
-def _check_text(name: str, text: str) -> None:
-    if len(text) > LONGEST_TEXT:
-        raise ValueError(f"{name}: expected at most {LONGEST_TEXT} characters, got {len(text)}; shorten it")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name}: expected text in UTF-8, got another byte as character {error.start + 1}; retype it"
-        ) from None
-
-
-def check_choices(choices: Sequence[str] | None) -> None:
-    """Raises ValueError unless there are 2 to 10 answers that differ and are not blank, or none at all."""
-    if choices is None:
-        return
-    if not isinstance(choices, (list, tuple)) or not all(isinstance(choice, str) for choice in choices):
-        raise ValueError(f"choices: expected a list of texts such as ['Yes', 'No'], got {repr(choices)[:80]}")
-    if not 2 <= len(choices) <= 10:
-        raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
-    if len({choice.strip() for choice in choices} - {""}) < len(choices):
-        raise ValueError(f"choices: expected answers that differ and are not blank, got {list(choices)}")
-    _check_text("choices", "".join(choices))
-
-
-def check_limit(limit: int) -> None:
-    """Raises ValueError for what is no number of iterations."""
-    if type(limit) is not int or limit < 0:
-        raise ValueError(f"max_replan_iterations: expected 0 or more, got {limit!r}")
-
-
-def replan_limit(state: AgenticIQAState) -> int:
-    """The state's limit; absent or None means the default, 0 stays 0."""
-    limit = state.get("max_replan_iterations")
-    return DEFAULT_MAX_REPLAN_ITERATIONS if limit is None else limit
-
-
-def may_replan(state: AgenticIQAState) -> bool:
-    """The one place where the limit is judged: whether fewer rounds were asked for than it allows."""
-    return state.get("iteration_count", 0) < replan_limit(state)
-
-
-def gaps_to_close(state: AgenticIQAState) -> list[Gap]:
-    """What the last pass's Summarizer asked the present one to close; nothing in a first pass."""
-    result = state.get("summarizer_result")
-    if not (result and result.need_replan):
-        return []
-    return result.gaps or [Gap(kind="analysis", reason=result.replan_reason)]
-
-
-def append_replan_reason(history: list[str], iteration: int, reason: str) -> list[str]:
-    """A new history with "[Iteration n] reason" at its end, cut to the latest ten entries with a warning."""
-    longer = [*history, f"[Iteration {iteration}] {reason}"]
-    if len(longer) > REPLAN_HISTORY_LIMIT:
-        logger.warning(
-            "Excessive replanning: replan_history keeps its latest %d entries", REPLAN_HISTORY_LIMIT
-        )
-    return longer[-REPLAN_HISTORY_LIMIT:]
-
-
-def with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`: an object in which a key is said twice is an error (ValueError), not the last of
-    them."""
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError(f"expected each key once, got {[key for key, _ in pairs]}")
-    return found

@@ -12,6 +12,7 @@ from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel, ValidationError
 from scripted import plan_reply
 
+from agentic_iqa_local.replanning import append_replan_reason
 from agentic_iqa_local.state import (
     AgenticIQAState,
     ExecutorOutput,
@@ -20,7 +21,6 @@ from agentic_iqa_local.state import (
     PlannerInput,
     PlannerOutput,
     SummarizerOutput,
-    append_replan_reason,
 )
 
 FLAGS = ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution")

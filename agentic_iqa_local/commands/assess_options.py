@@ -246,7 +246,7 @@ def _check_output(parser: Parser, args: argparse.Namespace) -> None:
 
 
 def _check_question(parser: Parser, args: argparse.Namespace) -> None:
-    from agentic_iqa_local.state import check_choices, check_limit, check_query
+    from agentic_iqa_local.request import check_choices, check_limit, check_query
 
     for option, check, value in (
         ("--query", check_query, args.query),

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from agentic_iqa_local.config import RoleSettings
+from agentic_iqa_local.files import with_each_key_once
 from agentic_iqa_local.prompts import Prompt
-from agentic_iqa_local.state import PlannerError, with_each_key_once
+from agentic_iqa_local.state import PlannerError
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError, VLMSession
 

@@ -25,6 +25,7 @@ from agentic_iqa_local.prompts import (
     selection_prompt,
 )
 from agentic_iqa_local.query import asks_where, named_tools
+from agentic_iqa_local.replanning import gaps_to_close
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.state import (
     AgenticIQAState,
@@ -33,7 +34,6 @@ from agentic_iqa_local.state import (
     Gap,
     PlannerOutput,
     ToolExecutionLog,
-    gaps_to_close,
 )
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError

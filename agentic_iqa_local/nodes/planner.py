@@ -26,14 +26,8 @@ from agentic_iqa_local.query import (
     region_in,
     regions_in,
 )
-from agentic_iqa_local.state import (
-    AgenticIQAState,
-    Gap,
-    PlanControlFlags,
-    PlannerInput,
-    PlannerOutput,
-    gaps_to_close,
-)
+from agentic_iqa_local.replanning import gaps_to_close
+from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, PlannerOutput
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.workbench import opened

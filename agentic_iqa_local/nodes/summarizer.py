@@ -36,17 +36,9 @@ from agentic_iqa_local.reasoning import (
     quarters_named,
     speaks_for_another,
 )
+from agentic_iqa_local.replanning import REPLAN_HISTORY_LIMIT, append_replan_reason, may_replan
 from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities, written_probabilities
-from agentic_iqa_local.state import (
-    REPLAN_HISTORY_LIMIT,
-    AgenticIQAState,
-    Basis,
-    ExecutorOutput,
-    FusionResult,
-    SummarizerOutput,
-    append_replan_reason,
-    may_replan,
-)
+from agentic_iqa_local.state import AgenticIQAState, Basis, ExecutorOutput, FusionResult, SummarizerOutput
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.workbench import OpenImages, opened

@@ -53,9 +53,8 @@ from pydantic import (
 )
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, open_regular, read_bytes
+from agentic_iqa_local.files import FileError, open_regular, read_bytes, with_each_key_once
 from agentic_iqa_local.paths import ROOT
-from agentic_iqa_local.state import with_each_key_once
 from agentic_iqa_local.text import one_line
 
 MANIFEST = "manifest.json"

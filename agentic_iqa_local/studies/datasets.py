@@ -26,7 +26,7 @@ import numpy as np
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, open_regular, read_bytes
 from agentic_iqa_local.levels import LEVEL_WORDS
-from agentic_iqa_local.state import check_choices
+from agentic_iqa_local.request import check_choices
 from agentic_iqa_local.text import one_line
 
 Scale = Literal["absolute categories", "paired comparison", "difference", "elo"]

@@ -20,8 +20,8 @@ from agentic_iqa_local.devices import describe_device
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.provenance import commit, folder_hash, of_settings, versions
+from agentic_iqa_local.request import check_query
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.state import check_query
 from agentic_iqa_local.studies.analysis import StudyError
 from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Item, Question, listed, load_dataset
 from agentic_iqa_local.studies.inference import CONTEXTS, answer, infer
