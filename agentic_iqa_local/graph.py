@@ -1,8 +1,9 @@
 """The graph: planner → executor → summarizer, and back to the planner while the evidence does not suffice."""
 
+import functools
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -17,7 +18,7 @@ from agentic_iqa_local.replanning import DEFAULT_MAX_REPLAN_ITERATIONS, may_repl
 from agentic_iqa_local.request import check_choices, check_limit
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import AgenticIQAState
-from agentic_iqa_local.workbench import OpenImages, open_images
+from agentic_iqa_local.workbench import Context, OpenImages, open_images
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,8 @@ EDGE_LABELS = {"planner": "need_replan=true & iter<max", END: "need_replan=false
 def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     """Conditional edge after the Summarizer: "planner" if a replan is needed and iterations < max, else
     "__end__"."""
-    result = state.get("summarizer_result")
-    need_replan = bool(result and result.need_replan and not state.get("error"))
+    result = None if state.get("error") else state.get("summarizer_result")
+    need_replan = result is not None and result.need_replan
     iteration = state.get("iteration_count", 0)
     limit = replan_limit(state)
     decision = "planner" if need_replan and may_replan(state) else "__end__"
@@ -39,7 +40,7 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
         limit,
         decision,
     )
-    if decision == "planner":
+    if result is not None and decision == "planner":
         logger.info("Replanning triggered: %s", result.replan_reason)
         logger.info("Iteration %d/%d", iteration, limit)
     elif need_replan:
@@ -53,9 +54,10 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     return decision
 
 
-def build_graph(with_summarizer: bool = True) -> CompiledStateGraph:
-    """The compiled graph. Without the Summarizer it ends after the Executor and nothing is ever replanned."""
-    graph = StateGraph(AgenticIQAState)
+@functools.cache
+def build_graph(with_summarizer: bool = True) -> CompiledStateGraph[AgenticIQAState, Context]:
+    """The graph, compiled once. Without the Summarizer it ends after the Executor and never replans."""
+    graph = StateGraph(AgenticIQAState, context_schema=Context)
     graph.add_node("planner", planner_node)
     graph.add_node("executor", executor_node)
     graph.add_edge(START, "planner")
@@ -70,17 +72,17 @@ def build_graph(with_summarizer: bool = True) -> CompiledStateGraph:
 
 
 def run_graph(
-    state: AgenticIQAState, images: OpenImages, graph: CompiledStateGraph | None = None
+    state: AgenticIQAState,
+    images: OpenImages,
+    graph: CompiledStateGraph[AgenticIQAState, Context] | None = None,
 ) -> AgenticIQAState:
     """Runs the graph on opened images and returns the final state."""
-    limit = replan_limit(state)
-    config: dict[str, Any] = {
-        "configurable": {"services": images.services, "images": images},
-        "recursion_limit": 3 * (limit + 2),  # three nodes a round, and room for the ends
-    }
+    steps = 3 * (replan_limit(state) + 2)  # three nodes a round, and room for the ends
     # LangChain would otherwise follow environment variables to a tracing server
     with tracing_context(enabled=False):
-        final = (graph or build_graph()).invoke(state, config)
+        final: AgenticIQAState = (graph or build_graph()).invoke(  # pyright: ignore[reportAssignmentType]  # its channels
+            state, {"recursion_limit": steps}, context=Context(images)
+        )
     return {**final, "failed_tries": list(images.failed_tries)}
 
 

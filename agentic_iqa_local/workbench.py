@@ -1,8 +1,7 @@
 """One assessment's workbench: its images (opened once), the sessions and scores that they have so far, and
 what a user must be warned of.
 
-Nodes reach it through `config["configurable"]["images"]`; without it they open the images of their state
-themselves.
+The graph's runtime context holds it. A node that is called by itself opens the images of its state.
 """
 
 import logging
@@ -10,11 +9,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime
 from PIL import Image
 from pydantic import BaseModel
 
@@ -283,17 +283,24 @@ def open_images(
     return state, images
 
 
+@dataclass(frozen=True)
+class Context:
+    """What a run of the graph gives its nodes besides the state."""
+
+    images: OpenImages
+
+
 @contextmanager
-def opened(state: AgenticIQAState, config: RunnableConfig | None) -> Iterator[OpenImages]:
-    """The assessment's images: those in `config["configurable"]`, else opened here from the state and closed
-    again."""
-    configurable: dict[str, Any] = (config or {}).get("configurable", {})
-    if "images" in configurable:
-        yield configurable["images"]
+def opened(
+    state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[Context] | None
+) -> Iterator[OpenImages]:
+    """The assessment's images: those that the graph runs on, else opened here from the state and closed
+    again, with the services in `config["configurable"]` or the default ones."""
+    if runtime is not None and runtime.context is not None:
+        yield runtime.context.images
         return
-    images = OpenImages(
-        configurable.get("services") or load_services(), state["image_path"], state.get("reference_path")
-    )
+    services = (config or {}).get("configurable", {}).get("services") or load_services()
+    images = OpenImages(services, state["image_path"], state.get("reference_path"))
     try:
         yield images
     finally:

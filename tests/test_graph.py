@@ -4,8 +4,10 @@ model.
 The replans are forced by evidence that contradicts itself: a severe blur measured at 4.5.
 """
 
+import gc
 import json
 import logging
+import weakref
 from collections import Counter
 
 import pytest
@@ -336,7 +338,18 @@ def test_without_the_summarizer_the_graph_ends_after_the_executor(picture):
     assert decide_next_node(final) == "__end__"
 
 
-# What the rounds share
+# What the runs and their rounds share
+
+
+def test_the_graph_is_compiled_once_and_holds_no_images_after_a_run(picture):
+    assert build_graph() is build_graph()
+    images = OpenImages(scripted_services(never_satisfied(), ScriptedTools({"NIQE": 4.5})), picture)
+    run_graph(initial_state(QUERY, picture), images)
+    images.close()
+    held = weakref.ref(images)
+    del images
+    gc.collect()
+    assert held() is None
 
 
 def test_the_model_is_opened_once_for_all_roles_and_rounds(picture):

@@ -149,12 +149,12 @@ def test_choices_are_answered_with_probabilities(photo_path, services):
 @pytest.mark.parametrize(("limit", "plans"), [(0, 1), (1, 1), (2, 2), (3, 3)])
 def test_planner_calls_under_a_summarizer_that_always_asks(limit, plans, photo_path, services, monkeypatch):
     calls = []
-    import agentic_iqa_local.graph as graph
+    import agentic_iqa_local.nodes.planner as planner
     import agentic_iqa_local.nodes.summarizer as summarizer
 
-    real = graph.planner_node
+    real = planner.planner_prompt
     monkeypatch.setattr(
-        graph, "planner_node", lambda state, config=None: calls.append(1) or real(state, config)
+        planner, "planner_prompt", lambda *args, **options: calls.append(1) or real(*args, **options)
     )
     monkeypatch.setattr(summarizer, "should_replan", lambda *_: (True, "always"))
     state = run_pipeline(DEFAULT_QUERY, photo_path, max_replan_iterations=limit, services=services)

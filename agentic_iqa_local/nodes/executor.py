@@ -10,6 +10,7 @@ from contextvars import copy_context
 from typing import Any, get_args
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime
 
 from agentic_iqa_local.evidence import disagreement, doubts, open_severities, outvoted, unexplained
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, find_tool
@@ -37,7 +38,7 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import Box, OpenImages, opened
+from agentic_iqa_local.workbench import Box, Context, OpenImages, opened
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,11 @@ def tool_line(reference: str, good_for: tuple[str, ...], reliability: str = "") 
     return "; ".join(filter(None, (kind, ", ".join(good_for) or "any distortion", reliability)))
 
 
-def executor_node(state: AgenticIQAState, config: RunnableConfig | None = None) -> dict[str, Any]:
+def executor_node(
+    state: AgenticIQAState,
+    config: RunnableConfig | None = None,
+    runtime: Runtime[Context] | None = None,
+) -> dict[str, Any]:
     """Returns `executor_evidence`; nothing when an earlier node failed, and an `error` inside the evidence
     when this one does."""
     if state.get("error"):
@@ -64,7 +69,7 @@ def executor_node(state: AgenticIQAState, config: RunnableConfig | None = None) 
     plan, gaps = state["plan"], gaps_to_close(state)
     evidence = earlier_evidence(state) if gaps else ExecutorOutput()
     try:
-        with opened(state, config) as images:
+        with opened(state, config, runtime) as images:
             gather(evidence, state["query"], plan, images, gaps)
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
         evidence.error = one_line(str(error))

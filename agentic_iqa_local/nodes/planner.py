@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime
 from pydantic import ValidationError
 
 from agentic_iqa_local.conversation import earlier_lines, going_on
@@ -30,7 +31,7 @@ from agentic_iqa_local.replanning import gaps_to_close
 from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, PlannerOutput
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import opened
+from agentic_iqa_local.workbench import Context, opened
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +165,11 @@ def taken_choices(query: str, choices: list[str] | None) -> list[str]:
     )
 
 
-def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -> dict[str, Any]:
+def planner_node(
+    state: AgenticIQAState,
+    config: RunnableConfig | None = None,
+    runtime: Runtime[Context] | None = None,
+) -> dict[str, Any]:
     """Returns `plan` and `plan_corrections`, or `error` when no valid plan could be had."""
     has_reference = bool(state.get("reference_path"))
     history = state.get("replan_history", [])
@@ -178,7 +183,7 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
                     state.get("prior_context", {}) | ({"replan_history": history} if history else {}) or None
                 ),
             },
-            context={"decoded": "images" in (config or {}).get("configurable", {})},
+            context={"decoded": runtime is not None and runtime.context is not None},
         )
     except ValidationError as error:
         return {"error": one_line(f"Planner: {error.errors()[0]['msg'].removeprefix('Value error, ')}")}
@@ -189,7 +194,7 @@ def planner_node(state: AgenticIQAState, config: RunnableConfig | None = None) -
         task.query, has_reference, state.get("choices"), history, before, evidence, earlier=turns
     )
     try:
-        with opened(state, config) as images:
+        with opened(state, config, runtime) as images:
             role = images.services.section("planner")
             session = images.session("planner")
             plan = ask(session, prompt, PlannerReply, role).to_plan()

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.conversation import earlier_lines
@@ -41,7 +42,7 @@ from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabiliti
 from agentic_iqa_local.state import AgenticIQAState, Basis, ExecutorOutput, FusionResult, SummarizerOutput
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import OpenImages, opened
+from agentic_iqa_local.workbench import Context, OpenImages, opened
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,11 @@ NO_EVIDENCE = "No distortion analysis or tool scores were available; judged from
 NO_SCORES = "No tool scores were available."
 
 
-def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None) -> dict[str, Any]:
+def summarizer_node(
+    state: AgenticIQAState,
+    config: RunnableConfig | None = None,
+    runtime: Runtime[Context] | None = None,
+) -> dict[str, Any]:
     """Returns `summarizer_result`, `iteration_count` and, on a replan, `replan_history`.
 
     Nothing when an earlier node failed; `error` when plan or evidence is missing from the state or the model
@@ -76,7 +81,7 @@ def summarizer_node(state: AgenticIQAState, config: RunnableConfig | None = None
         one_line(state.get("reference_path") or "none"),
     )
     try:
-        with opened(state, config) as images:
+        with opened(state, config, runtime) as images:
             try:
                 result = summarize(
                     state["query"],
