@@ -6,20 +6,27 @@ looked at.
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, OVERALL, UNCLEAR
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, FusionResult, Gap, PlannerOutput
+from agentic_iqa_local.state import (
+    DistortionAnalysis,
+    ExecutorOutput,
+    FusionResult,
+    Gap,
+    GapKind,
+    PlannerOutput,
+)
 
 SEVERE = ("severe", "extreme")
 KEY_SEVERITIES = ("moderate", "severe", "extreme")
 MILD = ("none", "slight")
 HIGH_SCORE = 4.0
-LOW_SCORE = (
-    2.2  # a little above the mirror of 4.0: no map of the tools without weights ends below 2.0 but NIQE's
-)
+# A little above the mirror of 4.0: of the tools without weights only NIQE's map ends below 2.0.
+LOW_SCORE = 2.2
 LOW_QUALITY = 2.9  # the fused score below which damage should have been found
 FLAWED = 3.0  # the tools' mean below which the Executor looks twice for a distortion
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
@@ -42,23 +49,26 @@ def contradictions(evidence: ExecutorOutput) -> list[str]:
     """
     lines = []
     for name, items in (evidence.distortion_analysis or {}).items():
-        scores = _standing(evidence, name)
-        if not scores:
-            continue
-        for item in items:
-            judged = [scores[item.type]] if item.type in scores else list(scores.values())
-            if item.severity in SEVERE and all(score > HIGH_SCORE for _, score in judged):
+        if scores := _voting_scores(evidence, name):
+            lines += _severe_but_high(name, items, scores)
+            if _only_mild(items) and all(score < LOW_SCORE for _, score in scores.values()):
                 lines.append(
-                    f"Contradictory evidence: {item.severity} {item.type} of {name} but high scores"
-                    f" ({_told(judged)})"
+                    f"Contradictory evidence: {_mild(items)} of {name} but low scores"
+                    f" ({_in_words(scores.values())})"
                 )
-        if all(item.severity in MILD for item in items) and all(
-            score < LOW_SCORE for _, score in scores.values()
-        ):
-            lines.append(
-                f"Contradictory evidence: {_mild(items)} of {name} but low scores ({_told(scores.values())})"
-            )
     return lines
+
+
+def _severe_but_high(
+    name: str, items: Sequence[DistortionAnalysis], scores: dict[str, tuple[str, float]]
+) -> Iterator[str]:
+    for item in items:
+        own = [scores[item.type]] if item.type in scores else list(scores.values())
+        if item.severity in SEVERE and all(score > HIGH_SCORE for _, score in own):
+            yield (
+                f"Contradictory evidence: {item.severity} {item.type} of {name} but high scores"
+                f" ({_in_words(own)})"
+            )
 
 
 def unexplained(evidence: ExecutorOutput) -> dict[str, str]:
@@ -66,39 +76,35 @@ def unexplained(evidence: ExecutorOutput) -> dict[str, str]:
     found: it may be missed."""
     lines = {}
     for name, items in (evidence.distortion_analysis or {}).items():
-        scores = dict(_standing(evidence, name).values())
-        if (
-            scores
-            and statistics.mean(scores.values()) < FLAWED
-            and all(item.severity in MILD for item in items)
-        ):
-            lines[name] = f"{_mild(items)} of {name} but low scores ({_told(scores.items())})"
+        scores = dict(_voting_scores(evidence, name).values())
+        if scores and _only_mild(items) and statistics.mean(scores.values()) < FLAWED:
+            lines[name] = f"{_mild(items)} of {name} but low scores ({_in_words(scores.items())})"
     return lines
 
 
 def _unseen_flaw(evidence: ExecutorOutput, fusion: FusionResult | None) -> str | None:
     """A line where the fused score is low, though neither the analysis nor the tools' mean says so: the
     letters saw something. Where the tools' mean is low as well the Executor has looked twice already."""
-    found = [item for items in (evidence.distortion_analysis or {}).values() for item in items]
-    if (
-        not evidence.distortion_analysis
-        or fusion is None
-        or fusion.q is None
-        or fusion.q >= LOW_QUALITY
-        or unexplained(evidence)
-    ):
+    if fusion is None or fusion.q is None or fusion.q >= LOW_QUALITY:
         return None
-    if any(item.severity not in MILD for item in found):
+    items = [item for items in (evidence.distortion_analysis or {}).values() for item in items]
+    if not evidence.distortion_analysis or not _only_mild(items) or unexplained(evidence):
         return None
-    return f"Contradictory evidence: {_mild(found)} was found but the fused score is {fusion.q:.1f} of 5"
+    return f"Contradictory evidence: {_mild(items)} was found but the fused score is {fusion.q:.1f} of 5"
+
+
+def _only_mild(items: Sequence[DistortionAnalysis]) -> bool:
+    return all(item.severity in MILD for item in items)
 
 
 def _mild(items: Sequence[DistortionAnalysis]) -> str:
     return _listed(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
 
 
-def _standing(evidence: ExecutorOutput, name: str, with_checks: bool = False) -> dict[str, tuple[str, float]]:
-    """The scores of an object that have a vote, by distortion; `with_checks`: also those that only check
+def _voting_scores(
+    evidence: ExecutorOutput, name: str, with_checks: bool = False
+) -> dict[str, tuple[str, float]]:
+    """An object's (tool, score) that have a vote, by distortion; `with_checks`: also those that only check
     them."""
     silent = {
         log.tool_name
@@ -109,25 +115,23 @@ def _standing(evidence: ExecutorOutput, name: str, with_checks: bool = False) ->
     return {distortion: (tool, score) for distortion, (tool, score) in scores.items() if tool not in silent}
 
 
-def _told(scores: Iterable[tuple[str, float]]) -> str:
+def _in_words(scores: Iterable[tuple[str, float]]) -> str:
     return ", ".join(f"{tool} {score:.2f}" for tool, score in dict.fromkeys(scores))
 
 
 def open_severities(evidence: ExecutorOutput) -> dict[str, list[DistortionAnalysis]]:
     """By object, the distortions whose severity the model cannot tell, or finds all words nearly equally
     probable for."""
-    read = evidence.severity_probabilities or {}
-    return {
-        name: found
+    probabilities = evidence.severity_probabilities or {}
+    in_doubt = {
+        name: [
+            item
+            for item in items
+            if item.severity == UNCLEAR or _is_open(probabilities.get(name, {}).get(item.type))
+        ]
         for name, items in (evidence.distortion_analysis or {}).items()
-        if (
-            found := [
-                item
-                for item in items
-                if item.severity == UNCLEAR or _is_open(read.get(name, {}).get(item.type))
-            ]
-        )
     }
+    return {name: items for name, items in in_doubt.items() if items}
 
 
 def _is_open(probabilities: Mapping[str, float] | None) -> bool:
@@ -151,14 +155,14 @@ def outvoted(scores: Sequence[tuple[str, float]], reachable: Reachable) -> set[s
     """
     left = dict(scores)
     while len(left) > 2:
-        alone = {
+        outliers = {
             tool: abs(score - statistics.median(left[other] for other in left if other != tool))
             for tool, score in left.items()
             if all(apart((tool, score), pair, reachable) for pair in left.items() if pair[0] != tool)
         }
-        if not alone:
+        if not outliers:
             break
-        del left[max(alone, key=alone.__getitem__)]
+        del left[max(outliers, key=outliers.__getitem__)]
     return {tool for tool, _ in scores} - left.keys()
 
 
@@ -166,9 +170,9 @@ def disagreement(evidence: ExecutorOutput, reachable: Reachable) -> str | None:
     """Which tools that vote or check lie further apart than their errors explain; None where none do."""
     lines = []
     for name in evidence.quality_scores or {}:
-        scores = sorted(set(_standing(evidence, name, with_checks=True).values()), key=lambda pair: pair[1])
+        scores = sorted(set(_voting_scores(evidence, name, with_checks=True).values()), key=itemgetter(1))
         if len(scores) > 1 and apart(scores[0], scores[-1], reachable):
-            lines.append(f"tools disagree about {name} ({_told(scores)})")
+            lines.append(f"tools disagree about {name} ({_in_words(scores)})")
     return "; ".join(lines) or None
 
 
@@ -185,11 +189,11 @@ def doubts(evidence: ExecutorOutput) -> str | None:
 
 def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
     """What whoever reads the scores must know: tools without a vote, and regions that were not found."""
-    alone = dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted)
+    outliers = dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted)
     lines = [
         f"{tool} has no vote: its score of {'the picture' if name == 'Global' else name} stands apart from"
         " every other tool's"
-        for tool, name in alone
+        for tool, name in outliers
     ]
     missed = [name for name, box in (evidence.boxes or {}).items() if box is None]
     return lines + ([f"no box for {_listed(missed)}, tools see the whole image"] if missed else [])
@@ -203,8 +207,8 @@ def should_replan(
 ) -> tuple[bool, str]:
     """(need_replan, reason).
 
-    With two arguments the specification's literal code: an analysis must cover the scope, and there must be
-    scores. With the plan, and the letters if they were read, the first of `find_gaps`.
+    Without a plan the analysis must cover the scope, and there must be scores. With one, and the letters if
+    they were read, the first of `find_gaps` decides.
     """
     evidence = executor_output or ExecutorOutput()
     if plan is not None:
@@ -227,26 +231,29 @@ def find_gaps(
     was tried and could not run is a warning elsewhere, not a gap.
     """
     evidence = evidence or ExecutorOutput()
-    objects = required_objects(plan.query_scope)
-    gaps = []
-    if evidence.error:
-        gaps.append(Gap(kind="executor", reason=f"Executor failed: {evidence.error}"))
-    missing = [name for name in objects if name not in (evidence.distortion_analysis or {})]
-    if plan.plan.distortion_analysis and missing:
-        gaps.append(Gap(kind="analysis", reason=f"Missing analysis for {_listed(missing)}"))
-    if plan.plan.tool_execution and (reason := _score_gap(evidence, objects, plan)):
-        gaps.append(Gap(kind="scores", reason=reason))
-    lines = contradictions(evidence)
-    if not lines and plan.plan.distortion_analysis and (line := _unseen_flaw(evidence, fusion)):
-        lines = [line]
-    if lines:
-        gaps.append(Gap(kind="contradiction", reason=lines[0]))
-    if evidence.uncertainty:
-        kind = "tools" if evidence.disagreement else "severity"
-        gaps.append(Gap(kind=kind, reason=f"Executor is uncertain: {evidence.uncertainty}"))
-    if reason := _letter_gap(fusion):
-        gaps.append(Gap(kind="letters", reason=reason))
-    return gaps
+    reasons: list[tuple[GapKind, str | None]] = [
+        ("executor", f"Executor failed: {evidence.error}" if evidence.error else None),
+        ("analysis", _analysis_gap(evidence, plan)),
+        ("scores", _score_gap(evidence, plan)),
+        ("contradiction", _contradiction(evidence, plan, fusion)),
+        (
+            "tools" if evidence.disagreement else "severity",
+            f"Executor is uncertain: {evidence.uncertainty}" if evidence.uncertainty else None,
+        ),
+        ("letters", _letter_gap(fusion)),
+    ]
+    return [Gap(kind=kind, reason=reason) for kind, reason in reasons if reason]
+
+
+def _analysis_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
+    missing = [name for name in plan.objects if name not in (evidence.distortion_analysis or {})]
+    return f"Missing analysis for {_listed(missing)}" if plan.plan.distortion_analysis and missing else None
+
+
+def _contradiction(evidence: ExecutorOutput, plan: PlannerOutput, fusion: FusionResult | None) -> str | None:
+    if lines := contradictions(evidence):
+        return lines[0]
+    return _unseen_flaw(evidence, fusion) if plan.plan.distortion_analysis else None
 
 
 def _letter_gap(fusion: FusionResult | None) -> str | None:
@@ -256,7 +263,7 @@ def _letter_gap(fusion: FusionResult | None) -> str | None:
         return None
     if (fusion.off_letter_mass or 0) > OFF_THE_LETTERS:
         return f"{fusion.off_letter_mass:.0%} of the probability lies off the letters"
-    if fusion.q_bar is None:
+    if fusion.q_bar is None or fusion.alpha is None:
         return "No tool scores, and the letters are nearly equally probable" if _is_open(fusion.p_c) else None
     if sum(fusion.alpha[LETTER_TO_LEVEL[letter]] * p for letter, p in fusion.p_c.items()) < LEAST_OVERLAP:
         alone = expected_level(fusion.p_c)
@@ -266,32 +273,35 @@ def _letter_gap(fusion: FusionResult | None) -> str | None:
     return None
 
 
-def _score_gap(evidence: ExecutorOutput, objects: list[str], plan: PlannerOutput) -> str | None:
-    """Which scores are missing, leaving out those whose tools were tried and failed: another plan would not
-    get them either."""
-    scores = {
-        name: found
-        for name, found in (evidence.quality_scores or {}).items()
-        if not is_unlocated(evidence, name)
-    }
-    failed = {(log.object_name, log.distortion) for log in evidence.tool_logs if log.error}
-    if not evidence.quality_scores and not failed:
+def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
+    """Which scores that the plan asked for are missing, leaving out those whose tools were tried and failed:
+    another plan would not get them either."""
+    if not plan.plan.tool_execution:
+        return None
+    if not evidence.quality_scores and not any(log.error for log in evidence.tool_logs):
         return "No tool scores available"
-    unscored = [name for name in objects if not scores.get(name) and name not in {name for name, _ in failed}]
-    if unscored:
+    tried = {name: _tried(evidence, name) for name in plan.objects}
+    if unscored := [name for name in plan.objects if not tried[name]]:
         return f"Missing tool scores for {_listed(unscored)} region"
-    for name in objects:
-        covered = {*scores.get(name, {}), *(distortion for owner, distortion in failed if owner == name)}
-        missing = [d for d in key_distortions(evidence, name, plan) if d not in covered]
-        if missing and not any(purpose.startswith(OVERALL) for purpose in covered):
+    for name, purposes in tried.items():
+        missing = [kind for kind in key_distortions(evidence, name, plan) if kind not in purposes]
+        if missing and not any(purpose.startswith(OVERALL) for purpose in purposes):
             return f"Missing tool scores for {_listed(missing)} of {name}"
     return None
+
+
+def _tried(evidence: ExecutorOutput, name: str) -> set[str]:
+    """What tools measured of an object, or failed to: distortions, or the overall quality."""
+    scores = {} if is_unlocated(evidence, name) else (evidence.quality_scores or {}).get(name, {})
+    failed = (log.distortion for log in evidence.tool_logs if log.error and log.object_name == name)
+    return {*scores, *failed}
 
 
 def is_unlocated(evidence: ExecutorOutput, name: str) -> bool:
     """Whether the tools measured the whole picture because the model, which gives boxes, found none of this
     region."""
-    return name in (evidence.boxes or {}) and evidence.boxes[name] is None
+    boxes = evidence.boxes or {}
+    return name in boxes and boxes[name] is None
 
 
 def key_distortions(evidence: ExecutorOutput, name: str, plan: PlannerOutput) -> list[str]:
@@ -308,17 +318,21 @@ def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[tuple[str
     listed entry; none of a tool that was outvoted, or that only checks a better one."""
     if evidence is None or not evidence.quality_scores:
         return []
-    counted = {name: _standing(evidence, name).values() for name in evidence.quality_scores}
     if vote == "entries":
-        return [pair for scores in counted.values() for pair in scores]
+        return [pair for name in evidence.quality_scores for pair in _voting_scores(evidence, name).values()]
     crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"}
     # The score is part of the key: two different scores cannot come from one run.
     runs = {
         (tool, name if name in crops else None, score)
-        for name, scores in counted.items()
-        for tool, score in scores
+        for name in evidence.quality_scores
+        for tool, score in _voting_scores(evidence, name).values()
     }
-    return sorted(((tool, score) for tool, _, score in runs), key=lambda pair: pair[::-1])
+    return sorted(((tool, score) for tool, _, score in runs), key=itemgetter(1, 0))
+
+
+def object_votes(evidence: ExecutorOutput, name: str) -> list[tuple[str, float]]:
+    """The (tool, score) of one object that have a vote, each once, the lowest score first."""
+    return sorted(set(_voting_scores(evidence, name).values()), key=itemgetter(1, 0))
 
 
 def tool_scores(evidence: ExecutorOutput | None, vote: str = "runs") -> list[float]:

@@ -3,7 +3,7 @@ and answers in."""
 
 from typing import Literal
 
-from agentic_iqa_local.evidence import votes
+from agentic_iqa_local.evidence import object_votes
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR
 from agentic_iqa_local.score_fusion import ScoreFusion, expected_level
 from agentic_iqa_local.state import Basis, ExecutorOutput, FusionResult, PassRecord, SummarizerOutput
@@ -37,19 +37,20 @@ def seen(evidence: ExecutorOutput | None) -> str:
 
 def measured(evidence: ExecutorOutput | None) -> str:
     """The tools' scores, 1..5; those without a vote are named."""
-    regions = (evidence and evidence.quality_scores) or {}
+    if evidence is None:
+        return "nothing"
     counted = dict.fromkeys(
         f"{tool} {score:.2f}{_of(name)}"
-        for name in regions
-        for tool, score in votes(evidence.model_copy(update={"quality_scores": {name: regions[name]}}))
+        for name in evidence.quality_scores or {}
+        for tool, score in object_votes(evidence, name)
     )
     ignored = dict.fromkeys(
         f"{log.tool_name} {log.normalized_score:.2f}{_of(log.object_name)}"
-        for log in (evidence.tool_logs if evidence else ())
+        for log in evidence.tool_logs
         if log.normalized_score is not None and (log.outvoted or log.trailing)
     )
-    told = ", ".join(counted) or "nothing"
-    return f"{told} (without a vote: {', '.join(ignored)})" if ignored else told
+    scores = ", ".join(counted) or "nothing"
+    return f"{scores} (without a vote: {', '.join(ignored)})" if ignored else scores
 
 
 def _of(name: str) -> str:
@@ -83,61 +84,58 @@ def changes(before: Basis, after: Basis) -> list[str]:
     lines = []
     if before.plan.query_scope != after.plan.query_scope:
         lines.append(f"about {', '.join(after.plan.objects)}, before {', '.join(before.plan.objects)}")
-    old, new = _severities(before), _severities(after)
-    for item, severity in new.items():
-        if item not in old:
-            lines.append(
-                f"found {severity} {' of '.join(item)}"
-                if severity != "none"
-                else f"looked for {' of '.join(item)}"
-            )
-        elif old[item] != severity:
-            lines.append(f"{' of '.join(item)}: {severity}, before {old[item]}")
-    lines += [f"no longer looked at: {' of '.join(item)}" for item in old if item not in new]
-    ran = _ran(before)
-    lines += [f"{tool} measured too" for tool in _ran(after) if tool not in ran]
-    boxes = [
-        [name for name, box in ((basis.evidence and basis.evidence.boxes) or {}).items() if box]
-        for basis in (before, after)
-    ]
-    lines += [f"tools measured {name} alone" for name in boxes[1] if name not in boxes[0]]
+    lines += _changed_severities(_severities(before), _severities(after))
+    tools, boxes = _tools_run(before), _located(before)
+    lines += [f"{tool} measured too" for tool in _tools_run(after) if tool not in tools]
+    lines += [f"tools measured {name} alone" for name in _located(after) if name not in boxes]
     return lines
 
 
-def _severities(basis: Basis) -> dict[tuple[str, ...], str]:
+def _changed_severities(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    lines = []
+    for item, severity in after.items():
+        if item not in before:
+            lines.append(f"looked for {item}" if severity == "none" else f"found {severity} {item}")
+        elif before[item] != severity:
+            lines.append(f"{item}: {severity}, before {before[item]}")
+    return lines + [f"no longer looked at: {item}" for item in before if item not in after]
+
+
+def _severities(basis: Basis) -> dict[str, str]:
     analysis = (basis.evidence and basis.evidence.distortion_analysis) or {}
-    return {
-        (item.type,) if name == "Global" else (item.type, name): item.severity
-        for name, items in analysis.items()
-        for item in items
-    }
+    return {f"{item.type}{_of(name)}": item.severity for name, items in analysis.items() for item in items}
 
 
-def _ran(basis: Basis) -> list[str]:
+def _tools_run(basis: Basis) -> list[str]:
     logs = basis.evidence.tool_logs if basis.evidence else []
     return list(dict.fromkeys(log.tool_name for log in logs if log.error is None))
 
 
+def _located(basis: Basis) -> list[str]:
+    boxes = (basis.evidence and basis.evidence.boxes) or {}
+    return [name for name, box in boxes.items() if box]
+
+
 def record(
-    result: SummarizerOutput, earlier: SummarizerOutput | None, asked: str | None, cost: tuple[int, float]
+    result: SummarizerOutput, basis: Basis, earlier: SummarizerOutput | None, cost: tuple[int, float]
 ) -> PassRecord:
-    """What is told of the pass that `result` ends and that began with `earlier`, to close the gap `asked`.
-    The cost is in tokens and seconds."""
-    fusion, before = result.fusion, earlier and earlier.fusion
-    changed = changes(earlier.basis, result.basis) if earlier else []
+    """The account of the pass that ends with `result` on `basis` and that was to close a gap of the `earlier`
+    answer, if there is one. The cost is in tokens and seconds."""
+    fusion, before = result.fusion, earlier.fusion if earlier else None
+    changed = changes(earlier.basis, basis) if earlier and earlier.basis else []
     if fusion and fusion.both_orders and not (before and before.both_orders):
         changed.append("the letters were read in both orders")
-    q = fusion and fusion.q
+    q, q_before = (fused.q if fused else None for fused in (fusion, before))
     return PassRecord(
         number=earlier.passes[-1].number + 1 if earlier else 1,
-        asked=asked,
+        asked=earlier.replan_reason if earlier else None,
         changed=changed,
-        seen=seen(result.basis.evidence),
-        measured=measured(result.basis.evidence),
+        seen=seen(basis.evidence),
+        measured=measured(basis.evidence),
         concluded=concluded(result),
         decided=decided(fusion),
         q=q,
-        dq=q - before.q if q is not None and before and before.q is not None else None,
+        dq=None if q is None or q_before is None else q - q_before,
         gaps=[gap.reason for gap in result.gaps],
         tokens=cost[0],
         seconds=round(cost[1], 3),

@@ -5,7 +5,7 @@ model, no tool, no file is loaded here. Names follow AgenticIQA (arXiv 2509.2600
 import logging
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -26,6 +26,7 @@ IMAGE_SUFFIXES = (
     ".avif", ".heic", ".heif", ".jfif", ".jpe",
 )  # fmt: skip
 
+Model = TypeVar("Model", bound=BaseModel)
 NO_REASON = "No reason provided"
 
 NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
@@ -296,12 +297,15 @@ class FusionResult(BaseModel):
     )
 
 
+GapKind = Literal["executor", "analysis", "scores", "contradiction", "tools", "severity", "letters"]
+
+
 class Gap(BaseModel):
     """What the evidence of a pass lacks."""
 
     model_config = {"frozen": True}
 
-    kind: Literal["executor", "analysis", "scores", "contradiction", "tools", "severity", "letters"]
+    kind: GapKind
     reason: NonBlank
 
 
@@ -399,6 +403,11 @@ class SummarizerOutput(BaseModel):
             logger.warning("need_replan is true without a replan_reason")
             self.replan_reason = NO_REASON
         return self
+
+
+def revised(model: Model, **changes: Any) -> Model:
+    """`model` with `changes`, validated, which `model_copy` does not do. Raises ValidationError."""
+    return type(model).model_validate(dict(model) | changes)
 
 
 def replace(_old: Any, new: Any) -> Any:

@@ -39,7 +39,14 @@ from agentic_iqa_local.reasoning import (
 )
 from agentic_iqa_local.replanning import REPLAN_HISTORY_LIMIT, append_replan_reason, may_replan
 from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities, written_probabilities
-from agentic_iqa_local.state import AgenticIQAState, Basis, ExecutorOutput, FusionResult, SummarizerOutput
+from agentic_iqa_local.state import (
+    AgenticIQAState,
+    Basis,
+    ExecutorOutput,
+    FusionResult,
+    SummarizerOutput,
+    revised,
+)
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.workbench import Context, OpenImages, opened
@@ -114,40 +121,43 @@ def _reads_both_orders(state: AgenticIQAState) -> bool:
 def close_pass(state: AgenticIQAState, result: SummarizerOutput, cost: tuple[int, float]) -> dict[str, Any]:
     """The state's changes after a pass: its own result, or that of an earlier one that is better supported,
     and whether to plan again. `cost` is in tokens and seconds."""
-    plan, evidence, earlier = state["plan"], state["executor_evidence"], state.get("summarizer_result")
-    if earlier is not None and not (earlier.need_replan and earlier.basis):
-        earlier = None  # of another run
-    result.basis = Basis(plan=plan, plan_corrections=state.get("plan_corrections", []), evidence=evidence)
-    result.gaps = [] if result.error else find_gaps(evidence, plan, result.fusion)
-    passes = [*earlier.passes] if earlier else []
-    passes.append(record(result, earlier, earlier and earlier.replan_reason, cost))
+    plan, evidence = state["plan"], state["executor_evidence"]
+    basis = Basis(plan=plan, plan_corrections=state.get("plan_corrections", []), evidence=evidence)
+    gaps = [] if result.error else find_gaps(evidence, plan, result.fusion)
+    answer = revised(result, basis=basis, gaps=gaps)
+    earlier = _earlier_answer(state)
+    latest = record(answer, basis, earlier, cost)
+    passes = [*earlier.passes, latest] if earlier else [latest]
     changes: dict[str, Any] = {}
-    failed = bool(result.error)
-    if earlier is not None and support(earlier) > support(result):
-        logger.info(
-            "Pass %d is less well supported than an earlier one, whose answer stays", passes[-1].number
-        )
-        passes[-1].kept = False
-        result = earlier.model_copy(update={"need_replan": False, "replan_reason": None})
-        changes = result.basis.state()
+    if earlier and earlier.basis and support(earlier) > support(answer):
+        logger.info("Pass %d is less well supported than an earlier one, whose answer stays", latest.number)
+        answer, basis = revised(earlier, need_replan=False, replan_reason=None), earlier.basis
+        changes = basis.state()
+        passes[-1] = revised(latest, kept=False)
     else:
-        passes = [*(told.model_copy(update={"kept": False}) for told in passes[:-1]), passes[-1]]
-    result.passes = passes[-REPLAN_HISTORY_LIMIT:]
+        passes = [*(revised(other, kept=False) for other in passes[:-1]), latest]
+    answer = revised(answer, passes=passes[-REPLAN_HISTORY_LIMIT:])
     iteration = state.get("iteration_count", 0)
-    changes |= {"summarizer_result": result, "iteration_count": iteration}
-    basis = result.basis
-    need_replan, reason = should_replan(basis.evidence, basis.plan.query_scope, basis.plan, result.fusion)
-    if failed or not need_replan:
+    changes |= {"summarizer_result": answer, "iteration_count": iteration}
+    need_replan, reason = should_replan(basis.evidence, basis.plan.query_scope, basis.plan, answer.fusion)
+    if result.error or not need_replan:
         return changes
     if not may_replan(state):
         logger.warning("Max replanning iterations reached")
         return changes
     logger.info("need_replan=true, replan_reason=%s, iteration_count=%d", one_line(reason), iteration)
     return changes | {
-        "summarizer_result": result.model_copy(update={"need_replan": True, "replan_reason": reason}),
+        "summarizer_result": revised(answer, need_replan=True, replan_reason=reason),
         "iteration_count": iteration + 1,
         "replan_history": append_replan_reason(state.get("replan_history", []), iteration + 1, reason),
     }
+
+
+def _earlier_answer(state: AgenticIQAState) -> SummarizerOutput | None:
+    """The answer whose gaps the present pass was to close; None in a first pass, also where the state holds
+    the answer of another run."""
+    earlier = state.get("summarizer_result")
+    return earlier if earlier and earlier.need_replan and earlier.basis else None
 
 
 def summarize(
