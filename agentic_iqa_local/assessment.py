@@ -19,7 +19,7 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.nodes.executor import run_tool
 from agentic_iqa_local.nodes.planner import taken_choices
-from agentic_iqa_local.nodes.summarizer import ROLE, fused_letter, read_and_fuse, read_choices, without_words
+from agentic_iqa_local.nodes.summarizer import ROLE, answer_letter, read_and_fuse, read_choices, without_words
 from agentic_iqa_local.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, chosen_answer, summarizer_prompt
 from agentic_iqa_local.query import named_metrics
@@ -437,7 +437,7 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         )
     scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
     fusion = read_and_fuse(prompt, list(scores.items()), images)
-    return fusion.model_dump() | {"final_answer": fused_letter(fusion), "tools": logs}
+    return fusion.model_dump() | {"final_answer": answer_letter(fusion), "tools": logs}
 
 
 def _record(images: OpenImages) -> dict[str, Any]:

@@ -37,6 +37,11 @@ OFF_THE_LETTERS = 0.5
 Reachable = Mapping[str, tuple[float, float]]  # the ends of what each tool's map can return
 
 
+def of_object(name: str) -> str:
+    """ " of sky" for a region, nothing for the whole picture."""
+    return "" if name == "Global" else f" of {name}"
+
+
 def required_objects(query_scope: list[str] | str) -> list[str]:
     """["Global"], or the objects that the plan names."""
     return ["Global"] if query_scope == "Global" else list(query_scope)

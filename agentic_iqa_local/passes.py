@@ -3,7 +3,7 @@ and answers in."""
 
 from typing import Literal
 
-from agentic_iqa_local.evidence import object_votes
+from agentic_iqa_local.evidence import object_votes, of_object
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR
 from agentic_iqa_local.score_fusion import ScoreFusion, expected_level
 from agentic_iqa_local.state import Basis, ExecutorOutput, FusionResult, PassRecord, SummarizerOutput
@@ -24,9 +24,9 @@ def seen(evidence: ExecutorOutput | None) -> str:
         return "nothing was looked for"
     found = [
         (
-            f"{item.type}{_of(name)}, severity unclear"
+            f"{item.type}{of_object(name)}, severity unclear"
             if item.severity == UNCLEAR
-            else f"{item.severity} {item.type}{_of(name)}"
+            else f"{item.severity} {item.type}{of_object(name)}"
         )
         for name, items in evidence.distortion_analysis.items()
         for item in items
@@ -40,21 +40,17 @@ def measured(evidence: ExecutorOutput | None) -> str:
     if evidence is None:
         return "nothing"
     counted = dict.fromkeys(
-        f"{tool} {score:.2f}{_of(name)}"
+        f"{tool} {score:.2f}{of_object(name)}"
         for name in evidence.quality_scores or {}
         for tool, score in object_votes(evidence, name)
     )
     ignored = dict.fromkeys(
-        f"{log.tool_name} {log.normalized_score:.2f}{_of(log.object_name)}"
+        f"{log.tool_name} {log.normalized_score:.2f}{of_object(log.object_name)}"
         for log in evidence.tool_logs
         if log.normalized_score is not None and (log.outvoted or log.trailing)
     )
     scores = ", ".join(counted) or "nothing"
     return f"{scores} (without a vote: {', '.join(ignored)})" if ignored else scores
-
-
-def _of(name: str) -> str:
-    return "" if name == "Global" else f" of {name}"
 
 
 def concluded(result: SummarizerOutput) -> str:
@@ -103,7 +99,9 @@ def _changed_severities(before: dict[str, str], after: dict[str, str]) -> list[s
 
 def _severities(basis: Basis) -> dict[str, str]:
     analysis = (basis.evidence and basis.evidence.distortion_analysis) or {}
-    return {f"{item.type}{_of(name)}": item.severity for name, items in analysis.items() for item in items}
+    return {
+        f"{item.type}{of_object(name)}": item.severity for name, items in analysis.items() for item in items
+    }
 
 
 def _tools_run(basis: Basis) -> list[str]:

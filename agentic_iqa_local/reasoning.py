@@ -6,8 +6,10 @@ severity.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
 
+from agentic_iqa_local.evidence import of_object
 from agentic_iqa_local.levels import DISTORTION_TYPES, EVERYWHERE, LEVEL_WORDS, UNCLEAR
 from agentic_iqa_local.query import holds
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
@@ -96,6 +98,7 @@ _HIGH, _LOW = (
     re.compile(r"\bhigh(est)? quality\b", re.IGNORECASE),
     re.compile(r"\b(low quality|quality (is|was) (terrible|awful|low))\b", re.IGNORECASE),
 )
+_COMPARISON = re.compile(r"\b(to|or|and|almost|not)\b[^,]*$|\bto\b", re.IGNORECASE)
 _EVERYDAY = re.compile(r"yes|no|none|other|maybe|.", re.IGNORECASE)
 
 
@@ -146,49 +149,71 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
     lines = _wrong_levels(text, level) if level is not None else []
     if evidence is None or evidence.distortion_analysis is None:
         return lines
-    found: dict[str, set[str]] = {}
-    for items in findings(evidence).values():
-        for item in items:
-            found.setdefault(item.type, set()).add(item.severity)
-    unclear = {
-        item.type
-        for items in evidence.distortion_analysis.values()
-        for item in items
-        if item.severity == UNCLEAR
-    }
     if evidence.damaged_part and (elsewhere := quarters_named(text) - {evidence.damaged_part}):
         lines.append(
             f"names the {', '.join(sorted(elsewhere))}, LocalNR's map has the damage {evidence.damaged_part}"
         )
+    severities = _severities_by_type(findings(evidence))
+    analysed = _severities_by_type(evidence.distortion_analysis)
+    unclear = {kind for kind, words in analysed.items() if UNCLEAR in words}
     text = _HARMLESS.sub("it", text)
-    held = False
-    for clause in _CLAUSE.split(text):
-        for kind in (kind for kind in DISTORTION_TYPES if kind in found or kind not in unclear):
-            for mention in _NAMED[kind].finditer(clause):
-                before, behind = clause[: mention.start()], clause[mention.end() :]
-                severities = found.get(kind, set())
-                denied = _DENIED_BEFORE.search(before) or _DENIED_BEHIND.search(behind)
-                held |= bool(severities) and not denied
-                if denied and severities - {"slight"} and not _CONDITION.search(clause):
-                    lines.append(f"denies {kind}, which the evidence holds")
-                elif (
-                    not severities
-                    and not found.keys() & _ALIKE.get(kind, set())
-                    and not _NEGATION.search(clause)
-                    and not behind.startswith("-free")
-                ):
-                    lines.append(f"names {kind}, which the evidence does not hold")
-                elif (
-                    severities
-                    and (said := _severity(before, mention[0], behind))
-                    and not _SEVERITY_WORDS[said[0]] & severities
-                ):
-                    lines.append(
-                        f"calls {kind} {said[1].lower()}, the evidence has {', '.join(sorted(severities))}"
-                    )
-    if not held and any(severities - {"slight"} for severities in found.values()) and _NOTHING.search(text):
-        lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(found))}")
+    mentions = list(_mentions(text, unclear - severities.keys()))
+    lines += filter(None, (_wrong_mention(mention, severities) for mention in mentions))
+    admits = any(mention.kind in severities and not mention.is_denied for mention in mentions)
+    visible = any(words - {"slight"} for words in severities.values())
+    if visible and not admits and _NOTHING.search(text):
+        lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(severities))}")
     return list(dict.fromkeys(lines))
+
+
+def _severities_by_type(analysis: dict[str, list[DistortionAnalysis]]) -> dict[str, set[str]]:
+    severities: dict[str, set[str]] = {}
+    for items in analysis.values():
+        for item in items:
+            severities.setdefault(item.type, set()).add(item.severity)
+    return severities
+
+
+@dataclass(frozen=True)
+class _Mention:
+    """Words of a clause that name a type of distortion, with the clause before and behind them."""
+
+    kind: str
+    before: str
+    words: str
+    behind: str
+
+    @property
+    def clause(self) -> str:
+        return self.before + self.words + self.behind
+
+    @property
+    def is_denied(self) -> bool:
+        return bool(_DENIED_BEFORE.search(self.before) or _DENIED_BEHIND.search(self.behind))
+
+
+def _mentions(text: str, ignored: Container[str]) -> Iterator[_Mention]:
+    """Each mention of a distortion, but for the types that are `ignored`."""
+    for clause in _CLAUSE.split(text):
+        for kind in DISTORTION_TYPES:
+            for match in _NAMED[kind].finditer(clause) if kind not in ignored else ():
+                yield _Mention(kind, clause[: match.start()], match[0], clause[match.end() :])
+
+
+def _wrong_mention(mention: _Mention, severities: dict[str, set[str]]) -> str | None:
+    """What contradicts the `severities` that were found of each type; None where a mention may be right."""
+    kind, clause = mention.kind, mention.clause
+    if kind not in severities:
+        alike = severities.keys() & _ALIKE.get(kind, set())
+        if alike or _NEGATION.search(clause) or mention.behind.startswith("-free"):
+            return None
+        return f"names {kind}, which the evidence does not hold"
+    if mention.is_denied and severities[kind] - {"slight"} and not _CONDITION.search(clause):
+        return f"denies {kind}, which the evidence holds"
+    stated = _stated_severity(mention)
+    if stated and not stated[1] & severities[kind]:
+        return f"calls {kind} {stated[0].lower()}, the evidence has {', '.join(sorted(severities[kind]))}"
+    return None
 
 
 def _wrong_levels(text: str, level: str) -> list[str]:
@@ -205,21 +230,18 @@ def _wrong_levels(text: str, level: str) -> list[str]:
     return lines
 
 
-def _severity(before: str, mention: str, behind: str) -> tuple[str, str] | None:
-    """(its pattern, the word) of the severity that stands right at a mention."""
-    for words in _SEVERITY_WORDS:
+def _stated_severity(mention: _Mention) -> tuple[str, set[str]] | None:
+    """The word for a severity that stands right at a mention, and the severities that it can mean."""
+    for words, meant in _SEVERITY_WORDS.items():
         match = (
-            re.search(rf"\b({words}) (\w+ )?$", before, re.IGNORECASE)
-            or re.match(rf"({words})\b", mention, re.IGNORECASE)
-            or re.match(rf"\w* (is|are) ({words})\b", behind, re.IGNORECASE)
+            re.search(rf"\b({words}) (\w+ )?$", mention.before, re.IGNORECASE)
+            or re.match(rf"({words})\b", mention.words, re.IGNORECASE)
+            or re.match(rf"\w* (is|are) ({words})\b", mention.behind, re.IGNORECASE)
         )
-        if match and not re.search(
-            r"\b(to|or|and|almost|not)\b[^,]*$|\bto\b", before[-12:] + behind[:24], re.IGNORECASE
-        ):
-            word = next(
-                group for group in match.groups() if group and re.fullmatch(words, group, re.IGNORECASE)
-            )
-            return words, word
+        around = mention.before[-12:] + mention.behind[:24]
+        if match and not _COMPARISON.search(around):
+            groups = filter(None, match.groups())
+            return next(group for group in groups if re.fullmatch(words, group, re.IGNORECASE)), meant
     return None
 
 
@@ -235,25 +257,33 @@ def speaks_for_another(text: str, choices: Sequence[str], chosen: str) -> list[s
 def from_evidence(evidence: ExecutorOutput | None, level: str | None) -> str:
     """Sentences that say what the evidence holds and nothing else; an explanation that contradicts it is left
     out."""
-    sentences = []
-    for name, items in findings(evidence).items():
-        of = "" if name == "Global" else f" of {name}"
-        for item in items:
-            sentence = f"{item.severity.capitalize()} {item.type.lower()}{of}"
-            told = f"{sentence}: {item.explanation.rstrip('.')}."
-            sentences.append(f"{sentence}." if misstatements(told, evidence, level) else told)
-    for name, items in ((evidence and evidence.distortion_analysis) or {}).items():
-        unclear = " and ".join(item.type.lower() for item in items if item.severity == UNCLEAR)
-        if unclear:
-            sentences.append(
-                f"The severity of {unclear}{'' if name == 'Global' else f' of {name}'} cannot be told."
-            )
-    if not sentences and evidence is not None and evidence.distortion_analysis is not None:
+    sentences = [] if evidence is None else _evidence_sentences(evidence, level)
+    if level is not None:
+        sentences.append(f"The quality is {level.lower()}.")
+    return " ".join(sentences)
+
+
+def _evidence_sentences(evidence: ExecutorOutput, level: str | None) -> list[str]:
+    sentences = [
+        _finding_sentence(name, item, evidence, level)
+        for name, items in findings(evidence).items()
+        for item in items
+    ]
+    for name, items in (evidence.distortion_analysis or {}).items():
+        if unclear := " and ".join(item.type.lower() for item in items if item.severity == UNCLEAR):
+            sentences.append(f"The severity of {unclear}{of_object(name)} cannot be told.")
+    if not sentences and evidence.distortion_analysis is not None:
         sentences.append(
             "The model saw no distortion." if evidence.damaged_part else "No visible distortion was found."
         )
     if place := place_of_damage(evidence):
         sentences.append(place)
-    if level is not None:
-        sentences.append(f"The quality is {level.lower()}.")
-    return " ".join(sentences)
+    return sentences
+
+
+def _finding_sentence(
+    name: str, item: DistortionAnalysis, evidence: ExecutorOutput, level: str | None
+) -> str:
+    short = f"{item.severity.capitalize()} {item.type.lower()}{of_object(name)}"
+    explained = f"{short}: {item.explanation.rstrip('.')}."
+    return f"{short}." if misstatements(explained, evidence, level) else explained

@@ -5,7 +5,7 @@ keys (objects, distortions, tools), the model is built for that prompt, so that 
 was asked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,7 +18,7 @@ from pydantic import (
     create_model,
 )
 
-from agentic_iqa_local.levels import OVERALL, UNCLEAR, DistortionType, Severity
+from agentic_iqa_local.levels import OVERALL, DistortionType, Severity
 from agentic_iqa_local.state import PlanControlFlags, PlannerOutput
 from agentic_iqa_local.text import whole_sentences
 
@@ -91,13 +91,30 @@ class PlannerReply(BaseModel):
         return PlannerOutput.model_validate(fields)
 
 
-def _keyed(name: str, fields: dict[str, type]) -> type[BaseModel]:
-    """A model with exactly these JSON keys, in this order; keys may be any text."""
-    return create_model(
-        name,
-        __config__=STRICT,
-        **{f"key_{i}": (kind, Field(alias=key)) for i, (key, kind) in enumerate(fields.items())},
-    )
+class LetterReply(BaseModel):
+    """The letter as the model generates it."""
+
+    model_config = STRICT
+    final_answer: str
+
+
+class SummaryReply(LetterReply):
+    """The answer, a letter or free text, and why."""
+
+    quality_reasoning: Reasoning
+
+
+def _keyed(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
+    """A model with exactly these JSON keys, in this order, each with its type; keys may be any text."""
+    aliased: dict[str, Any] = {
+        f"key_{i}": (kind, Field(alias=key)) for i, (key, kind) in enumerate(fields.items())
+    }
+    return create_model(name, __config__=STRICT, **aliased)
+
+
+def _one_of(values: Sequence[str]) -> Any:
+    """The type of what is one of `values`."""
+    return Literal[tuple(values)]
 
 
 def detection_reply(objects: Sequence[str]) -> type[BaseModel]:
@@ -107,15 +124,15 @@ def detection_reply(objects: Sequence[str]) -> type[BaseModel]:
     )
 
 
-def analysis_reply(distortions: dict[str, Sequence[str]]) -> type[BaseModel]:
+def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
     """{object: [{type, severity, explanation}]} with one item for each distortion asked about."""
 
     def item(distortion: str) -> type[BaseModel]:
         return create_model(
             "Analysis",
             __config__=STRICT,
-            type=(Literal[distortion], ...),
-            severity=(Severity | Literal[UNCLEAR], ...),
+            type=(_one_of([distortion]), ...),
+            severity=(Severity | Literal["unclear"], ...),
             explanation=(Explanation, ...),
         )
 
@@ -125,9 +142,9 @@ def analysis_reply(distortions: dict[str, Sequence[str]]) -> type[BaseModel]:
     )
 
 
-def selection_reply(distortions: dict[str, Sequence[str]], tools: Sequence[str]) -> type[BaseModel]:
+def selection_reply(distortions: Mapping[str, Sequence[str]], tools: Sequence[str]) -> type[BaseModel]:
     """{object: {distortion: tool}}, the tool one of those that can run here."""
-    choice = Literal[tuple(tools)]
+    choice = _one_of(tools)
     return _keyed(
         "SelectionReply",
         {
@@ -143,14 +160,12 @@ def location_reply(objects: Sequence[str]) -> type[BaseModel]:
     return _keyed("LocationReply", dict.fromkeys(objects, box | None))
 
 
-def summary_reply(letters: Sequence[str] | None) -> type[BaseModel]:
+def summary_reply(letters: Sequence[str] | None) -> type[SummaryReply]:
     """{final_answer, quality_reasoning}; the answer is one of `letters`, or free text when there are none."""
-    answer = Literal[tuple(letters)] if letters else FreeAnswer
-    return create_model(
-        "SummaryReply", __config__=STRICT, final_answer=(answer, ...), quality_reasoning=(Reasoning, ...)
-    )
+    answer = _one_of(letters) if letters else FreeAnswer
+    return create_model("SummaryReply", __base__=SummaryReply, final_answer=(answer, ...))
 
 
-def letter_reply(letters: Sequence[str]) -> type[BaseModel]:
-    """{final_answer} alone: the letter as the model generates it."""
-    return create_model("LetterReply", __config__=STRICT, final_answer=(Literal[tuple(letters)], ...))
+def letter_reply(letters: Sequence[str]) -> type[LetterReply]:
+    """{final_answer} alone: one of `letters`."""
+    return create_model("LetterReply", __base__=LetterReply, final_answer=(_one_of(letters), ...))

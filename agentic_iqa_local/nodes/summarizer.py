@@ -20,7 +20,7 @@ from agentic_iqa_local.evidence import contradictions, find_gaps, should_replan,
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.replies import letter_reply, summary_reply
+from agentic_iqa_local.nodes.replies import SummaryReply, letter_reply, summary_reply
 from agentic_iqa_local.passes import record, support
 from agentic_iqa_local.prompts import (
     ANSWER_PREFIX,
@@ -48,7 +48,7 @@ from agentic_iqa_local.state import (
     revised,
 )
 from agentic_iqa_local.text import one_line
-from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.vlm_client import VLMError, VLMSession
 from agentic_iqa_local.workbench import Context, OpenImages, opened
 
 logger = logging.getLogger(__name__)
@@ -175,53 +175,26 @@ def summarize(
     InvalidAnswer where no letter could be had.
     """
     prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices, earlier=earlier)
-    settings = images.services.settings.fusion
-    role = images.services.section(ROLE)
-    scores = votes(evidence, settings.vote)
-    fusion: FusionResult | None = None
+    backward = None
+    if scoring and both_orders:
+        backward = summarizer_prompt(query, evidence, scoring=True, earlier=earlier, reversed_letters=True)
+    scores = votes(evidence, images.services.settings.fusion.vote)
     letters: Sequence[str] | None = None
-    prefix = ""
+    fusion: FusionResult | None = None
     if scoring:
-        letters = LETTERS
-        backward = None
-        if both_orders:
-            backward = summarizer_prompt(
-                query, evidence, scoring=True, earlier=earlier, reversed_letters=True
-            )
-        fusion = read_and_fuse(prompt, scores, images, backward)
-        prefix = ANSWER_PREFIX + fused_letter(fusion)
+        letters, fusion = LETTERS, read_and_fuse(prompt, scores, images, backward)
     elif choices:
         letters = choice_letters(choices)
         fusion = read_choices(prompt, letters, images)
-        prefix = ANSWER_PREFIX + fusion.vlm_letter
-    level = LEVEL_WORDS[LETTER_TO_LEVEL[fused_letter(fusion)]] if scoring else None
-    schema = summary_reply(letters)
     try:
-        reply = ask(images.session(ROLE), prompt, schema, role, answer_prefix=prefix)
+        written, wrong = _write(prompt, letters, evidence, fusion, choices, images)
     except InvalidAnswer as error:
         return _unable(error, fusion)
-    chosen = chosen_answer(choices, fusion.vlm_letter) if choices else None
-
-    def mistakes(text: str) -> list[str]:
-        return misstatements(text, evidence, level) + (
-            speaks_for_another(text, choices, chosen) if choices else []
-        )
-
-    reasoning, wrong = reply.quality_reasoning, mistakes(reply.quality_reasoning)
-    if wrong:
-        facts = _facts(evidence, fusion, choices)
-        logger.info("The reasoning %r %s; asking once more", reasoning, one_line("; ".join(wrong)))
-        with suppress(InvalidAnswer):
-            reply = ask(images.session(ROLE), prompt.holding_to(facts), schema, role, answer_prefix=prefix)
-            reasoning = reply.quality_reasoning
-        if mistakes(reasoning):
-            reasoning = facts
-        else:
-            wrong = []
+    reasoning = _facts(evidence, fusion, choices) if wrong else written.quality_reasoning
     if (place := place_of_damage(evidence)) and not (quarters_named(reasoning) or place in reasoning):
         reasoning = f"{place} {reasoning}"
     return SummarizerOutput(
-        final_answer=reply.final_answer,
+        final_answer=written.final_answer,
         quality_reasoning=" ".join([reasoning, *_notes(evidence, scores, fusion)]),
         reasoning_corrections=wrong,
         used_evidence=(
@@ -231,6 +204,37 @@ def summarize(
         ),
         fusion=fusion,
     )
+
+
+def _write(
+    prompt: Prompt,
+    letters: Sequence[str] | None,
+    evidence: ExecutorOutput | None,
+    fusion: FusionResult | None,
+    choices: Sequence[str] | None,
+    images: OpenImages,
+) -> tuple[SummaryReply, list[str]]:
+    """The model's answer, which goes on from the letter of `fusion`, and what its reasoning gets wrong; where
+    that is anything it is asked once more. Raises InvalidAnswer where the first answer is none."""
+    schema, role, session = summary_reply(letters), images.services.section(ROLE), images.session(ROLE)
+    letter = answer_letter(fusion) if fusion else ""
+    prefix = ANSWER_PREFIX + letter if letter else ""
+    level = LEVEL_WORDS[LETTER_TO_LEVEL[letter]] if letter and not choices else None
+
+    def mistakes(reply: SummaryReply) -> list[str]:
+        lines = misstatements(reply.quality_reasoning, evidence, level)
+        if choices:
+            lines += speaks_for_another(reply.quality_reasoning, choices, chosen_answer(choices, letter))
+        return lines
+
+    reply = ask(session, prompt, schema, role, answer_prefix=prefix)
+    if not (wrong := mistakes(reply)):
+        return reply, []
+    logger.info("The reasoning %r %s; asking once more", reply.quality_reasoning, one_line("; ".join(wrong)))
+    with suppress(InvalidAnswer):
+        again = prompt.holding_to(_facts(evidence, fusion, choices))
+        reply = ask(session, again, schema, role, answer_prefix=prefix)
+    return reply, wrong if mistakes(reply) else []
 
 
 def _unable(error: InvalidAnswer, fusion: FusionResult | None = None) -> SummarizerOutput:
@@ -247,10 +251,9 @@ def without_words(
     settings: FusionSettings,
 ) -> SummarizerOutput:
     """The answer of a fusion whose reasoning failed: its letter, and sentences made of the evidence."""
-    letter = fusion.vlm_letter if choices else fused_letter(fusion)
     notes = _notes(evidence, votes(evidence, settings.vote), fusion)
     return SummarizerOutput(
-        final_answer=letter,
+        final_answer=answer_letter(fusion),
         quality_reasoning=" ".join([_facts(evidence, fusion, choices), *notes]),
         fusion=fusion,
     )
@@ -260,9 +263,9 @@ def _facts(
     evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None
 ) -> str:
     """What the letters, if any were read, and the evidence say, in sentences."""
-    if not choices:
-        return from_evidence(evidence, LEVEL_WORDS[LETTER_TO_LEVEL[fused_letter(fusion)]] if fusion else None)
-    letter = fusion.vlm_letter
+    letter = answer_letter(fusion) if fusion else None
+    if fusion is None or letter is None or not choices:
+        return from_evidence(evidence, LEVEL_WORDS[LETTER_TO_LEVEL[letter]] if letter else None)
     answer = (
         f"The answer that the model finds most probable is {chosen_answer(choices, letter)}"
         f" ({fusion.p_c[letter]:.2f})."
@@ -307,9 +310,14 @@ def fusion_of(settings: FusionSettings, sigma: float | None) -> ScoreFusion:
     )
 
 
-def fused_letter(fusion: FusionResult) -> str:
-    """The letter of the level nearest to q."""
-    return ScoreFusion().map_to_level(fusion.q)
+def answer_letter(fusion: FusionResult) -> str:
+    """The letter that a fusion answers with: of the level nearest to q, or of the likeliest choice. Raises
+    ValueError where there is neither."""
+    if fusion.q is not None:
+        return ScoreFusion().map_to_level(fusion.q)
+    if fusion.vlm_letter is None:
+        raise ValueError("fusion: expected a score or a letter, got neither")
+    return fusion.vlm_letter
 
 
 def read_and_fuse(
@@ -325,15 +333,12 @@ def read_and_fuse(
         reachable = {name: maps[name].reachable for name, _ in tools if name in maps}
         sigma = load_reliability().sigma_of_mean(tools, reachable)
     fusion = fusion_of(settings, sigma)
-    mode, letter, p_letter, off_mass = read_probabilities(prompt, LETTERS, images, backward)
-    p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in p_letter.items()}
+    letters = read_probabilities(prompt, LETTERS, images, backward)
+    p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in letters.p_c.items()}
     if not scores:
         images.note("no tool scores: q rests on the model's letters alone")  # ScoreFusion logs it
-    return FusionResult(
-        mode=mode,
-        vlm_letter=letter,
-        p_c=p_letter,
-        off_letter_mass=off_mass,
+    return revised(
+        letters,
         alpha=fusion.compute_perceptual_weights(scores),
         q_bar=fusion.mean_score(scores),
         q=fusion.fuse_scores(scores, p_c),
@@ -345,58 +350,72 @@ def read_and_fuse(
 
 
 def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> FusionResult:
-    """Probabilities of the user's own choices. In uniform mode no letter is preferred, so none can be
-    answered."""
-    mode, letter, probabilities, off_mass = read_probabilities(prompt, letters, images)
-    if letter is None:
+    """Probabilities of the user's own choices. Raises VLMError in uniform mode: no letter is preferred there,
+    so none can be answered."""
+    read = read_probabilities(prompt, letters, images)
+    if read.vlm_letter is None:
         raise VLMError(
             "mode uniform reads no letters, so it cannot answer a question with choices; use logits or"
             " classification"
         )
-    return FusionResult(mode=mode, vlm_letter=letter, p_c=probabilities, off_letter_mass=off_mass)
+    return read
 
 
 def read_probabilities(
     prompt: Prompt, letters: Sequence[str], images: OpenImages, backward: Prompt | None = None
-) -> tuple[Mode, str | None, dict[str, float], float | None]:
-    """(mode used, the model's own letter, probability of each letter, probability off the letters), averaged
-    over views, and with `backward`, whose letters mean the opposite, over both prompts."""
-    settings = images.services.settings.fusion
-    mode = settings.mode
+) -> FusionResult:
+    """The letters' part of a fusion, averaged over the image's views and, with `backward`, whose letters mean
+    the opposite levels, over both prompts. Raises VLMError, and InvalidAnswer where no logits are read."""
+    settings, mode = images.services.settings.fusion, usable_mode(images)
     if mode == "uniform":
-        return mode, None, dict.fromkeys(letters, 1 / len(letters)), None
-    client = images.services.client(ROLE)
-    if mode == "logits" and not client.reads_logits:
-        if settings.on_missing_logits == "error":
-            raise VLMError(
-                f"{client.name}: expected a client that reads logits, this one cannot; "
-                "use mode classification or set on_missing_logits: classification"
-            )
-        images.warn(f"{client.name} gives no logits: p_c comes from the generated letter (classification)")
-        mode = "classification"
-    reads, off_masses = [], []
+        p_c = dict.fromkeys(letters, 1 / len(letters))
+        return FusionResult(mode=mode, vlm_letter=None, p_c=p_c, off_letter_mass=None)
+    readings, off_masses = [], []
     for view in range(len(images.views(ROLE))):
         session = images.session(ROLE, view)
         for asked in filter(None, (backward, prompt)):  # the reasoning goes on from the last one
-            if mode == "logits":
-                read = session.read_letters(asked, ANSWER_PREFIX, letters)
-                found = letter_probabilities(read.logprobs, settings.temperature)
-                off_masses.append(read.off_letter_mass)
-            else:
-                answer = ask(
-                    session, asked, letter_reply(letters), images.services.section(ROLE)
-                ).final_answer
-                found = written_probabilities(answer, letters, settings.classification_confidence)
+            reading, off_mass = read_once(session, asked, letters, mode, images)
             if asked is backward:
-                found = dict(zip(letters, reversed(found.values()), strict=True))
-            reads.append(found)
+                reading = dict(zip(letters, reversed(reading.values()), strict=True))
+            readings.append(reading)
+            off_masses += [] if off_mass is None else [off_mass]
         if view > 0:
             images.close_session(ROLE, view)
-    probabilities = {letter: sum(read[letter] for read in reads) / len(reads) for letter in letters}
+    p_c = {letter: sum(reading[letter] for reading in readings) / len(readings) for letter in letters}
     off_mass = sum(off_masses) / len(off_masses) if off_masses else None
     if off_mass is not None and off_mass > settings.off_letter_warning:
         images.warn(
             f"{off_mass:.0%} of the probability lies off the letters {letters[0]}–{letters[-1]}: "
             "this model hardly takes the answer format, trust its letters less"
         )
-    return mode, max(probabilities, key=probabilities.get), probabilities, off_mass
+    return FusionResult(
+        mode=mode, vlm_letter=max(p_c, key=p_c.__getitem__), p_c=p_c, off_letter_mass=off_mass
+    )
+
+
+def usable_mode(images: OpenImages) -> Mode:
+    """The configured mode, or what the configuration allows for a model that gives no logits. Raises VLMError
+    where it allows nothing."""
+    settings = images.services.settings.fusion
+    if settings.mode != "logits" or (client := images.services.client(ROLE)).reads_logits:
+        return settings.mode
+    if settings.on_missing_logits == "error":
+        raise VLMError(
+            f"{client.name}: expected a client that reads logits, this one cannot; "
+            "use mode classification or set on_missing_logits: classification"
+        )
+    images.warn(f"{client.name} gives no logits: p_c comes from the generated letter (classification)")
+    return "classification"
+
+
+def read_once(
+    session: VLMSession, prompt: Prompt, letters: Sequence[str], mode: Mode, images: OpenImages
+) -> tuple[dict[str, float], float | None]:
+    """(probability of each letter, probability off the letters) of one prompt on one view; without logits the
+    written letter's, and None."""
+    settings = images.services.settings.fusion
+    if mode == "logits":
+        read = session.read_letters(prompt, ANSWER_PREFIX, letters)
+        return letter_probabilities(read.logprobs, settings.temperature), read.off_letter_mass
+    answer = ask(session, prompt, letter_reply(letters), images.services.section(ROLE)).final_answer
+    return written_probabilities(answer, letters, settings.classification_confidence), None
