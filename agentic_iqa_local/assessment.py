@@ -17,9 +17,9 @@ from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images import ImageError, read_file
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
-from agentic_iqa_local.nodes.executor import run_tool
 from agentic_iqa_local.nodes.planner import taken_choices
 from agentic_iqa_local.nodes.summarizer import ROLE, answer_letter, read_and_fuse, read_choices, without_words
+from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, chosen_answer, summarizer_prompt
 from agentic_iqa_local.query import named_metrics

@@ -30,7 +30,7 @@ from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolReading, ToolRunne
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, fit_logistic, load_maps
 from agentic_iqa_local.iqa_tools.kernels import CPUKernels
 from agentic_iqa_local.iqa_tools.runner import DATA, crops_of
-from agentic_iqa_local.nodes.executor import run_tool
+from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.offline.store import Piece, describe, write_bundle
 from agentic_iqa_local.report import cost, tool_table
 from agentic_iqa_local.workbench import OpenImages

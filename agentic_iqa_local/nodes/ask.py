@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.files import with_each_key_once
 from agentic_iqa_local.prompts import Prompt
-from agentic_iqa_local.state import PlannerError
+from agentic_iqa_local.state import PlannerError, revised
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError, VLMSession
 
@@ -72,11 +72,12 @@ def ask(
             )
         except ValueError as error:
             attempts.append(record := _keep(error, attempt, text, session, role))
-            brief = record.model_copy(
-                update={"details": record.details | {"output": text[:LOGGED_CHARACTERS]}}
+            brief = revised(
+                record, details={**(record.details or {}), "output": text[:LOGGED_CHARACTERS]}
+            ).model_dump_json()
+            logger.warning(
+                "Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, one_line(brief)
             )
-            told = one_line(brief.model_dump_json())
-            logger.warning("Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, told)
     logger.error("No valid %s after %d attempts. Full VLM output: %r", schema.__name__, TRIES, text)
     raise InvalidAnswer(attempts, text)
 
@@ -89,15 +90,15 @@ def _keep(
     tries: list[PlannerError] = getattr(session, "failed_tries", [])
     details = {"role": getattr(session, "role", None), "output": output}
     if output is not None:
-        taken = sum(len(earlier.details["output"] or "") for earlier in tries)
+        taken = sum(len((earlier.details or {}).get("output") or "") for earlier in tries)
         room = (
             LONGEST_OUTPUT if taken + min(len(output), LONGEST_OUTPUT) <= MOST_OUTPUT else LOGGED_CHARACTERS
         )
         if len(output) > room:
             details |= {"output": output[:room], "cut": f"the first {room} of {len(output)} characters"}
     record = PlannerError.from_exception(error, retry_count=attempt, backend=role.backend, **details)
-    record.message = _shortened(record.message.encode(errors="backslashreplace").decode(), LONGEST_MESSAGE)
-    tries.append(record)
+    message = record.message.encode(errors="backslashreplace").decode()
+    tries.append(record := revised(record, message=_shortened(message, LONGEST_MESSAGE)))
     return record
 
 

@@ -162,7 +162,7 @@ def location_reply(objects: Sequence[str]) -> type[BaseModel]:
 
 def summary_reply(letters: Sequence[str] | None) -> type[SummaryReply]:
     """{final_answer, quality_reasoning}; the answer is one of `letters`, or free text when there are none."""
-    answer = _one_of(letters) if letters else FreeAnswer
+    answer: Any = _one_of(letters) if letters else FreeAnswer
     return create_model("SummaryReply", __base__=SummaryReply, final_answer=(answer, ...))
 
 

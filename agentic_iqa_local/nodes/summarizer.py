@@ -72,11 +72,11 @@ def summarizer_node(
     """
     if state.get("error"):
         return {}
-    if missing := [key for key in ("plan", "executor_evidence") if key not in state]:
-        return {
-            "error": f"Summarizer: the state has no {' and no '.join(missing)}; run the earlier nodes first"
-        }
+    if "plan" not in state or "executor_evidence" not in state:
+        missing = " and no ".join(key for key in ("plan", "executor_evidence") if key not in state)
+        return {"error": f"Summarizer: the state has no {missing}; run the earlier nodes first"}
     plan, evidence, choices = state["plan"], state["executor_evidence"], state.get("choices")
+    basis = Basis(plan=plan, plan_corrections=state.get("plan_corrections", []), evidence=evidence)
     scoring = is_scoring(plan, choices)
     logger.info(
         "Summarizer: query_type=%s, mode=%s, %d distortions, %d tool scores, image=%s, reference=%s",
@@ -101,7 +101,7 @@ def summarizer_node(
                 )
             except InvalidAnswer as error:  # of a letter: without logits
                 result = _unable(error)
-            return close_pass(state, result, images.lap())
+            return close_pass(state, basis, result, images.lap())
     except (VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Summarizer failed: %s", reason)
@@ -118,12 +118,12 @@ def _reads_both_orders(state: AgenticIQAState) -> bool:
     )
 
 
-def close_pass(state: AgenticIQAState, result: SummarizerOutput, cost: tuple[int, float]) -> dict[str, Any]:
-    """The state's changes after a pass: its own result, or that of an earlier one that is better supported,
-    and whether to plan again. `cost` is in tokens and seconds."""
-    plan, evidence = state["plan"], state["executor_evidence"]
-    basis = Basis(plan=plan, plan_corrections=state.get("plan_corrections", []), evidence=evidence)
-    gaps = [] if result.error else find_gaps(evidence, plan, result.fusion)
+def close_pass(
+    state: AgenticIQAState, basis: Basis, result: SummarizerOutput, cost: tuple[int, float]
+) -> dict[str, Any]:
+    """The state's changes after a pass: its own result on its own `basis`, or that of an earlier pass that is
+    better supported, and whether to plan again. `cost` is in tokens and seconds."""
+    gaps = [] if result.error else find_gaps(basis.evidence, basis.plan, result.fusion)
     answer = revised(result, basis=basis, gaps=gaps)
     earlier = _earlier_answer(state)
     latest = record(answer, basis, earlier, cost)
@@ -388,9 +388,8 @@ def read_probabilities(
             f"{off_mass:.0%} of the probability lies off the letters {letters[0]}–{letters[-1]}: "
             "this model hardly takes the answer format, trust its letters less"
         )
-    return FusionResult(
-        mode=mode, vlm_letter=max(p_c, key=p_c.__getitem__), p_c=p_c, off_letter_mass=off_mass
-    )
+    likeliest = max(p_c, key=p_c.__getitem__)
+    return FusionResult(mode=mode, vlm_letter=likeliest, p_c=p_c, off_letter_mass=off_mass)
 
 
 def usable_mode(images: OpenImages) -> Mode:

@@ -38,7 +38,7 @@ from agentic_iqa_local.laboratory.training.sentences import (
     reasoning,
 )
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL, PLACES
-from agentic_iqa_local.nodes.executor import tool_line
+from agentic_iqa_local.nodes.tool_choice import tool_line
 from agentic_iqa_local.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
