@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentic_iqa_local.query import named_metrics, region_called
-from agentic_iqa_local.state import PlannerOutput
+from agentic_iqa_local.state import PlannerOutput, revised
 from agentic_iqa_local.text import whole_sentences
 
 MOST_TURNS = 4
@@ -97,7 +97,7 @@ def going_on(
         for name, value in changes.items()
         if getattr(plan, name) != value
     ]
-    return plan.model_copy(update=changes), lines
+    return revised(plan, **changes), lines
 
 
 def turn(query: str, answer: str, plan: PlannerOutput) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from pydantic import ValidationError
 from agentic_iqa_local.conversation import earlier_lines, going_on
 from agentic_iqa_local.evidence import required_objects
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.executor import box_style
 from agentic_iqa_local.nodes.replies import PlannerReply
-from agentic_iqa_local.prompts import planner_prompt
+from agentic_iqa_local.prompts import Prompt, planner_prompt
 from agentic_iqa_local.query import (
     asks_where_damage_is,
     choices_in,
@@ -28,10 +29,17 @@ from agentic_iqa_local.query import (
     regions_in,
 )
 from agentic_iqa_local.replanning import gaps_to_close
-from agentic_iqa_local.state import AgenticIQAState, Gap, PlanControlFlags, PlannerInput, PlannerOutput
+from agentic_iqa_local.state import (
+    AgenticIQAState,
+    Gap,
+    PlanControlFlags,
+    PlannerInput,
+    PlannerOutput,
+    revised,
+)
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import Context, opened
+from agentic_iqa_local.workbench import Context, OpenImages, opened
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +80,7 @@ def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) ->
             "scores" in kinds or (scores and bool(kinds & {"contradiction", "tools", "letters"}))
         ),
     }
-    return flags.model_copy(update={name: True for name, on in wanted.items() if on})
+    return revised(flags, **{name: True for name, on in wanted.items() if on})
 
 
 def regions_of(query: str, names: Sequence[str]) -> list[str]:
@@ -90,7 +98,7 @@ def adding_to(plan: PlannerOutput, earlier: PlannerOutput, query: str) -> Planne
     )
     if earlier.query_scope != "Global":
         asked["query_scope"] = list(dict.fromkeys([*earlier.query_scope, *regions_of(query, plan.objects)]))
-    return plan.model_copy(update=asked)
+    return revised(plan, **asked)
 
 
 def correct_plan(
@@ -101,51 +109,57 @@ def correct_plan(
     On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of.
     Where it gives boxes (`locates`), it may always have tools measure a region.
     """
-    regions = regions_of(query, plan.objects)
     # The first tool named; the Executor runs the others too. What the model recommends is no tool that the
     # query names.
     tool = next(iter(named_metrics(query, has_reference)), None)
     query_type = "IQA" if tool or asks_where_damage_is(query) else plan.query_type
-    if query_type == "IQA":  # questions about quality name regions in ways that can be told by rule
-        regions += [
-            region
-            for region in regions_in(query, regions)
-            if not any(holds(known, region) for known in regions)
-        ]
-    scope = regions or "Global"
-    changes: dict[str, Any] = {"query_type": query_type, "query_scope": scope, "required_tool": tool}
-    if query_type == "Other" or not plan.distortions:
-        changes |= {"distortion_source": "Inferred", "distortions": None}
-    else:
-        objects = required_objects(scope)
-        changes["distortion_source"] = "Explicit"
-        if set(plan.distortions) != set(objects):
-            types = [t for listed in plan.distortions.values() for t in listed]
-            changes["distortions"] = {
-                name: list(dict.fromkeys(plan.distortions.get(name, types))) for name in objects
-            }
-    changes["reference_mode"] = "Full-Reference" if has_reference else "No-Reference"
-    source = changes["distortion_source"]
+    scope = _regions(plan, query, query_type) or "Global"
+    source, distortions = _distortions(plan, query_type, scope)
     flags = derive_flags(query_type, scope, source, tool)
-    free = (
-        list(PlanControlFlags.model_fields)
-        if replanning
-        else ["tool_execution"]
-        if locates and scope != "Global"
-        else []
-    )
     if query_type == "IQA":
-        flags = flags.model_copy(update={name: True for name in free if getattr(plan.plan, name)})
-    changes["plan"] = flags
-    corrected = plan.model_copy(update=changes)
-    return corrected, [
-        f"{name}: {_told(getattr(plan, name), value)}{REASONS.get(name, '')}"
+        free = list(PlanControlFlags.model_fields) if replanning else ["tool_execution"]
+        if replanning or (locates and scope != "Global"):
+            flags = revised(flags, **{name: True for name in free if getattr(plan.plan, name)})
+    changes = {
+        "query_type": query_type,
+        "query_scope": scope,
+        "required_tool": tool,
+        "distortion_source": source,
+        "distortions": distortions,
+        "reference_mode": "Full-Reference" if has_reference else "No-Reference",
+        "plan": flags,
+    }
+    return revised(plan, **changes), [
+        f"{name}: {_in_words(getattr(plan, name), value)}{REASONS.get(name, '')}"
         for name, value in changes.items()
         if getattr(plan, name) != value
     ]
 
 
-def _told(before: Any, after: Any) -> str:
+def _regions(plan: PlannerOutput, query: str, query_type: str) -> list[str]:
+    """The plan's regions that stand in the query and, since questions about quality name regions in ways that
+    can be told by rule, those that the plan missed."""
+    regions = regions_of(query, plan.objects)
+    if query_type != "IQA":
+        return regions
+    missed = [name for name in regions_in(query, regions) if not any(holds(known, name) for known in regions)]
+    return regions + missed
+
+
+def _distortions(
+    plan: PlannerOutput, query_type: str, scope: list[str] | str
+) -> tuple[str, dict[str, list[str]] | None]:
+    """`distortion_source` and `distortions` for the objects of a corrected scope."""
+    if query_type == "Other" or not plan.distortions:
+        return "Inferred", None
+    objects = required_objects(scope)
+    if set(plan.distortions) == set(objects):
+        return "Explicit", plan.distortions
+    types = [kind for listed in plan.distortions.values() for kind in listed]
+    return "Explicit", {name: list(dict.fromkeys(plan.distortions.get(name, types))) for name in objects}
+
+
+def _in_words(before: Any, after: Any) -> str:
     if not isinstance(after, PlanControlFlags):
         return f"{before} → {after}"
     now = after.model_dump()
@@ -174,17 +188,7 @@ def planner_node(
     has_reference = bool(state.get("reference_path"))
     history = state.get("replan_history", [])
     try:
-        task = PlannerInput.model_validate(
-            {
-                "query": state["query"],
-                "image_path": state["image_path"],
-                "reference_path": state.get("reference_path"),
-                "prior_context": (
-                    state.get("prior_context", {}) | ({"replan_history": history} if history else {}) or None
-                ),
-            },
-            context={"decoded": runtime is not None and runtime.context is not None},
-        )
+        task = _task(state, decoded=runtime is not None and runtime.context is not None)
     except ValidationError as error:
         return {"error": one_line(f"Planner: {error.errors()[0]['msg'].removeprefix('Value error, ')}")}
     gaps = gaps_to_close(state)
@@ -195,20 +199,8 @@ def planner_node(
     )
     try:
         with opened(state, config, runtime) as images:
-            role = images.services.section("planner")
-            session = images.session("planner")
-            plan = ask(session, prompt, PlannerReply, role).to_plan()
-            if before is None and plan.query_scope != "Global" and not regions_of(task.query, plan.objects):
-                logger.info(
-                    "The query names none of the regions %s; asking once more", one_line(str(plan.objects))
-                )
-                with suppress(InvalidAnswer):
-                    second = ask(session, prompt.without_regions(plan.objects), PlannerReply, role).to_plan()
-                    if second.query_scope == "Global" or regions_of(task.query, second.objects):
-                        plan = second
-            locates = (
-                images.services.settings.model(images.services.section("executor").backend).boxes != "none"
-            )
+            plan = _ask_for_plan(prompt, task.query, images, again=before is None)
+            locates = box_style(images) != "none"
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Planner failed: %s", reason)
@@ -219,9 +211,42 @@ def planner_node(
     plan, corrections = correct_plan(plan, task.query, has_reference, bool(history), locates)
     if plan.query_type == "IQA" and gaps:
         measured = bool(evidence and evidence.quality_scores)
-        plan = plan.model_copy(update={"plan": flags_against(gaps, plan.plan, measured)})
+        plan = revised(plan, plan=flags_against(gaps, plan.plan, measured))
     corrections = taken_choices(task.query, state.get("choices")) + inherited + corrections
     for line in corrections:
         logger.info("Plan corrected by rule: %s", one_line(line))
     logger.info("Plan: %s", one_line(plan.model_dump_json()))
     return {"plan": plan, "plan_corrections": corrections}
+
+
+def _task(state: AgenticIQAState, decoded: bool) -> PlannerInput:
+    """The question with what went before; `decoded`: the files are known to hold images. Raises
+    ValidationError."""
+    history = state.get("replan_history", [])
+    context = state.get("prior_context", {}) | ({"replan_history": history} if history else {})
+    task = {
+        "query": state["query"],
+        "image_path": state["image_path"],
+        "reference_path": state.get("reference_path"),
+        "prior_context": context or None,
+    }
+    return PlannerInput.model_validate(task, context={"decoded": decoded})
+
+
+def _ask_for_plan(prompt: Prompt, query: str, images: OpenImages, again: bool) -> PlannerOutput:
+    """The model's plan; with `again` it is asked once more where the query names none of the plan's regions.
+    Raises InvalidAnswer, VLMError."""
+    role, session = images.services.section("planner"), images.session("planner")
+    plan = ask(session, prompt, PlannerReply, role).to_plan()
+    if not again or _names_a_region(plan, query):
+        return plan
+    logger.info("The query names none of the regions %s; asking once more", one_line(str(plan.objects)))
+    with suppress(InvalidAnswer):
+        second = ask(session, prompt.without_regions(plan.objects), PlannerReply, role).to_plan()
+        return second if _names_a_region(second, query) else plan
+    return plan
+
+
+def _names_a_region(plan: PlannerOutput, query: str) -> bool:
+    """Whether a plan is about the whole picture, or a region that the query names."""
+    return plan.query_scope == "Global" or bool(regions_of(query, plan.objects))
