@@ -575,19 +575,23 @@ def test_names_in_documentation_lead_to_one_key():
         "AVA": None,
     }
     assert {name: dataset_key(name) for name in names} == names
-    claimed = [alias for info, _ in DATASETS.values() for alias in (info.key.replace("_", ""), *info.seen_as)]
+    claimed = [
+        alias
+        for layout in DATASETS.values()
+        for alias in (layout.info.key.replace("_", ""), *layout.info.seen_as)
+    ]
     assert len(claimed) == len(set(claimed))
 
 
 def test_only_absolute_scales_map_to_levels():
     levels = {
-        key: info.to_levels(info.high)
-        for key, (info, _) in DATASETS.items()
-        if info.scale == "absolute categories"
+        key: layout.info.to_levels(layout.info.high)
+        for key, layout in DATASETS.items()
+        if layout.info.scale == "absolute categories"
     }
     assert levels == dict.fromkeys(["kadid10k", "clive", "bid", "koniq10k", "spaq", "agiqa3k", "biq2021"], 5)
-    assert DATASETS["clive"][0].to_levels(25) == 2  # a quarter of the way from 1 to 5
+    assert DATASETS["clive"].info.to_levels(25) == 2  # a quarter of the way from 1 to 5
     with pytest.raises(
         DatasetError, match=r"tid2013: expected an absolute category scale .* got paired comparison"
     ):
-        DATASETS["tid2013"][0].to_levels(4.5)
+        DATASETS["tid2013"].info.to_levels(4.5)

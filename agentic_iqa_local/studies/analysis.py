@@ -169,7 +169,9 @@ def dataset_info(run: dict[str, Any]) -> DatasetInfo:
             f"run.json: expected a data set of {', '.join(DATASETS)}, got {told['key']!r}; correct its key"
         )
     known = {item.name for item in fields(DatasetInfo)} - {"key", "seen_as"}
-    return replace(DATASETS[told["key"]][0], **{name: value for name, value in told.items() if name in known})
+    return replace(
+        DATASETS[told["key"]].info, **{name: value for name, value in told.items() if name in known}
+    )
 
 
 def fusion_settings(run: dict[str, Any]) -> FusionSettings:

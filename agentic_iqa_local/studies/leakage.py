@@ -16,7 +16,7 @@ from agentic_iqa_local.studies.datasets import dataset_key
 
 UNKNOWN = "?"
 
-# Sets with human judgements on which tools were trained and for which datasets.py has no loader. flive is
+# Sets with human judgements on which tools were trained and for which datasets/ has no loader. flive is
 # PaQ-2-PiQ's, also called LIVE-FB; lsvq holds videos; ma2017 the super-resolved images of Ma et al., CVIU
 # 2017.
 OTHER_SETS = frozenset({"ava", "bapps", "diffiqa", "flive", "lsvq", "ma2017", "pieapp"})
@@ -36,7 +36,7 @@ LONGEST_NAME = 4  # in words: "LIVE in the Wild"
 
 @dataclass(frozen=True)
 class Training:
-    """`datasets` are those with human scores, by key of datasets.py or name in OTHER_SETS, and UNKNOWN where
+    """`datasets` are those with human scores, by key of DATASETS or name in OTHER_SETS, and UNKNOWN where
     not all of them are known. `scaled_on` are those that only set the scale of targets which no human gave.
     `source` says what tells.
     """

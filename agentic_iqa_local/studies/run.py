@@ -23,7 +23,14 @@ from agentic_iqa_local.provenance import commit, folder_hash, of_settings, versi
 from agentic_iqa_local.request import check_query
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.analysis import StudyError
-from agentic_iqa_local.studies.datasets import Dataset, DatasetError, Item, Question, listed, load_dataset
+from agentic_iqa_local.studies.datasets import (
+    Dataset,
+    DatasetError,
+    Question,
+    RatedImage,
+    listed,
+    load_dataset,
+)
 from agentic_iqa_local.studies.inference import CONTEXTS, answer, infer
 from agentic_iqa_local.studies.store import Store, check_folder
 from agentic_iqa_local.text import one_line, path_text
@@ -71,7 +78,7 @@ def chosen(
     dataset = load_dataset(
         folder, key, **{name: value for name, value in options.items() if value is not None}
     )  # nosec B615 # of this project, reads local files
-    items: Sequence[Item | Question] = [
+    items: Sequence[RatedImage | Question] = [
         x for x in dataset.items or dataset.questions if split is None or x.split == split
     ]
     if not items:
@@ -112,7 +119,7 @@ class Task:
     """An image or a question of a data set, under its key."""
 
     key: str
-    sample: Item | Question
+    sample: RatedImage | Question
 
     @property
     def image(self) -> Path:
@@ -244,7 +251,7 @@ def _while_the_model_answers(
         yield from failed
 
 
-def _key(dataset: Dataset, item: Item | Question) -> str:
+def _key(dataset: Dataset, item: RatedImage | Question) -> str:
     """The image's path from the data set's folder, or the whole path of one that the manifest names so and
     that lies elsewhere: the same from whatever folder the command is run, since `root` is resolved."""
     image, folder = item.image, item.image.parent.resolve()
@@ -253,7 +260,7 @@ def _key(dataset: Dataset, item: Item | Question) -> str:
     elif folder.is_relative_to(dataset.root):  # named through a link to the data set's folder
         image = folder.relative_to(dataset.root) / image.name
     name = path_text(image)
-    return name if isinstance(item, Item) else f"{name}: {item.question} ({' / '.join(item.choices)})"
+    return name if isinstance(item, RatedImage) else f"{name}: {item.question} ({' / '.join(item.choices)})"
 
 
 def identity(dataset: Dataset, work: Studying, device: str) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""What a data set is: its description, its images or questions, and the error of a folder that is none."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.levels import LEVEL_WORDS
+from agentic_iqa_local.text import one_line
+
+Scale = Literal["absolute categories", "paired comparison", "difference", "elo"]
+MOST = 1e9  # the largest score or level, either side of 0; beyond it figures lose their digits
+LONGEST_QUOTE = 300  # characters of a row in a message
+WRITTEN_BY_USERS = ("manifest", "questions")  # the other keys are of files that their authors ship
+
+# Licences that several sets share.
+UT_AUSTIN = "free for any purpose with the copyright notice and a citation"
+UNSTATED = "none stated; evaluate only"
+UNKNOWN = "not established; see the authors' page"
+
+
+class DatasetError(UserError, ValueError):
+    """A folder that cannot be read as a data set; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What is known of a data set.
+
+    `key` is stable. `low` and `high` are the ends of the scale, or the range found where the scale has none
+    (difference, elo); None when unknown. `scale` is None when unknown and for multiple choice. `groups` says
+    what `RatedImage.group` is, None when the images are independent. `licence` gives the authors' terms in
+    short. `seen_as` holds further names under which metrics state that they were trained on the set, in
+    lower-case letters and digits only.
+    """
+
+    key: str
+    title: str
+    kind: Literal["FR", "NR", "MCQ"]
+    higher_is_better: bool | None = None
+    low: float | None = None
+    high: float | None = None
+    scale: Scale | None = None
+    groups: str | None = None
+    licence: str = UNKNOWN
+    url: str = ""
+    seen_as: tuple[str, ...] = ()
+
+    def to_levels(self, mos: float) -> float:
+        """`mos` on the 1..5 scale, linearly and with 5 best. Raises DatasetError unless the scale is of
+        absolute categories."""
+        if self.scale != "absolute categories" or self.low is None or self.high is None:
+            if self.key == "manifest":
+                raise DatasetError(
+                    f"{self.title}: expected to be told the ends of its scale; repeat the run's command with"
+                    " --mos-range LOW HIGH, such as --mos-range 1 5: stored rows are kept."
+                )
+            raise DatasetError(
+                f"{self.key}: expected an absolute category scale with both ends known, got"
+                f" {self.scale or 'an unknown scale'}; use what needs ranks only, such as fit --objective"
+                " srcc."
+            )
+        worst, best = (self.low, self.high) if self.higher_is_better else (self.high, self.low)
+        lowest, highest = min(LEVEL_WORDS), max(LEVEL_WORDS)
+        return lowest + (highest - lowest) * (mos - worst) / (best - worst)
+
+
+@dataclass(frozen=True)
+class RatedImage:
+    """One image with its human score. `mos` is as the authors give it; `group` is the reference scene or the
+    prompt; `level` counts the authors' strengths of a distortion from 1; `split` is the official train, val
+    or test; `subset` is set where the part of the data set predicts the score, so that figures are to be
+    given within it."""
+
+    image: Path
+    mos: float
+    reference: Path | None = None
+    group: str | None = None
+    distortion: str | None = None
+    level: float | None = None
+    split: str | None = None
+    subset: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One multiple-choice question. `answer` is the index of the right one of `choices`."""
+
+    image: Path
+    question: str
+    choices: tuple[str, ...]
+    answer: int
+    reference: Path | None = None
+    task: str | None = None
+    question_type: str | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set as found on disk: `items`, or `questions` for multiple choice.
+
+    `missing` names the files that the authors' score file lists and that are absent, relative to `root`;
+    `left_out` counts by reason the rows that are not used; `edition` says which of several published versions
+    was read.
+    """
+
+    info: DatasetInfo
+    root: Path
+    items: tuple[RatedImage, ...]
+    questions: tuple[Question, ...]
+    missing: tuple[str, ...]
+    left_out: dict[str, int]
+    edition: str | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a data set lies on disk. `load` takes a DatasetReader, and options of its own. `marks` are what
+    tells the layout: files and folders, alternatives after "|", each with a pattern that a line of the file
+    must match, "" for none; without marks the set is read only where its key is given."""
+
+    info: DatasetInfo
+    load: Callable[..., None]
+    marks: tuple[tuple[str, str], ...] = ()
+
+
+def quoted(name: str) -> str:
+    """The name as it stands in a sentence: in quotes where it holds a comma or a blank."""
+    return f'"{one_line(name)}"' if re.search(r"[\s,]", name) else one_line(name)
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names, quoted, with commas between them."""
+    return ", ".join(map(quoted, names))
