@@ -20,7 +20,10 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.studies.datasets import DATASETS, DatasetInfo, listed
 from agentic_iqa_local.studies.leakage import Exposure, exposures, is_clean, training_of_model
 from agentic_iqa_local.studies.readings import (
+    CLASSIFICATION,
     LEVELS,
+    LOGITS,
+    UNIFORM,
     Letters,
     Reading,
     product_score,
@@ -55,8 +58,8 @@ from agentic_iqa_local.studies.statistics import (
 )
 from agentic_iqa_local.text import one_line
 
-BASELINE = "classification"
-FIRST_COMPARISON = ("logits", "classification")  # named before any run was looked at
+BASELINE = CLASSIFICATION.name
+FIRST_COMPARISON = (LOGITS.name, CLASSIFICATION.name)  # named before any run was looked at
 MARGIN = 0.02  # of SRCC: what may be lost without mattering
 KRCC_DRAWS = 200
 SIGNIFICANCE = 0.05
@@ -64,13 +67,7 @@ WORST = 10
 COVERAGES = (100, 90, 75, 50, 25)  # percent
 TOKENS = ("prefilled", "reused", "decoded")
 PRODUCT_TOLERANCE = 1e-6
-PRODUCT_MODES = {
-    "logits": "logits",
-    "classification": "classification",
-    "uniform": "uniform (Gaussian weights alone)",
-}
-
-PARTS = ("tool mean",)
+PRODUCT_MODES = {"logits": LOGITS, "classification": CLASSIFICATION, "uniform": UNIFORM}  # by fusion.mode
 
 Row = dict[str, Any]
 Table = list[dict[str, Any]]
@@ -103,8 +100,8 @@ class Study:
     tables: dict[str, Table] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     fits: dict[str, LogisticFit] = field(default_factory=dict)
-    letters: dict[str, np.ndarray] = field(default_factory=dict)
-    reliability: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    letters: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
+    reliability: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     curves: dict[str, RiskCoverage] = field(default_factory=dict)
     worst: list[dict[str, Any]] = field(default_factory=list)
     _known: dict[tuple, Resampled] = field(default_factory=dict)
@@ -225,7 +222,7 @@ def analyse(
         )
     if comparator not in (None, *modes):
         raise StudyError(f"{name}: expected a comparator of {listed(modes)}; got {comparator!r}")
-    own = PRODUCT_MODES[settings.mode]
+    own = PRODUCT_MODES[settings.mode].name
     rng = np.random.default_rng(seed)
     sampled = Draws.make(
         len(rows), rng, labels_of(rows, "group", "row {}"), labels_of(rows, "distortion", "none"), draws
@@ -272,13 +269,16 @@ def labels_of(rows: Sequence[Row], name: str, absent: str) -> list[str] | None:
     return [absent.format(i) if row.get(name) is None else str(row[name]) for i, row in enumerate(rows)]
 
 
-def _distinct_letters(modes: dict[str, Reading]) -> dict[str, np.ndarray]:
+def _distinct_letters(modes: dict[str, Reading]) -> dict[tuple[str, ...], np.ndarray]:
     """Each p_c that tells levels apart, by the names of the modes that rest on it."""
-    names: dict[int, list[str]] = {}
+    names: dict[Any, list[str]] = {}
+    distinct: dict[Any, np.ndarray] = {}
     for name, reading in modes.items():
-        if reading.p is not None and reading.answered.any() and np.nanmax(np.ptp(reading.p, axis=1)) > 0:
-            names.setdefault(id(reading.p), []).append(name)
-    return {"; ".join(shared): modes[shared[0]].p for shared in names.values()}
+        p, letters = reading.p, reading.mode.letters
+        if p is not None and reading.answered.any() and np.nanmax(np.ptp(p, axis=1)) > 0:
+            names.setdefault(letters, []).append(name)
+            distinct[letters] = p
+    return {tuple(names[letters]): p for letters, p in distinct.items()}
 
 
 def _exposures(
@@ -366,11 +366,7 @@ def _differences(study: Study) -> Table:
 
 def _parts(study: Study) -> Table:
     """The fused score against its parts: the one named beforehand, and the best in hindsight."""
-    parts = [
-        name
-        for name, reading in study.modes.items()
-        if name in PARTS or name.startswith("letters,") or not reading.model
-    ]
+    parts = [name for name, reading in study.modes.items() if reading.mode.is_part]
     ranks = {name: interval(study.sampled(srcc, name)).value for name in parts}
     known = {name: value for name, value in ranks.items() if not math.isnan(value)}
     named = [(study.comparator, "named beforehand")] if study.comparator else []
@@ -465,7 +461,7 @@ def _calibration(study: Study, rng: np.random.Generator) -> Table:
     # One target for all: the map from human scores goes to what the letters of all modes expect together.
     together = np.mean([p @ LEVELS for p in study.letters.values()], axis=0) if study.letters else None
     table = []
-    losses: dict[str, np.ndarray] = {}
+    losses: dict[tuple[str, ...], np.ndarray] = {}
     for names, p in study.letters.items():
         answered = np.isfinite(p).all(axis=1)
         if absolute:
@@ -483,7 +479,7 @@ def _calibration(study: Study, rng: np.random.Generator) -> Table:
         study.reliability[names] = confidence, correct
         table.append(
             {
-                "letters": names,
+                "letters": "; ".join(names),
                 "n": len(p),
                 "failed": int((~answered).sum()),
                 "ece": letters_calibration_error(p, level),
@@ -495,10 +491,10 @@ def _calibration(study: Study, rng: np.random.Generator) -> Table:
                 "off_the_scale": int(outside[judged].sum()),
             }
         )
-    baseline = next((loss for names, loss in losses.items() if study.baseline in names.split("; ")), None)
+    baseline = next((loss for names, loss in losses.items() if study.baseline in names), None)
     if baseline is not None:
-        for row in table:
-            row |= spread("rps_difference", _mean_interval(study, losses[row["letters"]] - baseline))
+        for row, loss in zip(table, losses.values(), strict=True):
+            row |= spread("rps_difference", _mean_interval(study, loss - baseline))
     return table
 
 
@@ -560,7 +556,8 @@ def _risk_coverage(study: Study, vote: str) -> Table:
 
 
 def _cost(study: Study) -> Table:
-    parts = {part for reading in study.modes.values() for part in reading.cost}
+    none = np.zeros((len(study.rows), len(TOKENS)), int)
+    parts = {part for reading in study.modes.values() for part in reading.mode.cost}
     tokens = {
         part: np.array(
             [[row.get("cost", {}).get(part, {}).get(kind, 0) for kind in TOKENS] for row in study.rows]
@@ -579,7 +576,7 @@ def _cost(study: Study) -> Table:
             "mean_seconds": _mean(spent[known]),
         }
         row |= {"median_seconds": float(median), "p95_seconds": float(p95)}
-        counted = sum(tokens[part][known] for part in reading.cost)
+        counted = sum((tokens[part][known] for part in reading.mode.cost), none[known])
         row |= {f"{kind}_tokens": _mean(counted[:, i]) for i, kind in enumerate(TOKENS)}
         table.append(row | {"asks_the_model": "yes" if reading.model else "no"})
     return table
@@ -623,7 +620,9 @@ def _worst(study: Study) -> list[dict[str, Any]]:
     for i in np.argsort(-np.abs(errors), kind="stable")[:WORST]:
         row = study.rows[answered[i]]
         p = None if reading.p is None else reading.p[answered[i]]
-        views = row["reads"].get(reading.cost[-1], {}).get("views", [])
+        # Beside p from log-probabilities; p from what the model wrote shows that itself.
+        read = reading.mode.read if reading.mode.source == "forward" else ""
+        views = row["reads"].get(read, {}).get("views", [])
         found.append(
             {
                 "row": row,

@@ -23,7 +23,7 @@ from agentic_iqa_local.studies.analysis import (
     spread,
 )
 from agentic_iqa_local.studies.datasets import DatasetInfo, listed, quoted
-from agentic_iqa_local.studies.readings import Letters, readings
+from agentic_iqa_local.studies.readings import LOGITS, Letters, readings
 from agentic_iqa_local.studies.statistics import (
     UNDECIDED,
     Difference,
@@ -38,7 +38,7 @@ from agentic_iqa_local.studies.statistics import (
 from agentic_iqa_local.text import one_line
 
 FEWEST = 10  # common images
-MODE = "logits"  # the fused score q
+MODE = LOGITS.name  # the fused score q
 ALL = "all"
 NAMED = 6  # settings that differ
 

@@ -2,9 +2,10 @@
 taken for mathematics."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from typing import TypeVar
 
 import matplotlib
 import numpy as np
@@ -32,6 +33,9 @@ FIFTHS = 5
 BINS = 15
 
 
+Shown = TypeVar("Shown", str, tuple[str, ...])
+
+
 @dataclass(frozen=True)
 class Drawing:
     """A figure as files hold it."""
@@ -56,7 +60,11 @@ def draw(study: Study) -> list[Drawing]:
 
 
 def _grid(
-    titles: list[str], plot: Callable[[Axes, str], None], xlabel: str, ylabel: str, bottom: float = 0.5
+    titles: Sequence[Shown],
+    plot: Callable[[Axes, Shown], None],
+    xlabel: str,
+    ylabel: str,
+    bottom: float = 0.5,
 ) -> Figure | None:
     """Small multiples, one for each title, with `bottom` inches below; of modes that share their letters the
     first is named."""
@@ -72,7 +80,7 @@ def _grid(
     )
     for i, title in enumerate(titles):
         axes = figure.add_subplot(rows, columns, i + 1)
-        axes.set_title(_label(title.partition(";")[0], 40))
+        axes.set_title(_label(title if isinstance(title, str) else title[0], 40))
         plot(axes, title)
         if i % columns == 0:
             axes.set_ylabel(ylabel)
@@ -109,7 +117,7 @@ def _scatter(study: Study) -> Figure | None:
 def _letters(study: Study) -> Figure | None:
     words = [f"{letter} {LEVEL_WORDS[level]}" for letter, level in LETTER_TO_LEVEL.items()]
 
-    def plot(axes: Axes, names: str) -> None:
+    def plot(axes: Axes, names: tuple[str, ...]) -> None:
         p = study.letters[names]
         kept = np.isfinite(p).all(axis=1)
         order = np.argsort(study.quality[kept], kind="stable")
@@ -133,7 +141,7 @@ def _letters(study: Study) -> Figure | None:
 
 
 def _reliability(study: Study) -> Figure | None:
-    def plot(axes: Axes, names: str) -> None:
+    def plot(axes: Axes, names: tuple[str, ...]) -> None:
         confidence, correct = study.reliability[names]
         which = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
         count = np.bincount(which, minlength=BINS)

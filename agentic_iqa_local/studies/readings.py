@@ -4,9 +4,9 @@ A mode gives one number for each image, higher for better, nan where the image f
 the levels 1..5, of shape (rows, 5), averaged over an image's views; a row of nan failed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,29 +23,108 @@ from agentic_iqa_local.score_fusion import (
 from agentic_iqa_local.state import ExecutorOutput
 
 LEVELS = np.arange(1.0, 6.0)
-BY_LEVEL = sorted(LETTERS, key=LETTER_TO_LEVEL.get)
+BY_LEVEL = sorted(LETTERS, key=lambda letter: LETTER_TO_LEVEL[letter])
+UNIFORM_P = 0.2
 
 Row = Mapping[str, Any]
+Kind = Literal["fused", "letters", "tool mean", "mean of tools", "tool"]
+Source = Literal["forward", "both orders", "generated", "one-hot", "uniform"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What a number for an image is made of. `name` is what it is called by in tables and commands.
+
+    `kind`: p_c times α_c ("fused"), the letters alone, the mean of the tools that the agent ran, the mean of
+    `tools` on 1..5, or one tool's own number. `source` says where p_c comes from: the letters'
+    log-probabilities in the usual order, in both orders, the letter that the model wrote with the configured
+    confidence or with all of it, or no letters at all. `context` and `position` are what the model was shown
+    and where it wrote the letter, as study.py run names them. `fitted` takes the fit's temperature and η in
+    place of the configuration's; without `normalized`, q is the sum without its denominator.
+    """
+
+    name: str
+    kind: Kind
+    context: str = ""
+    source: Source = "forward"
+    position: str = "json"
+    fitted: bool = False
+    normalized: bool = True
+    tools: tuple[str, ...] = ()
+
+    @property
+    def read(self) -> str:
+        """The stored read that its letters come from."""
+        return self.context if self.position == "json" else f"{self.context}/{self.position}"
+
+    @property
+    def letters(self) -> tuple[str, Source, bool]:
+        """The same for modes that rest on the same p_c."""
+        return self.read, self.source, self.fitted
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is one side of the fusion by itself."""
+        return self.kind != "fused" and self.source != "one-hot"
+
+    @property
+    def cost(self) -> tuple[str, ...]:
+        """The parts of a row's cost that it needs, beside its own tools."""
+        if self.kind in ("tool", "mean of tools"):
+            return ()
+        agent = () if self.kind == "letters" and self.context == "image_alone" else ("agent",)
+        if self.kind == "tool mean" or self.source == "uniform":
+            return agent
+        if self.source in ("generated", "one-hot"):
+            return (*agent, f"{self.read}, generated")
+        return (*agent, self.read, *([f"{self.read}, reversed"] if self.source == "both orders" else []))
+
+
+LOGITS = Mode("logits", "fused", "all_evidence")
+CLASSIFICATION = Mode("classification", "fused", "all_evidence", "generated")
+UNIFORM = Mode("uniform (Gaussian weights alone)", "fused", source="uniform")
+TOOL_MEAN = Mode("tool mean", "tool mean")
+MODES = (
+    LOGITS,
+    Mode("logits, fitted", "fused", "all_evidence", fitted=True),
+    Mode("logits, both orders", "fused", "all_evidence", "both orders"),
+    Mode("unnormalised sum", "fused", "all_evidence", normalized=False),
+    CLASSIFICATION,
+    Mode("classification, one-hot", "fused", "all_evidence", "one-hot"),
+    Mode("letters, all evidence", "letters", "all_evidence"),
+    Mode("logits, no scores in the prompt", "fused", "without_scores"),
+    Mode("classification, no scores in the prompt", "fused", "without_scores", "generated"),
+    Mode("letters, no scores in the prompt", "letters", "without_scores"),
+    Mode("logits, image alone", "fused", "image_alone"),
+    Mode("classification, image alone", "fused", "image_alone", "generated"),
+    Mode("letters, image alone", "letters", "image_alone"),
+    Mode("letters, image alone, both orders", "letters", "image_alone", "both orders"),
+    Mode("generated letter, image alone", "letters", "image_alone", "one-hot"),
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A mode's scores (rows,), its probabilities where it has them, and what it rests on.
+    """A mode's scores (rows,), its probabilities where it has them, and the tools whose scores it uses."""
 
-    `cost` names the parts of a row's cost that it needs, `tools` the tools whose scores it uses; `mapped`
-    says that those went through maps to 1..5, `model` that the VLM was asked.
-    """
-
+    mode: Mode
     scores: np.ndarray
     p: np.ndarray | None = None
-    cost: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
-    mapped: bool = False
-    model: bool = True
 
     @property
     def answered(self) -> np.ndarray:
         return np.isfinite(self.scores)
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the tools' scores went through maps to 1..5."""
+        return self.mode.kind not in ("letters", "tool")
+
+    @property
+    def model(self) -> bool:
+        """Whether the VLM was asked."""
+        return self.mode.kind not in ("mean of tools", "tool")
 
 
 @dataclass(frozen=True)
@@ -121,8 +200,8 @@ def etas(rows: Sequence[Row], eta: float | str) -> np.ndarray:
     """η of each row (rows,); where it is "auto", what the row's own fusion says, nan where there was none."""
     if eta != "auto":
         return np.full(len(rows), float(eta))
-    told = (((row.get("agent") or {}).get("fusion") or {}).get("eta") for row in rows)
-    return np.array([np.nan if value is None else value for value in told])
+    stored = (((row.get("agent") or {}).get("fusion") or {}).get("eta") for row in rows)
+    return np.array([np.nan if value is None else value for value in stored])
 
 
 def fuse(p: np.ndarray, q_bar: np.ndarray, eta: float | np.ndarray, *, normalize: bool = True) -> np.ndarray:
@@ -147,83 +226,85 @@ def readings(
 ) -> dict[str, Reading]:
     """All modes that the rows allow, by name. The first is the product's own; `configured` are the tools that
     the configuration names, whose mean is a mode of its own."""
-    found = {read for row in rows for read in row.get("reads", {})}
-    tools = sorted({tool for row in rows for tool in row.get("tools", {})})
-    agent_tools = tuple(
-        sorted(
-            {
-                _known(log["tool_name"])
-                for row in rows
-                for log in (row.get("evidence") or {}).get("tool_logs", [])
-            }
-        )
-    )
     q_bar = tool_means(rows, letters.vote)
-    modes: dict[str, Reading] = {}
-
-    def fused(
-        name: str, p: np.ndarray, *reads: str, with_: Letters = letters, normalize: bool = True
-    ) -> None:
-        scores = fuse(p, q_bar, etas(rows, with_.eta), normalize=normalize)
-        modes[name] = Reading(scores, p, ("agent", *reads), agent_tools, mapped=True)
-
-    def expected(name: str, p: np.ndarray, *reads: str) -> None:
-        cost = reads if reads[0].startswith("image_alone") else ("agent", *reads)
-        modes[name] = Reading(p @ LEVELS, p, cost, agent_tools if reads[0].startswith("all_evidence") else ())
-
-    if "all_evidence" in found:
-        p = probabilities(rows, "all_evidence", temperature=letters.temperature)
-        fused("logits", p, "all_evidence")
-        if fitted:
-            fused(
-                "logits, fitted",
-                probabilities(rows, "all_evidence", temperature=fitted.temperature),
-                "all_evidence",
-                with_=fitted,
-            )
-        both = probabilities(rows, "all_evidence", ("forward", "reversed"), letters.temperature)
-        fused("logits, both orders", both, "all_evidence", "all_evidence, reversed")
-        fused("unnormalised sum", p, "all_evidence", normalize=False)
-        fused(
-            "classification", generated(rows, "all_evidence", letters.confidence), "all_evidence, generated"
-        )
-        fused("classification, one-hot", generated(rows, "all_evidence", 1.0), "all_evidence, generated")
-        expected("letters, all evidence", p, "all_evidence")
-    for read, words in (("without_scores", "no scores in the prompt"), ("image_alone", "image alone")):
-        if read in found:
-            p = probabilities(rows, read, temperature=letters.temperature)
-            fused(f"logits, {words}", p, read)
-            fused(f"classification, {words}", generated(rows, read, letters.confidence), f"{read}, generated")
-            expected(f"letters, {words}", p, read)
-    if "image_alone" in found:
-        both = probabilities(rows, "image_alone", ("forward", "reversed"), letters.temperature)
-        expected("letters, image alone, both orders", both, "image_alone", "image_alone, reversed")
-        expected(
-            "generated letter, image alone", generated(rows, "image_alone", 1.0), "image_alone, generated"
-        )
-    for read in sorted(read for read in found if "/" in read):
-        context, position = read.split("/")
-        expected(
-            f"letters, {context.replace('_', ' ')}, {position}",
-            probabilities(rows, read, temperature=letters.temperature),
-            read,
-        )
+    agent_tools = {
+        _known(log["tool_name"]) for row in rows for log in (row.get("evidence") or {}).get("tool_logs", [])
+    }
+    reader = _Reader(rows, letters, fitted, q_bar, tuple(sorted(agent_tools)))
+    modes = [*_letter_modes(rows, fitted=fitted is not None)]
     if np.isfinite(q_bar).any():
-        flat = np.where(np.isnan(q_bar)[:, None], np.nan, np.full((len(rows), 5), 0.2))
-        fused("uniform (Gaussian weights alone)", flat)
-        modes["tool mean"] = Reading(q_bar, None, ("agent",), agent_tools, mapped=True)
-    of_configuration = tuple(tool for tool in tools if tool in {_known(name) for name in configured})
-    for name, members in (
-        ("mean of the configured tools", of_configuration),
-        ("mean of all tools", tuple(tools)),
+        modes += [UNIFORM, TOOL_MEAN]
+    modes += _tool_modes(rows, configured)
+    return {mode.name: reader.reading(mode) for mode in modes}
+
+
+def _letter_modes(rows: Sequence[Row], *, fitted: bool) -> Iterator[Mode]:
+    reads = {read for row in rows for read in row.get("reads", {})}
+    yield from (mode for mode in MODES if mode.read in reads and (fitted or not mode.fitted))
+    for context, position in (read.split("/") for read in sorted(reads) if "/" in read):
+        name = f"letters, {context.replace('_', ' ')}, {position}"
+        yield Mode(name, "letters", context, position=position)
+
+
+def _tool_modes(rows: Sequence[Row], configured: Sequence[str]) -> Iterator[Mode]:
+    tools = tuple(sorted({tool for row in rows for tool in row.get("tools", {})}))
+    names = {_known(name) for name in configured}
+    of_configuration = tuple(tool for tool in tools if tool in names)
+    if len(of_configuration) > 1:
+        yield Mode("mean of the configured tools", "mean of tools", tools=of_configuration)
+    if len(tools) > 1 and tools != of_configuration:
+        yield Mode("mean of all tools", "mean of tools", tools=tools)
+    yield from (Mode(tool, "tool", tools=(tool,)) for tool in tools)
+
+
+class _Reader:
+    """Scores the rows by one mode after another; modes with the same letters share their p."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        letters: Letters,
+        fitted: Letters | None,
+        q_bar: np.ndarray,
+        agent_tools: tuple[str, ...],
     ):
-        if len(members) > 1 and (name != "mean of all tools" or members != of_configuration):
-            normalized = np.array([[_number(row, tool, "normalized") for tool in members] for row in rows])
-            cost = tuple(f"tool {tool}" for tool in members)
-            modes[name] = Reading(normalized.mean(1), None, cost, members, mapped=True, model=False)
-    for tool in tools:
-        modes[tool] = Reading(raw_scores(rows, tool), None, (f"tool {tool}",), (tool,), model=False)
-    return modes
+        self.rows, self.letters, self.fitted = rows, letters, fitted
+        self.q_bar, self.agent_tools = q_bar, agent_tools
+        self._p: dict[tuple[str, Source, bool], np.ndarray] = {}
+
+    def reading(self, mode: Mode) -> Reading:
+        if mode.kind == "tool":
+            return Reading(mode, raw_scores(self.rows, mode.tools[0]), tools=mode.tools)
+        if mode.kind == "mean of tools":
+            rows = [[_number(row, tool, "normalized") for tool in mode.tools] for row in self.rows]
+            return Reading(mode, np.array(rows).mean(1), tools=mode.tools)
+        if mode.kind == "tool mean":
+            return Reading(mode, self.q_bar, tools=self.agent_tools)
+        p = self._probabilities(mode)
+        if mode.kind == "letters":
+            shown = mode.context == "all_evidence"
+            return Reading(mode, p @ LEVELS, p, self.agent_tools if shown else ())
+        eta = etas(self.rows, self._parameters(mode).eta)
+        scores = fuse(p, self.q_bar, eta, normalize=mode.normalized)
+        return Reading(mode, scores, p, self.agent_tools)
+
+    def _parameters(self, mode: Mode) -> Letters:
+        return self.fitted if mode.fitted and self.fitted else self.letters
+
+    def _probabilities(self, mode: Mode) -> np.ndarray:
+        if mode.letters not in self._p:
+            self._p[mode.letters] = self._compute(mode)
+        return self._p[mode.letters]
+
+    def _compute(self, mode: Mode) -> np.ndarray:
+        if mode.source == "uniform":
+            flat = np.full((len(self.rows), len(LEVELS)), UNIFORM_P)
+            return np.where(np.isnan(self.q_bar)[:, None], np.nan, flat)
+        if mode.source in ("generated", "one-hot"):
+            confidence = 1.0 if mode.source == "one-hot" else self.letters.confidence
+            return generated(self.rows, mode.read, confidence)
+        orders = ("forward", "reversed") if mode.source == "both orders" else ("forward",)
+        return probabilities(self.rows, mode.read, orders, self._parameters(mode).temperature)
 
 
 def _known(tool: str) -> str:
@@ -236,12 +317,11 @@ def _known(tool: str) -> str:
 def seconds(rows: Sequence[Row], reading: Reading) -> np.ndarray:
     """Seconds that each image's inference took for this mode alone (rows,), nan where a part is missing."""
 
-    def spent(row: Row, part: str) -> float:
-        if part.startswith("tool "):
-            return _number(row, part.removeprefix("tool "), "seconds")
-        return row.get("cost", {}).get(part, {}).get("seconds", np.nan)
+    def spent(row: Row) -> float:
+        parts = [row.get("cost", {}).get(part, {}).get("seconds", np.nan) for part in reading.mode.cost]
+        return sum(parts) + sum(_number(row, tool, "seconds") for tool in reading.mode.tools)
 
-    return np.array([sum(spent(row, part) for part in reading.cost) for row in rows])
+    return np.array([spent(row) for row in rows])
 
 
 def product_score(row: Row) -> float:
