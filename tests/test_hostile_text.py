@@ -32,12 +32,13 @@ from scripted import (
 from test_hostile_server import MODELS, VERSION, connect, send, server  # noqa: F401
 from test_study_report import analysed, make_rows, make_run, store
 
-from agentic_iqa_local import assess, doctor
+from agentic_iqa_local import assess
 from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands import bundle, console, fit_tools, study
 from agentic_iqa_local.commands import doctor as doctor_command
 from agentic_iqa_local.commands import store as store_command
 from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.doctor.checks import Setup, as_text, check
 from agentic_iqa_local.fit import Fit, FitError, read_fit
 from agentic_iqa_local.images import load_image
 from agentic_iqa_local.inputs import Item
@@ -679,19 +680,19 @@ def test_progress_of_a_bundle_is_shown_without_its_names_sequences(monkeypatch, 
     assert "\u202e" not in said
 
 
-@doctor.check("hostile", f"remedy {TEXT}")
+@check("hostile", f"remedy {TEXT}")
 def hostile_check(setup):
     raise RuntimeError(TEXT)
 
 
-@doctor.check("hostile finding", "")
+@check("hostile finding", "")
 def hostile_finding(setup, about):
     return "fail", TEXT, TEXT
 
 
-@doctor.check("own error", "")
+@check("own error", "")
 def own_error(setup):
-    raise VLMError(f"{TEXT}; do {TEXT}")
+    raise VLMError(TEXT, f"do {TEXT}")
 
 
 CHECKS = {"raises": (hostile_check, ()), "finds": (hostile_finding, (TEXT,)), "refuses": (own_error, ())}
@@ -699,9 +700,9 @@ CHECKS = {"raises": (hostile_check, ()), "finds": (hostile_finding, (TEXT,)), "r
 
 @pytest.mark.parametrize("name", CHECKS, ids=CHECKS)
 def test_the_doctor_says_nothing_that_steers(name):
-    check, about = CHECKS[name]
-    found = check(doctor.Setup(load_settings()), *about)
-    assert_harmless(doctor.as_text(found))
+    examination, about = CHECKS[name]
+    found = examination(Setup(load_settings()), *about)
+    assert_harmless(as_text(found))
     for text in (found.name, found.found, found.remedy):
         assert_harmless(text)
         assert "\n" not in text

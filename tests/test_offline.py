@@ -164,7 +164,7 @@ ALLOWED = {
     # to refuse them while a metric is built
     "agentic_iqa_local/iqa_tools/runner.py": frozenset({"urllib.request"}),
     # to refuse connections while it checks
-    "agentic_iqa_local/doctor.py": frozenset({"socket"}),
+    "agentic_iqa_local/doctor/process.py": frozenset({"socket"}),
 }
 
 
