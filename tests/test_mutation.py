@@ -1,0 +1,92 @@
+"""The command that plants faults, and a sample of what it finds: the rest is in benchmarks/mutation.json."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from agentic_iqa_local.laboratory.mutation import EQUIVALENT, PACKAGE, mutants
+from agentic_iqa_local.paths import ROOT
+
+
+def diffs(source: str) -> list[str]:
+    return [" ".join(line.replace("    ", "") for line in mutant.diff) for mutant in mutants(source)]
+
+
+def test_every_kind_of_fault_is_planted_once():
+    source = """
+def f(a: "str" = None, b=1) -> "int":
+    '''Adds.'''
+    if a and not b:
+        raise ValueError(f"wrong {a!r}")
+    return g(a, key=b)
+"""
+    assert sorted(diffs(source)) == sorted(
+        [
+            "-def f(a: 'str'=None, b=1) -> 'int': +def f(a: 'str'=None, b=2) -> 'int':",
+            "-def f(a: 'str'=None, b=1) -> 'int': +def f(a: 'str'=None, b=0) -> 'int':",
+            "-if a and (not b): +if not (a and (not b)):",
+            "-if a and (not b): +if a or not b:",
+            "-if a and (not b): +if a and b:",
+            "-raise ValueError(f'wrong {a!r}') +pass",
+            "-return g(a, key=b) +return None",
+            "-return g(a, key=b) +return g(None, key=b)",
+            "-return g(a, key=b) +return g(a)",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "faults"),
+    [
+        ("x = a < b", ["x = a <= b", "x = a >= b"]),
+        ("x = a + b", ["x = a - b"]),
+        ("x = 2.5", ["x = 3.5", "x = 1.5"]),
+        ("x = True", ["x = False"]),
+        ("x = 'ab'", ["x = 'XXabXX'"]),
+        ("x -= y", ["x += y", "pass"]),
+        ("logger.info('said', x)", ["pass"]),
+    ],
+)
+def test_what_stands_in_the_place_of_a_line(line, faults):
+    found = [mutant.source for mutant in mutants(line)]
+    assert sorted(found) == sorted(faults)
+
+
+def measured(tmp_path, *arguments: str) -> dict:
+    out = tmp_path / "mutation.json"
+    command = [sys.executable, "-m", f"{PACKAGE}.laboratory.mutation", *arguments, "--out", str(out)]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    (figures,) = json.loads(out.read_text())["modules"].values()
+    return figures
+
+
+def test_the_tests_of_the_fusion_notice_a_sample_of_faults(tmp_path):
+    figures = measured(tmp_path, "score_fusion", "--sample", "14", "--seed", "18")
+    assert figures["tried"] == 14
+    assert figures["score"] >= 0.92, figures["survived"]
+
+
+def test_tests_of_something_else_notice_nothing(tmp_path):
+    figures = measured(tmp_path, "score_fusion", "--tests", "test_tables.py", "--sample", "3")
+    assert (figures["killed"], len(figures["survived"])) == (0, 3)
+
+
+def test_an_unknown_module_is_one_sentence():
+    command = [sys.executable, "-m", f"{PACKAGE}.laboratory.mutation", "scorefusion"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert said.returncode == 2
+    assert said.stderr.startswith("error: scorefusion: there is no file")
+    assert said.stderr.count("\n") == 1
+
+
+def test_every_reviewed_mutant_exists_and_has_its_reason():
+    """One whose line was changed since is looked at anew."""
+    for module, entries in json.loads(EQUIVALENT.read_text()).items():
+        source = (ROOT / PACKAGE / f"{module.replace('.', '/')}.py").read_text()
+        known = {(mutant.function, mutant.diff) for mutant in mutants(source)}
+        for entry in entries:
+            assert (entry["function"], tuple(entry["diff"])) in known, entry
+            assert entry["reason"]
