@@ -564,6 +564,22 @@ def test_a_login_is_sent_and_shown_nowhere(server, prompt, caplog):
     assert shows_nothing(settings, depends_on)
 
 
+def test_a_key_is_sent_to_its_server_alone_and_logged_nowhere(server, prompt, monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("AGENTIC_IQA_SERVER_KEY", KEY)
+    server.answers[CHAT] = letters(prompt, SOUND)
+    client = connect(server)
+    read(client)
+    assert {sent for _, sent in server.seen} == {f"Bearer {KEY}"}
+    with serving() as elsewhere:
+        server.answers[CHAT] = lambda handler: send(handler, b"", 307, Location=elsewhere.url + CHAT)
+        with pytest.raises(VLMError, match="not followed") as caught:
+            read(client)
+        assert elsewhere.seen == []
+    records = [(record.getMessage(), vars(record)) for record in caplog.records]
+    assert shows_nothing(caught.value, client.describe(), caplog.text, records)
+
+
 def echo(handler, status: int = 400) -> None:
     """Says back what it was sent, and more that it could know."""
     sent = handler.headers["Authorization"]

@@ -61,9 +61,8 @@ OFFICIAL = {
     "VSI": (0.9139, 0.9620, 0.9922, 0.9571, 0.9262),
     "Entropy": (6.9511, 6.9661, 7.5309, 7.5566, 5.7629),
 }
-# pyiqa's tests/test_metric_general.py: |ours - theirs| <= atol + rtol |theirs| with 1e-2 for both, looser for
-# some.
-RTOL = {"NIQE": 6e-2}
+# Of the official value, in place of pyiqa's own 1e-2 + 1e-2 |theirs|, which GMSD and NLPD of a good pair never miss.
+RTOL = {"NIQE": 6e-2, "VSI": 2e-2}
 # MAD takes seconds an image: one pair stands for it.
 GOLDEN = [(tool, i) for tool in OFFICIAL for i in range(5) if tool != "MAD" or i == 2]
 WEIGHT_FREE_FR = {
@@ -363,8 +362,14 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
 
 @pytest.mark.parametrize(("tool", "index"), GOLDEN)
 def test_raw_scores_agree_with_the_official_implementations(runner, tool, index):
-    raw = runner.measure(tool, *pair(index))
-    np.testing.assert_allclose(raw, OFFICIAL[tool][index], atol=1e-2, rtol=RTOL.get(tool, 1e-2))
+    images = pair(index)
+    if (
+        tool == "NLPD"
+    ):  # the official one was given MATLAB's rgb2gray, whole numbers: on faint damage they are 30 % apart
+        images = [Image.merge("RGB", [image.convert("L")] * 3) for image in images]
+    np.testing.assert_allclose(
+        runner.measure(tool, *images), OFFICIAL[tool][index], rtol=RTOL.get(tool, 1e-2)
+    )
 
 
 def test_psnr_by_hand(runner):

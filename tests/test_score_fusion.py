@@ -7,7 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from agentic_iqa_local.score_fusion import ScoreFusion, letter_probabilities
+from agentic_iqa_local.score_fusion import (
+    ScoreFusion,
+    fused_distribution,
+    letter_probabilities,
+    perceptual_weights,
+)
 
 LEVELS = (1, 2, 3, 4, 5)
 UNIFORM = dict.fromkeys(LEVELS, 0.2)
@@ -57,7 +62,7 @@ def test_eta_sharpens_the_weights():
 def test_no_tool_scores_gives_uniform_weights_and_a_warning(fusion, caplog):
     with caplog.at_level(logging.WARNING):
         assert fusion.compute_perceptual_weights([]) == UNIFORM
-    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert [(r.levelname, r.name) for r in caplog.records] == [("WARNING", "agentic_iqa_local.score_fusion")]
 
 
 def test_without_tools_the_score_is_the_models_expectation(fusion):
@@ -65,6 +70,25 @@ def test_without_tools_the_score_is_the_models_expectation(fusion):
     p = {1: 0.1, 2: 0.1, 3: 0.2, 4: 0.4, 5: 0.2}
     assert fusion.fuse_scores([], p) == pytest.approx(3.5)
     assert fusion.sensitivity([], p) == 0.0
+
+
+def test_weights_of_many_means_are_those_of_each_over_the_levels_1_to_5():
+    # As above for q̄ = 3 and, at η 2, for its neighbour; with p on two levels alone, 2 and 3, (4) is
+    # 1/(1 + e) on 2 and e/(1 + e) on 3 at q̄ = 3.
+    third = [0.010334, 0.207561, 0.564210, 0.207561, 0.010334]
+    many = perceptual_weights(np.array([3.0, 3.0]), np.array([1.0, 2.0]))
+    assert many.shape == (2, 5)
+    assert many[0] == pytest.approx(third, abs=1e-6)
+    assert many[1, 2] == pytest.approx(0.786571, abs=1e-6)
+    both = fused_distribution(np.array([[0, 0.5, 0.5, 0, 0]] * 2), np.array([3.0, np.nan]), 1.0)
+    e = math.e
+    assert both == pytest.approx(np.array([[0, 1 / (1 + e), e / (1 + e), 0, 0], [0, 0.5, 0.5, 0, 0]]))
+
+
+def test_two_levels_are_enough_and_an_answer_may_be_certain_or_say_nothing():
+    for confidence in (0.5, 1.0):
+        fusion = ScoreFusion(quality_levels=[1, 2], classification_confidence=confidence)
+        assert fusion.extract_vlm_probabilities(2, "classification") == {1: 1 - confidence, 2: confidence}
 
 
 # The model's probabilities

@@ -405,8 +405,8 @@ def test_ranked_probability_score_refuses_what_is_off_the_scale():
 def test_expected_calibration_error():
     # Three rows at .9, two of them right: 3/4·|2/3 − .9| = .175; one at .6, wrong: 1/4·.6 = .15.
     assert expected_calibration_error([0.9, 0.9, 0.9, 0.6], [1, 1, 0, 0], bins=10) == pytest.approx(0.325)
-    # .6 closes the bin of .55: |.45 − .6|/2; in a bin of its own it would be (.45 + .6)/2.
-    assert expected_calibration_error([0.55, 0.6], [1, 0], bins=10) == pytest.approx(0.075)
+    # .5, which floats hold exactly, closes the bin of .45: |.55 − .5|/2; in a bin of its own it would be (.55 + .5)/2.
+    assert expected_calibration_error([0.45, 0.5], [1, 0], bins=2) == pytest.approx(0.025)
     assert expected_calibration_error([0.0, 1.0], [0, 1]) == 0
     with pytest.raises(ValueError, match="confidence"):
         expected_calibration_error([1.1], [1])

@@ -482,10 +482,17 @@ def test_the_same_seed_gives_the_same_bytes(few_modes, tmp_path):
 
 
 def test_markdown_escapes_markup(few_modes, tmp_path):
-    write_tables(analysed([row | {"distortion": f"a|b {MARKUP}"} for row in few_modes], draws=10), tmp_path)
+    """CommonMark takes a punctuation mark behind a backslash for itself."""
+    markup = "*b* _e_ [t](u) `c` ~s~"
+    write_tables(
+        analysed([row | {"distortion": f"a|b {MARKUP} {markup}"} for row in few_modes], draws=10), tmp_path
+    )
     text = (tmp_path / "by_distortion.md").read_text(encoding="utf-8")
     assert "a\\|b &lt;script&gt;" in text
     assert "<script" not in text
+    for live in markup.split():
+        assert live not in text
+    assert markup in text.replace("\\", "")
 
 
 def test_every_figure_is_a_picture_and_a_drawing(drawings, tmp_path):

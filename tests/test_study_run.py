@@ -6,6 +6,7 @@ import csv
 import fcntl
 import itertools
 import json
+import math
 import os
 import pty
 import re
@@ -702,6 +703,14 @@ def test_a_fit_changes_what_assess_gives_and_fits_of_other_models_are_refused(ma
     assert fitted["p_c"] == pytest.approx(
         {letter: root / sum(roots.values()) for letter, root in roots.items()}, abs=1e-6
     )
+    # (2) and (4) of the paper with the fit's η
+    weights = {
+        c: math.exp(-0.5 * (plain["q_bar"] - c) ** 2) * fitted["p_c"][letter]
+        for letter, c in LETTER_TO_LEVEL.items()
+    }
+    q = sum(c * weight for c, weight in weights.items()) / sum(weights.values())
+    assert fitted["q"] == pytest.approx(q, abs=1e-6)
+    assert abs(fitted["q"] - plain["q"]) > 0.01
     assert (fitted["fusion"]["eta"], fitted["fusion"]["temperature"]) == (0.5, 2.0)
     assert fitted["fusion"]["fitted"] == "rps on 1 images of koniq10k"
     refused = assessed(*image, "--fit", tmp_path / "other.json")
