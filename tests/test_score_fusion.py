@@ -12,6 +12,7 @@ from agentic_iqa_local.score_fusion import (
     fused_distribution,
     letter_probabilities,
     perceptual_weights,
+    softmax,
 )
 
 LEVELS = (1, 2, 3, 4, 5)
@@ -105,6 +106,13 @@ def test_temperature_flattens_the_logits():
     logits = {"A": 0.0, "B": 0.0, "C": math.log(4), "D": 0.0, "E": 0.0}
     assert ScoreFusion(temperature=2.0).extract_vlm_probabilities(logits)[3] == pytest.approx(1 / 3)
     assert letter_probabilities(logits, temperature=2.0)["C"] == pytest.approx(1 / 3)
+    assert letter_probabilities(logits)["C"] == pytest.approx(4 / 8)
+
+
+def test_each_row_is_a_softmax_of_its_own():
+    # Of rows whose exponentials overflow or vanish: equal values are halves, ln 3 above the other is three quarters.
+    rows = np.array([[0.0, 0.0], [-2000.0, -2000.0], [2000.0, 2000.0 - math.log(3)]])
+    assert softmax(rows) == pytest.approx(np.array([[0.5, 0.5], [0.5, 0.5], [0.75, 0.25]]))
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 comments."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from agentic_iqa_local.studies import statistics
 from agentic_iqa_local.studies.statistics import (
     Draws,
     Figure,
@@ -113,6 +115,18 @@ def test_logistic_of_noisy_scores_is_no_worse_than_a_line(seed):
     fit = vqeg_logistic(x, y)
     assert fit.converged
     assert plcc(fit.mapped, y) >= abs(plcc(x, y)) - 1e-9
+
+
+def test_the_line_stands_where_every_search_ends_badly(monkeypatch):
+    """y = 3 − 2x, and no fit leaves its start: the line of least squares is exact, each start is a curve."""
+    x = np.linspace(-1, 4, 40) ** 3
+    monkeypatch.setattr(
+        statistics, "least_squares", lambda _, start, **__: SimpleNamespace(x=np.array(start))
+    )
+    fit = vqeg_logistic(x, 3 - 2 * x)
+    assert fit.mapped == pytest.approx(3 - 2 * x)
+    b1, _, _, b4, b5 = fit.parameters
+    assert (b1, b4, b5) == pytest.approx((0, -2, 3))
 
 
 def test_logistic_of_a_constant_column_does_not_converge():
