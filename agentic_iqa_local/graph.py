@@ -158,7 +158,7 @@ def visualize_graph() -> str:
     for edge in sorted(drawn.edges, key=lambda e: (order.index(e.source), order.index(e.target))):
         ends = []
         for node in (edge.source, edge.target):
-            ends.append(shape(node) if node not in shown else {START: "START", END: "END"}.get(node, node))
+            ends.append(node if node in shown else shape(node))
             shown.add(node)
         arrow = f"-->|{EDGE_LABELS[edge.target]}|" if edge.conditional else "-->"
         lines.append(f"    {ends[0]} {arrow} {ends[1]}")

@@ -124,6 +124,13 @@ def test_the_limit_is_logged_as_a_warning(caplog):
     ]
 
 
+@pytest.mark.parametrize(("iteration", "warnings"), [(1, 2), (2, 3)])
+def test_one_pass_that_asked_is_no_potential_issue(iteration, warnings, caplog):
+    state = {"summarizer_result": asking(), "iteration_count": iteration, "max_replan_iterations": iteration}
+    decide_next_node(state)
+    assert len(records(caplog, logging.WARNING)) == warnings
+
+
 def test_a_satisfied_summarizer_is_no_warning(caplog):
     decide_next_node({"summarizer_result": asking(False), "iteration_count": 2, "max_replan_iterations": 2})
     assert records(caplog, logging.WARNING) == []
@@ -211,6 +218,26 @@ def test_a_negative_limit_is_refused(picture):
 def test_choices_that_are_none_are_refused(picture, choices):
     with pytest.raises(ValueError, match="choices"):
         initial_state(QUERY, picture, choices=choices)
+
+
+def test_a_run_starts_from_nothing_but_what_it_is_given(picture):
+    start = {"image_path": picture, "iteration_count": 0, "max_replan_iterations": 2, "replan_history": []}
+    assert initial_state(QUERY, picture) == {"query": QUERY, **start}
+    asked = initial_state("Is it sharp? yes or no", picture, "whole.png")
+    assert asked == {
+        "query": "Is it sharp? yes or no",
+        "reference_path": "whole.png",
+        "choices": ["yes", "no"],
+        **start,
+    }
+    given = initial_state("Is it sharp? yes or no", picture, choices=("No", "Hardly"))
+    assert given["choices"] == ["No", "Hardly"]
+
+
+def test_the_pipelines_choices_reach_the_summarizer(picture):
+    final = run(ScriptedClient(scripted_answers()), picture, choices=["Sharp", "Soft"])
+    assert final["choices"] == ["Sharp", "Soft"]
+    assert set(final["summarizer_result"].fusion.p_c) == {"A", "B"}
 
 
 # History and feedback
