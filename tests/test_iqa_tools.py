@@ -363,9 +363,8 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
 @pytest.mark.parametrize(("tool", "index"), GOLDEN)
 def test_raw_scores_agree_with_the_official_implementations(runner, tool, index):
     images = pair(index)
-    if (
-        tool == "NLPD"
-    ):  # the official one was given MATLAB's rgb2gray, whole numbers: on faint damage they are 30 % apart
+    if tool == "NLPD":
+        # The official one saw MATLAB's rgb2gray, whole numbers: without them faint damage differs by 30 %.
         images = [Image.merge("RGB", [image.convert("L")] * 3) for image in images]
     np.testing.assert_allclose(
         runner.measure(tool, *images), OFFICIAL[tool][index], rtol=RTOL.get(tool, 1e-2)
