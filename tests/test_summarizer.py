@@ -205,6 +205,21 @@ def test_the_fused_score_stands_in_the_reasoning(picture):
     assert "2.70" in run(scripted(FLAT), state_of(picture))["summarizer_result"].quality_reasoning
 
 
+@pytest.mark.parametrize(
+    ("scores", "told"),
+    [
+        (SCORES, "Fused score 2.70 of 5 (tools' mean 2.70, model's own letter A)."),
+        ({"Global": {"Blurs": ["NIQE", 3.0]}}, "Fused score 3.00 of 5 (NIQE 3.00, model's own letter A)."),
+        (None, "Fused score 3.00 of 5 (no tool scores, model's own letter A)."),
+    ],
+    ids=["two tools", "one tool", "no tool"],
+)
+def test_the_fused_score_says_whose_it_is(picture, scores, told):
+    """Letters that are alike leave q at the tools' mean (2.7013 as above, and 3 by symmetry), or at 3."""
+    state = state_of(picture, executor_evidence=evidence(ANALYSIS, scores))
+    assert told in run(scripted(FLAT), state, eta=1.0)["summarizer_result"].quality_reasoning
+
+
 # Modes
 
 
@@ -370,6 +385,14 @@ def test_three_invalid_answers_end_in_an_honest_failure(picture):
     assert result.fusion.p_c == pytest.approx(dict.fromkeys("ABCDE", 0.2))  # FLAT: what was read before stays
     assert result.error
     assert [STRICTER in prompt.case for prompt in prompts(client, "SummaryReply")] == [False, True, True]
+
+
+def test_three_invalid_letters_end_in_the_same_failure_without_a_fusion(picture):
+    client = scripted(reads_logits=False, LetterReply="fair")
+    result = run(client, state_of(picture), on_missing_logits="classification")["summarizer_result"]
+    assert (result.final_answer, result.fusion, result.need_replan) == ("Unable to determine", None, False)
+    assert result.error.startswith("no valid JSON in 3 attempts")
+    assert prompts(client, "SummaryReply") == []
 
 
 def test_each_failed_attempt_is_logged_with_its_record_and_the_last_with_the_full_output(picture, caplog):
