@@ -347,7 +347,7 @@ def test_tools_that_disagree_bring_a_third_and_the_one_alone_loses_its_vote(pict
     ]
     assert {log.tool_name for log in row.tools if log.outvoted} == {"NIQE"}
     assert row.q_bar == pytest.approx(2.05)  # of LocalNR and BRISQUE
-    assert any(line.startswith("NIQE has no vote") for line in row.warnings)
+    assert any(line.startswith("NIQE has no vote: its score of the picture") for line in row.warnings)
     assert not row.need_replan
 
 

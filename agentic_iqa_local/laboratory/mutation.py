@@ -8,8 +8,9 @@ A mutant is the module with one comparison, operator, constant, argument, condit
 changed. Each runs in a forked process that has the libraries loaded and imports the package anew, against the
 module's own test files and no others, until a test fails ("killed") or all pass ("survived"). One that runs
 much longer than the module as it is counts as killed. Tests that start other processes see the module
-unchanged there. Docstrings, annotations, decorators, the text of exceptions, logs and f-strings, and zip's
-`strict` are never mutated. Tests that wait for the real metrics or the real model are left out.
+unchanged there. Docstrings, annotations, decorators, the text of exceptions, logs and f-strings, fields'
+descriptions and zip's `strict` are never mutated. Tests that wait for the real metrics or the real model are
+left out.
 
 A survivor wants a test. One that changes nothing that can be observed goes into mutation_equivalent.json
 beside this file, with the reason, and does not count: the score is killed / (tried − equivalent). With --out
@@ -73,6 +74,7 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
 }  # fmt: skip
 TAKEN = "not official and not embedded_model"  # the others wait seconds for real metrics or the real model
 N = TypeVar("N", bound=ast.AST)
+UNTOLD = ("strict", "description")  # arguments: of zip, where lengths are equal, and of pydantic's fields
 LOGS = ("debug", "info", "warning", "error", "exception")
 
 
@@ -135,8 +137,8 @@ def _left_alone(node: ast.AST, parent: ast.AST) -> bool:
             return name in LOGS and isinstance(parent, ast.Expr)
         case ast.Call(func=ast.Name(id=name)):
             return name == "TypeVar" or isinstance(parent, ast.Raise)
-        case ast.keyword(arg="strict"):
-            return True
+        case ast.keyword(arg=name):
+            return name in UNTOLD
         case ast.Subscript(value=ast.Name(id=name)):
             return name in ("Literal", "Annotated")
     return False
@@ -184,7 +186,7 @@ def _other_arguments(call: ast.Call) -> Iterator[ast.Call]:
         if not isinstance(argument, ast.Starred | ast.Constant):
             yield _with(call, args=[*call.args[:number], ast.Constant(None), *call.args[number + 1 :]])
     for number, keyword in enumerate(call.keywords):
-        if keyword.arg != "strict":
+        if keyword.arg not in UNTOLD:
             yield _with(call, keywords=call.keywords[:number] + call.keywords[number + 1 :])
 
 
