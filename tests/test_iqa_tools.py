@@ -24,10 +24,11 @@ import yaml
 from PIL import Image, ImageFilter
 from scipy.special import expit
 from scripted import ScriptedClient, ScriptedTools, scripted_services
+from test_calibration import map_file, plain
 from torch.overrides import TorchFunctionMode
 
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolReading, ToolRunner, find_tool
-from agentic_iqa_local.iqa_tools.calibration import CalibrationError, LogisticMap, fit_logistic, load_maps
+from agentic_iqa_local.iqa_tools.calibration import CalibrationError, load_maps
 from agentic_iqa_local.iqa_tools.kernels import CPUKernels
 from agentic_iqa_local.iqa_tools.runner import DATA, crops_of
 from agentic_iqa_local.nodes.tool_runs import run_tool
@@ -108,27 +109,6 @@ def photo() -> Image.Image:
     return pair(2)[1].crop((100, 80, 292, 272))
 
 
-def plain(**changes) -> LogisticMap:
-    fields = {
-        "tool": "T",
-        "b1": 2,
-        "b2": 1,
-        "b3": 0,
-        "b4": 0,
-        "b5": 3,
-        "domain": (-10, 10),
-        "lower_better": False,
-    }
-    return LogisticMap(**(fields | {"source": "test", "fitted_on": "none"} | changes))
-
-
-def map_file(path: Path, *maps: LogisticMap, **extra) -> Path:
-    path.write_text(
-        yaml.safe_dump({"maps": [m.model_dump(mode="json", exclude_none=True) | extra for m in maps]})
-    )
-    return path
-
-
 def store(root: Path, files: dict[str, bytes | Path]) -> Path:
     """A models folder whose manifest names `files` (path below tools/ → content, or the file that has it)."""
     places = {}
@@ -195,73 +175,7 @@ def test_import_is_light():
     assert done.stdout.strip() == "set()"
 
 
-# --- the logistic
-
-
-def test_logistic_by_hand():
-    # b = (2, 1, 0, 0, 3) at ln 3: 2 (1/2 - 1/(1 + 3)) + 3 = 3.5. Without the `1 +` of the paper's misprint:
-    # 3.33.
-    assert plain().unclipped(math.log(3)) == pytest.approx(3.5, abs=1e-12)
-
-
-def test_logistic_agrees_with_scipy_and_does_not_overflow():
-    logistic = plain(b1=-592.6, b2=7.5, b3=0.3, b4=-0.2, b5=2.0)
-    for x in (-1e6, -3.0, 0.29, 0.31, 4.0, 1e6):
-        assert logistic.unclipped(x) == pytest.approx(
-            -592.6 * (0.5 - expit(-7.5 * (x - 0.3))) - 0.2 * x + 2.0, rel=1e-12
-        )
-
-
-def test_map_clips_to_the_scale_and_holds_beyond_the_domain():
-    line = plain(b1=0, b4=1, b5=0, domain=(2, 8))  # f(x) = x
-    assert [line(x) for x in (-5, 2.5, 4.5, 7, 100)] == [2, 2.5, 4.5, 5, 5]
-    assert line.reachable == (2, 5)
-    assert line.unclipped(100) == 100
-
-
-def test_a_turn_between_grid_points_is_found():
-    # Slope b1 b2 u + b4 with u = s(1 - s). b1 = -0.002, b2 = 4000: -8u + 1 < 0 where u > 1/8, i.e. |x - b3|
-    # below ln((1 + sqrt(1/2)) / (1 - sqrt(1/2))) / 4000 = 4.4e-4: no grid of a thousand points over [0, 1]
-    # need see it.
-    narrow = plain(b1=-0.002, b2=4000, b3=0.50051, b4=1, b5=2, domain=(0, 1))
-    assert not narrow.is_monotone()
-    assert narrow.turning_point() == pytest.approx(0.50051, abs=4.5e-4)
-    assert narrow.model_copy(update={"b4": 2.1}).is_monotone()  # -8/4 + 2.1 > 0
-
-
-def test_a_map_that_runs_against_its_tool_is_not_monotone():
-    assert not plain(lower_better=True).is_monotone()
-    assert plain(b1=-2, lower_better=True).is_monotone()
-    assert not plain(b1=0).is_monotone()  # constant
-
-
 # --- the file of maps
-
-
-def test_a_map_that_turns_is_refused_by_name_and_place(tmp_path):
-    # Slope -2*2*u + 0.75 is zero at u = 3/16, s = 3/4: x = 0.5 + ln(3)/2 = 1.0493; the other root lies below
-    # the domain.
-    turning = plain(tool="VSI", b1=-2, b2=2, b3=0.5, b4=0.75, domain=(0, 3))
-    with pytest.raises(
-        CalibrationError, match=r"map of VSI is not monotone over \[0, 3\], it turns at 1\.049"
-    ):
-        load_maps(map_file(tmp_path / "maps.yaml", turning))
-    assert load_maps(map_file(tmp_path / "maps.yaml", turning, status="rejected", reason="it turns")) == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("maps: 3", "list `maps`"),
-        ("[]", "list `maps`"),
-        ("maps: [{tool: VSI, b1: 1}]", "entry of VSI is malformed"),
-    ],
-)
-def test_malformed_files_are_refused(tmp_path, text, message):
-    path = tmp_path / "maps.yaml"
-    path.write_text(text)
-    with pytest.raises(CalibrationError, match=message):
-        load_maps(path)
 
 
 def test_maps_of_other_tools_or_directions_are_refused(tmp_path):
@@ -269,13 +183,6 @@ def test_maps_of_other_tools_or_directions_are_refused(tmp_path):
         ToolRunner(maps_path=map_file(tmp_path / "maps.yaml", plain(tool="VSl")))
     with pytest.raises(CalibrationError, match="map of GMSD must be named GMSD and have lower_better: true"):
         ToolRunner(maps_path=map_file(tmp_path / "maps.yaml", plain(tool="GMSD")))
-
-
-def test_unknown_status_and_second_map_are_refused(tmp_path):
-    with pytest.raises(CalibrationError, match="status 'maybe'"):
-        load_maps(map_file(tmp_path / "maps.yaml", plain(), status="maybe"))
-    with pytest.raises(CalibrationError, match="two usable maps"):
-        load_maps(map_file(tmp_path / "maps.yaml", plain(), plain()))
 
 
 def test_shipped_maps_run_one_way_and_say_where_they_come_from():
@@ -298,35 +205,6 @@ def test_shipped_maps_run_one_way_and_say_where_they_come_from():
 
 
 # --- the fit
-
-
-@pytest.mark.parametrize("lower_better", [False, True])
-def test_fit_finds_a_known_curve(lower_better):
-    sign = -1 if lower_better else 1
-    truth = plain(
-        b1=sign * 3, b2=0.2, b3=40, b4=sign * 0.005, b5=3, domain=(0, 100), lower_better=lower_better
-    )
-    x = np.random.default_rng(0).uniform(0, 100, 200)
-    y = np.array([truth.unclipped(v) for v in x])
-    found, quality = fit_logistic(
-        x, y, tool="T", domain=(0, 100), lower_better=lower_better, source="test", fitted_on="none"
-    )
-    assert (quality.srcc, quality.n) == (pytest.approx(1), 200)
-    assert quality.rmse < 1e-3
-    assert max(abs(found.unclipped(v) - truth.unclipped(v)) for v in np.linspace(0, 100, 50)) < 5e-3
-
-
-def test_fit_of_noisy_scores_stays_monotone_and_of_contrary_scores_is_refused():
-    rng = np.random.default_rng(1)
-    y = rng.uniform(1, 5, 300)
-    common = {"tool": "T", "domain": (-20, 20), "lower_better": False, "source": "test", "fitted_on": "none"}
-    weak, quality = fit_logistic(y + rng.normal(0, 4, 300), y, **common)
-    assert weak.is_monotone()
-    assert quality.rmse <= y.std() + 1e-6  # no worse than always answering the mean
-    with pytest.raises(CalibrationError, match="T: expected higher raw scores for better images"):
-        fit_logistic(-y, y, **common)
-    with pytest.raises(CalibrationError, match="ten or more finite"):
-        fit_logistic([math.nan] * 50, [3.0] * 50, **common)
 
 
 def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, photo):

@@ -53,7 +53,7 @@ TESTS = {  # the test files of a module; one that is not here has test_NAME.py
     "batch": "batch batch_time faults durability",
     "evidence": "replanning planner_executor summarizer state faults",
     "graph": "graph ask faults",
-    "iqa_tools.calibration": "iqa_tools faults",
+    "iqa_tools.calibration": "calibration faults",
     "nodes.summarizer": "summarizer replanning reasoning free_questions conversation faults",
     "rows": "batch durability faults",
     "score_fusion": "score_fusion faults summarizer",

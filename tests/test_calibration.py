@@ -1,0 +1,258 @@
+"""Maps from a tool's raw score to 1..5: the logistic, its file and its fit. Expected numbers come from scipy or
+from the derivations in the comments."""
+
+import hashlib
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from pydantic import ValidationError
+from scipy import stats
+from scipy.special import expit
+
+from agentic_iqa_local.iqa_tools.calibration import (
+    CalibrationError,
+    FitQuality,
+    LogisticMap,
+    evaluate,
+    fit_logistic,
+    load_maps,
+    map_file_hash,
+    read_map_file,
+)
+
+
+def plain(**changes) -> LogisticMap:
+    fields = {
+        "tool": "T",
+        "b1": 2,
+        "b2": 1,
+        "b3": 0,
+        "b4": 0,
+        "b5": 3,
+        "domain": (-10, 10),
+        "lower_better": False,
+    }
+    return LogisticMap(**(fields | {"source": "test", "fitted_on": "none"} | changes))
+
+
+def map_file(path: Path, *maps: LogisticMap, **extra) -> Path:
+    path.write_text(
+        yaml.safe_dump({"maps": [m.model_dump(mode="json", exclude_none=True) | extra for m in maps]})
+    )
+    return path
+
+
+# The logistic
+
+
+def test_logistic_by_hand():
+    # b = (2, 1, 0, 0, 3) at ln 3: 2 (1/2 - 1/(1 + 3)) + 3 = 3.5. Without the `1 +` of the paper's misprint:
+    # 3.33.
+    assert plain().unclipped(math.log(3)) == pytest.approx(3.5, abs=1e-12)
+
+
+def test_logistic_agrees_with_scipy_and_does_not_overflow():
+    logistic = plain(b1=-592.6, b2=7.5, b3=0.3, b4=-0.2, b5=2.0)
+    for x in (-1e6, -3.0, 0.29, 0.31, 4.0, 1e6):
+        assert logistic.unclipped(x) == pytest.approx(
+            -592.6 * (0.5 - expit(-7.5 * (x - 0.3))) - 0.2 * x + 2.0, rel=1e-12
+        )
+
+
+def test_map_clips_to_the_scale_and_holds_beyond_the_domain():
+    line = plain(b1=0, b4=1, b5=0, domain=(2, 8))  # f(x) = x
+    assert [line(x) for x in (-5, 2.5, 4.5, 7, 100)] == [2, 2.5, 4.5, 5, 5]
+    assert line.reachable == (2, 5)
+    assert line.unclipped(100) == 100
+
+
+def test_a_turn_between_grid_points_is_found():
+    # Slope b1 b2 u + b4 with u = s(1 - s). b1 = -0.002, b2 = 4000: -8u + 1 < 0 where u > 1/8, i.e. |x - b3|
+    # below ln((1 + sqrt(1/2)) / (1 - sqrt(1/2))) / 4000 = 4.4e-4: no grid of a thousand points over [0, 1]
+    # need see it.
+    narrow = plain(b1=-0.002, b2=4000, b3=0.50051, b4=1, b5=2, domain=(0, 1))
+    assert not narrow.is_monotone()
+    assert narrow.turning_point() == pytest.approx(0.50051, abs=4.5e-4)
+    assert narrow.model_copy(update={"b4": 2.1}).is_monotone()  # -8/4 + 2.1 > 0
+
+
+def test_a_map_that_runs_against_its_tool_is_not_monotone():
+    assert not plain(lower_better=True).is_monotone()
+    assert plain(b1=-2, lower_better=True).is_monotone()
+    assert not plain(b1=0).is_monotone()  # constant
+
+
+def test_a_turn_at_an_end_of_the_domain_is_that_end():
+    # Slope 4 s (1 - s) - 0.75: at b3 outside of the domain the end nearer to it is the steepest, u = s (1 - s) is
+    # 3/16 at ln 3 from b3. Left of b3 = 2 the map runs down until 2 - ln 3 and up from there.
+    turning = plain(b1=4, b3=2, b4=-0.75, b5=3, domain=(-3, 1))
+    assert turning.turning_point() == pytest.approx(2 - math.log(3))
+    assert plain(b1=4, b3=-2, b4=-0.75, b5=3, domain=(-1, 3)).turning_point() == pytest.approx(
+        -2 + math.log(3)
+    )
+    assert turning.model_copy(update={"domain": (-3, 0)}).turning_point() == -3  # everywhere the wrong way
+    assert turning.model_copy(update={"domain": (1, 2)}).is_monotone()
+    assert plain(b1=0).turning_point() == -10  # flat
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"domain": (1, 1)}, "low < high"),
+        ({"domain": (1, 0)}, "low < high"),
+        ({"b1": math.nan}, "finite"),
+        ({"b4": math.inf}, "finite"),
+        ({"b4": 1e308, "domain": (0, 10)}, "too large"),
+        ({"b1": 1e308, "b2": 1e300}, "too large"),
+        ({"slope": 1}, "Extra inputs"),
+    ],
+)
+def test_a_map_that_gives_no_numbers_is_none(changes, message):
+    with pytest.raises(ValidationError, match=message):
+        plain(**changes)
+
+
+def test_a_map_stays_as_it_was_checked():
+    with pytest.raises(ValidationError, match="frozen"):
+        plain().b1 = -2
+
+
+@pytest.mark.parametrize("raw", [math.nan, math.inf, -math.inf])
+def test_a_raw_score_that_is_not_finite_is_refused(raw):
+    with pytest.raises(CalibrationError, match="T: expected a finite raw score"):
+        plain()(raw)
+
+
+# The file of maps
+
+
+def test_a_map_that_turns_is_refused_by_name_and_place(tmp_path):
+    # Slope -2*2*u + 0.75 is zero at u = 3/16, s = 3/4: x = 0.5 + ln(3)/2 = 1.0493; the other root lies below
+    # the domain.
+    turning = plain(tool="VSI", b1=-2, b2=2, b3=0.5, b4=0.75, domain=(0, 3))
+    with pytest.raises(
+        CalibrationError, match=r"map of VSI is not monotone over \[0, 3\], it turns at 1\.049"
+    ):
+        load_maps(map_file(tmp_path / "maps.yaml", turning))
+    assert load_maps(map_file(tmp_path / "maps.yaml", turning, status="rejected", reason="it turns")) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("maps: 3", "list `maps`"),
+        ("[]", "list `maps`"),
+        ("maps: [{tool: VSI, b1: 1}]", "entry of VSI is malformed"),
+    ],
+)
+def test_malformed_files_are_refused(tmp_path, text, message):
+    path = tmp_path / "maps.yaml"
+    path.write_text(text)
+    with pytest.raises(CalibrationError, match=message):
+        load_maps(path)
+
+
+def test_unknown_status_and_second_map_are_refused(tmp_path):
+    with pytest.raises(CalibrationError, match="status 'maybe'"):
+        load_maps(map_file(tmp_path / "maps.yaml", plain(), status="maybe"))
+    with pytest.raises(CalibrationError, match="two usable maps"):
+        load_maps(map_file(tmp_path / "maps.yaml", plain(), plain()))
+
+
+def test_a_rejected_map_has_its_reason_and_may_stand_beside_a_usable_one(tmp_path):
+    file = map_file(tmp_path / "maps.yaml", plain(tool="A"), status="rejected", reason="it turns")
+    text = file.read_text() + map_file(file, plain(tool="A"), plain(tool="B")).read_text().partition("\n")[2]
+    file.write_text(text)
+    maps, rejected = read_map_file(file)
+    assert maps == {"A": plain(tool="A"), "B": plain(tool="B")}
+    assert rejected == {"A": "it turns"}
+
+
+def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path):
+    file = map_file(tmp_path / "maps.yaml", plain())
+    assert map_file_hash(file) == hashlib.sha256(file.read_bytes()).hexdigest()
+    with pytest.raises(CalibrationError, match="tool maps"):
+        map_file_hash(tmp_path / "none.yaml")
+
+
+# The fit
+
+
+@pytest.mark.parametrize("lower_better", [False, True])
+def test_fit_finds_a_known_curve(lower_better):
+    sign = -1 if lower_better else 1
+    truth = plain(
+        b1=sign * 3, b2=0.2, b3=40, b4=sign * 0.005, b5=3, domain=(0, 100), lower_better=lower_better
+    )
+    x = np.random.default_rng(0).uniform(0, 100, 200)
+    y = np.array([truth.unclipped(v) for v in x])
+    found, quality = fit_logistic(
+        x, y, tool="T", domain=(0, 100), lower_better=lower_better, source="test", fitted_on="none"
+    )
+    assert (quality.srcc, quality.n) == (pytest.approx(1), 200)
+    assert quality.rmse < 1e-3
+    assert max(abs(found.unclipped(v) - truth.unclipped(v)) for v in np.linspace(0, 100, 50)) < 5e-3
+
+
+def test_fit_of_noisy_scores_stays_monotone_and_of_contrary_scores_is_refused():
+    rng = np.random.default_rng(1)
+    y = rng.uniform(1, 5, 300)
+    common = {"tool": "T", "domain": (-20, 20), "lower_better": False, "source": "test", "fitted_on": "none"}
+    weak, quality = fit_logistic(y + rng.normal(0, 4, 300), y, **common)
+    assert weak.is_monotone()
+    assert quality.rmse <= y.std() + 1e-6  # no worse than always answering the mean
+    with pytest.raises(CalibrationError, match="T: expected higher raw scores for better images"):
+        fit_logistic(-y, y, **common)
+    with pytest.raises(CalibrationError, match="ten or more finite"):
+        fit_logistic([math.nan] * 50, [3.0] * 50, **common)
+
+
+COMMON = {"tool": "T", "lower_better": False, "source": "a paper", "fitted_on": "KonIQ-10k"}
+
+
+def test_ten_scores_that_differ_are_enough_and_nine_are_not():
+    x = np.arange(10.0)
+    _, quality = fit_logistic([*x, math.nan, 3.0], [*(1 + x / 3), 3.0, math.inf], domain=(0, 9), **COMMON)
+    assert quality.n == 10  # the pairs that are finite
+    for raw in (x[:9], np.full(10, 4.0)):
+        with pytest.raises(CalibrationError, match="ten or more finite raw scores that are not all equal"):
+            fit_logistic(raw, 1 + x[: len(raw)] / 3, domain=(0, 9), **COMMON)
+
+
+def test_a_fit_says_what_it_was_made_of_and_sees_no_score_beyond_the_domain():
+    x = np.linspace(0, 4, 40)
+    beyond = np.concatenate([x, np.full(40, 1e4)])
+    found, quality = fit_logistic(
+        beyond, 1 + np.minimum(beyond, 4), domain=(0, 4), license="CC0", notes="a line", **COMMON
+    )
+    assert (found.domain, found.license, found.notes) == ((0, 4), "CC0", "a line")
+    assert (found.tool, found.source, found.fitted_on) == ("T", "a paper", "KonIQ-10k")
+    assert [found(v) for v in (0, 2, 4, 1e4)] == pytest.approx([1, 3, 5, 5], abs=0.05)
+    assert quality.rmse < 0.05
+
+
+def test_a_map_that_spans_a_twentieth_of_a_level_is_flat():
+    # y rises by 0.06, and by 0.04, over the domain; the fit follows both.
+    x = np.linspace(0, 1, 50)
+    assert fit_logistic(x, 3 + 0.06 * x, domain=(0, 1), **COMMON)[0].is_monotone()
+    with pytest.raises(CalibrationError, match="do not follow quality"):
+        fit_logistic(x, 3 + 0.04 * x, domain=(0, 1), **COMMON)
+
+
+@pytest.mark.parametrize("lower_better", [False, True])
+def test_the_quality_of_a_map_is_scipys(lower_better):
+    sign = -1 if lower_better else 1
+    rng = np.random.default_rng(3)
+    x, logistic = rng.uniform(-12, 12, 60), plain(b1=sign * 5, lower_better=lower_better)
+    y = np.clip(3 + sign * x / 6 + rng.normal(0, 0.5, 60), 1, 5)
+    mapped = np.clip(sign * 5 * (expit(np.clip(x, -10, 10)) - 0.5) + 3, 1, 5)
+    found = evaluate(logistic, x, y)
+    assert found.rmse == pytest.approx(math.sqrt(np.mean((mapped - y) ** 2)))
+    assert found.srcc == pytest.approx(stats.spearmanr(sign * x, y).statistic)
+    assert found.plcc == pytest.approx(stats.pearsonr(mapped, y).statistic)
+    assert found.srcc > 0.5
+    assert found.n == 60
+    assert str(FitQuality(0.5, 0.25, 0.125, 7)) == "RMSE 0.500, SRCC 0.250, PLCC 0.125, n 7"
