@@ -29,8 +29,8 @@ from agentic_iqa_local.files import (
     walk,
 )
 
-NAMED_CHANGES, LONGEST_VALUE = 5, 60  # of a changed setting in a message: how many, and characters of each
-LARGEST_NOTE = 2**26  # bytes of what describes a run: it holds the command line, and what was in hand
+NAMED_CHANGES, LONGEST_VALUE = 5, 60  # changed settings that a message names, and characters of each value
+LARGEST_NOTE = 2**26  # bytes of a run's description, which holds its command line and its unfinished items
 
 
 class RowsError(UserError, ValueError):
@@ -58,11 +58,10 @@ class AnyRow(BaseModel):
 
 
 class RowFile:
-    """Rows (JSON objects), one line each; iterating gives those that are there. One process at a time writes.
+    """Rows (JSON objects), one line each; iterating yields them. One process at a time writes.
 
-    `schema` is what every row is to be. Raises RowsError for a file that another process writes, that cannot
-    be written, that holds something else, or that is a link: who wants one followed does so once
-    (`files.place_for`), before.
+    `schema` validates every row. Raises RowsError for a file that another process writes, that cannot be
+    written, or that is a link (`files.place_for` follows a link beforehand).
     """
 
     def __init__(self, path: Path, schema: type[BaseModel] = AnyRow):
@@ -82,16 +81,16 @@ class RowFile:
             raise RowsError(
                 f"{path}: expected a file that can be written, got {error.strerror}; choose another --out"
             ) from error
-        self._hold()
+        self._remember_place()
         self._replaced: BinaryIO | None = None
 
-    def _hold(self) -> None:
+    def _remember_place(self) -> None:
         state = os.fstat(self._file.fileno())
         self._end, self._place = state.st_size, (state.st_dev, state.st_ino)
 
     def check_place(self) -> None:
-        """Raises Replaced when another file has taken this one's name: the rows would be looked for in
-        vain."""
+        """Raises Replaced when this file's name is gone or now names another file: nobody would find the
+        rows."""
         try:
             there = os.lstat(self.path)
         except OSError:
@@ -103,7 +102,7 @@ class RowFile:
             )
 
     def _whereabouts(self) -> str:
-        """What became of the file that is written, as far as the system tells."""
+        """What became of the file: moved, or else deleted or replaced."""
         with suppress(OSError, ValueError):  # ValueError: it is closed
             now = os.readlink(f"/proc/self/fd/{self._file.fileno()}")
             if os.fstat(self._file.fileno()).st_nlink:
@@ -115,19 +114,19 @@ class RowFile:
         return self._end == 0
 
     def recover(self) -> None:
-        """Cuts off what a kill left of a line: only for a file that is known to hold rows. Raises RowsError
-        where that is longer than a row can be."""
+        """Cuts off an incomplete last line, which a killed process leaves. Call it only for a file that is
+        known to hold rows. Raises RowsError where that line is longer than a row can be."""
         with self._opened() as file:
-            before = max(0, self._end - LARGEST)
-            file.seek(before)
+            start = max(0, self._end - LARGEST)
+            file.seek(start)
             tail = file.read(LARGEST)
         whole = tail.rfind(b"\n") + 1
-        if before and not whole:
+        if start and not whole:
             raise RowsError(
                 f"{self.path}: expected rows of at most {LARGEST} bytes, the last is longer; choose another"
                 " --out"
             )
-        self._end = before + whole
+        self._end = start + whole
         os.ftruncate(self._file.fileno(), self._end)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -166,8 +165,8 @@ class RowFile:
         self.check_place()
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Takes all rows out that are not `wanted`: a new file takes the old one's place, or nothing changes.
-        Raises WriteError."""
+        """Removes the rows that are not `wanted`. A new file takes the old one's place, or nothing changes.
+        Raises WriteError, RowsError."""
         partial = self.path.with_name(self.path.name + ".partial")
         file = None
         try:
@@ -189,7 +188,7 @@ class RowFile:
             raise
         # The old file stays locked: a process that opened it before it was replaced is refused too.
         self._replaced, self._file = self._file, file
-        self._hold()
+        self._remember_place()
 
     def _unwritten(self, error: OSError) -> WriteError:
         return WriteError(
@@ -205,8 +204,8 @@ class RowFile:
 def rows_in(
     file: BinaryIO, path: Path, schema: type[BaseModel], *, going_on: bool = False
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """(line, row) of an open file of rows, `path`; of a run that may be `going_on` the last line may be torn.
-    Raises RowsError that names the line of one that is none."""
+    """(line, row) of an open file of rows; `path` names it in messages. While a run may still be writing it
+    (`going_on`), an incomplete last line is left out. Raises RowsError, which names a line that is no row."""
     for number, line in enumerate(iter(lambda: file.readline(LARGEST + 1), b""), 1):
         if going_on and len(line) <= LARGEST and not line.endswith(b"\n"):
             return
@@ -240,8 +239,8 @@ def _finite(value: Any) -> bool:
 
 
 def _locked(path: Path, descriptor: int) -> BinaryIO:
-    """The file opened for appending, unbuffered, with its name on disk. Raises BlockingIOError where another
-    has the lock."""
+    """The file opened for appending, unbuffered and locked, with its name on disk. Raises BlockingIOError
+    where another process has the lock."""
     file = os.fdopen(descriptor, "ab", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -269,14 +268,15 @@ def _sync_folder(path: Path) -> None:
 
 
 def write_run(path: Path, run: dict[str, Any], identity: dict[str, Any]) -> None:
-    """Describes a run in a JSON file; `identity` is the part that its rows depend on. Raises RowsError."""
+    """Writes the description of a run as JSON; `identity` is the part that its rows depend on. Raises
+    WriteError."""
     write_whole(path, json.dumps(run | {"identity": identity}, indent=1), sync=True)
 
 
 def write_whole(path: Path, content: str | bytes, *, sync: bool = False, encoding: str = "utf-8") -> None:
-    """Writes a file anew, so that a killed process leaves the old or the new one; with `sync`, a failing
-    machine too. A text ends with one line end. What lies under the name, such as a link, is replaced and
-    never written through. Raises WriteError.
+    """Replaces a file, so that a killed process leaves either the old or the new content; with `sync` a power
+    failure does too. A text ends with exactly one line end. A link at `path` is replaced, never followed.
+    Raises WriteError.
     """
     partial = path.with_name(path.name + ".partial")
     if isinstance(content, str):
@@ -299,9 +299,9 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, encodin
 
 
 def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] = ()) -> bool:
-    """Whether something was set of what `may_be_set` later. Raises OtherRun unless the run that the file
-    describes depends on the same apart from that, and names what differs with its old and new value;
-    RowsError for a file that describes none.
+    """Compares `identity` with that of the run which `path` describes; whether a setting of `may_be_set` that
+    was not set then is set now. Raises OtherRun for every other difference, with the old and new values, and
+    RowsError for a file that describes no run.
     """
     try:
         run = read_json(path, LARGEST_NOTE)
@@ -311,13 +311,13 @@ def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] 
         raise RowsError(
             f"{path}: this is no description of the run: {error}; choose another --out"
         ) from error
-    known = dict(_flat(run["identity"]))
-    now = dict(_flat(json.loads(json.dumps(identity))))
-    differ = {key for key in known.keys() | now.keys() if known.get(key) != now.get(key)}
-    newly_set = {key for key in differ if key in may_be_set and known.get(key) is None}
+    old = dict(_flat(run["identity"]))
+    new = dict(_flat(json.loads(json.dumps(identity))))
+    differ = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+    newly_set = {key for key in differ if key in may_be_set and old.get(key) is None}
     if changed := sorted(differ - newly_set):
         lines = [
-            f"{key:.{LONGEST_VALUE}} was {_short(known.get(key))}, is now {_short(now.get(key))}"
+            f"{key:.{LONGEST_VALUE}} was {_short(old.get(key))}, is now {_short(new.get(key))}"
             for key in changed[:NAMED_CHANGES]
         ]
         more = f"; and {len(changed) - NAMED_CHANGES} more" if len(changed) > NAMED_CHANGES else ""
@@ -328,13 +328,13 @@ def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] 
     return bool(newly_set)
 
 
-def _flat(settings: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of each setting of nested sections."""
     for key, value in settings.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{before}{key}.")
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"{before}{key}", value
+            yield f"{prefix}{key}", value
 
 
 def _short(value: Any) -> str:
