@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.evidence import evidence_warnings
 from agentic_iqa_local.graph import initial_state, run_graph
-from agentic_iqa_local.images import ImageError, read_file
+from agentic_iqa_local.image_files import ImageError, read_file
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.nodes.planner import taken_choices

@@ -2,11 +2,14 @@
 one."""
 
 import csv
+import glob
 import io
 import json
 import logging
+import os
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, first_mistake, read_bytes, with_each_key_once
+from agentic_iqa_local.image_files import ImageError, local_path
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.query import choices_in
 from agentic_iqa_local.request import check_choices, check_query
+from agentic_iqa_local.state import IMAGE_SUFFIXES
 from agentic_iqa_local.text import one_line, path_text
 
 logger = logging.getLogger(__name__)
@@ -33,7 +38,8 @@ class ManifestError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Item:
-    """What one row is about. Without `choices` those that the query itself lists are taken."""
+    """One picture and the question about it, which become one row. Without `choices`, those that the query
+    itself lists are taken."""
 
     image: Path
     reference: Path | None = None
@@ -41,8 +47,8 @@ class Item:
     choices: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.choices is None and (found := choices_in(self.query)):
-            object.__setattr__(self, "choices", tuple(found))
+        if self.choices is None and (listed := choices_in(self.query)):
+            object.__setattr__(self, "choices", tuple(listed))
 
     @property
     def key(self) -> str:
@@ -96,12 +102,12 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
     items: dict[Item, int] = {}
     bad, ignored = [], set()
     try:
-        for number, found in reader(read_bytes(path, LARGEST).decode("utf-8-sig")):
+        for number, record in reader(read_bytes(path, LARGEST).decode("utf-8-sig")):
             try:
-                if isinstance(found, str):
-                    raise ValueError(found)
-                ignored |= found.keys() - _Record.model_fields.keys()
-                item = _item(found, path.parent, query, choices)
+                if isinstance(record, str):
+                    raise ValueError(record)
+                ignored |= record.keys() - _Record.model_fields.keys()
+                item = _item(record, path.parent, query, choices)
                 if item in items:
                     raise ValueError(f"the same as line {items[item]}")
                 items[item] = number
@@ -119,14 +125,19 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
     if not items:
         raise ManifestError(f"{path}: expected a row for each image, found none")
     if ignored:
-        names = one_line(", ".join(f"{name:.{LONGEST_NAME}}" for name in sorted(ignored)[:NAMED_COLUMNS]))
-        names += f" and {len(ignored) - NAMED_COLUMNS} more" if len(ignored) > NAMED_COLUMNS else ""
-        logger.warning("%s: not used: %s (known are %s)", path, names, ", ".join(_Record.model_fields))
+        _warn_of_unused(path, ignored)
     return list(items)
 
 
+def _warn_of_unused(path: Path, columns: set[str]) -> None:
+    names = one_line(", ".join(f"{name:.{LONGEST_NAME}}" for name in sorted(columns)[:NAMED_COLUMNS]))
+    names += f" and {len(columns) - NAMED_COLUMNS} more" if len(columns) > NAMED_COLUMNS else ""
+    logger.warning("%s: not used: %s (known are %s)", path, names, ", ".join(_Record.model_fields))
+
+
 def _csv(text: str) -> Iterator[tuple[int, dict[str, str] | str]]:
-    """(line, cells by column without the empty ones, or what is wrong with them)."""
+    """(line number, either the row's cells by column without the empty ones or a sentence saying what is
+    wrong)."""
     reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
     names = Counter(name for name in reader.fieldnames or () if name)
     if doubled := [name for name, count in names.items() if count > 1]:
@@ -138,36 +149,113 @@ def _csv(text: str) -> Iterator[tuple[int, dict[str, str] | str]]:
 
 
 def _json_lines(text: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """(line number, either the object or a sentence saying what is wrong)."""
     for number, line in enumerate(io.StringIO(text), 1):
         if not line.strip():
             continue
         try:
-            found = json.loads(line, object_pairs_hook=with_each_key_once)
-            json.dumps(found, ensure_ascii=False).encode()  # lone surrogates are no text
+            value = json.loads(line, object_pairs_hook=with_each_key_once)
+            json.dumps(value, ensure_ascii=False).encode()  # lone surrogates are no text
         except (ValueError, RecursionError) as error:
             yield number, f"expected a JSON object: {error!s:.{LONGEST_NAME}}"
             continue
-        yield number, found if isinstance(found, dict) else "expected a JSON object"
+        yield number, value if isinstance(value, dict) else "expected a JSON object"
 
 
-def _item(found: dict[str, Any], folder: Path, query: str | None, choices: Sequence[str] | None) -> Item:
+def _item(row: dict[str, Any], folder: Path, query: str | None, choices: Sequence[str] | None) -> Item:
     """Raises ValueError."""
-    record = _Record.model_validate(found)
-    image, reference = folder / record.image, record.reference and folder / record.reference
-    for name, file in (("image", image), ("reference", reference)):
-        try:
-            found = not file or file.is_file()
-        except OSError as error:  # a name that is too long, a folder that may not be entered
-            raise ValueError(f"{name}: {error.strerror}: {file!s:.{LONGEST_NAME}}") from error
-        if not found:
-            raise ValueError(f"{name}: there is no file {file!s:.{LONGEST_NAME}}")
+    record = _Record.model_validate(row)
     choices = record.choices or choices
-    return Item(image, reference or None, record.query or query or DEFAULT_QUERY, choices and tuple(choices))
+    return Item(
+        image=_existing("image", folder / record.image),
+        reference=_existing("reference", folder / record.reference) if record.reference else None,
+        query=record.query or query or DEFAULT_QUERY,
+        choices=tuple(choices) if choices else None,
+    )
+
+
+def _existing(column: str, file: Path) -> Path:
+    """`file`, which is there. Raises ValueError."""
+    try:
+        is_there = file.is_file()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise ValueError(f"{column}: {error.strerror}: {file!s:.{LONGEST_NAME}}") from error
+    if not is_there:
+        raise ValueError(f"{column}: there is no file {file!s:.{LONGEST_NAME}}")
+    return file
 
 
 def _reason(error: ValueError) -> str:
+    """What is wrong with a row; our own messages name the column already, pydantic's get it before them."""
     if not isinstance(error, ValidationError):
         return str(error)
     message = first_mistake(error)
     name, _, said = message.partition(": ")
     return said if said.startswith(f"{name}: ") else message
+
+
+def expand_inputs(items: Sequence[str], tell: Callable[[str], None] | None = None) -> list[Path]:
+    """Files, folders and globs as a list of files in the order given, without duplicates.
+
+    A folder stands for the image files directly in it, a glob (`**` for any depth) for those it matches, both
+    by suffix, sorted as people count (2 before 10) and without hidden files; `tell` gets a line for each that
+    held other files or folders. Raises `ImageError` for a folder or glob without images, and for an address
+    on a network (file:// is a path). A plain path is kept even if nothing is there: `images.load_image`
+    reports it as that row's failure, `image_files.check_file` before.
+    """
+    files: list[Path] = []
+    for item in map(local_path, items):
+        if os.path.isdir(item) or (glob.has_magic(item) and not os.path.exists(item)):
+            files += _image_files(item, tell)
+        else:
+            files.append(Path(item))
+    unique: dict[str, Path] = {}
+    for file in files:
+        unique.setdefault(os.path.abspath(file), file)
+    return list(unique.values())
+
+
+def _image_files(item: str, tell: Callable[[str], None] | None) -> list[Path]:
+    """The image files of a folder or a glob, sorted; see `expand_inputs`."""
+    is_folder = os.path.isdir(item)
+    visible = _visible(Path(item).glob("*") if is_folder else map(Path, glob.iglob(item, recursive=True)))
+    images, others = [], []
+    for file in filter(Path.is_file, visible):
+        (images if file.suffix.lower() in IMAGE_SUFFIXES else others).append(file)
+    left_out = _left_out(item, others, sum(map(Path.is_dir, visible)) if is_folder else 0)
+    if not images:
+        raise ImageError(
+            f"{item}: expected a folder or a pattern with image files"
+            f" ({' '.join(sorted(IMAGE_SUFFIXES))}), but found none; check the"
+            f" path{f' ({left_out})' if left_out else ''}."
+        )
+    if left_out and tell:
+        place = os.path.join(item, "") if is_folder else item
+        tell(one_line(f"{place}: {len(images)} image{'s' * (len(images) > 1)}; {left_out}"))
+    return sorted(images, key=_natural_order)
+
+
+def _visible(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if not path.name.startswith(".")]
+
+
+def _left_out(item: str, others: list[Path], folders: int) -> str:
+    """What a folder or glob holds beside images, in words; empty when nothing."""
+    parts = []
+    if others:
+        kinds = Counter(file.suffix.lower() or "without a suffix" for file in others)
+        listed = ", ".join(
+            f"{kinds[kind]} {kind}" for kind in sorted(kinds, key=lambda kind: (-kinds[kind], kind))
+        )
+        parts.append(f"skipped {len(others)} file{'s' * (len(others) > 1)}: {listed}")
+    if folders:
+        parts.append(
+            f"subfolders are not searched ({folders}): use '{os.path.join(glob.escape(item), '**', '*')}'"
+        )
+    return "; ".join(parts)
+
+
+def _natural_order(path: Path) -> tuple[list[str | int], str]:
+    """A key that sorts numbers in names by value."""
+    parts = re.split(r"(\d+)", str(path).casefold())
+    return [int(part) if part.isdecimal() else part for part in parts], str(path)

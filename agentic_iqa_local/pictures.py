@@ -12,7 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from PIL import Image
 
-from agentic_iqa_local.images import decode, local_path
+from agentic_iqa_local.image_files import local_path
+from agentic_iqa_local.images import decode
 
 Picture: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview
 

@@ -19,13 +19,14 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config import ImageSettings
-from agentic_iqa_local.images import LoadedImage, View, load_image, load_pair, native_views, same_pixels
+from agentic_iqa_local.images import LoadedImage, load_image, load_pair, same_pixels
 from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
 from agentic_iqa_local.pairs import doubts
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.services import ALONE, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, PlannerError
 from agentic_iqa_local.text import one_line
+from agentic_iqa_local.views import View, native_views
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMSession
 
 logger = logging.getLogger(__name__)

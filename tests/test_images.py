@@ -14,16 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, ImageFile, TiffImagePlugin
 
-from agentic_iqa_local.images import (
-    ImageError,
-    View,
-    check_file,
-    expand_inputs,
-    load_image,
-    load_pair,
-    native_views,
-    same_pixels,
-)
+from agentic_iqa_local.image_files import ImageError, check_file
+from agentic_iqa_local.images import load_image, load_pair, same_pixels
+from agentic_iqa_local.inputs import expand_inputs
+from agentic_iqa_local.views import View, native_views
 
 GREY_40 = Image.new("L", (40, 40), 100)
 

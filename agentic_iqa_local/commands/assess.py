@@ -98,11 +98,11 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
 
 def wanted(args: argparse.Namespace, console: Console) -> list:
     """The items that the command line names. Raises UserError."""
-    from agentic_iqa_local.inputs import Item, read_manifest
+    from agentic_iqa_local.inputs import Item, expand_inputs, read_manifest
 
     if args.manifest:
         return read_manifest(args.manifest, args.query, args.choices)
-    from agentic_iqa_local.images import check_file, expand_inputs
+    from agentic_iqa_local.image_files import check_file
     from agentic_iqa_local.prompts import DEFAULT_QUERY
 
     if not args.pictures:
@@ -187,7 +187,7 @@ def check_table(args: argparse.Namespace, items: Iterable) -> None:
 
 def about_missing(args: argparse.Namespace, missing: list[Path]) -> str:
     """What to type instead of pictures that are not there."""
-    from agentic_iqa_local.images import ImageError, check_file
+    from agentic_iqa_local.image_files import ImageError, check_file
 
     first = missing[0]
     words = [*([args.query] if args.query and len(args.query.split()) == 1 else []), *map(str, missing)]

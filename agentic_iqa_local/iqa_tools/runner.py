@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from agentic_iqa_local.images import native_views
 from agentic_iqa_local.iqa_tools.cache import ScoreCache, score_key
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError, ToolSpec, find_tool
 from agentic_iqa_local.iqa_tools.weights import Weights
 from agentic_iqa_local.offline.store import ROOT, environment, file_hash, models_root
 from agentic_iqa_local.paths import command
+from agentic_iqa_local.views import native_views
 
 DATA = Path(__file__).parent / "data"
 SHIPPED_MAPS = ROOT / "configs" / "tool_maps.yaml"
