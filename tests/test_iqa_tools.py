@@ -29,8 +29,9 @@ from torch.overrides import TorchFunctionMode
 
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolReading, ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, load_maps
+from agentic_iqa_local.iqa_tools.crops import crops_of
 from agentic_iqa_local.iqa_tools.kernels import CPUKernels
-from agentic_iqa_local.iqa_tools.runner import DATA, crops_of
+from agentic_iqa_local.iqa_tools.specs import DATA
 from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.offline.store import Piece, describe, write_bundle
 from agentic_iqa_local.report import cost, tool_table

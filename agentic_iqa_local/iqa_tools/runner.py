@@ -1,26 +1,18 @@
-"""Runs the tools: the only module that imports pyiqa, and that only when the first metric of pyiqa's is
-built.
+"""Runs the tools: which are available, and their scores of a picture. Knows nothing of VLMs, prompts or
+graphs.
 
-Nothing is ever fetched. What a metric needs is looked for in the models folder before it is built, and while
-it is built every downloader in its reach raises, and so does loading any file but those. Knows nothing of
-VLMs, prompts or graphs.
+What a metric needs is looked for in the models folder before it is built; nothing is ever fetched.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import importlib.metadata
 import importlib.util
 import math
-import os
-import sys
 import threading
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +22,16 @@ from PIL import Image
 
 from agentic_iqa_local.iqa_tools.cache import ScoreCache, score_key
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
-from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError, ToolSpec, find_tool
+from agentic_iqa_local.iqa_tools.crops import Box, crops_of, mounted
+from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, keep_offline
+from agentic_iqa_local.iqa_tools.qalign import llama_kept
+from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, ToolError, ToolSpec, find_tool
 from agentic_iqa_local.iqa_tools.weights import Weights
-from agentic_iqa_local.offline.store import ROOT, environment, file_hash, models_root
-from agentic_iqa_local.paths import command
-from agentic_iqa_local.views import native_views
+from agentic_iqa_local.offline.store import file_hash, models_root
+from agentic_iqa_local.paths import ROOT, command
 
-DATA = Path(__file__).parent / "data"
 SHIPPED_MAPS = ROOT / "configs" / "tool_maps.yaml"
 PATCH_SEED = 0
-BLOCK = 96  # of NIQE, six of PIQE's: the sides of crops are multiples, so no block lies in two
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, as for Image.crop
 
 
 @dataclass(frozen=True)
@@ -82,151 +73,6 @@ class ToolReading:
                 f"{self.tool}: expected a finite score, got {self.raw} ({self.normalized} of 5)",
                 "use another tool.",
             )
-
-
-def _keep_offline(root: Path) -> None:
-    # Set before anything imports huggingface_hub: without them every missing file costs half a minute of
-    # retries.
-    os.environ.update(environment(root))
-    if "huggingface_hub" in sys.modules:  # too late for the environment: the flag was read at its import
-        sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
-
-
-def _import_pyiqa(root: Path) -> Any:
-    _keep_offline(root)
-    # NIQE's, of a picture with less than two blocks that have texture: what comes of it is refused with a
-    # reason.
-    warnings.filterwarnings("ignore", message=r"cov\(\): degrees of freedom is <= 0")
-    with contextlib.redirect_stdout(sys.stderr), _llama_kept():
-        import pyiqa
-        from pyiqa import archs
-
-        # now rather than with some metric: Q-Align is among them, see _llama_kept
-        archs._lazy_import_arch("all of them")
-    return pyiqa
-
-
-# When pyiqa imports its Q-Align (building MS-SSIM is enough), it replaces parts of transformers' Llama, which
-# breaks every other Llama in the process, the one inside LLaVA among them. The replacement is undone at once,
-# and put back only while Q-Align itself is built or runs.
-_LLAMA_PARTS = (
-    ("configuration_llama", "LlamaConfig"),
-    ("modeling_llama", "LlamaAttention"),
-    ("modeling_llama", "LlamaFlashAttention2"),
-    ("modeling_llama", "LlamaSdpaAttention"),
-    ("modeling_llama", "LlamaDecoderLayer"),
-    ("modeling_llama", "LlamaModel.forward"),
-    ("modeling_llama", "LlamaForCausalLM.forward"),
-)
-_QALIGN_LLAMA: dict[tuple[str, str], Any] = {}
-
-
-def _llama_owner(module: str, path: str) -> tuple[Any, str]:
-    owner = importlib.import_module(f"transformers.models.llama.{module}")
-    *parents, name = path.split(".")
-    for parent in parents:
-        owner = getattr(owner, parent)
-    return owner, name
-
-
-def _llama_attributes() -> dict[tuple[str, str], Any]:
-    return {part: vars(owner).get(name) for part in _LLAMA_PARTS for owner, name in [_llama_owner(*part)]}
-
-
-def _set_attributes(values: dict[tuple[str, str], Any]) -> None:
-    for part, value in values.items():
-        owner, name = _llama_owner(*part)
-        if value is not None:
-            setattr(owner, name, value)
-        elif name in vars(owner):  # transformers itself has no such part
-            delattr(owner, name)
-
-
-@contextlib.contextmanager
-def _llama_kept(spec: ToolSpec | None = None) -> Iterator[None]:
-    """While a metric is built or runs: transformers' Llama is afterwards what it was before."""
-    before = _llama_attributes()
-    if spec is not None and spec.metric == "qalign":
-        _set_attributes(_QALIGN_LLAMA)
-    try:
-        yield
-    finally:
-        after = _llama_attributes()
-        if after != before:
-            _QALIGN_LLAMA.update(after)
-            _set_attributes(before)
-
-
-_BUILDING = threading.Lock()  # what is replaced while a metric is built is the whole process's
-
-
-@contextlib.contextmanager
-def _offline(weights: Weights) -> Iterator[None]:
-    """While a metric is built: it loads `weights` alone, downloads raise, and what pyiqa prints goes to
-    stderr.
-
-    Only the building thread is restricted: another may be loading a model or talking to a local model server
-    meanwhile.
-    """
-    import urllib.request
-
-    import huggingface_hub
-    import torch.hub
-    from pyiqa.utils import download_util
-
-    builder = threading.get_ident()
-
-    def refuse(url: Any, *args: Any, **kwargs: Any) -> None:
-        raise ToolError(
-            f"Refused to download {getattr(url, 'full_url', url)}: expected the file below {weights.hub}."
-        )
-
-    def for_builder(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: (instead if threading.get_ident() == builder else original)(
-            *args, **kwargs
-        )
-
-    with _BUILDING:
-        replaced = [
-            (torch, "load", for_builder(torch.load, functools.partial(weights.load, torch.load))),
-            (
-                torch.jit,
-                "load",
-                for_builder(torch.jit.load, functools.partial(weights.load_script, torch.jit.load)),
-            ),
-            (
-                torch,
-                "save",
-                for_builder(torch.save, lambda *_, **__: None),
-            ),  # LIQE would leave a pickle beside the weights
-            (
-                download_util,
-                "download_url_to_file",
-                for_builder(download_util.download_url_to_file, refuse),
-            ),  # pyiqa's
-            (
-                torch.hub,
-                "download_url_to_file",
-                for_builder(torch.hub.download_url_to_file, refuse),
-            ),  # torchvision's too
-            (urllib.request, "urlopen", for_builder(urllib.request.urlopen, refuse)),  # CLIP's
-            (download_util, "DEFAULT_CACHE_DIR", str(weights.hub / "pyiqa")),
-            (torch.hub, "_hub_dir", str(weights.hub)),
-            (
-                huggingface_hub.constants,
-                "HF_HUB_CACHE",
-                str(weights.huggingface),
-            ),  # read at import, maybe of another folder
-        ]
-        originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-        try:
-            for owner, name, value in replaced:
-                setattr(owner, name, value)
-            with contextlib.redirect_stdout(sys.stderr):
-                yield
-        finally:
-            for owner, name, value in originals:
-                setattr(owner, name, value)
 
 
 class ToolRunner:
@@ -290,10 +136,10 @@ class ToolRunner:
         return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds, crops=crops)
 
     def prepare(self) -> None:
-        """Imports pyiqa, which for a moment changes what models run on: call it before tools and models run
-        side by side."""
+        """Imports pyiqa, which for a moment changes what models run on (see `qalign`): call it before tools
+        and models run side by side."""
         with self._lock:
-            _import_pyiqa(self.weights.root)
+            import_pyiqa(self.weights.root)
 
     def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
         """The metric's own number, for which no map is needed; of crops where the picture is too large for
@@ -307,14 +153,13 @@ class ToolRunner:
         return self._measure(spec, image, reference, crops_of(spec, *image.size))[0]
 
     def damaged_part(self, image: Image.Image) -> str | None:
-        """Where LocalNR's map of places has the damage: a quarter ("top left"), or "everywhere"; None where
-        it sees none. A picture that is too large for the tool is reduced first. Raises ToolError as `measure`
-        does."""
+        """Where LocalNR sees damage: a quarter ("top left") or "everywhere"; None where it sees none. A
+        picture that is too large for the tool is reduced first. Raises ToolError as `measure` does."""
         spec = self._present("LocalNR")
-        _check_images(spec, image, None)
-        if (share := spec.most_megapixels * 1e6 / (image.width * image.height)) < 1:
-            smaller = tuple(max(spec.min_side, int(side * share**0.5)) for side in image.size)
-            image = image.resize(smaller, Image.Resampling.BOX)
+        _used_pictures(spec, image, None)
+        if spec.most_megapixels and (share := spec.most_megapixels * 1e6 / (image.width * image.height)) < 1:
+            width, height = (max(spec.min_side, int(side * share**0.5)) for side in image.size)
+            image = image.resize((width, height), Image.Resampling.BOX)
         with self._lock:
             try:
                 return self._metric(spec).examine(image).damaged_part()
@@ -367,7 +212,7 @@ class ToolRunner:
         return f"no map: fit one with {command('fit')}"
 
     def _present(self, name: str) -> ToolSpec:
-        """The tool `name`, which lacks nothing; else a ToolError."""
+        """The tool `name`. Raises ToolError for one that lacks a module or a file."""
         spec = find_tool(name)
         if (reason := self._missing(spec)) is not None:
             raise ToolError(f"{spec.name} is unavailable: {reason}.")
@@ -386,18 +231,16 @@ class ToolRunner:
     def _measure(
         self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None, crops: tuple[Box, ...]
     ) -> tuple[float, float]:
-        _check_images(spec, image, reference)
-        pictures = (image, reference) if spec.reference == "FR" else (image,)
+        """(the metric's own number, seconds). Raises ToolError."""
+        pictures = _used_pictures(spec, image, reference)
         with self._lock:
             metric = self._metric(spec)
             start = time.perf_counter()
-            raw = self._run(
-                spec, metric, *(_mounted(picture, crops) if crops else picture for picture in pictures)
-            )
+            raw = self._run(spec, metric, *(mounted(picture, crops) for picture in pictures))
             seconds = time.perf_counter() - start
-        if spec.name == "MAD" and raw == 0 and image.tobytes() != reference.tobytes():
-            # pyiqa transposes its contrast sensitivity, so what is twice as high as wide loses its mean
-            # luminance.
+        if spec.name == "MAD" and raw == 0 and pictures[0].tobytes() != pictures[1].tobytes():
+            # pyiqa transposes MAD's contrast sensitivity, so that a picture twice as high as wide loses its
+            # mean luminance.
             raise ToolError(
                 f"MAD found no difference between two images of {image.width}×{image.height} that differ: its"
                 " code fails on images much higher than wide",
@@ -415,21 +258,17 @@ class ToolRunner:
         if spec.name not in self._metrics:
             self.weights.check(spec)
             try:
-                self._metrics[spec.name] = self._own(spec) if spec.own else self._of_pyiqa(spec)
+                self._metrics[spec.name] = (
+                    self._local_nr(spec) if spec.own else create_metric(spec, self.weights, self.device)
+                )
             except Exception as error:
                 raise ToolError(f"{spec.name} could not be built on {self.device}: {error}") from error
             self.constructions[spec.name] += 1
         return self._metrics[spec.name]
 
-    def _of_pyiqa(self, spec: ToolSpec) -> Any:
-        options = {"pretrained_model_path": str(DATA / spec.bundled)} if spec.bundled else {}
-        pyiqa = _import_pyiqa(self.weights.root)
-        with _offline(self.weights), _llama_kept(spec):
-            return pyiqa.create_metric(spec.metric, device=self.device, **options)
-
-    def _own(self, spec: ToolSpec) -> Any:
+    def _local_nr(self, spec: ToolSpec) -> Any:
         """LocalNR, which is called as pyiqa's metrics are."""
-        _keep_offline(self.weights.root)  # timm imports huggingface_hub
+        keep_offline(self.weights.root)  # timm imports huggingface_hub
         from agentic_iqa_local.iqa_tools.local_nr import LocalNR
 
         return LocalNR.load(DATA / spec.bundled, self.device)
@@ -447,10 +286,11 @@ class ToolRunner:
             with (
                 torch.inference_mode(),
                 CPUKernels(),
-                contextlib.nullcontext() if spec.own else _llama_kept(spec),
+                contextlib.nullcontext() if spec.own else llama_kept(spec),
             ):
                 return float(metric(*(self._tensor(picture) for picture in pictures)))
-        except torch.linalg.LinAlgError as error:  # features of flat blocks are 0 / 0
+        except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]  # it is public
+            # the features of flat blocks are 0 / 0
             raise ToolError(
                 f"{spec.name} finds too little texture in an image of {width}×{height}", "use another tool."
             ) from error
@@ -467,62 +307,35 @@ class ToolRunner:
         return pixels.permute(2, 0, 1)[None].to(torch.float32) / 255
 
 
-def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
-    """The parts of a picture of this size that the tool measures, at native resolution, in place of all of
-    it; empty where it measures it whole.
-
-    Five of one size at most, at the centre and at the quarters as for a model, with `most_megapixels` in all.
-    They do not depend on the model, so the score is the picture's own. This estimates what pools measurements
-    of small neighbourhoods, which is what tools with a limit do. The others are measured whole: FSIM, VSI and
-    GMSD first scale a picture by its size, PIQE by its brightest pixel, and CW-SSIM weighs places by their
-    distance from the centre.
-
-    A third of the pixels against all, in levels, on 14 to 21 mosaics of photographs with noise, blur, JPEG
-    and without: NIQE 0.02 apart on average and 0.07 at most, SRCC 0.99 (of 3072×3072); the others 0.03 to
-    0.09 and 0.27, SRCC 0.98 (of 1024×1024 or 512×512, so on far smaller crops than those that they get).
-    """
-    if (
-        spec.most_megapixels is None
-        or width * height <= spec.most_megapixels * 1e6
-        or min(width, height) < BLOCK
-    ):
-        return ()
-    views = native_views(
-        width, height, factor=BLOCK, min_pixels=1, max_pixels=int(spec.most_megapixels * 1e6 / 5)
-    )
-    left, top, right, bottom = views[0].box
-    return tuple(view.box for view in views) if min(right - left, bottom - top) >= spec.min_side else ()
-
-
-def _mounted(picture: Image.Image, boxes: tuple[Box, ...]) -> Image.Image:
-    """The crops side by side: a metric pools over all of them, as it would over the whole picture."""
-    width, height = boxes[0][2] - boxes[0][0], boxes[0][3] - boxes[0][1]
-    montage = Image.new(picture.mode, (width * len(boxes), height))
-    for column, box in enumerate(boxes):
-        montage.paste(picture.crop(box), (column * width, 0))
-    return montage
-
-
-def _check_images(spec: ToolSpec, image: Image.Image, reference: Image.Image | None) -> None:
-    if spec.reference == "FR" and reference is None:
+def _used_pictures(
+    spec: ToolSpec, image: Image.Image, reference: Image.Image | None
+) -> tuple[Image.Image, ...]:
+    """What the tool measures: the image, and for a full-reference tool its reference. Raises ToolError for
+    pictures that the tool does not take."""
+    if spec.reference == "NR":
+        pictures = (image,)
+    elif reference is None:
         raise ToolError(
             f"{spec.name} compares with a reference image and got none",
             "pass one or choose a no-reference tool.",
         )
-    used = (image, reference) if spec.reference == "FR" else (image,)
-    for picture in used:
+    else:
+        pictures = (image, reference)
+    for picture in pictures:
         if picture.mode != "RGB":
             raise ToolError(
                 f"{spec.name} expects RGB images, got mode {picture.mode}", "convert with .convert('RGB')."
             )
-    if len({picture.size for picture in used}) > 1:
-        raise ToolError(
-            f"{spec.name} expects image and reference of one size, got {image.width}×{image.height} and"
-            f" {reference.width}×{reference.height}",
-            "crop or register them first, scaling would change the score.",
-        )
+    for other in pictures[1:]:
+        if other.size != image.size:
+            raise ToolError(
+                f"{spec.name} expects image and reference of one size, got {image.width}×{image.height} and"
+                f" {other.width}×{other.height}",
+                "crop or register them first, scaling would change the score.",
+            )
     if min(image.size) < spec.min_side:
         raise ToolError(
             f"{spec.name} needs at least {spec.min_side} pixels a side, got {image.width}×{image.height}",
             "use another tool.",
         )
+    return pictures

@@ -14,9 +14,12 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from agentic_iqa_local.errors import UserError
+
+DATA = Path(__file__).parent / "data"  # parameter files that ship with the tools
 
 
 class ToolError(UserError, RuntimeError):

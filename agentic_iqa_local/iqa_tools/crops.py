@@ -1,0 +1,50 @@
+"""Which crops of a large picture a slow tool measures in place of all of it."""
+
+from __future__ import annotations
+
+from PIL import Image
+
+from agentic_iqa_local.iqa_tools.specs import ToolSpec
+from agentic_iqa_local.views import native_views
+
+BLOCK = 96  # of NIQE, six of PIQE's: the sides of crops are multiples, so no block lies in two
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, as for Image.crop
+
+
+def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
+    """The parts of a picture of this size that the tool measures at native resolution; empty where it
+    measures the whole picture.
+
+    At most five of one size, at the centre and at the quarters as for a model, with `most_megapixels` in all.
+    They do not depend on the model, so the score is the picture's own. Crops estimate the score of tools that
+    pool measurements of small neighbourhoods; only those have a limit. The others measure the whole: FSIM,
+    VSI and GMSD first scale a picture by its size, PIQE by its brightest pixel, and CW-SSIM weighs places by
+    their distance from the centre.
+
+    Measured with a third of the pixels against all, in levels, on 14 to 21 mosaics of photographs, clean and
+    with noise, blur or JPEG: NIQE differs by 0.02 on average and by 0.07 at most, SRCC 0.99 (of 3072×3072);
+    the others by 0.03 to 0.09 and by 0.27, SRCC 0.98 (of 1024×1024 or 512×512, so on smaller crops).
+    """
+    if (
+        spec.most_megapixels is None
+        or width * height <= spec.most_megapixels * 1e6
+        or min(width, height) < BLOCK
+    ):
+        return ()
+    views = native_views(
+        width, height, factor=BLOCK, min_pixels=1, max_pixels=int(spec.most_megapixels * 1e6 / 5)
+    )
+    left, top, right, bottom = views[0].box
+    return tuple(view.box for view in views) if min(right - left, bottom - top) >= spec.min_side else ()
+
+
+def mounted(picture: Image.Image, boxes: tuple[Box, ...]) -> Image.Image:
+    """The crops side by side: a metric pools over all of them, as it would over the whole picture. Without
+    boxes, the picture itself."""
+    if not boxes:
+        return picture
+    width, height = boxes[0][2] - boxes[0][0], boxes[0][3] - boxes[0][1]
+    montage = Image.new(picture.mode, (width * len(boxes), height))
+    for column, box in enumerate(boxes):
+        montage.paste(picture.crop(box), (column * width, 0))
+    return montage
