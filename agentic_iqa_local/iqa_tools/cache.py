@@ -51,8 +51,8 @@ class ScoreCache:
     def get(self, key: str) -> float | None:
         """The score, None where there is none or something else than a finite number. Raises ToolError when
         the file cannot be read."""
-        found = self._run("SELECT raw FROM scores WHERE key = ? AND typeof(raw) = 'real'", (key,))
-        return found[0] if found and math.isfinite(found[0]) else None
+        row = self._run("SELECT raw FROM scores WHERE key = ? AND typeof(raw) = 'real'", (key,))
+        return row[0] if row and math.isfinite(row[0]) else None
 
     def put(self, key: str, raw: float) -> None:
         """Raises ToolError for a score that is not finite, and when the file cannot be written."""

@@ -135,10 +135,10 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
     map that is not monotone and not marked: a map that turns would rank a worse picture above a better one.
     """
     try:
-        found = read_yaml(path)
+        content = read_yaml(path)
     except FileError as error:
         raise CalibrationError(f"{path}: expected a YAML file with a list `maps`: {error}.") from error
-    entries = found.get("maps") if isinstance(found, dict) else None
+    entries = content.get("maps") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise CalibrationError(f"{path}: expected a YAML file with a list `maps` of entries, found none.")
     maps: dict[str, LogisticMap] = {}
@@ -209,15 +209,17 @@ class FitQuality:
 def evaluate(logistic: LogisticMap, raw: np.ndarray, quality: np.ndarray) -> FitQuality:
     """Quality of `logistic` on raw scores with known quality (1..5). SRCC is that of the raw scores, signed
     so that a good tool is positive: clipping to 1..5 would make ties."""
-    from scipy import stats
+    from scipy import stats  # here and below: fits alone need scipy, and its import takes half a second
 
     raw, quality = np.asarray(raw, float), np.asarray(quality, float)
     mapped = np.array([logistic(x) for x in raw])
     sign = -1.0 if logistic.lower_better else 1.0
+    srcc = stats.spearmanr(sign * raw, quality).statistic  # pyright: ignore[reportAttributeAccessIssue]  # scipy has no types
+    plcc = stats.pearsonr(mapped, quality).statistic  # pyright: ignore[reportAttributeAccessIssue]  # likewise
     return FitQuality(
         rmse=float(np.sqrt(np.mean((mapped - quality) ** 2))),
-        srcc=float(stats.spearmanr(sign * raw, quality).statistic),
-        plcc=float(stats.pearsonr(mapped, quality).statistic),
+        srcc=float(srcc),
+        plcc=float(plcc),
         n=len(raw),
     )
 
@@ -242,9 +244,6 @@ def fit_logistic(
     ten finite pairs, constant scores, or scores that do not follow quality in the tool's direction, for which
     the best monotone map is a constant.
     """
-    from scipy.optimize import least_squares
-    from scipy.special import expit
-
     raw, quality = np.asarray(raw, float), np.asarray(quality, float)
     finite = np.isfinite(raw) & np.isfinite(quality)
     x, y = np.clip(raw[finite], *domain), quality[finite]
@@ -253,34 +252,15 @@ def fit_logistic(
             f"{tool}: expected ten or more finite raw scores that are not all equal, got {len(x)}."
         )
     centre, scale = float(np.mean(x)), float(np.std(x))
-    z = (x - centre) / scale
     sign = -1.0 if lower_better else 1.0
-
-    def predict(p: np.ndarray) -> np.ndarray:
-        return sign * p[0] * (expit(p[1] * (z - p[2])) - 0.5) + sign * p[3] * z + p[4]
-
-    # b1..b5 in standardised units: b1 up to twice the scale's length; beyond b2 = 20 the curve is a step.
-    bounds = ([0.0, 0.05, float(z.min()) - 1, 0.0, -10.0], [8.0, 20.0, float(z.max()) + 1, 4.0, 10.0])
-    starts = [
-        (b1, b2, b3, 0.1, y.mean()) for b1 in (1.0, 4.0) for b2 in (0.8, 3.0) for b3 in (-0.7, 0.0, 0.7)
-    ]
-    fits = [
-        least_squares(lambda p: predict(p) - y, np.clip(start, *bounds), bounds=bounds) for start in starts
-    ]
-    b1, b2, b3, b4, b5 = min(fits, key=lambda fit: fit.cost).x
-
-    def rounded(value: float) -> float:
-        # What the file holds is what was evaluated; a slope at its bound comes out as 1e-18 or so and means
-        # zero.
-        return float(f"{value:.8g}") if abs(value) > 1e-12 else 0.0
-
+    b1, b2, b3, b4, b5 = _least_squares((x - centre) / scale, y, sign)
     logistic = LogisticMap(
         tool=tool,
-        b1=rounded(sign * b1),
-        b2=rounded(b2 / scale),
-        b3=rounded(centre + scale * b3),
-        b4=rounded(sign * b4 / scale),
-        b5=rounded(b5 - sign * b4 * centre / scale),
+        b1=_rounded(sign * b1),
+        b2=_rounded(b2 / scale),
+        b3=_rounded(centre + scale * b3),
+        b4=_rounded(sign * b4 / scale),
+        b5=_rounded(b5 - sign * b4 * centre / scale),
         domain=domain,
         lower_better=lower_better,
         source=source,
@@ -295,3 +275,27 @@ def fit_logistic(
             f"{tool}: expected {better} raw scores for better images, got scores that do not follow quality."
         )
     return logistic, evaluate(logistic, x, y)
+
+
+def _least_squares(z: np.ndarray, y: np.ndarray, sign: float) -> np.ndarray:
+    """b1..b5 for standardised raw scores `z`, the best fit from several starting points; b1 and b4 without
+    their `sign`."""
+    from scipy.optimize import least_squares
+    from scipy.special import expit
+
+    def residuals(p: np.ndarray) -> np.ndarray:
+        return sign * p[0] * (expit(p[1] * (z - p[2])) - 0.5) + sign * p[3] * z + p[4] - y
+
+    # b1 up to twice the scale's length; beyond b2 = 20 the curve is a step.
+    bounds = ([0.0, 0.05, float(z.min()) - 1, 0.0, -10.0], [8.0, 20.0, float(z.max()) + 1, 4.0, 10.0])
+    starts = [
+        (b1, b2, b3, 0.1, y.mean()) for b1 in (1.0, 4.0) for b2 in (0.8, 3.0) for b3 in (-0.7, 0.0, 0.7)
+    ]
+    fits = [least_squares(residuals, np.clip(start, *bounds), bounds=bounds) for start in starts]
+    return min(fits, key=lambda fit: fit.cost).x
+
+
+def _rounded(value: float) -> float:
+    """A parameter as the file of maps holds it, so that what is evaluated is what is written. A slope at its
+    bound comes out as 1e-18 or so and means zero."""
+    return float(f"{value:.8g}") if abs(value) > 1e-12 else 0.0

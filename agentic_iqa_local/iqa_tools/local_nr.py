@@ -1,5 +1,5 @@
-"""LocalNR: a no-reference quality tool of this project's own, opinion-unaware. No published metric, so its
-figures are ours.
+"""LocalNR: this project's own no-reference quality tool, trained without human scores. It is no published
+metric, so its figures are ours.
 
 EfficientNet-lite0 (Tan and Le, ICML 2019; ImageNet weights, Apache-2.0), frozen, describes each place of a
 picture by the mean and the deviation of its features at five depths, at the picture's own resolution and at
@@ -59,7 +59,7 @@ class Examination:
         """Where the damage lies: one of PLACES, by the family whose strength differs most between them, or
         EVERYWHERE; None where none is seen."""
         if min(next(iter(self.places.values())).shape) > 1:
-            quarters = np.array([quarter_means(found) for found in self.places.values()])
+            quarters = np.array([quarter_means(severity) for severity in self.places.values()])
             second, first = np.sort(quarters)[:, -2:].T
             family = (first - second).argmax()
             if first[family] >= LOCAL_SEVERITY and first[family] - second[family] > LOCAL_LEAD * (
@@ -93,7 +93,8 @@ class LocalNR(nn.Module):
         with torch.device("meta"):  # nothing is drawn from torch's generator, which is the whole process's
             network = cls(len(weights["picture.hidden.bias"]), len(weights["place.hidden.bias"]))
         network.load_state_dict(weights, assign=True)
-        return network.float().to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
+        network.float().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  # torch's overloads lack it
+        return network.eval().requires_grad_(False)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """B×3×H×W in 0..1 → B qualities in 1..5."""
@@ -102,12 +103,12 @@ class LocalNR(nn.Module):
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """B×3×H×W in 0..1 → B×rows×columns×STATISTICS: of each scale the mean of each channel and its
         deviation in the cell."""
-        grid = tuple(max(1, round(side / CELL)) for side in pixels.shape[2:])
+        rows, columns = (max(1, round(side / CELL)) for side in pixels.shape[2:])
         statistics = []
         for picture in (pixels, avg_pool2d(pixels, SCALES)):
             depths = self.encoder((2 * picture - 1).contiguous(memory_format=torch.channels_last))
-            mean = torch.cat([adaptive_avg_pool2d(depth, grid) for depth in depths], 1)
-            square = torch.cat([adaptive_avg_pool2d(depth.square(), grid) for depth in depths], 1)
+            mean = torch.cat([adaptive_avg_pool2d(depth, (rows, columns)) for depth in depths], 1)
+            square = torch.cat([adaptive_avg_pool2d(depth.square(), (rows, columns)) for depth in depths], 1)
             statistics += [mean, (square - mean.square()).clamp_min(0).sqrt()]
         return torch.cat(statistics, 1).permute(0, 2, 3, 1)
 
@@ -120,13 +121,13 @@ class LocalNR(nn.Module):
     def examine(self, image: Image.Image) -> Examination:
         """All that the network says of an RGB picture of 64 pixels a side or more."""
         cells = self.encode(self.pixels(image))
-        found = self.picture(pooled(cells))
-        families = found[0, 1:-1].softmax(-1).tolist()
+        outputs = self.picture(pooled(cells))
+        families = outputs[0, 1:-1].softmax(-1).tolist()
         places = self.place(per_cell(cells))[0].clamp(0, 5).cpu().numpy()
         return Examination(
-            quality=self._quality(found).item(),
+            quality=self._quality(outputs).item(),
             families=dict(zip(FAMILIES, families, strict=True)),
-            severity=(found[0, -1] + SEVERITY).clamp(0, 5).item(),
+            severity=(outputs[0, -1] + SEVERITY).clamp(0, 5).item(),
             places={family: places[..., i] for i, family in enumerate(DISTORTION_TYPES)},
         )
 
@@ -135,13 +136,16 @@ class LocalNR(nn.Module):
         return self.examine(image).quality
 
     @staticmethod
-    def _quality(found: torch.Tensor) -> torch.Tensor:
-        return (found[:, 0] + QUALITY).clamp(1, 5)
+    def _quality(outputs: torch.Tensor) -> torch.Tensor:
+        return (outputs[:, 0] + QUALITY).clamp(1, 5)
 
 
 class _Head(nn.Module):
     """One hidden layer on standardised statistics; `centre` and `scale` are the training's mean and
     deviation."""
+
+    centre: torch.Tensor
+    scale: torch.Tensor
 
     def __init__(self, width: int, outputs: int):
         super().__init__()

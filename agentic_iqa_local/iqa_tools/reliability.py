@@ -125,11 +125,11 @@ class Reliability(_Record):
         if tool not in self._records:
             return "no published figure was found"
         record = self._records[tool]
-        told = [
+        figures = [
             f"{entry.srcc:.2f} on {entry.data_set}{' (trained on it)' if entry.seen else ''}"
             for entry in record.published
         ]
-        return f"SRCC {', '.join(told)}; off by about {record.sigma:.2f} levels"
+        return f"SRCC {', '.join(figures)}; off by about {record.sigma:.2f} levels"
 
     def sigma(self, tool: str) -> float:
         """Standard deviation of the tool's error, in levels."""
