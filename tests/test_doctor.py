@@ -25,7 +25,7 @@ from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.offline.store import Piece, describe, unpack, write_bundle
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
-from agentic_iqa_local.vlm_client.model_folder import read_weights
+from agentic_iqa_local.vlm_client.weight_files import read_weights
 
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 BACKEND = "transformers.embedded"

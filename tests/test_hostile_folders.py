@@ -25,9 +25,9 @@ from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.studies.run import ROLES, _model_folder
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.vlm_client.model_folder import read_weights
 from agentic_iqa_local.vlm_client.rendering import Renderer
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
+from agentic_iqa_local.vlm_client.weight_files import read_weights
 
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 WEIGHTS = "model.safetensors"

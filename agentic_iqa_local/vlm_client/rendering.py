@@ -26,7 +26,8 @@ from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.prompts import Prompt, chat_messages
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
-from agentic_iqa_local.vlm_client.model_folder import Weights, check_against_weights, examine
+from agentic_iqa_local.vlm_client.model_folder import check_against_weights, examine
+from agentic_iqa_local.vlm_client.weight_files import Weights
 
 SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
 
