@@ -32,7 +32,8 @@ from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, VLMError
 from agentic_iqa_local.vlm_client.letters import resolve_letters
 from agentic_iqa_local.vlm_client.rendering import Renderer
-from agentic_iqa_local.vlm_client.server_client import MAX_ANSWER, ServerClient
+from agentic_iqa_local.vlm_client.server_client import ServerClient
+from agentic_iqa_local.vlm_client.server_connection import MAX_ANSWER
 
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 PICTURE = Image.new("RGB", (64, 64), (90, 120, 60))
@@ -399,7 +400,7 @@ def test_a_server_that_does_not_read_is_left_at_the_deadline(server, monkeypatch
 
 
 def test_health_that_never_comes_is_none(server, monkeypatch):
-    monkeypatch.setattr("agentic_iqa_local.vlm_client.server_client.START_TIMEOUT", 0.5)
+    monkeypatch.setattr("agentic_iqa_local.vlm_client.server_connection.START_TIMEOUT", 0.5)
     client = connect(server)
     server.answers[CHAT], server.answers[HEALTH] = lambda handler: send(handler, b"dead", 500), SLOW["a body"]
     with pytest.raises(ModelLost, match="failed with 500"):
@@ -436,7 +437,7 @@ def test_no_cookie_is_kept(server):
     server.answers[MODELS] = lambda handler: send(
         handler, b'{"data": [{"id": "embedded"}]}', Set_Cookie="a=" + "b" * 4000
     )
-    assert len(connect(server)._http.cookies) == 0
+    assert len(connect(server).connection._http.cookies) == 0
 
 
 # what is printed

@@ -160,9 +160,9 @@ LOADERS = {
 UNTOLD = {f"{loader}.from_pretrained" for loader in LOADERS}
 ALLOWED = {
     # the model server that a configuration names, by default on this machine
-    "agentic_iqa_local/vlm_client/server_client.py": frozenset({"httpx"}),
+    "agentic_iqa_local/vlm_client/server_connection.py": frozenset({"httpx"}),
     # to refuse them while a metric is built
-    "agentic_iqa_local/iqa_tools/runner.py": frozenset({"urllib.request"}),
+    "agentic_iqa_local/iqa_tools/pyiqa_metrics.py": frozenset({"urllib.request"}),
     # to refuse connections while it checks
     "agentic_iqa_local/doctor/process.py": frozenset({"socket"}),
 }

@@ -1,13 +1,27 @@
-"""Answer letters, and words to choose from, as token ids, resolved in context.
+"""Reading answer letters, or words to choose from: their token ids in context, and their log-probabilities.
 
 `A` and ` A`, or `"A` and `A`, are different tokens with different distributions, so a letter's id is what the
 tokenizer makes of it right after the prompt's own end: encode(tail + letter) must be encode(tail) plus
 exactly one id. A word stands for its first token there, which no other of the words may begin with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.vlm_client import LetterRead, VLMError
+
+
+def read_letters(
+    engine: str,
+    encode: Callable[[str], list[int]],
+    text: str,
+    letters: Sequence[str],
+    logprobs_of: Callable[[list[int]], Mapping[int, float]],
+) -> LetterRead:
+    """The letters right after `text`, the same way for every engine. `logprobs_of` runs the engine: it takes
+    token ids and gives their log-probabilities (natural log, over the full vocabulary) there, by id. `engine`
+    begins the message of a VLMError about them. Raises VLMError."""
+    token_ids = resolve_letters(encode, text, letters)
+    return LetterRead.of(engine, logprobs_of(list(token_ids.values())), token_ids)
 
 
 def resolve_letters(encode: Callable[[str], list[int]], tail: str, letters: Sequence[str]) -> dict[str, int]:

@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ from agentic_iqa_local.devices import choose_dtype, describe_device, make_determ
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema
-from agentic_iqa_local.vlm_client.letters import resolve_letters
+from agentic_iqa_local.vlm_client.letters import read_letters
 from agentic_iqa_local.vlm_client.rendering import Expanded, Renderer, first_line, loading
 
 logger = logging.getLogger(__name__)
@@ -247,11 +247,12 @@ class TransformersSession:
         """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`, in
         float64."""
         ids, answer, text = self._render(prompt, answer_prefix)
-        token_ids = resolve_letters(self.client.renderer.encode, text, letters)
-        logprobs = self._advance(ids + answer, new_call=True).double().log_softmax(-1)
-        return LetterRead.of(
-            self.client.name, {token: logprobs[token].item() for token in token_ids.values()}, token_ids
-        )
+
+        def logprobs_of(tokens: list[int]) -> Mapping[int, float]:
+            logprobs = self._advance(ids + answer, new_call=True).double().log_softmax(-1)
+            return {token: logprobs[token].item() for token in tokens}
+
+        return read_letters(self.client.name, self.client.renderer.encode, text, letters, logprobs_of)
 
     def _render(self, prompt: Prompt, answer_prefix: str = "") -> tuple[list[int], list[int], str]:
         """(token ids of the prompt with the images expanded, ids of the answer so far, the text of both)."""
