@@ -27,8 +27,8 @@ from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.iqa_tools.calibration import LogisticMap, fit_logistic
 from agentic_iqa_local.nodes.summarizer import read_and_fuse
 from agentic_iqa_local.prompts import summarizer_prompt
-from agentic_iqa_local.runs import Results
 from agentic_iqa_local.request import check_choices
+from agentic_iqa_local.runs import Results
 from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import ExecutorOutput, PlannerInput
 from agentic_iqa_local.studies import statistics
