@@ -2,6 +2,7 @@
 
 import hashlib
 import html
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -34,8 +35,8 @@ from agentic_iqa_local.state import (
     ToolExecutionLog,
 )
 from agentic_iqa_local.text import one_line, path_text
-from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import PICTURE, Observer, OpenImages, open_images
+from agentic_iqa_local.vlm_client import SeenImage, VLMError
+from agentic_iqa_local.workbench import PICTURE, Box, Observer, OpenImages, open_images
 
 # 4: passes, failed tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are
 # choices, and part of a row's key
@@ -93,44 +94,44 @@ class Assessment(BaseModel):
 
     schema_version: int = SCHEMA_VERSION
     image: str
-    sha256: str | None = Field(None, description="Of the image file's bytes.")
+    sha256: str | None = Field(default=None, description="Of the image file's bytes.")
     reference: str | None = None
     query: str
     choices: list[str] | None = None
     mode: str = Field(description="logits, classification or uniform: where p_c came from.")
     pipeline: Pipeline = "agent"
     final_answer: str | None = Field(
-        None, description="The fused level's letter, the chosen letter, or free text."
+        default=None, description="The fused level's letter, the chosen letter, or free text."
     )
     vlm_letter: str | None = None
-    p_c: dict[str, float] | None = Field(None, description="Probability of each letter; sums to 1.")
+    p_c: dict[str, float] | None = Field(default=None, description="Probability of each letter; sums to 1.")
     off_letter_mass: float | None = None
     alpha: dict[int, float] | None = Field(
-        None, description="Weight of each level 1..5 from the tools; sums to 1."
+        default=None, description="Weight of each level 1..5 from the tools; sums to 1."
     )
-    q_bar: float | None = Field(None, description="Mean of the tools' normalised scores, 1..5.")
-    q: float | None = Field(None, description="Fused quality, 1 (bad) to 5 (excellent).")
-    dq_dqbar: float | None = Field(None, description="How far q moves when q_bar moves by one.")
-    eta: float | None = Field(None, description="The sharpness η of the tools' weights alpha.")
+    q_bar: float | None = Field(default=None, description="Mean of the tools' normalised scores, 1..5.")
+    q: float | None = Field(default=None, description="Fused quality, 1 (bad) to 5 (excellent).")
+    dq_dqbar: float | None = Field(default=None, description="How far q moves when q_bar moves by one.")
+    eta: float | None = Field(default=None, description="The sharpness η of the tools' weights alpha.")
     sigma: float | None = Field(
-        None,
+        default=None,
         description=(
             "The error of q_bar in levels from which η = 1/(2σ²) follows; None where the settings give η"
             " itself."
         ),
     )
     fusion: FusionSettings | None = Field(
-        None, description="The settings that made q; their eta may be auto."
+        default=None, description="The settings that made q; their eta may be auto."
     )
     tools: list[ToolExecutionLog] = []
     plan: PlannerOutput | None = None
     plan_corrections: list[str] = []
     evidence: ExecutorOutput | None = Field(
-        None, description="The executor's evidence; its tool runs are in `tools`."
+        default=None, description="The executor's evidence; its tool runs are in `tools`."
     )
     quality_reasoning: str | None = None
     reasoning_corrections: list[str] = Field(
-        [],
+        default=[],
         description=(
             "What the model's own reasoning got wrong, so that sentences made of the evidence stand in"
             " for it."
@@ -140,10 +141,10 @@ class Assessment(BaseModel):
     replan_history: list[str] = []
     iteration_count: int = 0
     passes: list[PassRecord] = Field(
-        [], description="Each round of plan, evidence and answer; the latest ten."
+        default=[], description="Each round of plan, evidence and answer; the latest ten."
     )
     both_orders: bool = Field(
-        False,
+        default=False,
         description="True where the letters were also read with A for Bad, and p_c is the mean of both.",
     )
     tokens: Tokens | None = None
@@ -152,17 +153,18 @@ class Assessment(BaseModel):
     seconds: float = 0.0
     warnings: list[str] = []
     failed_tries: list[PlannerError] = Field(
-        [],
+        default=[],
         description=(
             "The tries at an answer that failed, with the role and the model's whole output, also where a"
             " later one succeeded."
         ),
     )
     turn: int | None = Field(
-        None, description="Which question of a conversation it answers, from 1 on; None outside of one."
+        default=None,
+        description="Which question of a conversation it answers, from 1 on; None outside of one.",
     )
     prior_context: dict[str, Any] | None = Field(
-        None,
+        default=None,
         description=(
             "The earlier turns that the model was told of: the answer and its numbers depend on them."
         ),
@@ -198,7 +200,7 @@ class Assessment(BaseModel):
             return f"failed: {self.error.removeprefix(f'{one_line(self.image)}: ')}"
         if self.level:
             return f"{self.letter} {self.level}, q {self.q:.2f}"
-        if self.letter and self.choices:
+        if self.letter and self.choices and self.p_c:
             return f"{self.letter}. {chosen_answer(self.choices, self.letter)}, p {self.p_c[self.letter]:.2f}"
         return self.final_answer or "no answer"
 
@@ -301,16 +303,18 @@ def assessment(
     row = unassessed(
         picture.path, original and original.path, state["query"], state.get("choices"), pipeline, settings
     )
+    known = {name: getattr(row, name) for name in row.model_fields_set}
     began = time.perf_counter()
     logged = PICTURE.set(row.image)
     try:
         changes = answer(state)
     finally:
         PICTURE.reset(logged)
-    row = row.model_copy(update={**changes, "seconds": round(time.perf_counter() - began, 3)})
+    changes["seconds"] = round(time.perf_counter() - began, 3)
+    row = Assessment.model_validate(known | changes)
     row.image, row.reference = path_text(picture.name), original and path_text(original.name)
     for file in filter(None, (picture, original)):
-        row.error, row.warnings = file.hide(row.error), [file.hide(line) for line in row.warnings]
+        row.error, row.warnings = row.error and file.hide(row.error), [*map(file.hide, row.warnings)]
     row.error, row.warnings = row.error and one_line(row.error), [one_line(line) for line in row.warnings]
     return row
 
@@ -338,8 +342,8 @@ def _texts(value: Any) -> Any:
 
 
 def unassessed(
-    image: str | Path,
-    reference: str | Path | None,
+    image: str | os.PathLike[str],
+    reference: str | os.PathLike[str] | None,
     query: str,
     choices: Sequence[str] | None,
     pipeline: Pipeline,
@@ -348,9 +352,9 @@ def unassessed(
     """What is known of an assessment before it begins."""
     return Assessment(
         image=path_text(image),
-        reference=reference and path_text(reference),
+        reference=None if reference is None else path_text(reference),
         query=query,
-        choices=choices and list(choices),
+        choices=list(choices) if choices else None,
         mode=settings.fusion.mode,
         fusion=settings.fusion,
         pipeline=pipeline,
@@ -369,8 +373,8 @@ def file_sha256(path: str | Path) -> str | None:
 def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     final = run_graph(state, images)
     result, error = final.get("summarizer_result"), final.get("error") or None
-    broken_off = error and result and result.basis and not result.error
-    if broken_off:  # what an earlier pass answered stays, with what it rests on
+    if error and result and result.basis and not result.error:
+        # another pass broke off: what an earlier one answered stays, with what it rests on
         images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
         final, error = {**final, **result.basis.state()}, None
     evidence = final.get("executor_evidence")
@@ -442,39 +446,44 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
 
 def _record(images: OpenImages) -> dict[str, Any]:
     """Tokens, views, model and warnings of an assessment, as far as it came."""
-    usage, client = images.usage, images.services.client(ROLE)
-    views = images.seen_views(ROLE)
+    client, views = images.services.client(ROLE), images.seen_views(ROLE)
     for box, seen in views:
-        size = (box[2] - box[0], box[3] - box[1])
-        if seen.width is None:
-            images.warn(
-                f"{client.name}'s processor resizes and tiles: which pixels it saw is not known exactly"
-            )
-        elif size != (seen.width, seen.height) and size[0] * size[1] > seen.width * seen.height:
-            images.warn(
-                f"{client.name}'s processor resized {size[0]}×{size[1]} pixels to {seen.width}×{seen.height}:"
-                " distortions may look milder"
-            )
+        if line := _of_resizing(client.name, box, seen):
+            images.warn(line)
     return {
-        "tokens": Tokens(**asdict(usage)),
-        "seen": (
-            Seen(
-                pixels=(
-                    None
-                    if any(v.width is None for _, v in views)
-                    else sum(v.width * v.height for _, v in views)
-                ),
-                tokens=sum(v.tokens for _, v in views),
-                views=[
-                    SeenView(box=box, pixels=v.width and (v.width, v.height), tokens=v.tokens)
-                    for box, v in views
-                ],
-            )
-            if views
-            else None
-        ),
+        "tokens": Tokens(**asdict(images.usage)),
+        "seen": _seen(views) if views else None,
         "sha256": images.image.sha256,
         "model": _texts(client.describe()),
         "warnings": images.warnings,
         "failed_tries": images.failed_tries,
     }
+
+
+def _of_resizing(model: str, box: Box, seen: SeenImage) -> str | None:
+    """A warning, where the model did not see a view's pixels as they are."""
+    width, height = box[2] - box[0], box[3] - box[1]
+    if seen.width is None or seen.height is None:
+        return f"{model}'s processor resizes and tiles: which pixels it saw is not known exactly"
+    if (width, height) != (seen.width, seen.height) and width * height > seen.width * seen.height:
+        return (
+            f"{model}'s processor resized {width}×{height} pixels to {seen.width}×{seen.height}: distortions"
+            " may look milder"
+        )
+    return None
+
+
+def _seen(views: Sequence[tuple[Box, SeenImage]]) -> Seen:
+    sizes = [(seen.width, seen.height) for _, seen in views if seen.width and seen.height]
+    return Seen(
+        pixels=sum(width * height for width, height in sizes) if len(sizes) == len(views) else None,
+        tokens=sum(seen.tokens for _, seen in views),
+        views=[
+            SeenView(
+                box=box,
+                pixels=(seen.width, seen.height) if seen.width and seen.height else None,
+                tokens=seen.tokens,
+            )
+            for box, seen in views
+        ],
+    )

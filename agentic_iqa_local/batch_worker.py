@@ -176,21 +176,23 @@ class BatchWorker(Generic[AnyItem, Row]):
             now = time.monotonic()
             heard = now if message else heard + (now - looked if now - looked > STANDSTILL else 0)
             looked = now
-            match message:
-                case None if self._ready and now - heard > self.timeout + GRACE:
-                    return None
-                case None | ("alive",):
-                    pass
-                case ("log", record):
-                    logging.getLogger(record.name).handle(record)
-                case ("refused", why):
-                    raise ModelLost(why) if self._in_hand else VLMError(why)
-                case ("ready", description):
-                    self._ready, self._failed_starts, self.description = True, 0, description
-                    if not self._in_hand:
-                        return message
-                case _:
-                    return message
+            if message is None and self._ready and now - heard > self.timeout + GRACE:
+                return None
+            if message and self._is_for_rows(*message):
+                return message
+
+    def _is_for_rows(self, kind: str, *about: Any) -> bool:
+        """Sees to what comes from the process and is neither a row nor an end: a line of its log, a sign of
+        life, that it has loaded. Raises VLMError where it cannot load."""
+        if kind == "log":
+            (record,) = about
+            logging.getLogger(record.name).handle(record)
+        elif kind == "refused":
+            raise ModelLost(*about) if self._in_hand else VLMError(*about)
+        elif kind == "ready":
+            self._ready, self._failed_starts, (self.description,) = True, 0, about
+            return not self._in_hand
+        return kind not in ("alive", "log")
 
     def _after_death(self) -> Iterator[Row]:
         """Sees to what was in hand when the process died or fell silent. Raises BatchError where processes

@@ -337,6 +337,10 @@ class Settings(Section):
         settings = self.models.get(name, ModelSettings())
         return settings.model_copy(update={"path": str(model_folder(settings.path or name))})
 
+    def folder(self, backend: str) -> Path:
+        """The folder of a backend's model."""
+        return Path(str(self.model(backend).path))
+
     def with_engine(self, engine: str) -> "Settings":
         """The same configuration with every section's model served by `engine` (transformers, vllm,
         server)."""

@@ -30,9 +30,9 @@ class PictureFile:
     path: str | os.PathLike[str]
     name: str | os.PathLike[str]
 
-    def hide(self, text: str | None) -> str | None:
+    def hide(self, text: str) -> str:
         """`text` with the name in place of a path that means nothing to the caller."""
-        return text and text.replace(os.fspath(self.path), os.fspath(self.name))
+        return text.replace(os.fspath(self.path), os.fspath(self.name))
 
 
 def check_picture(picture: Picture) -> None:

@@ -222,7 +222,7 @@ def identity(
         mode="json", exclude={"tools": {"cache"}, "models": {"__all__": {"path"}}}
     )
     limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
-    folders = {Path(settings.model(settings.role(role).backend).path) for role in ROLES[pipeline]}
+    folders = {settings.folder(settings.role(role).backend) for role in ROLES[pipeline]}
     return (
         configuration
         | of_settings(settings, device)

@@ -32,14 +32,13 @@ class Services:
 
     @property
     def tools(self) -> ToolRunner:
-        if self._tools is None:
-            self.renew_tools()
-        return self._tools
+        return self._tools or self.renew_tools()
 
-    def renew_tools(self) -> None:
+    def renew_tools(self) -> ToolRunner:
         """Tools anew, where there are none or a measurement by those that are there does not return."""
         tools = self.settings.tools
         self._tools = ToolRunner(device=self.device, maps_path=tools.maps, cache=tools.cache)
+        return self._tools
 
     def section(self, role: str) -> RoleSettings:
         return self.settings.role(role)
@@ -49,7 +48,7 @@ class Services:
         backend = self.section(role).backend
         if backend not in self.pool.clients:
             try:
-                check_model(self.settings.model(backend).path)
+                check_model(self.settings.folder(backend))
             except BundleError as error:
                 raise VLMError(error.message, error.remedy) from error
         return self.pool.get(backend, self.settings.model(backend))

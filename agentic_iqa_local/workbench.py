@@ -223,7 +223,7 @@ class OpenImages:
         """A tool's score of the image or a region, computed once. Raises ToolError."""
         key = (tool, box)
         if key not in self._readings:
-            image, reference = (loaded and loaded.pixels for loaded in (self.image, self.reference))
+            image, reference = self.image.pixels, self.reference and self.reference.pixels
             if box:
                 image, reference = image.crop(box), reference and reference.crop(box)
             with (
@@ -278,7 +278,9 @@ def open_images(
             "the reference has the same pixels as the picture: nothing was lost against it, and"
             " full-reference tools can say no more; the picture was assessed on its own, without a reference"
         )
-        return {name: value for name, value in state.items() if name != "reference_path"}, images
+        state = state.copy()
+        state.pop("reference_path", None)
+        return state, images
     for line in doubts(images.image.pixels, images.reference.pixels):
         images.warn(line)
     return state, images

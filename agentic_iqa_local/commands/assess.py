@@ -58,7 +58,7 @@ class UsageError(UserError):
 
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv, __doc__)
+    args = parse(argv, __doc__ or "")
     start_logging(args.verbose)
 
     def assess() -> int:
@@ -213,7 +213,7 @@ def check_models(settings, pipeline: str) -> None:
     from agentic_iqa_local.paths import about_missing_model
 
     for role in ("planner", "executor", "summarizer") if pipeline == "agent" else ("summarizer",):
-        folder = Path(settings.model(settings.role(role).backend).path)
+        folder = settings.folder(settings.role(role).backend)
         if not os.path.isdir(folder):
             raise UsageError(*about_missing_model(folder))
 

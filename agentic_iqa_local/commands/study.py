@@ -24,7 +24,7 @@ from agentic_iqa_local.commands.study_run import add_run, add_synthetic
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         prog=STUDY,
-        description=__doc__.replace("python scripts/study.py", STUDY),
+        description=(__doc__ or "").replace("python scripts/study.py", STUDY),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -3,9 +3,14 @@
 import argparse
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from agentic_iqa_local.commands.study_options import Subcommands, add_command, count
 from agentic_iqa_local.text import one_line
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.fit import Fit
+    from agentic_iqa_local.studies.analysis import Study
 
 # The rest is imported where it is needed, so that --help and wrong usage are answered at once.
 
@@ -110,11 +115,74 @@ def add_report(commands: Subcommands) -> None:
 
 
 def report(args: argparse.Namespace) -> int:
-    from agentic_iqa_local.fit import FitError, read_fit
+    from agentic_iqa_local.fit import read_fit
+    from agentic_iqa_local.studies.analysis import dataset_info
+    from agentic_iqa_local.studies.store import check_folder, read_run
+
+    check_folder(args.out)
+    fitted = read_fit(args.fit) if args.fit else None
+    rated, questions = [], []
+    for folder, name in zip(args.runs, names_of(args.runs), strict=True):
+        run, rows = read_run(folder)
+        if dataset_info(run).kind == "MCQ":
+            questions.append((name, run, rows))
+        else:
+            rated.append(_study(args, folder, name, run, rows, fitted))
+    for name, run, rows in questions:
+        _write_accuracy(_part(args, name), run, rows)
+    if rated:
+        _write_studies(args, rated)
+    return 0
+
+
+def _study(
+    args: argparse.Namespace,
+    folder: Path,
+    name: str,
+    run: dict[str, Any],
+    rows: list[dict[str, Any]],
+    fitted: "Fit | None",
+) -> "Study":
+    """The analysis of a run with human scores. Raises FitError for a fit of another model."""
+    from agentic_iqa_local.fit import FitError
     from agentic_iqa_local.studies.analysis import analyse, dataset_info
-    from agentic_iqa_local.studies.plots import draw
-    from agentic_iqa_local.studies.questions import ACCURACY_TABLE, accuracy
     from agentic_iqa_local.studies.readings import Letters
+
+    if fitted and fitted.model != run["identity"]["model"]:
+        raise FitError(
+            f"{args.fit}: expected a fit of the model of {folder}, it was made with another", "fit it anew"
+        )
+    if fitted and fitted.dataset == run["dataset"]["key"]:
+        rows = [row for row in rows if not fitted.used(row)]
+    return analyse(
+        run,
+        rows,
+        dataset_info(run),
+        name=name,
+        draws=args.draws,
+        baseline=args.baseline,
+        comparator=args.comparator,
+        fitted=Letters(fitted.temperature, fitted.eta, source=fitted.source) if fitted else None,
+    )
+
+
+def _part(args: argparse.Namespace, name: str) -> Path:
+    """Where the report of one of the runs goes."""
+    return args.out / name if len(args.runs) > 1 else args.out
+
+
+def _write_accuracy(folder: Path, run: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    from agentic_iqa_local.studies.questions import ACCURACY_TABLE, accuracy
+    from agentic_iqa_local.studies.report import markdown, write_run, write_table
+
+    table = accuracy(rows)
+    write_table(folder, "accuracy", *ACCURACY_TABLE, table)
+    write_run(run, folder)
+    print(markdown(*ACCURACY_TABLE, table))
+
+
+def _write_studies(args: argparse.Namespace, studies: "list[Study]") -> None:
+    from agentic_iqa_local.studies.plots import draw
     from agentic_iqa_local.studies.report import (
         DATASETS_TABLE,
         TABLES,
@@ -126,57 +194,21 @@ def report(args: argparse.Namespace) -> int:
         write_table,
         write_tables,
     )
-    from agentic_iqa_local.studies.store import check_folder, read_run
 
-    check_folder(args.out)
-    fitted = read_fit(args.fit) if args.fit else None
-    parts, questions = [], []
-    for folder, name in zip(args.runs, names_of(args.runs), strict=True):
-        run, rows = read_run(folder)
-        info = dataset_info(run)
-        if info.kind == "MCQ":
-            questions.append((name, run, rows))
-            continue
-        if fitted and fitted.model != run["identity"]["model"]:
-            raise FitError(
-                f"{args.fit}: expected a fit of the model of {folder}, it was made with another; fit it anew"
-            )
-        if fitted and fitted.dataset == run["dataset"]["key"]:
-            rows = [row for row in rows if not fitted.used(row)]
-        letters = fitted and Letters(fitted.temperature, fitted.eta, source=fitted.source)
-        study = analyse(
-            run,
-            rows,
-            info,
-            name=name,
-            draws=args.draws,
-            baseline=args.baseline,
-            comparator=args.comparator,
-            fitted=letters,
-        )
-        parts.append((study, draw(study)))
-    for name, run, rows in questions:
-        folder = args.out / name if len(args.runs) > 1 else args.out
-        found = accuracy(rows)
-        write_table(folder, "accuracy", *ACCURACY_TABLE, found)
-        write_run(run, folder)
-        print(markdown(*ACCURACY_TABLE, found))
-    if not parts:
-        return 0
+    parts = [(study, draw(study)) for study in studies]
     for study, drawings in parts:
-        folder = args.out / study.name if len(args.runs) > 1 else args.out
+        folder = _part(args, study.name)
         write_tables(study, folder)
         write_run(study.run, folder)
         write_figures(drawings, folder)
     write_html(parts, args.out / "report.html", pictures=args.pictures)
-    if len(parts) > 1:
-        table = over_datasets([study for study, _ in parts])
+    if len(studies) > 1:
+        table = over_datasets(studies)
         write_table(args.out, "datasets", *DATASETS_TABLE, table)
         print(markdown(*DATASETS_TABLE, table))
     else:
-        print(markdown(*TABLES["modes"], parts[0][0].tables["modes"]))
+        print(markdown(*TABLES["modes"], studies[0].tables["modes"]))
     print(one_line(f"Written to {args.out}: open {args.out / 'report.html'}"))
-    return 0
 
 
 def add_compare(commands: Subcommands) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,19 +78,20 @@ def chosen(
     dataset = load_dataset(
         folder, key, **{name: value for name, value in options.items() if value is not None}
     )  # nosec B615 # of this project, reads local files
-    items: Sequence[RatedImage | Question] = [
-        x for x in dataset.items or dataset.questions if split is None or x.split == split
-    ]
-    if not items:
-        known = sorted({x.split for x in dataset.items or dataset.questions if x.split})
+    every = dataset.items or dataset.questions
+    places = [i for i, sample in enumerate(every) if split in (None, sample.split)]
+    if not places:
+        known = sorted({sample.split for sample in every if sample.split})
         raise DatasetError(
             f"{folder}: expected images of the split {split}, found none; the splits are"
             f" {listed(known) or 'unknown'}."
         )
-    if limit is not None and limit < len(items):
-        kept = np.random.default_rng(0).choice(len(items), limit, replace=False)
-        items = [items[i] for i in sorted(kept)]
-    return replace(dataset, **{"items" if dataset.items else "questions": tuple(items)})
+    if limit is not None and limit < len(places):
+        kept = np.random.default_rng(0).choice(len(places), limit, replace=False)
+        places = [places[i] for i in sorted(kept)]
+    if dataset.items:
+        return replace(dataset, items=tuple(dataset.items[i] for i in places))
+    return replace(dataset, questions=tuple(dataset.questions[i] for i in places))
 
 
 def check_plan(plan: Plan, services: Services, *, full_reference: bool, named: bool) -> None:
@@ -200,7 +201,7 @@ def tasks_of(dataset: Dataset) -> list[Task]:
 
 def run_study(
     dataset: Dataset, batch: Batch[Task, dict[str, Any]] | BatchWorker[Task, dict[str, Any]], folder: Path
-) -> Iterator[int]:
+) -> Generator[int]:
     """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk, in the
     order in which they are done. `batch` does the work of a `Studying`.
 
@@ -218,8 +219,8 @@ def run_study(
         batch.load()
         run = describe(dataset, work.settings, batch.description)
     with Store(folder, run, known) as store:
-        if dataset.info.key == "manifest" and dataset.info.scale:
-            store.tell_scale(dataset.info.low, dataset.info.high, dataset.info.scale)
+        if dataset.info.key == "manifest":
+            store.tell_scale(dataset.info)
         left = [task for task in tasks if task.key not in store.done]
         left.sort(key=lambda task: task.key in store.suspects)  # those come last, alone
         if left and not run:
@@ -283,7 +284,7 @@ def identity(dataset: Dataset, work: Studying, device: str) -> dict[str, Any]:
 def _model_folder(settings: Settings, role: str) -> Path:
     """Raises VLMError where there is none, and for one whose files are not to be opened."""
     backend = settings.role(role).backend
-    folder = Path(settings.model(backend).path)
+    folder = settings.folder(backend)
     examine(folder, weights=not backend.startswith("server."))
     return folder
 

@@ -16,7 +16,7 @@ from agentic_iqa_local.rows import LARGEST_NOTE, RowFile, check_run, rows_in, wr
 from agentic_iqa_local.rows import RowsError as StoreError
 from agentic_iqa_local.runs import Run
 from agentic_iqa_local.state import ExecutorOutput, Score
-from agentic_iqa_local.studies.datasets import MOST, Scale
+from agentic_iqa_local.studies.datasets import MOST, DatasetInfo, Scale
 from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY, ModelLost
 
 Letter = Literal["A", "B", "C", "D", "E"]
@@ -92,12 +92,20 @@ class _StudyRow(BaseModel):
     def _is_whole(self) -> Self:
         if "mos" in self.model_fields_set and not {"group", "split"} <= self.model_fields_set:
             raise ValueError("no group or no split beside mos")
+        return self
+
+    @model_validator(mode="after")
+    def _has_whole_reads(self) -> Self:
         for name, read in self.reads.items():
             context, *position = name.split("/")
             if not context or len(position) > 1:
                 raise ValueError("reads: expected CONTEXT or CONTEXT/POSITION")
             if not position and any(view.generated is None for view in read.views):
                 raise ValueError("reads: no generated letter")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_whole_answer(self) -> Self:
         if self.answered is not None:
             letters = choice_letters(self.choices or [])
             if self.answer is None or not 0 <= self.answer < len(letters):
@@ -235,9 +243,11 @@ class Store(Run):
             self.close()
             raise
 
-    def tell_scale(self, low: float, high: float, scale: str) -> None:
-        """Notes the ends of the scale of human scores, which no row depends on, in run.json. Raises
-        StoreError."""
+    def tell_scale(self, info: DatasetInfo) -> None:
+        """Notes the ends of the scale of human scores, which no row depends on, in run.json; nothing where
+        they are not known. Raises StoreError."""
+        if not info.scale:
+            return
         description = self.folder / "run.json"
         run = _description(self.folder)
         if not isinstance(run.get("dataset"), dict):
@@ -245,7 +255,7 @@ class Store(Run):
                 f"{description}: expected the description of a study, found no data set in it; choose another"
                 " --out"
             )
-        told = run["dataset"] | {"low": low, "high": high, "scale": scale}
+        told = run["dataset"] | {"low": info.low, "high": info.high, "scale": info.scale}
         if told != run["dataset"]:
             write_whole(description, json.dumps(run | {"dataset": told}, indent=1), sync=True)
 

@@ -38,8 +38,8 @@ AnAnswer = TypeVar("AnAnswer", bound=Answer)
 
 
 class Connection:
-    """Requests to the server at `address`. `timeout` is in seconds; `folder` is the model folder that a message
-    says to serve. Raises VLMError for an address that cannot be used."""
+    """Requests to the server at `address`. `timeout` is in seconds; `folder` is the model folder that a
+    message says to serve. Raises VLMError for an address that cannot be used."""
 
     def __init__(self, address: str, timeout: float, folder: Path):
         self._timeout, self._folder = timeout, folder
@@ -97,7 +97,8 @@ class Connection:
     def _exchange(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> tuple[httpx.Response, bytes]:
-        """An answer and its bytes; of a long one slightly more than MAX_ANSWER. Raises VLMError, ModelLost."""
+        """An answer and its bytes; of a long one slightly more than MAX_ANSWER. Raises VLMError and
+        ModelLost."""
         seconds = self._timeout if body else min(START_TIMEOUT, self._timeout)
         content = bytearray()
         with _Deadline(seconds) as deadline:
