@@ -25,8 +25,8 @@ from pydantic import (
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError
 from agentic_iqa_local.iqa_tools.specs import ToolError, find_tool
-from agentic_iqa_local.offline.store import ROOT, models_root
-from agentic_iqa_local.paths import EMBEDDED
+from agentic_iqa_local.offline.store import models_root
+from agentic_iqa_local.paths import EMBEDDED, ROOT
 from agentic_iqa_local.plain_yaml import read_yaml
 from agentic_iqa_local.prompts import PromptLayout
 from agentic_iqa_local.replanning import DEFAULT_MAX_REPLAN_ITERATIONS

@@ -23,7 +23,8 @@ from agentic_iqa_local.doctor.checks import GIB, Check, Setup, check
 from agentic_iqa_local.doctor.process import Apart
 from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.offline.store import Piece, describe, unpack, write_bundle
+from agentic_iqa_local.offline.store import unpack
+from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.vlm_client.weight_files import read_weights
 

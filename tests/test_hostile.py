@@ -31,15 +31,10 @@ from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.planner import correct_plan
 from agentic_iqa_local.nodes.replies import detection_reply, letter_reply, location_reply, summary_reply
-from agentic_iqa_local.offline.store import (
-    BundleError,
-    Piece,
-    describe,
-    store_manifest,
-    unpack,
-    verify,
-    write_bundle,
-)
+from agentic_iqa_local.offline.manifest import BundleError
+from agentic_iqa_local.offline.reading import verify
+from agentic_iqa_local.offline.store import store_manifest, unpack
+from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from agentic_iqa_local.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,

@@ -26,26 +26,19 @@ from test_model_store import (
     archive_of,
     bundle_command,
     entry,
-    fetch_models,
+    fetch,
     make_bundle,
     make_files,
     manifest_of,
     member,
     padded,
+    wheel_files,
 )
 
-from agentic_iqa_local.offline.store import (
-    BLOCK,
-    LARGEST_MANIFEST,
-    LOCK,
-    MANIFEST,
-    MANIFEST_HASH,
-    BundleError,
-    check_model,
-    store_manifest,
-    unpack,
-    verify,
-)
+from agentic_iqa_local.offline.manifest import LARGEST_MANIFEST, MANIFEST, MANIFEST_HASH, BundleError
+from agentic_iqa_local.offline.reading import verify
+from agentic_iqa_local.offline.store import LOCK, check_model, store_manifest, unpack
+from agentic_iqa_local.offline.tar import BLOCK
 
 NAMES = {"vlm/config.json": 513, "vlm/model.safetensors": 3000}
 
@@ -554,9 +547,9 @@ def answers(monkeypatch):
             huggingface_hub, "hf_hub_download", lambda *args, **options: pytest.fail("it downloads")
         )
 
-    fetch_models.listing.cache_clear()
+    fetch.listing.cache_clear()
     yield give
-    fetch_models.listing.cache_clear()
+    fetch.listing.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
@@ -580,8 +573,8 @@ def test_a_hostile_answer_of_the_hub(kind, answers, tmp_path, capsys):
 
 def test_another_commit_than_the_pinned_one_is_refused(answers):
     answers(listed("model.safetensors"))
-    with pytest.raises(fetch_models.FetchError, match="about this commit"):
-        fetch_models.listing(fetch_models.Repo("org/VL", "a" * 40))
+    with pytest.raises(fetch.FetchError, match="about this commit"):
+        fetch.listing(fetch.Repo("org/VL", "a" * 40))
 
 
 @pytest.mark.parametrize(
@@ -591,7 +584,7 @@ def test_another_commit_than_the_pinned_one_is_refused(answers):
 )
 def test_a_hostile_licence_is_one_line(licence, answers):
     answers(listed("model.safetensors", licence=licence))
-    found = fetch_models.listing(fetch_models.Repo("org/VL")).licence
+    found = fetch.listing(fetch.Repo("org/VL")).licence
     assert is_sentence(found or "none")
     assert len(found) <= 200
 
@@ -639,16 +632,16 @@ WEB = {
 @pytest.mark.parametrize("kind", WEB)
 def test_a_hostile_web_server(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(fetch_models.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(fetch_models, "LARGEST_WEIGHT", 1 << 20)
+    monkeypatch.setattr(fetch.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(fetch, "LARGEST_WEIGHT", 1 << 20)
     monkeypatch.setattr(Web, "answer", WEB[kind][0])
     monkeypatch.setattr(Web, "endless", WEB[kind][1])
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         file, url = tmp_path / "weights.pth", f"http://127.0.0.1:{server.server_port}/weights.pth"
-        with pytest.raises(fetch_models.FetchError) as caught:
-            fetch_models.retried(url, lambda: fetch_models.download(url, file))
+        with pytest.raises(fetch.FetchError) as caught:
+            fetch.retried(url, lambda: fetch.download(url, file))
     finally:
         server.shutdown()
         server.server_close()
@@ -660,6 +653,6 @@ def test_a_hostile_web_server(kind, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("content", [b"", b"evil", zipped(b"")], ids=["empty", "no zip", "no metadata"])
 def test_a_hostile_wheel(content, tmp_path):
     (tmp_path / "a-1-py3-none-any.whl").write_bytes(content)
-    with pytest.raises(fetch_models.FetchError) as caught:
-        fetch_models.wheel_licence(tmp_path / "a-1-py3-none-any.whl")
+    with pytest.raises(fetch.FetchError) as caught:
+        wheel_files.wheel_licence(tmp_path / "a-1-py3-none-any.whl")
     assert is_sentence(str(caught.value))

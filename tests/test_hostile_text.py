@@ -44,7 +44,7 @@ from agentic_iqa_local.images import load_image
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo
 from agentic_iqa_local.laboratory import bench, endurance, train_embedded_vlm
-from agentic_iqa_local.offline.store import Piece, describe, write_bundle
+from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from agentic_iqa_local.report import Tally, account, headline, summary, tool_table
 from agentic_iqa_local.studies.compare import Named, compare
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset

@@ -33,7 +33,7 @@ from agentic_iqa_local.iqa_tools.crops import crops_of
 from agentic_iqa_local.iqa_tools.kernels import CPUKernels
 from agentic_iqa_local.iqa_tools.specs import DATA
 from agentic_iqa_local.nodes.tool_runs import run_tool
-from agentic_iqa_local.offline.store import Piece, describe, write_bundle
+from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from agentic_iqa_local.report import cost, tool_table
 from agentic_iqa_local.workbench import OpenImages
 

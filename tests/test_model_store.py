@@ -27,27 +27,22 @@ from agentic_iqa_local import paths
 from agentic_iqa_local.commands import bundle as bundle_command
 from agentic_iqa_local.commands import store as store_command
 from agentic_iqa_local.iqa_tools import TOOLS, ToolRunner
-from agentic_iqa_local.offline import fetch as fetch_models
+from agentic_iqa_local.offline import fetch
 from agentic_iqa_local.offline import store as model_store
+from agentic_iqa_local.offline import wanted as wanted_files
+from agentic_iqa_local.offline import wheels as wheel_files
+from agentic_iqa_local.offline.manifest import MANIFEST, MANIFEST_HASH, BundleError, Notice, StoredFile
+from agentic_iqa_local.offline.reading import Truncated, read_manifest, verify
 from agentic_iqa_local.offline.store import (
-    MANIFEST,
-    MANIFEST_HASH,
-    BundleError,
-    Notice,
-    Piece,
-    StoredFile,
-    Truncated,
     check_model,
-    describe,
     environment,
-    read_manifest,
     store_manifest,
     unpack,
     verified,
-    verify,
     weights_dir,
-    write_bundle,
 )
+from agentic_iqa_local.offline.tar import tar_header
+from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 
 COMMIT = "c0ffee" * 6 + "beef"
 TIMM = "tools/huggingface/models--timm--resnet50.a1_in1k"
@@ -162,7 +157,7 @@ def test_sha256sum_checks_what_lies_beside_an_archive_and_in_a_folder(places, tm
 
 @pytest.mark.parametrize("size", [0, 8**11 - 1, 8**11, 10**13])
 def test_headers_say_sizes_beyond_eight_gigabytes(size):
-    member = tarfile.TarInfo.frombuf(model_store._header(LONG, size), "utf-8", "strict")
+    member = tarfile.TarInfo.frombuf(tar_header(LONG, size), "utf-8", "strict")
     assert (member.name, member.size, member.type) == (LONG, size, tarfile.REGTYPE)
 
 
@@ -268,7 +263,7 @@ def padded(data: bytes) -> bytes:
 
 
 def member(path: str, data: bytes, kind: bytes = b"0", link: str = "", size: int | None = None) -> bytes:
-    header = bytearray(model_store._header(path, len(data) if size is None else size))
+    header = bytearray(tar_header(path, len(data) if size is None else size))
     header[156:157] = kind
     header[157 : 157 + len(link)] = link.encode()
     header[148:156] = b" " * 8
@@ -326,9 +321,7 @@ HOSTILE = {
     "the manifest again": archive_of(manifest_of(entry(MANIFEST)), member(MANIFEST, b"evil")),
     "trailing bytes": archive_of(GOOD, member("a/evil", b"evil")) + b"\0",
     "no end": archive_of(GOOD, member("a/evil", b"evil"))[:-1024],
-    "huge manifest": (
-        member(MANIFEST_HASH, b"0" * 64 + b"  manifest.json\n") + model_store._header(MANIFEST, 10**10)
-    ),
+    "huge manifest": (member(MANIFEST_HASH, b"0" * 64 + b"  manifest.json\n") + tar_header(MANIFEST, 10**10)),
     "other tar": member("evil", b"evil") + bytes(1024),
     "not a tar": b"PK\x03\x04" * 400,
     "empty": b"",
@@ -455,7 +448,7 @@ def test_every_path_that_is_taken_lies_inside_and_is_what_tar_reads_back(tmp_pat
             continue
         taken += 1
         assert (tmp_path / path).resolve().is_relative_to(tmp_path.resolve())
-        assert tarfile.TarInfo.frombuf(model_store._header(path, 0), "utf-8", "strict").name == path
+        assert tarfile.TarInfo.frombuf(tar_header(path, 0), "utf-8", "strict").name == path
     assert taken > 100
 
 
@@ -525,7 +518,7 @@ def test_an_interrupted_unpacking_is_gone_on_with(bundle, places, tmp_path):
 
 
 def test_too_little_space_is_said_before_anything_is_written(bundle, places, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_store.shutil, "disk_usage", lambda _: SimpleNamespace(free=4000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4000))
     # 511 + 512 + 1 + 513 + 3000
     with pytest.raises(BundleError, match=r"expected 4\.5 kB of free space, got 4\.0 kB"):
         unpack(bundle, tmp_path / "store")
@@ -733,7 +726,7 @@ class FakeHub:
         )
 
     def download(self, repo, name, revision, local_dir):
-        assert revision in (COMMIT, fetch_models.PYIQA_WEIGHTS.revision)
+        assert revision in (COMMIT, wanted_files.PYIQA_WEIGHTS.revision)
         self.downloaded.append((repo, name))
         Path(local_dir).mkdir(parents=True, exist_ok=True)
         (Path(local_dir) / name).write_bytes(self.repos[repo][name] + self.spoil)
@@ -756,9 +749,9 @@ def hub(monkeypatch):
         huggingface_hub.HfApi, "model_info", lambda self, *args, **options: fake.model_info(*args, **options)
     )
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fake.download)
-    fetch_models.listing.cache_clear()
+    fetch.listing.cache_clear()
     yield fake
-    fetch_models.listing.cache_clear()
+    fetch.listing.cache_clear()
 
 
 def test_a_tools_weights_and_its_backbone_are_fetched_with_source_and_licence(hub, tmp_path):
@@ -775,7 +768,7 @@ def test_a_tools_weights_and_its_backbone_are_fetched_with_source_and_licence(hu
     }
     assert (
         files[weight].source
-        == f"https://huggingface.co/chaofengc/IQA-PyTorch-Weights/resolve/{fetch_models.PYIQA_WEIGHTS.revision}/{Path(weight).name}"
+        == f"https://huggingface.co/chaofengc/IQA-PyTorch-Weights/resolve/{wanted_files.PYIQA_WEIGHTS.revision}/{Path(weight).name}"
     )
     assert (files[weight].licence, files[f"{snapshot}/config.json"].licence) == (
         "cc-by-nc-sa-4.0",
@@ -864,16 +857,14 @@ def test_a_snapshot_that_lies_in_a_cache_is_taken_from_there(tmp_path):
     assert next(
         info for info in ToolRunner(models=tmp_path / "store").info() if info.name == "HyperIQA"
     ).available
-    assert fetch_models.cached_snapshot(fetch_models.Repo("timm/other"), cache) == []
+    assert wanted_files.cached_snapshot(fetch.Repo("timm/other"), cache) == []
 
 
 def test_an_embedded_model_that_was_not_assembled_is_no_bundle(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch_models, "EMBEDDED", tmp_path / "embedded")
+    monkeypatch.setattr(wanted_files, "EMBEDDED", tmp_path / "embedded")
     monkeypatch.setattr(paths, "EMBEDDED", tmp_path / "embedded")
-    with pytest.raises(
-        fetch_models.FetchError, match=r"not assembled yet; run bash scripts/with_env.sh true"
-    ):
-        fetch_models.model_folder("embedded", tmp_path / "embedded", {}, tmp_path / "downloads")
+    with pytest.raises(fetch.FetchError, match=r"not assembled yet; run bash scripts/with_env.sh true"):
+        wanted_files.model_folder("embedded", tmp_path / "embedded", {}, tmp_path / "downloads")
 
 
 @pytest.mark.parametrize(
@@ -899,8 +890,8 @@ def test_wheels_are_those_of_the_engines_lock_and_listed_with_their_hashes(
             )
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(fetch_models.subprocess, "run", pip)
-    wheel, requirements = fetch_models.wheels(engine, tmp_path / "wheels")
+    monkeypatch.setattr(wheel_files.subprocess, "run", pip)
+    wheel, requirements = wheel_files.wheels(engine, tmp_path / "wheels")
     (line,) = lines
     assert "--no-deps" in line
     assert line[line.index("--requirement") + 1] == str(ROOT / lock)
@@ -909,9 +900,9 @@ def test_wheels_are_those_of_the_engines_lock_and_listed_with_their_hashes(
         "wheels/requirements.txt",
         f"own-name==1.0+cpu --hash=sha256:{sha256}\n",
     )
-    monkeypatch.setattr(fetch_models.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1))
-    with pytest.raises(fetch_models.FetchError, match="pip ended with status 1"):
-        list(fetch_models.wheels(engine, tmp_path / "wheels"))
+    monkeypatch.setattr(wheel_files.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1))
+    with pytest.raises(fetch.FetchError, match="pip ended with status 1"):
+        list(wheel_files.wheels(engine, tmp_path / "wheels"))
 
 
 def test_a_wheel_whose_name_no_archive_holds_keeps_the_platform_that_fits_best(tmp_path):
@@ -920,10 +911,10 @@ def test_a_wheel_whose_name_no_archive_holds_keeps_the_platform_that_fits_best(t
     wheel = tmp_path / f"charset_normalizer-3.5.2-{best.interpreter}-{best.abi}-{others}.{best.platform}.whl"
     wheel.write_bytes(b"a wheel")
     assert len(wheel.name) > 100
-    short = fetch_models.with_short_name(wheel)
+    short = wheel_files.with_short_name(wheel)
     assert short.name == f"charset_normalizer-3.5.2-{best.interpreter}-{best.abi}-{best.platform}.whl"
     assert short.read_bytes() == b"a wheel"
-    assert fetch_models.with_short_name(short) == short
+    assert wheel_files.with_short_name(short) == short
 
 
 @pytest.mark.parametrize(
@@ -941,7 +932,7 @@ def test_the_licence_of_a_wheel_is_what_its_metadata_say(metadata, licence, tmp_
         wheel.writestr(
             "a-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: a\nVersion: 1\n{metadata}".encode()
         )
-    assert fetch_models.wheel_licence(tmp_path / "a-1-py3-none-any.whl") == licence
+    assert wheel_files.wheel_licence(tmp_path / "a-1-py3-none-any.whl") == licence
 
 
 def test_a_local_weight_that_is_not_what_its_name_says_is_refused_and_kept(tmp_path, capsys):
@@ -1032,11 +1023,11 @@ def test_a_folder_that_is_not_there_is_wrong_usage_and_nothing_is_downloaded(opt
 
 def test_every_weight_of_the_tools_table_has_a_source(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        fetch_models, "listing", lambda repo: fetch_models.Listing(repo.name, COMMIT, "x", AnyFile())
+        wanted_files, "listing", lambda repo: fetch.Listing(repo.name, COMMIT, "x", AnyFile())
     )
     for spec in TOOLS.values():
         for weight in spec.weights:
-            for item in fetch_models.tool_weight(weight, None, None, tmp_path):
+            for item in wanted_files.tool_weight(weight, None, None, tmp_path):
                 assert item.source.startswith("https://")
                 assert StoredFile(
                     path=item.path, size=0, sha256="0" * 64, source=item.source, licence=item.licence
@@ -1072,12 +1063,12 @@ def test_a_broken_download_is_gone_on_with(tmp_path, monkeypatch):
             pass
 
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(fetch_models.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(fetch.time, "sleep", lambda seconds: None)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         file, url = tmp_path / "weights.pth", f"http://127.0.0.1:{server.server_port}/weights.pth"
-        fetch_models.retried(url, lambda: fetch_models.download(url, file))
+        fetch.retried(url, lambda: fetch.download(url, file))
     finally:
         server.shutdown()
         server.server_close()
@@ -1087,13 +1078,13 @@ def test_a_broken_download_is_gone_on_with(tmp_path, monkeypatch):
 
 def test_a_download_that_never_works_ends_with_one_sentence(monkeypatch):
     waited, tries = [], itertools.count()
-    monkeypatch.setattr(fetch_models.time, "sleep", waited.append)
+    monkeypatch.setattr(fetch.time, "sleep", waited.append)
 
     def fail():
         next(tries)
         raise ConnectionError("no route to host")
 
-    with pytest.raises(fetch_models.FetchError, match=r"weights: cannot be downloaded \(no route to host\)"):
-        fetch_models.retried("weights", fail)
-    assert next(tries) == fetch_models.TRIES
+    with pytest.raises(fetch.FetchError, match=r"weights: cannot be downloaded \(no route to host\)"):
+        fetch.retried("weights", fail)
+    assert next(tries) == fetch.TRIES
     assert waited == [2, 4, 8, 16]

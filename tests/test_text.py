@@ -13,7 +13,7 @@ from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands.console import Formatter, SafeStream, exit_status, like_ctrl_c, safe_streams
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.offline.store import BundleError
+from agentic_iqa_local.offline.manifest import BundleError
 from agentic_iqa_local.text import one_line, path_text, printable, whole_sentences
 from agentic_iqa_local.vlm_client import ModelLost
 

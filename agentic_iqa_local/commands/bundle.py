@@ -29,29 +29,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentic_iqa_local.commands.console import Parser, exit_status, meter, safe_streams
-from agentic_iqa_local.offline.fetch import (
-    LOCKS,
-    NVIDIA,
-    PYIQA,
-    REQUIREMENTS,
-    FetchError,
-    Repo,
-    binding,
-    check_downloads,
-    folder_of,
-    model_folder,
-    tool_weight,
-    wheels,
-)
-from agentic_iqa_local.offline.store import (
-    WHEELS,
-    Manifest,
-    Notice,
-    Piece,
-    amount,
-    describe,
-    write_bundle,
-)
+from agentic_iqa_local.offline.fetch import FetchError, Repo
+from agentic_iqa_local.offline.licences import NVIDIA, PYIQA, binding
+from agentic_iqa_local.offline.manifest import WHEELS, Manifest, Notice, amount
+from agentic_iqa_local.offline.wanted import check_downloads, folder_of, model_folder, tool_weight
+from agentic_iqa_local.offline.wheels import LOCKS, REQUIREMENTS, wheels
+from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from agentic_iqa_local.paths import PROGRAM, command
 from agentic_iqa_local.text import one_line
 

@@ -25,7 +25,9 @@ import sys
 from pathlib import Path
 
 from agentic_iqa_local.commands.console import Parser, exit_status, meter, safe_streams
-from agentic_iqa_local.offline.store import amount, models_root, read_manifest, unpack, verify
+from agentic_iqa_local.offline.manifest import amount
+from agentic_iqa_local.offline.reading import read_manifest, verify
+from agentic_iqa_local.offline.store import models_root, unpack
 from agentic_iqa_local.paths import PACKAGE, PROGRAM
 from agentic_iqa_local.text import one_line
 

