@@ -35,21 +35,21 @@ class VLMError(UserError, RuntimeError):
 
 
 class OutOfMemory(VLMError):
-    """A call for which the device or the host had no memory left; with fewer calls at once, or a smaller
-    image, it may run."""
+    """A call for which the device or the host had no memory left. With fewer calls at once, or a smaller
+    image, it may succeed."""
 
 
 class ModelLost(VLMError):
-    """A model that answers no more: its engine, its server or its card has failed, and every later call
-    would."""
+    """A model that can no longer answer: its engine, its server or its card has failed, so every later call
+    would fail too."""
 
 
 @dataclass
 class TokenUsage:
-    """Counted work of `calls` reads and generations. `prefilled` tokens went through the model as input
-    (`forced` template text of a schema included, where the engine can skip it), `reused` ones were found in
-    the cache, `decoded` ones were chosen one by one; `forward_passes` counts passes of the model. The seconds
-    are those of the passes alone.
+    """Work of `calls` reads and generations. `prefilled` tokens went through the model as input, among them
+    the `forced` ones: a schema's template text, where the engine need not decode it. `reused` tokens were
+    found in the cache, `decoded` ones were chosen one by one. The seconds are those of the model's
+    `forward_passes` alone.
     """
 
     calls: int = 0
@@ -73,20 +73,21 @@ class TokenUsage:
 
 
 LOGPROB_ROUNDING = 1e-3
-"""How far a log-probability may lie above 0, and the letters' probabilities above 1 together: a softmax in
-float32 over 10⁵ tokens is off by less than a tenth of it."""
+"""Tolerance: how far a log-probability may lie above 0, and the sum of the letters' probabilities above 1. A
+softmax in float32 over 10⁵ tokens is off by less than a tenth of it."""
 
 NO_PROBABILITY = -9999.0
 """What vLLM's server writes for −inf. Letters are read without a mask, and finite logits give every token a
-log-probability far above this: −inf, and what stands for it, says that a model overflowed."""
+log-probability far above this, so −inf means that the model overflowed."""
 
 
 @dataclass(frozen=True)
 class LetterRead:
     """Raw log-probabilities (natural log, over the full vocabulary) of the answer letters at one position.
 
-    Raises VLMError unless they are such: numbers from NO_PROBABILITY (left out) to 0 whose probabilities sum
-    to at most 1, both within LOGPROB_ROUNDING.
+    `off_letter_mass` is the probability of all other tokens, 0..1. Raises VLMError unless the values are
+    numbers above NO_PROBABILITY and at most 0 whose probabilities sum to at most 1, both within
+    LOGPROB_ROUNDING.
     """
 
     logprobs: dict[str, float]
@@ -97,12 +98,12 @@ class LetterRead:
         _total_probability(self.logprobs)
 
     @classmethod
-    def of(cls, engine: str, found: Mapping[int, float], token_ids: dict[str, int]) -> Self:
-        """The letters' part of `found`, which gives log-probabilities by token id. `engine` begins the
-        message of a VLMError."""
+    def of(cls, engine: str, logprobs: Mapping[int, float], token_ids: dict[str, int]) -> Self:
+        """The letters' part of `logprobs`, which are by token id. `engine` begins the message of a
+        VLMError."""
         try:
-            picked = {letter: found[token] for letter, token in token_ids.items()}
-            return cls(picked, max(0.0, 1.0 - _total_probability(picked)), token_ids)
+            of_letters = {letter: logprobs[token] for letter, token in token_ids.items()}
+            return cls(of_letters, max(0.0, 1.0 - _total_probability(of_letters)), token_ids)
         except KeyError as error:
             raise VLMError(
                 f"{engine}: expected a log-probability of each letter's token, got none of token {error}"
@@ -112,10 +113,10 @@ class LetterRead:
 
 
 def _total_probability(logprobs: Mapping[str, float]) -> float:
-    """What the letters' probabilities sum to. Raises VLMError, see LetterRead."""
+    """The sum of the letters' probabilities. Raises VLMError, see LetterRead."""
     for letter, value in logprobs.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
             raise VLMError(
                 f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}",
                 "set dtype: float32, or use another model",
@@ -177,11 +178,14 @@ class VLMSession(Protocol):
         temperature: float = 0.0,
         max_tokens: int = 512,
     ) -> str:
-        """The whole answer as JSON text, beginning with `answer_prefix`. It may break off at `max_tokens`."""
+        """The whole answer as JSON text, beginning with `answer_prefix`. It may break off at `max_tokens`.
+        Raises VLMError."""
+        ...
 
     def read_letters(self, prompt: "Prompt", answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         """Log-probabilities of `letters` as the token right after `answer_prefix`. Raises VLMError if one is
         not a single token. A client with `reads_words` takes words too, and reads the first token of each."""
+        ...
 
     def close(self) -> None:
         """Frees the cache."""
@@ -197,12 +201,14 @@ class VLMClient(Protocol):
 
     def open(self, images: Sequence["Image.Image"]) -> VLMSession:
         """A session on one image, or on [reference, test image]."""
+        ...
 
     def close(self) -> None:
         """Frees the model, or ends the connection; nothing can be asked afterwards."""
 
     def describe(self) -> dict[str, Any]:
-        """Name, folder, dtype, device, attention, versions: what a result records."""
+        """What a result records of the model: its name, dtype, device, versions and more."""
+        ...
 
 
 @dataclass

@@ -8,7 +8,7 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +31,25 @@ from agentic_iqa_local.vlm_client.weight_files import Weights
 
 SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
 
+# The image processor's settings that hold numbers of pixels.
+SIDES = (
+    "patch_size",
+    "merge_size",
+    "temporal_patch_size",
+    "size",
+    "crop_size",
+    "max_image_size",
+    "pad_size",
+)
 MOST_PIXELS = 2**26  # of an image after the processor; published models go to 47 million
 LONGEST_SIDE = 8192  # of a square or tile to which a processor resizes
 LONGEST_RENDERING = 5.0  # seconds of a chat template for one prompt; published ones take milliseconds
 
 
 def check_folder(folder: Path, weights: bool = True) -> Weights | None:
-    """Raises VLMError unless `folder` holds a configuration of a vision-language model and, with `weights`,
-    safetensors that it describes; what their headers say. transformers is given nothing that was not examined
-    before."""
+    """What the headers of a folder's weight files say, None without `weights`. Raises VLMError unless
+    `folder` holds a configuration of a vision-language model and, with `weights`, safetensors that it
+    describes. transformers opens nothing that was not examined before."""
     held = examine(folder, weights)
     with loading(folder):
         loaded = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)  # nosec B615 # a local folder
@@ -77,22 +87,22 @@ def loading(folder: Path) -> Iterator[None]:
         ) from error
 
 
-class _TooLong(Exception):
+class _TimeExceeded(Exception):
     def __str__(self) -> str:
         return f"it took longer than {LONGEST_RENDERING:g} s"
 
 
 @contextmanager
-def _ending() -> Iterator[None]:
-    """Raises _TooLong in this thread after LONGEST_RENDERING: a template is a program that need not end. It
-    comes between two steps of Python, so that loops and macros end, but not the making of one huge number or
-    text."""
+def _time_limit() -> Iterator[None]:
+    """Raises _TimeExceeded in this thread after LONGEST_RENDERING: a template is a program that may never
+    end. It is raised between two steps of Python, so that it ends loops and macros, but not the making of one
+    huge number or text."""
     thread, lock, inside = ctypes.c_ulong(threading.get_ident()), threading.Lock(), True
 
     def end() -> None:
         with lock:
             if inside:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_TooLong))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_TimeExceeded))
 
     timer = threading.Timer(LONGEST_RENDERING, end)
     timer.daemon = True
@@ -126,6 +136,10 @@ class Rendered:
         """The ids after the last image."""
         return self.prompt_ids[self.last_image + 1 :]
 
+    def prompt_with(self, images: "Expanded") -> list[int]:
+        """The prompt's ids with those of the images in their places."""
+        return [*self.head, *images.ids, *self.tail]
+
 
 @dataclass(frozen=True)
 class Expanded:
@@ -143,7 +157,7 @@ class Renderer:
     with images."""
 
     def __init__(self, name: str, settings: ModelSettings, weights: bool = True):
-        self.name, self.settings, self.folder = name, settings, Path(settings.path)
+        self.name, self.settings, self.folder = name, settings, Path(settings.path or name)
         self._lock = threading.RLock()  # tokenizers refuse to be used from two threads at once
         self.weights = check_folder(self.folder, weights)
         with loading(self.folder):
@@ -190,11 +204,11 @@ class Renderer:
         by_pixels = (
             patch is not None
             and hasattr(images, "merge_size")
-            and size.get("shortest_edge")
-            and size.get("longest_edge")
+            and bool(size.get("shortest_edge"))
+            and bool(size.get("longest_edge"))
         )
         self._check_sides(by_pixels)
-        if not by_pixels:
+        if patch is None or not by_pixels:
             return PixelLimits(factor=1, min_pixels=settings.min_pixels or 1, max_pixels=settings.max_pixels)
         factor = patch * images.merge_size
         low, high = settings.min_pixels or size["shortest_edge"], settings.max_pixels or size["longest_edge"]
@@ -211,19 +225,9 @@ class Renderer:
         """Raises VLMError for sizes of the folder's image processor that would make any image fill the
         memory, or none."""
         images = self.processor.image_processor
-        for name in (
-            "patch_size",
-            "merge_size",
-            "temporal_patch_size",
-            "size",
-            "crop_size",
-            "max_image_size",
-            "pad_size",
-        ):
-            value, most = (
-                getattr(images, name, None),
-                (MOST_PIXELS if by_pixels and name == "size" else LONGEST_SIDE),
-            )
+        for name in SIDES:
+            value = getattr(images, name, None)
+            most = MOST_PIXELS if by_pixels and name == "size" else LONGEST_SIDE
             for number in dict(value).values() if isinstance(value, dict | SizeDict) else [value]:
                 if number is not None and (type(number) is not int or not 1 <= number <= most):
                     raise VLMError(
@@ -235,7 +239,7 @@ class Renderer:
     @property
     def size(self) -> dict[str, int] | None:
         """The pixel range as the image processor's `size`; None where it sets no range."""
-        if self.limits.factor == 1:
+        if self.limits.factor == 1 or self.limits.max_pixels is None:
             return None
         return {"shortest_edge": self.limits.min_pixels, "longest_edge": self.limits.max_pixels}
 
@@ -269,7 +273,7 @@ class Renderer:
         """`prompt` about `images` pictures, and the answer so far. Raises VLMError for a template or
         tokenizer that breaks what the letter read and the shared prefix rest on."""
         try:
-            with _ending():
+            with _time_limit():
                 text = self.processor.apply_chat_template(
                     self.messages(prompt, images), add_generation_prompt=True, tokenize=False
                 )
@@ -295,11 +299,8 @@ class Renderer:
             batch = self.processor(
                 text=[rendered.text], images=list(images), return_tensors="pt", add_special_tokens=False
             )
-        ids, head, tail = (
-            batch["input_ids"][0].tolist(),
-            rendered.head,
-            [*rendered.tail, *rendered.answer_ids],
-        )
+        ids = batch["input_ids"][0].tolist()
+        head, tail = rendered.head, [*rendered.tail, *rendered.answer_ids]
         end = len(ids) - len(tail)
         if ids[: len(head)] != head or ids[end:] != tail:
             raise VLMError(
@@ -308,25 +309,24 @@ class Renderer:
             )
         block = ids[len(head) : end]
         types = batch.get("mm_token_type_ids")
-        tokens = block.count(self.placeholder) // len(images)
-        if "image_grid_thw" in batch:
-            patch = self.processor.image_processor.patch_size
-            seen = [
-                SeenImage(
-                    int(w) * patch,
-                    int(h) * patch,
-                    int(h) * int(w) // self.processor.image_processor.merge_size**2,
-                )
-                for _, h, w in batch["image_grid_thw"].tolist()
-            ]
-        elif batch["pixel_values"].ndim == 4 and len(batch["pixel_values"]) == len(images):
-            height, width = batch["pixel_values"].shape[-2:]
-            seen = [SeenImage(width, height, tokens)] * len(images)
-        else:  # tiles of a resized picture, and often a thumbnail: no one size says what was seen
-            seen = [SeenImage(None, None, tokens)] * len(images)
         return Expanded(
             ids=block,
             types=None if types is None else types[0, len(head) : end].tolist(),
             inputs={name: value for name, value in batch.items() if name not in SEQUENCE_INPUTS},
-            seen=seen,
+            seen=self._seen(batch, block.count(self.placeholder) // len(images), len(images)),
         )
+
+    def _seen(self, batch: Mapping[str, Any], tokens: int, count: int) -> list[SeenImage]:
+        """What the model sees of each of `count` images; `tokens` for each where their grid does not say."""
+        if "image_grid_thw" in batch:
+            processor = self.processor.image_processor
+            patch, merge = processor.patch_size, processor.merge_size
+            return [
+                SeenImage(int(w) * patch, int(h) * patch, int(h) * int(w) // merge**2)
+                for _, h, w in batch["image_grid_thw"].tolist()
+            ]
+        if batch["pixel_values"].ndim == 4 and len(batch["pixel_values"]) == count:
+            height, width = batch["pixel_values"].shape[-2:]
+            return [SeenImage(width, height, tokens)] * count
+        # tiles of a resized picture, and often a thumbnail: no one size says what was seen
+        return [SeenImage(None, None, tokens)] * count

@@ -41,12 +41,8 @@ class ServerClient:
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings, weights=False)
-        self.name, self.settings, self.limits, self.notice = (
-            name,
-            settings,
-            self.renderer.limits,
-            self.renderer.notice,
-        )
+        self.name, self.settings = name, settings
+        self.limits, self.notice = self.renderer.limits, self.renderer.notice
         for key, only in (("exact", False), ("quantization", "none")):
             if getattr(settings, key) != only:
                 raise VLMError(
@@ -207,7 +203,7 @@ class ServerSession:
         if renderer.size and (client.settings.min_pixels or client.settings.max_pixels):
             body["mm_processor_kwargs"] = {"size": renderer.size}
         answer = client.connection.call("POST", "/v1/chat/completions", kind, body)
-        whole = [*rendered.head, *self._expanded.ids, *rendered.tail, *rendered.answer_ids]
+        whole = rendered.prompt_with(self._expanded) + rendered.answer_ids
         if answer.prompt_token_ids != whole:
             raise VLMError(
                 f"server {client.url}: expected it to see the {len(whole)} tokens that the processor in"

@@ -38,8 +38,8 @@ AnAnswer = TypeVar("AnAnswer", bound=Answer)
 
 
 class Connection:
-    """Requests to the server at `address`. `timeout` is in seconds; `folder` is the model folder that a
-    message says to serve. Raises VLMError for an address that cannot be used."""
+    """Requests to the server at `address`. `timeout` is in seconds; messages say to serve the model folder
+    `folder`. Raises VLMError for an address that cannot be used."""
 
     def __init__(self, address: str, timeout: float, folder: Path):
         self._timeout, self._folder = timeout, folder
@@ -97,8 +97,7 @@ class Connection:
     def _exchange(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> tuple[httpx.Response, bytes]:
-        """An answer and its bytes; of a long one slightly more than MAX_ANSWER. Raises VLMError and
-        ModelLost."""
+        """An answer and its bytes, cut off soon after MAX_ANSWER. Raises VLMError, ModelLost."""
         seconds = self._timeout if body else min(START_TIMEOUT, self._timeout)
         content = bytearray()
         with _Deadline(seconds) as deadline:
@@ -124,13 +123,9 @@ class Connection:
                         f"start one with vllm serve {self._folder} or set server",
                     ) from None
         if deadline.passed:  # a body without a length only seems to end where its connection was ended
+            remedy = "raise server_timeout" if seconds == self._timeout else "see what keeps the server busy"
             raise VLMError(
-                f"server {self.url}: expected the whole answer of {path} in {seconds:g} s, got none"
-                + (
-                    "; raise server_timeout"
-                    if seconds == self._timeout
-                    else "; see what keeps the server busy"
-                )
+                f"server {self.url}: expected the whole answer of {path} in {seconds:g} s, got none", remedy
             )
         return response, bytes(content)
 

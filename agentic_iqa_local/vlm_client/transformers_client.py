@@ -33,6 +33,7 @@ from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, See
 from agentic_iqa_local.vlm_client.constraints import json_schema
 from agentic_iqa_local.vlm_client.letters import read_letters
 from agentic_iqa_local.vlm_client.rendering import Expanded, Renderer, first_line, loading
+from agentic_iqa_local.vlm_client.weight_files import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +75,8 @@ class TransformersClient:
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings)
-        self.name, self.settings, self.limits, self.notice = (
-            name,
-            settings,
-            self.renderer.limits,
-            self.renderer.notice,
-        )
+        self.name, self.settings = name, settings
+        self.limits, self.notice = self.renderer.limits, self.renderer.notice
         self.processor, self.tokenizer = self.renderer.processor, self.renderer.tokenizer
         if settings.exact:
             make_deterministic()
@@ -98,14 +95,15 @@ class TransformersClient:
         elif settings.device_map == "auto":
             options["device_map"] = "auto"
         with loading(folder), _no_progress_bar():
-            self._check_size()
-            self.model, found = AutoModelForImageTextToText.from_pretrained(
+            if weights := self.renderer.weights:
+                self._check_size(weights)
+            self.model, loaded = AutoModelForImageTextToText.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]  # with output_loading_info it is a pair
                 folder, output_loading_info=True, **options
             )  # nosec B615 # a local folder
             self.model.eval()
             if "device_map" not in options:
                 self.model.to(device)
-        if absent := sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])}):
+        if absent := sorted({*loaded["missing_keys"], *(str(key) for key in loaded["mismatched_keys"])}):
             raise VLMError(
                 f"model folder {folder}: expected every weight of the model, {len(absent)} are missing or of"
                 f" another shape ({absent[0]}, ...)",
@@ -120,16 +118,15 @@ class TransformersClient:
         eos = self.model.generation_config.eos_token_id
         self.stop_ids = {*(eos if isinstance(eos, list) else [eos]), self.tokenizer.eos_token_id}
 
-    def _check_size(self) -> None:
+    def _check_size(self, weights: Weights) -> None:
         """Raises VLMError for a model of more parameters than the weight files hold: transformers would make
-        up the rest, in memory, before it says what is missing. It is built without memory to be counted."""
+        up the rest, in memory, before it says what is missing. The model is built without memory, to be
+        counted."""
         with torch.device("meta"):
             described = AutoModelForImageTextToText.from_config(
                 self.renderer.config, trust_remote_code=False
             ).num_parameters()
-        held = self.renderer.weights.numbers * (
-            PACKED if hasattr(self.renderer.config, "quantization_config") else 1
-        )
+        held = weights.numbers * (PACKED if hasattr(self.renderer.config, "quantization_config") else 1)
         if described > held * 1.25:  # a head that the embedding's weights serve as may be counted twice
             raise VLMError(
                 f"model folder {self.renderer.folder}: expected config.json to describe its weights of {held}"
@@ -187,10 +184,10 @@ class TransformersSession:
         self._generator = torch.Generator().manual_seed(0)
         self._cache: DynamicCache | None = None
         self._cached: list[int] = []  # the ids whose keys and values the cache holds
-        self._delta: torch.Tensor | None = (
-            None  # Qwen: how far text positions lag behind token counts after the images
-        )
+        # Qwen: how far text positions lag behind token counts after the images
+        self._delta: torch.Tensor | None = None
         self._expanded: Expanded | None = None
+        self._types: list[int] | None = None  # of the images' tokens, for models that are told
         self._inputs: dict[str, torch.Tensor] = {}  # pixel values and grids on the model's device
         self._image_end = 0
 
@@ -262,14 +259,14 @@ class TransformersSession:
         rendered = client.renderer.render(prompt, len(self.images), answer_prefix)
         if self._expanded is None:
             expanded = client.renderer.expand(rendered, self.images)
-            with self._failing("the images"):
+            with self._engine_errors("the images"):
                 self._inputs = {
                     name: value.to(client.device, client.dtype if value.is_floating_point() else None)
                     for name, value in expanded.inputs.items()
                 }
-            self._expanded, self.seen = expanded, expanded.seen
+            self._expanded, self._types, self.seen = expanded, expanded.types, expanded.seen
         self._image_end = rendered.first_image + len(self._expanded.ids)
-        return rendered.head + self._expanded.ids + rendered.tail, rendered.answer_ids, rendered.text
+        return rendered.prompt_with(self._expanded), rendered.answer_ids, rendered.text
 
     def _drop_cache(self) -> None:
         self._cache, self._cached, self._delta = None, [], None
@@ -280,7 +277,7 @@ class TransformersSession:
         model."""
         kept = self._common(ids)
         if self._cache is not None and kept < len(self._cached):
-            kept = kept if kept >= self._image_end and self._crop(kept) else 0
+            kept = kept if kept >= self._image_end and self._crop(self._cache, kept) else 0
             if kept == 0:
                 self._drop_cache()
         new = ids[kept:]
@@ -291,7 +288,7 @@ class TransformersSession:
         else:  # the last decoded token comes back as input: it was counted when it was chosen
             self.usage.prefilled += len(new) - 1
         self.usage.forward_passes += 1
-        with self._failing(f"{len(ids)} tokens"), self.client.lock:
+        with self._engine_errors(f"{len(ids)} tokens"), self.client.lock:
             began = time.perf_counter()
             output = self.client.model(**self._model_inputs(new, kept), use_cache=True, logits_to_keep=1)
             if kept == 0:
@@ -313,8 +310,8 @@ class TransformersSession:
         return logits
 
     @contextmanager
-    def _failing(self, on: str) -> Iterator[None]:
-        """What torch raises becomes VLMError, or OutOfMemory where memory ran out; the cache is dropped."""
+    def _engine_errors(self, on: str) -> Iterator[None]:
+        """Turns what torch raises into VLMError, OutOfMemory or ModelLost, and drops the cache."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
@@ -329,14 +326,14 @@ class TransformersSession:
                 raise ModelLost(failed, "the card has to be opened anew") from error
             raise VLMError(failed) from error
 
-    def _crop(self, kept: int) -> bool:
+    def _crop(self, cache: DynamicCache, kept: int) -> bool:
         """Cuts the cache to its first `kept` tokens; False where it cannot be cut (sliding windows, linear
         attention)."""
         try:
-            self._cache.crop(kept - len(self._cached))
+            cache.crop(kept - len(self._cached))
         except (RuntimeError, NotImplementedError, ValueError, AttributeError):
             return False
-        return self._cache.get_seq_length() == kept
+        return cache.get_seq_length() == kept
 
     def _common(self, ids: list[int]) -> int:
         """How many leading ids the cache holds; at least the last one is always computed, for its logits."""
@@ -356,9 +353,9 @@ class TransformersSession:
         if kept == 0:
             if hasattr(client.model.model, "rope_deltas"):
                 client.model.model.rope_deltas = None
-            if (images := self._expanded.types) is not None:
-                before = self._image_end - len(images)
-                types = [0] * before + images + [0] * (len(new) - self._image_end)
+            if self._types is not None:
+                before = self._image_end - len(self._types)
+                types = [0] * before + self._types + [0] * (len(new) - self._image_end)
                 inputs["mm_token_type_ids"] = torch.tensor([types], device=client.device)
             return inputs | self._inputs
         positions = torch.arange(kept, kept + len(new), device=client.device)[None]

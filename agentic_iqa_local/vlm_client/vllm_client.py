@@ -6,6 +6,9 @@ that waits for it. vLLM finds the images and the preamble in its prefix cache, s
 them. Letters are read with `logprob_token_ids`, which gives the raw log-probabilities of exactly those ids
 over the full vocabulary.
 """
+# pyright: reportMissingImports=false
+# vllm is an extra, in an environment of its own; it is imported inside functions, so that a sentence can say
+# that it is missing.
 
 import logging
 import math
@@ -13,7 +16,7 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -35,8 +38,8 @@ from agentic_iqa_local.devices import choose_dtype, describe_device, make_determ
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
-from agentic_iqa_local.vlm_client.letters import resolve_letters
-from agentic_iqa_local.vlm_client.rendering import Expanded, Renderer, first_line
+from agentic_iqa_local.vlm_client.letters import read_letters
+from agentic_iqa_local.vlm_client.rendering import Expanded, Rendered, Renderer, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +54,8 @@ class VllmClient:
 
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings)
-        self.name, self.settings, self.limits, self.notice = (
-            name,
-            settings,
-            self.renderer.limits,
-            self.renderer.notice,
-        )
+        self.name, self.settings = name, settings
+        self.limits, self.notice = self.renderer.limits, self.renderer.notice
         self.device = device
         try:
             import vllm
@@ -199,8 +198,8 @@ def gpu_share(device: str, left_gib: float) -> float:
     if share <= 0.05:
         raise VLMError(
             f"{device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free and left_for_tools_gib keeps"
-            f" {left_gib} of them for the tools;"
-            " nothing is left for the model",
+            f" {left_gib} of them for the tools; nothing is left for"
+            " the model"
         )
     return math.floor(share * 1000) / 1000
 
@@ -231,7 +230,8 @@ class Engine:
         # Python's own exit handlers run after threads were joined: a daemon inside native code would then be
         # torn down.
         close = weakref.WeakMethod(self.close)
-        threading._register_atexit(lambda: (alive := close()) and alive())
+        at_exit = threading._register_atexit  # pyright: ignore[reportAttributeAccessIssue]  # there is no public way
+        at_exit(lambda: (alive := close()) and alive())
 
     def ask(self, prompt: dict[str, Any], params) -> Any:
         """The finished output of one request. Raises OutOfMemory, ModelLost, VLMError."""
@@ -340,12 +340,12 @@ class VllmSession:
             constraint = StructuredOutputsParams(grammar=rest_of_answer(schema, answer_prefix))
         else:
             constraint = StructuredOutputsParams(json=json_schema(schema))
-        ids, begun = self._render(prompt, answer_prefix)
-        room = max_tokens - len(begun)
+        rendered = self._render(prompt, answer_prefix)
+        room = max_tokens - len(rendered.answer_ids)
         params = SamplingParams(
             max_tokens=room, temperature=temperature, seed=self._calls, structured_outputs=constraint
         )
-        output = self._ask(ids, begun, params)
+        output = self._ask(rendered, params)
         chosen = output.outputs[0].token_ids
         self.usage.decoded += len(chosen)
         self.usage.forward_passes += len(chosen)
@@ -355,37 +355,38 @@ class VllmSession:
         """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`."""
         from vllm import SamplingParams
 
-        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
-        token_ids = resolve_letters(self.client.renderer.encode, rendered.text, letters)
-        ids, begun = self._render(prompt, answer_prefix)
-        params = SamplingParams(
-            max_tokens=1, temperature=0, logprob_token_ids=list(token_ids.values()), detokenize=False
-        )
-        output = self._ask(ids, begun, params)
-        self.usage.forward_passes += 1
-        at = output.outputs[0].logprobs[0]
-        return LetterRead.of(
-            self.client.name, {token: at[token].logprob for token in token_ids.values()}, token_ids
+        rendered = self._render(prompt, answer_prefix)
+
+        def logprobs_of(tokens: list[int]) -> Mapping[int, float]:
+            params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=tokens, detokenize=False)
+            output = self._ask(rendered, params)
+            self.usage.forward_passes += 1
+            given = output.outputs[0].logprobs[0]
+            return {token: given[token].logprob for token in tokens if token in given}
+
+        return read_letters(
+            self.client.name, self.client.renderer.encode, rendered.text, letters, logprobs_of
         )
 
-    def _render(self, prompt: Prompt, answer_prefix: str) -> tuple[list[int], list[int]]:
-        """(ids of the prompt with one place for each image, ids of the answer so far)."""
-        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
+    def _render(self, prompt: Prompt, answer_prefix: str) -> Rendered:
+        return self.client.renderer.render(prompt, len(self.images), answer_prefix)
+
+    def _ask(self, rendered: Rendered, params) -> Any:
+        """Runs one request and counts its prompt. Raises VLMError when vLLM saw other tokens than the
+        processor makes."""
         if self._expanded is None:
             self._expanded = self.client.renderer.expand(rendered, self.images)
             self.seen = self._expanded.seen
-        self._whole = [*rendered.head, *self._expanded.ids, *rendered.tail, *rendered.answer_ids]
-        return rendered.prompt_ids, rendered.answer_ids
-
-    def _ask(self, ids: list[int], begun: list[int], params) -> Any:
-        """Runs one request and counts its prompt. Raises VLMError when vLLM saw other tokens than the
-        processor says."""
         self._calls += 1
-        prompt = {"prompt_token_ids": ids + begun, "multi_modal_data": {"image": self.images}}
+        prompt = {
+            "prompt_token_ids": rendered.prompt_ids + rendered.answer_ids,
+            "multi_modal_data": {"image": self.images},
+        }
         output = self.client.ask(prompt, params)
-        if output.prompt_token_ids != self._whole:
+        whole = rendered.prompt_with(self._expanded) + rendered.answer_ids
+        if output.prompt_token_ids != whole:
             raise VLMError(
-                f"{self.client.name}: expected vLLM to see the {len(self._whole)} tokens that the processor"
+                f"{self.client.name}: expected vLLM to see the {len(whole)} tokens that the processor"
                 f" makes, it saw {len(output.prompt_token_ids)} others",
                 "serve this model with transformers",
             )
@@ -393,5 +394,5 @@ class VllmSession:
         self.usage.prefill_seconds += output.metrics.first_token_ts - output.metrics.scheduled_ts
         self.usage.decode_seconds += output.metrics.last_token_ts - output.metrics.first_token_ts
         self.usage.reused += output.num_cached_tokens or 0
-        self.usage.prefilled += len(self._whole) - (output.num_cached_tokens or 0)
+        self.usage.prefilled += len(whole) - (output.num_cached_tokens or 0)
         return output
