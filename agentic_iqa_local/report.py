@@ -5,7 +5,7 @@ import re
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +16,7 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL, UNCL
 from agentic_iqa_local.prompts import chosen_answer
 from agentic_iqa_local.query import named_metrics
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import DistortionAnalysis, PassRecord, PlannerOutput
+from agentic_iqa_local.state import DistortionAnalysis, PassRecord, PlannerOutput, ToolExecutionLog
 from agentic_iqa_local.text import one_line
 
 BAR_WIDTH = 30
@@ -41,15 +41,24 @@ def headline(row: Assessment) -> str:
     or what ran instead."""
     if row.error:
         return one_line(f"FAILED: {_reason(row.image, row.error)}")
-    answer = row.final_answer
-    if row.q is not None:
-        answer = f"{answer} {LEVEL_WORDS[LETTER_TO_LEVEL[answer]]}, q {row.q:.2f} of 5"
-    elif row.choices and row.p_c:
-        answer = f"{answer}. {chosen_answer(row.choices, answer)} (p {row.p_c[answer]:.2f})"
     notice = " [small embedded model]" if (row.model or {}).get("notice") else ""
     asked = {run.tool_name: run for run in row.tools if run.tool_name in _named(row) and not run.error}
     scores = [f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)" for name, run in asked.items()]
-    return one_line("; ".join([f"{row.image}: {answer}{notice}", *scores, *stand_ins(row)]))
+    return one_line("; ".join([f"{row.image}: {_answer(row)}{notice}", *scores, *stand_ins(row)]))
+
+
+def _answer(row: Assessment) -> str | None:
+    """The answer with its level and score, or its choice and probability."""
+    answer = row.final_answer
+    if answer is not None and row.q is not None:
+        return f"{answer} {_level(answer)}, q {row.q:.2f} of 5"
+    if answer is not None and row.choices and row.p_c:
+        return f"{answer}. {chosen_answer(row.choices, answer)} (p {row.p_c[answer]:.2f})"
+    return answer
+
+
+def _level(letter: str) -> str:
+    return LEVEL_WORDS[LETTER_TO_LEVEL[letter]]
 
 
 def _named(row: Assessment) -> list[str]:
@@ -63,25 +72,28 @@ def stand_ins(row: Assessment) -> list[str]:
     lines: dict[str, str] = {}
     for i, run in enumerate(row.tools):
         if run.error and run.tool_name in named:
-            later = [
-                other
-                for other in row.tools[i + 1 :]
-                if (other.object_name, other.distortion) == (run.object_name, run.distortion)
-            ]
             instead = next(
-                (f"{other.tool_name} ran instead" for other in later if other.error is None),
+                (
+                    f"{later.tool_name} ran instead"
+                    for later in row.tools[i + 1 :]
+                    if later.error is None
+                    and (later.object_name, later.distortion) == (run.object_name, run.distortion)
+                ),
                 "no other tool could run",
             )
-            reason = run.error.removeprefix(f"{run.tool_name} ").removeprefix("is unavailable: ")
-            if row.reference and reason.startswith("compares with a reference"):
-                reason = "the reference has the same pixels as the picture"
-            reason = (
-                "it is not in the table of tools"
-                if run.tool_name not in TOOLS
-                else re.split(r" \(|;", reason)[0].rstrip(".")
-            )
+            reason = _why_not(run.tool_name, run.error, row.reference)
             lines.setdefault(run.tool_name, f"{run.tool_name} could not run ({reason}), {instead}")
     return list(lines.values())
+
+
+def _why_not(tool: str, error: str, reference: str | None) -> str:
+    """Why a tool could not run, in short."""
+    if tool not in TOOLS:
+        return "it is not in the table of tools"
+    reason = error.removeprefix(f"{tool} ").removeprefix("is unavailable: ")
+    if reference and reason.startswith("compares with a reference"):
+        return "the reference has the same pixels as the picture"
+    return re.split(r" \(|;", reason)[0].rstrip(".")
 
 
 def summary(row: Assessment) -> str:
@@ -94,33 +106,57 @@ def summary(row: Assessment) -> str:
 
 def account(row: Assessment) -> str:
     """The readable account of `--explain`: plan, evidence, probabilities, tools, the fused score and why."""
+    sections = [
+        ("Plan", _plan_lines(row)),
+        ("Passes", _paragraphs(map(pass_in_words, row.passes)) if len(row.passes) > 1 else None),
+        ("Evidence", _evidence_lines(row)),
+        (f"Letters: how probable the model finds each answer ({MODES.get(row.mode)})", _letter_lines(row)),
+        ("Tools", tools_in_words(row) if row.plan or row.tools else None),
+        ("Score", None if row.q is None else _wrapped(score_in_words(row))),
+        ("Why", _wrapped(row.quality_reasoning) if row.quality_reasoning else None),
+    ]
     lines = _wrapped(headline(row), indent="") + _wrapped(f"Query: {row.query}")
-    if row.plan:
-        lines += ["", "Plan", *_wrapped(plan_in_words(row.plan))]
-        lines += [
-            line
-            for correction in row.plan_corrections
-            for line in _wrapped(f"Corrected by rule: {correction}")
+    for title, text in sections:
+        lines += [] if text is None else ["", title, *text]
+    lines += _doubt_lines(row)
+    if row.warnings:
+        lines += ["", "Warnings", *_paragraphs(row.warnings)]
+    return _lines(lines + _cost_lines(row))
+
+
+def _plan_lines(row: Assessment) -> list[str] | None:
+    if row.plan is None:
+        return None
+    return _paragraphs(
+        [
+            plan_in_words(row.plan),
+            *(f"Corrected by rule: {correction}" for correction in row.plan_corrections),
+            *(f"Planned again: {later.asked}" for later in row.passes[1:]),
         ]
-        lines += [line for told in row.passes[1:] for line in _wrapped(f"Planned again: {told.asked}")]
-    if len(row.passes) > 1:
-        lines += ["", "Passes", *(line for told in row.passes for line in _wrapped(pass_in_words(told)))]
-    if row.evidence and row.evidence.distortion_analysis is not None:
-        lines += ["", "Evidence"]
-        for name, items in row.evidence.distortion_analysis.items():
-            lines += [line for told in evidence_in_words(name, items) for line in _wrapped(told)]
-    if row.p_c:
-        lines += ["", f"Letters: how probable the model finds each answer ({MODES[row.mode]})", *bars(row)]
-        if row.off_letter_mass is not None:
-            lines += _wrapped(
-                f"{row.off_letter_mass:.2%} of the probability lies on other words than these answers."
-            )
-    if row.plan or row.tools:
-        lines += ["", "Tools", *tools_in_words(row)]
-    if row.q is not None:
-        lines += ["", "Score", *_wrapped(score_in_words(row))]
-    if row.quality_reasoning:
-        lines += ["", "Why", *_wrapped(row.quality_reasoning)]
+    )
+
+
+def _evidence_lines(row: Assessment) -> list[str] | None:
+    if row.evidence is None or row.evidence.distortion_analysis is None:
+        return None
+    analysis = row.evidence.distortion_analysis
+    return _paragraphs(line for name, items in analysis.items() for line in evidence_in_words(name, items))
+
+
+def _letter_lines(row: Assessment) -> list[str] | None:
+    if not row.p_c:
+        return None
+    lines = bars(row.p_c, row.choices)
+    if row.off_letter_mass is not None:
+        lines += _wrapped(
+            f"{row.off_letter_mass:.2%} of the probability lies on other words than these answers."
+        )
+    return lines
+
+
+def _doubt_lines(row: Assessment) -> list[str]:
+    """What the model got wrong on the way to its answer."""
+    lines = []
     if row.reasoning_corrections:
         wrong = "; ".join(row.reasoning_corrections)
         lines += _wrapped(
@@ -132,19 +168,21 @@ def account(row: Assessment) -> str:
             f"{len(row.failed_tries)} failed {'try' if len(row.failed_tries) == 1 else 'tries'} of the model"
         )
         lines += _wrapped(f"({tries} on the way; the JSON row holds what it wrote.)")
-    if row.warnings:
-        lines += ["", "Warnings", *(line for warning in row.warnings for line in _wrapped(warning))]
-    if row.tokens and row.seen and row.model:
-        views = "1 view" if len(row.seen.views) == 1 else f"{len(row.seen.views)} views"
-        cost = (
-            f"{row.model['name']} on {row.model['device']} ({row.model['dtype']}) saw {views},"
-            f" {row.seen.pixels or 'tiled'} pixels, {row.seen.tokens} tokens; {row.tokens.prefilled} tokens"
-            f" computed, {row.tokens.reused} reused, {row.tokens.decoded} written; {row.seconds:.1f} s"
-        )
-        lines += ["", *_wrapped(cost)]
-        if row.model.get("notice"):
-            lines += _wrapped(f"Note: {row.model['notice']}.")
-    return _lines(lines)
+    return lines
+
+
+def _cost_lines(row: Assessment) -> list[str]:
+    """The model, what it saw and what that took."""
+    if not (row.tokens and row.seen and row.model):
+        return []
+    views = "1 view" if len(row.seen.views) == 1 else f"{len(row.seen.views)} views"
+    cost = (
+        f"{row.model['name']} on {row.model['device']} ({row.model['dtype']}) saw {views},"
+        f" {row.seen.pixels or 'tiled'} pixels, {row.seen.tokens} tokens; {row.tokens.prefilled} tokens"
+        f" computed, {row.tokens.reused} reused, {row.tokens.decoded} written; {row.seconds:.1f} s"
+    )
+    notice = row.model.get("notice")
+    return ["", *_wrapped(cost), *(_wrapped(f"Note: {notice}.") if notice else [])]
 
 
 def plan_in_words(plan: PlannerOutput) -> str:
@@ -165,23 +203,23 @@ def plan_in_words(plan: PlannerOutput) -> str:
     return f"Quality of {about}, {against}; {looks}{tool}. Parts: {', '.join(parts) or 'none'}."
 
 
-def pass_in_words(told: PassRecord) -> str:
+def pass_in_words(record: PassRecord) -> str:
     """What a pass was to close, what it did otherwise, saw, measured and concluded, and what it left open."""
-    asked = f", to close: {told.asked.rstrip('.')}" if told.asked else ""
-    changed = f" Changed: {'; '.join(told.changed) or 'nothing'}." if told.number > 1 else ""
-    moved = f" ({told.dq:+.2f})" if told.dq is not None else ""
-    left = f" Left open: {'; '.join(told.gaps)}." if told.gaps else ""
-    kept = " Its answer counts." if told.kept else ""
+    asked = f", to close: {record.asked.rstrip('.')}" if record.asked else ""
+    changed = f" Changed: {'; '.join(record.changed) or 'nothing'}." if record.number > 1 else ""
+    moved = f" ({record.dq:+.2f})" if record.dq is not None else ""
+    left = f" Left open: {'; '.join(record.gaps)}." if record.gaps else ""
+    kept = " Its answer counts." if record.kept else ""
+    cost = f"{record.tokens} tokens, {record.seconds:.1f} s"
     return (
-        f"{told.number}{asked}.{changed} Seen: {told.seen}. Measured: {told.measured}. Concluded:"
-        f" {told.concluded}{moved}; {DECIDED[told.decided]}.{left} {told.tokens} tokens, {told.seconds:.1f}"
-        f" s.{kept}"
+        f"{record.number}{asked}.{changed} Seen: {record.seen}. Measured: {record.measured}. Concluded:"
+        f" {record.concluded}{moved}; {DECIDED[record.decided]}.{left} {cost}.{kept}"
     )
 
 
 def evidence_in_words(name: str, items: Sequence[DistortionAnalysis]) -> list[str]:
     """What the analysis found of one object; what it looked for in vain is no finding."""
-    owner = WHOLE if name == "Global" else name
+    owner = _owner(name)
     found = [
         f"{owner}: {item.severity} {item.type}. {item.explanation}"
         for item in items
@@ -201,53 +239,58 @@ def evidence_in_words(name: str, items: Sequence[DistortionAnalysis]) -> list[st
 def tools_in_words(row: Assessment) -> list[str]:
     """The tools' runs as a table, or why none ran."""
     if not row.tools:
-        if row.plan and row.plan.query_type == "Other":
-            return _wrapped(
-                "None ran: tools measure technical quality, and the question is about something else."
-            )
-        if row.plan and row.plan.query_scope != "Global":
-            about = ", ".join(row.plan.objects)
-            return _wrapped(
-                f"None ran: tools measure whole pictures, and the question is about {about}. Name a tool in"
-                " the query to have it run."
-            )
-        return _wrapped("None ran.")
+        return _wrapped(_why_none_ran(row.plan))
     lines = [f"  {'tool':<12}{'of':<15}{'for':<22}{'raw score':>10}{'1 to 5':>8}{'seconds':>9}"]
-    notes = []
     for run in row.tools:
         raw = "failed" if run.raw_score is None else f"{run.raw_score:.4g}"
         score = "–" if run.normalized_score is None else f"{run.normalized_score:.2f}"
-        owner = WHOLE if run.object_name == "Global" else run.object_name
         purpose = OVERALL if run.distortion.startswith(OVERALL) else run.distortion
         lines.append(
-            f"  {run.tool_name[:11]:<12}{owner[:14]:<15}{purpose[:21]:<22}"
+            f"  {run.tool_name[:11]:<12}{_owner(run.object_name)[:14]:<15}{purpose[:21]:<22}"
             f"{raw:>10}{score:>8}{run.execution_time:>9.2f}"
         )
-        if run.error:
-            notes.append(f"{run.tool_name} failed: {run.error}")
-        elif run.fallback:
-            notes.append(f"{run.tool_name} stood in for it.")
-        if run.outvoted:
-            notes.append(f"{run.tool_name} has no vote: it stands apart from every other tool.")
-        elif run.trailing:
-            notes.append(f"{run.tool_name} has no vote: it checks a tool that is clearly better.")
-        if run.error is None and run.object_name != "Global" and run.region == "global":
-            notes.append(f"{run.tool_name} measured the whole picture: {run.object_name} has no box.")
-    return lines + [line for note in dict.fromkeys(notes) for line in _wrapped(note)]
+    return lines + _paragraphs(dict.fromkeys(note for run in row.tools for note in _run_notes(run)))
+
+
+def _why_none_ran(plan: PlannerOutput | None) -> str:
+    if plan and plan.query_type == "Other":
+        return "None ran: tools measure technical quality, and the question is about something else."
+    if plan and plan.query_scope != "Global":
+        about = ", ".join(plan.objects)
+        return (
+            f"None ran: tools measure whole pictures, and the question is about {about}. Name a tool in the"
+            " query to have it run."
+        )
+    return "None ran."
+
+
+def _run_notes(run: ToolExecutionLog) -> Iterator[str]:
+    """What to know of a run: why it failed, what it stands in for, why it has no vote, what it measured."""
+    if run.error:
+        yield f"{run.tool_name} failed: {run.error}"
+    elif run.fallback:
+        yield f"{run.tool_name} stood in for it."
+    if run.outvoted:
+        yield f"{run.tool_name} has no vote: it stands apart from every other tool."
+    elif run.trailing:
+        yield f"{run.tool_name} has no vote: it checks a tool that is clearly better."
+    if run.error is None and run.object_name != "Global" and run.region == "global":
+        yield f"{run.tool_name} measured the whole picture: {run.object_name} has no box."
+
+
+def _owner(name: str) -> str:
+    return WHOLE if name == "Global" else name
 
 
 def score_in_words(row: Assessment) -> str:
-    """How the letters and the tools made q, and how far they agree."""
+    """How the letters and the tools made q, and how far they agree. Raises ValueError for a row without
+    either."""
+    if row.q is None or row.p_c is None or row.final_answer is None:
+        raise ValueError(f"{row.image}: expected a fused score, got none")
     expected = expected_level(row.p_c)
-    verdict = (
-        f"together q {row.q:.2f}, nearest to {row.final_answer}"
-        f" {LEVEL_WORDS[LETTER_TO_LEVEL[row.final_answer]]}"
-    )
+    nearest = f"nearest to {row.final_answer} {_level(row.final_answer)}"
     if row.q_bar is None:
-        return (
-            f"No tool measured this, so the score rests on the model alone: q {row.q:.2f}, nearest to"
-            f" {verdict.rpartition('to ')[2]}."
-        )
+        return f"No tool measured this, so the score rests on the model alone: q {row.q:.2f}, {nearest}."
     apart = abs(row.q_bar - expected)
     agree = "agree" if apart < AGREE else "differ somewhat" if apart < DISAGREE else "disagree"
     alone = (
@@ -257,8 +300,8 @@ def score_in_words(row: Assessment) -> str:
     )
     return (
         f"{_voters(row)} (q̄) is {row.q_bar:.2f}, the model's letters alone say {alone}: they {agree}"
-        f" ({row.q_bar:.1f} against {expected:.1f}); {verdict}{_decided(row)}. {_trust(row)}One level more"
-        f" from the tools would move q by {row.dq_dqbar:.2f}."
+        f" ({row.q_bar:.1f} against {expected:.1f}); together q {row.q:.2f}, {nearest}{_decided(row)}."
+        f" {_trust(row)}One level more from the tools would move q by {row.dq_dqbar:.2f}."
     )
 
 
@@ -273,7 +316,7 @@ def _voters(row: Assessment) -> str:
 
 
 def _decided(row: Assessment) -> str:
-    kept = next((told for told in reversed(row.passes) if told.kept), None)
+    kept = next((record for record in reversed(row.passes) if record.kept), None)
     return f"; {DECIDED[kept.decided]}" if kept and kept.decided != "concluded" else ""
 
 
@@ -286,13 +329,13 @@ def _trust(row: Assessment) -> str:
     )
 
 
-def bars(row: Assessment) -> list[str]:
-    """The letters' probabilities as a bar chart, one line each."""
-    words = row.choices or [LEVEL_WORDS[LETTER_TO_LEVEL[letter]] for letter in row.p_c]
+def bars(p_c: Mapping[str, float], choices: Sequence[str] | None) -> list[str]:
+    """The probabilities of the letters, which mean levels or `choices`, as a bar chart, one line each."""
+    words = choices or [_level(letter) for letter in p_c]
     width = min(24, max(len(word) for word in words))
     return [
         f"  {letter} {word[:width]:<{width}} {'█' * round(p * BAR_WIDTH):<{BAR_WIDTH}} {p:.3f}"
-        for (letter, p), word in zip(row.p_c.items(), words, strict=True)
+        for (letter, p), word in zip(p_c.items(), words, strict=True)
     ]
 
 
@@ -323,37 +366,43 @@ class Tally:
 
     def text(self, assessed: int, seconds: float) -> str:
         """The summary; `assessed` of the rows were made in the last `seconds`."""
-        if self._scored:
-            parts = [
-                f"{letter} {LEVEL_WORDS[level]} {self.answers[letter]}"
-                for letter, level in LETTER_TO_LEVEL.items()
-            ]
-            parts += [
-                f"{answer} {count}" for answer, count in self.answers.items() if answer not in LETTER_TO_LEVEL
-            ]
-        else:
-            parts = [f"{answer} {count}" for answer, count in self.answers.most_common()]
         failures = f"; {len(self.failed)} failed" if self.failed else ""
-        lines = _wrapped(f"{self.total} pictures: {', '.join(parts) or 'none assessed'}{failures}", indent="")
-        few = len(self._scored) <= 2 * NAMED
-        for name, ranked in (("best", heapq.nlargest), ("worst", heapq.nsmallest)):
-            if self._scored and not (few and name == "worst"):
-                lines += [f"{'by score' if few else name}:"]
-                lines += [
-                    f"  {q:.2f}  {image}"
-                    for q, image in ranked(2 * NAMED if few else NAMED, self._scored, key=itemgetter(0))
-                ]
-        if self.failed:
-            lines += [
-                "failed:",
-                *(line for image, error in self.failed[:NAMED] for line in _wrapped(_reason(image, error))),
-            ]
-            lines += [f"  and {len(self.failed) - NAMED} more"] if len(self.failed) > NAMED else []
+        counts = ", ".join(self._counts()) or "none assessed"
+        lines = _wrapped(f"{self.total} pictures: {counts}{failures}", indent="")
+        lines += self._ranking() + self._failures()
         if assessed and seconds:
             rate = assessed / seconds
             each = f"{rate:.1f} pictures a second" if rate >= 1 else f"{1 / rate:.1f} seconds a picture"
             lines.append(f"{each} ({assessed} in {seconds:.0f} s)")
         return _lines(lines)
+
+    def _counts(self) -> list[str]:
+        """How many pictures got each answer; all levels in their order where any was scored."""
+        if not self._scored:
+            return [f"{answer} {count}" for answer, count in self.answers.most_common()]
+        levels = [f"{letter} {_level(letter)} {self.answers[letter]}" for letter in LETTER_TO_LEVEL]
+        others = (item for item in self.answers.items() if item[0] not in LETTER_TO_LEVEL)
+        return levels + [f"{answer} {count}" for answer, count in others]
+
+    def _ranking(self) -> list[str]:
+        """The best and the worst pictures, or all of a few."""
+        if not self._scored:
+            return []
+        best = heapq.nlargest(2 * NAMED, self._scored, key=itemgetter(0))
+        if len(self._scored) <= 2 * NAMED:
+            return ["by score:", *map(_score_line, best)]
+        worst = heapq.nsmallest(NAMED, self._scored, key=itemgetter(0))
+        return ["best:", *map(_score_line, best[:NAMED]), "worst:", *map(_score_line, worst)]
+
+    def _failures(self) -> list[str]:
+        if not self.failed:
+            return []
+        lines = ["failed:", *_paragraphs(_reason(*failure) for failure in self.failed[:NAMED])]
+        return lines + ([f"  and {len(self.failed) - NAMED} more"] if len(self.failed) > NAMED else [])
+
+
+def _score_line(scored: tuple[float, str]) -> str:
+    return f"  {scored[0]:.2f}  {scored[1]}"
 
 
 def _reason(image: str, error: str) -> str:
@@ -389,6 +438,10 @@ def cost(tool: ToolInfo) -> str:
 def _lines(lines: Sequence[str]) -> str:
     """Each on a line of its own: file names, queries and models' answers may hold anything."""
     return "\n".join(map(one_line, lines))
+
+
+def _paragraphs(texts: Iterable[str]) -> list[str]:
+    return [line for text in texts for line in _wrapped(text)]
 
 
 def _wrapped(text: str, indent: str = "  ") -> list[str]:
