@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from agentic_iqa_local.config import ConfigError, Settings, load_settings
 from agentic_iqa_local.request import check_choices, check_limit, check_query
+from agentic_iqa_local.state import revised
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import BACKENDS
 
+# What pulls in torch, LangGraph or a model's processor is imported where it is used: the command line checks
+# its options with this module before anything is loaded.
 if TYPE_CHECKING:
     from agentic_iqa_local.assessment import Assessment
     from agentic_iqa_local.pictures import Picture
@@ -93,7 +96,7 @@ def _with_fit(settings: Settings, file: Path) -> Settings:
             f"fit: {file}: expected a fit of the model in {folder}, it was made with another; fit it anew"
         )
     changes = {"temperature": fit.temperature, "eta": fit.eta, "fitted": fit.source}
-    return settings.model_copy(update={"fusion": settings.fusion.model_copy(update=changes)})
+    return revised(settings, fusion=revised(settings.fusion, **changes))
 
 
 def _near(name: str, names: Any) -> str:
@@ -142,11 +145,10 @@ class IQA:
         from agentic_iqa_local.services import Services
         from agentic_iqa_local.vlm_client.rendering import check_folder
 
-        for backend in sorted(
-            {settings.role(role).backend for role in ("planner", "executor", "summarizer")}
-        ):
+        for backend in sorted(settings.backends):
             check_folder(Path(settings.model(backend).path), weights=not backend.startswith("server."))
-        self.pipeline, self.max_replan_iterations = pipeline, max_replan_iterations
+        self.pipeline: Literal["agent", "letters"] = pipeline
+        self.max_replan_iterations = max_replan_iterations
         self._services: Services | None = Services(settings, choose_device(gpu, cpu))
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         _ = self._services.tools  # a bad file of maps is told now
@@ -287,8 +289,8 @@ class Conversation:
                 )
                 _, self._images = open_images(services, state)
             except ImageError as error:
-                told = self._picture.hide(str(error))
-                raise ImageError(self._original.hide(told) if self._original else told) from None
+                reason = self._picture.hide(str(error))
+                raise ImageError(self._original.hide(reason) if self._original else reason) from None
             files.callback(self._images.close)
             self._open: ExitStack | None = files.pop_all()
 
@@ -332,7 +334,7 @@ class Conversation:
         self._asked += 1
         row.turn, row.prior_context = self._asked, context
         row.plan_corrections = corrections + row.plan_corrections
-        if row.error is None:
+        if row.error is None and row.plan is not None:
             self._turns.append(turn(row.query, row.answer, row.plan))
             self._choices = state.get("choices")
         return row

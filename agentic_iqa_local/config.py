@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from PIL import ImageColor
@@ -30,9 +30,11 @@ from agentic_iqa_local.paths import EMBEDDED, ROOT
 from agentic_iqa_local.plain_yaml import read_yaml
 from agentic_iqa_local.prompts import PromptLayout
 from agentic_iqa_local.replanning import DEFAULT_MAX_REPLAN_ITERATIONS
+from agentic_iqa_local.state import revised
 
 CONFIGS = ROOT / "configs"
 DEFAULT_CONFIG = CONFIGS / "model_backends.yaml"
+ROLES = ("planner", "executor", "summarizer")
 
 
 class ConfigError(UserError, ValueError):
@@ -208,6 +210,12 @@ class ModelSettings(Section):
         return split_server(address)[0]
 
 
+class PlacedModel(ModelSettings):
+    """A model's settings with its folder filled in (`Settings.model`)."""
+
+    path: str = Field(default="", description="The model's folder.")
+
+
 class ImageSettings(Section):
     """Limits on what is opened, and how large photographs are cut."""
 
@@ -319,7 +327,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _every_model_setting_is_used(self) -> "Settings":
-        named = {self.role(r).backend.partition(".")[2] for r in ("planner", "executor", "summarizer")}
+        named = {backend.partition(".")[2] for backend in self.backends}
         if unused := set(self.models) - named:
             raise ValueError(
                 f"models: {', '.join(sorted(unused))} not named by any section's backend"
@@ -331,11 +339,16 @@ class Settings(Section):
         """The section of "planner", "executor" or "summarizer"."""
         return getattr(self, name)
 
-    def model(self, backend: str) -> ModelSettings:
+    @property
+    def backends(self) -> list[str]:
+        """The backends of all roles, each once."""
+        return list(dict.fromkeys(self.role(role).backend for role in ROLES))
+
+    def model(self, backend: str) -> PlacedModel:
         """Loading options of a backend's folder, with its path filled in."""
         name = backend.partition(".")[2]
         settings = self.models.get(name, ModelSettings())
-        return settings.model_copy(update={"path": str(model_folder(settings.path or name))})
+        return PlacedModel.model_validate(dict(settings) | {"path": str(model_folder(settings.path or name))})
 
     def folder(self, backend: str) -> Path:
         """The folder of a backend's model."""
@@ -344,18 +357,19 @@ class Settings(Section):
     def with_engine(self, engine: str) -> "Settings":
         """The same configuration with every section's model served by `engine` (transformers, vllm,
         server)."""
-        roles = {}
-        for name in ("planner", "executor", "summarizer"):
-            folder = self.role(name).backend.partition(".")[2]
-            roles[name] = self.role(name).model_copy(update={"backend": f"{engine}.{folder}"})
-        return self.model_copy(update=roles)
+        folders = {name: self.role(name).backend.partition(".")[2] for name in ROLES}
+        return self._with_backends({name: f"{engine}.{folder}" for name, folder in folders.items()})
+
+    def _with_backends(self, backends: dict[str, str], **changes: Any) -> "Settings":
+        roles = {name: revised(self.role(name), backend=backend) for name, backend in backends.items()}
+        return revised(self, **roles, **changes)
 
     def with_mode(self, mode: str) -> "Settings":
         """The same configuration with p_c from `mode`. Raises ConfigError for one that there is not."""
         modes = get_args(FusionSettings.model_fields["mode"].annotation)
         if mode not in modes:
             raise ConfigError(f"mode: expected {', '.join(modes)}, got '{mode}'")
-        return self.model_copy(update={"fusion": self.fusion.model_copy(update={"mode": mode})})
+        return revised(self, fusion=revised(self.fusion, mode=mode))
 
     def with_background(self, colour: str) -> "Settings":
         """The same configuration with transparent pictures composited onto `colour`. Raises ConfigError for
@@ -364,7 +378,7 @@ class Settings(Section):
             check_colour(colour)
         except ValueError as error:
             raise ConfigError(f"background: {error}") from None
-        return self.model_copy(update={"images": self.images.model_copy(update={"background": colour})})
+        return revised(self, images=revised(self.images, background=colour))
 
     def with_model(self, model: str) -> "Settings":
         """The same configuration with every section on `model`, served by the Summarizer's engine.
@@ -377,17 +391,11 @@ class Settings(Section):
         if os.path.isdir(folder) or "/" in model:
             name = folder.resolve().name
             own = self.models.get(self.summarizer.backend.partition(".")[2], ModelSettings())
-            options = own.model_copy(update={"path": str(folder.resolve())})
+            options = revised(own, path=str(folder.resolve()))
         else:
             name, options = model, self.models.get(model, ModelSettings())
         engine = self.summarizer.backend.partition(".")[0]
-        role = {"backend": f"{engine}.{name}"}
-        return self.model_copy(
-            update={
-                **{r: self.role(r).model_copy(update=role) for r in ("planner", "executor", "summarizer")},
-                "models": {name: options},
-            }
-        )
+        return self._with_backends(dict.fromkeys(ROLES, f"{engine}.{name}"), models={name: options})
 
 
 def find_config(name: str | Path | None) -> Path:
