@@ -352,7 +352,7 @@ class Settings(Section):
 
     def folder(self, backend: str) -> Path:
         """The folder of a backend's model."""
-        return Path(str(self.model(backend).path))
+        return Path(self.model(backend).path)
 
     def with_engine(self, engine: str) -> "Settings":
         """The same configuration with every section's model served by `engine` (transformers, vllm,

@@ -33,6 +33,7 @@ from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import ExecutorOutput, PlannerInput
 from agentic_iqa_local.studies import statistics
 from agentic_iqa_local.studies.inference import infer
+from agentic_iqa_local.studies.statistics import agreement, bootstrap
 from agentic_iqa_local.vlm_client import LetterRead, TokenUsage, VLMError
 from agentic_iqa_local.work import Assessing
 from agentic_iqa_local.workbench import OpenImages
@@ -295,7 +296,7 @@ def test_mengs_f_is_at_most_one(r_yz, f):
 def test_srcc_on_draws_counts_ties_as_scipy_does_on_repeated_rows():
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 4, 30).astype(float), rng.integers(0, 4, 30).astype(float)
-    on_weights = statistics._srcc_on_weights(x, y)
+    on_weights = bootstrap._srcc_on_weights(x, y)
     for _ in range(20):
         weights = rng.integers(0, 4, 30)
         repeated = spearmanr(np.repeat(x, weights), np.repeat(y, weights)).statistic
@@ -305,7 +306,7 @@ def test_srcc_on_draws_counts_ties_as_scipy_does_on_repeated_rows():
 def test_a_line_is_a_candidate_where_no_curve_converges(monkeypatch):
     """Every search ends where it began: the line alone ranks and correlates as the scores themselves."""
     monkeypatch.setattr(
-        statistics, "least_squares", lambda error, start, **options: SimpleNamespace(x=np.array(start))
+        agreement, "least_squares", lambda error, start, **options: SimpleNamespace(x=np.array(start))
     )
     x = np.linspace(0, 1, 40)
     y = 3 * x + np.where(np.arange(40) % 2, 0.2, -0.2)

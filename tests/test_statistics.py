@@ -14,7 +14,6 @@ from agentic_iqa_local.studies.statistics import (
     Figure,
     entropy,
     expected_calibration_error,
-    figures_by,
     holm,
     interval,
     krcc,
@@ -258,11 +257,14 @@ def test_where_every_row_failed_there_is_no_figure():
     assert math.isnan(figure.low)
 
 
-def test_figures_by_label():
+def test_figures_among_the_rows_of_a_label():
     x, y = tied_scores(60)
-    kinds = ["blur", "noise", "jpeg"] * 20
+    kinds = np.array(["blur", "noise", "jpeg"] * 20)
     answered = np.arange(60) != 4  # row 4 is noise
-    figures = figures_by(draws_of_rows(60), kinds, srcc, x, y, answered=answered)
+    draws = draws_of_rows(60)
+    figures = {
+        kind: interval(draws.of(srcc, x, y, answered=answered, among=kinds == kind)) for kind in set(kinds)
+    }
     assert {kind: (f.n, f.failed) for kind, f in figures.items()} == {
         "blur": (20, 0),
         "jpeg": (20, 0),
@@ -274,8 +276,9 @@ def test_figures_by_label():
 
 def test_within_the_only_unit_there_is_no_interval():
     x, y = tied_scores(60)
-    kinds = ["blur", "noise", "jpeg"] * 20
-    figure = figures_by(draws_of_rows(60, groups=[0] * 60, distortions=kinds), kinds, srcc, x, y)["blur"]
+    kinds = np.array(["blur", "noise", "jpeg"] * 20)
+    draws = draws_of_rows(60, groups=[0] * 60, distortions=kinds.tolist())
+    figure = interval(draws.of(srcc, x, y, among=kinds == "blur"))
     assert not math.isnan(figure.value)
     assert math.isnan(figure.low)
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -34,6 +36,13 @@ class CalibrationError(UserError, ValueError):
 def _sigmoid(t: float) -> float:
     """1 / (1 + exp(-t)) without overflow at either end."""
     return 1.0 / (1.0 + math.exp(-t)) if t >= 0 else math.exp(t) / (1.0 + math.exp(t))
+
+
+def logistic_curve(b: Sequence[float] | np.ndarray, x: np.ndarray) -> np.ndarray:
+    """f of this module's head at `x`, an array, for the parameters b1..b5."""
+    from scipy.special import expit  # when something is fitted
+
+    return b[0] * (expit(b[1] * (x - b[2])) - 0.5) + b[3] * x + b[4]
 
 
 class LogisticMap(BaseModel):
@@ -214,12 +223,12 @@ def evaluate(logistic: LogisticMap, raw: np.ndarray, quality: np.ndarray) -> Fit
     raw, quality = np.asarray(raw, float), np.asarray(quality, float)
     mapped = np.array([logistic(x) for x in raw])
     sign = -1.0 if logistic.lower_better else 1.0
-    srcc = stats.spearmanr(sign * raw, quality).statistic  # pyright: ignore[reportAttributeAccessIssue]  # scipy has no types
-    plcc = stats.pearsonr(mapped, quality).statistic  # pyright: ignore[reportAttributeAccessIssue]  # likewise
+    rank: Any = stats.spearmanr(sign * raw, quality)  # scipy does not declare what it returns
+    linear: Any = stats.pearsonr(mapped, quality)
     return FitQuality(
         rmse=float(np.sqrt(np.mean((mapped - quality) ** 2))),
-        srcc=float(srcc),
-        plcc=float(plcc),
+        srcc=float(rank.statistic),
+        plcc=float(linear.statistic),
         n=len(raw),
     )
 
@@ -281,10 +290,9 @@ def _least_squares(z: np.ndarray, y: np.ndarray, sign: float) -> np.ndarray:
     """b1..b5 for standardised raw scores `z`, the best fit from several starting points; b1 and b4 without
     their `sign`."""
     from scipy.optimize import least_squares
-    from scipy.special import expit
 
-    def residuals(p: np.ndarray) -> np.ndarray:
-        return sign * p[0] * (expit(p[1] * (z - p[2])) - 0.5) + sign * p[3] * z + p[4] - y
+    def residuals(b: np.ndarray) -> np.ndarray:
+        return logistic_curve((sign * b[0], b[1], b[2], sign * b[3], b[4]), z) - y
 
     # b1 up to twice the scale's length; beyond b2 = 20 the curve is a step.
     bounds = ([0.0, 0.05, float(z.min()) - 1, 0.0, -10.0], [8.0, 20.0, float(z.max()) + 1, 4.0, 10.0])

@@ -11,7 +11,6 @@ from typing import get_args
 
 import numpy as np
 from PIL import Image
-from scipy.stats import spearmanr
 
 from agentic_iqa_local import score_fusion
 from agentic_iqa_local.assessment import assess
@@ -34,6 +33,7 @@ from agentic_iqa_local.prompts import (
 )
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import ExecutorOutput
+from agentic_iqa_local.studies.statistics import Draws, srcc
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS
 from agentic_iqa_local.synthetic.photos import (
     SAMPLES_PER_PHOTO,
@@ -136,24 +136,15 @@ def judge(
     )
 
 
-def _srcc(a: np.ndarray, b: np.ndarray) -> float:
-    """nan for a constant column, as a draw of very few rows can be."""
-    return float(spearmanr(a, b).statistic) if np.ptp(a) and np.ptp(b) else np.nan
-
-
 def with_interval(statistic: Callable[[np.ndarray], float], groups: np.ndarray) -> dict[str, float]:
     """`statistic` of all rows (given as indices) and its 95 % percentile bootstrap interval over whole
     groups."""
-    rng = np.random.default_rng(0)
-    members = [np.flatnonzero(groups == g) for g in np.unique(groups)]
-    draws = [
-        statistic(np.concatenate([members[i] for i in rng.integers(len(members), size=len(members))]))
-        for _ in range(RESAMPLES)
-    ]
-    low, high = np.nanpercentile(draws, [2.5, 97.5])
-    value = statistic(np.arange(len(groups)))
+    draws = Draws.of_units(groups, np.random.default_rng(0), "groups", RESAMPLES)
+    sampled = draws.of(lambda rows: statistic(rows.astype(int)), np.arange(len(groups)))
+    alone = draws.counts.shape[1] == 1  # then each draw holds all rows
+    low, high = np.nanpercentile(sampled.value if alone else sampled.on_draws, [2.5, 97.5])
     return {
-        "value": round(value, 4),
+        "value": round(sampled.value, 4),
         "low": round(float(low), 4),
         "high": round(float(high), 4),
         "n": len(groups),
@@ -179,7 +170,7 @@ def summarise(judged: Sequence[Judgement]) -> dict:
         return with_interval(lambda i: float(kept[i].mean()), photo[rows])
 
     def against_target(values: np.ndarray, rows: np.ndarray) -> dict[str, float]:
-        return with_interval(lambda i: _srcc(values[rows][i], target[rows][i]), photo[rows])
+        return with_interval(lambda i: srcc(values[rows][i], target[rows][i]), photo[rows])
 
     every, seen = np.full(len(judged), True), (count < 2) & (severity != 1)
     steps = np.array([np.nan if j.severity_steps_off is None else j.severity_steps_off for j in judged])
@@ -345,5 +336,5 @@ def human_scores(client: VLMClient, folder: Path, progress: Progress = _silent) 
     kinds = np.array([row.get("distortion") or "" for row in rows])
     several = len(set(kinds)) > 1
     groups = kinds if several else np.arange(len(rows))
-    figure = with_interval(lambda i: _srcc(level[i], mos[i]), groups)
+    figure = with_interval(lambda i: srcc(level[i], mos[i]), groups)
     return {"srcc": figure, "interval_over": "distortion types, within these scenes" if several else "images"}
