@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from agentic_iqa_local.studies import statistics
 from agentic_iqa_local.studies.statistics import (
     Draws,
     Figure,
+    agreement,
     entropy,
     expected_calibration_error,
     holm,
@@ -119,9 +119,7 @@ def test_logistic_of_noisy_scores_is_no_worse_than_a_line(seed):
 def test_the_line_stands_where_every_search_ends_badly(monkeypatch):
     """y = 3 − 2x, and no fit leaves its start: the line of least squares is exact, each start is a curve."""
     x = np.linspace(-1, 4, 40) ** 3
-    monkeypatch.setattr(
-        statistics, "least_squares", lambda _, start, **__: SimpleNamespace(x=np.array(start))
-    )
+    monkeypatch.setattr(agreement, "least_squares", lambda _, start, **__: SimpleNamespace(x=np.array(start)))
     fit = vqeg_logistic(x, 3 - 2 * x)
     assert fit.mapped == pytest.approx(3 - 2 * x)
     b1, _, _, b4, b5 = fit.parameters

@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 from test_study_report import agent_score, command, make_rows, make_run, make_view, one
 
-from agentic_iqa_local.studies.analysis import StudyError
 from agentic_iqa_local.studies.compare import Named, compare
 from agentic_iqa_local.studies.statistics import Draws
 from agentic_iqa_local.studies.store import Store, read_run
+from agentic_iqa_local.studies.study import StudyError
 
 
 def with_letters(rows, noise, seed):

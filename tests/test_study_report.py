@@ -21,10 +21,11 @@ from agentic_iqa_local.iqa_tools.calibration import load_maps
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
-from agentic_iqa_local.studies.analysis import Study, StudyError, analyse, dataset_info
+from agentic_iqa_local.studies.analysis import analyse
 from agentic_iqa_local.studies.plots import draw
 from agentic_iqa_local.studies.readings import Letters
 from agentic_iqa_local.studies.report import over_datasets, tables_of, write_figures, write_html, write_tables
+from agentic_iqa_local.studies.study import Study, StudyError, dataset_info
 
 TYPES = ("jpeg", "gaussian_blur", "white_noise", "contrast_change")
 ROWS = 96

@@ -36,7 +36,6 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.score_fusion import fused_distribution
-from agentic_iqa_local.studies.analysis import dataset_info
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.fitting import fit_letters, fit_run
 from agentic_iqa_local.studies.inference import POSITIONS, infer
@@ -51,6 +50,7 @@ from agentic_iqa_local.studies.readings import (
 )
 from agentic_iqa_local.studies.run import Plan, chosen
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
+from agentic_iqa_local.studies.study import dataset_info
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.workbench import OpenImages
 

@@ -10,7 +10,7 @@ from agentic_iqa_local.text import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.fit import Fit
-    from agentic_iqa_local.studies.analysis import Study
+    from agentic_iqa_local.studies.study import Study
 
 # The rest is imported where it is needed, so that --help and wrong usage are answered at once.
 
@@ -116,7 +116,7 @@ def add_report(commands: Subcommands) -> None:
 
 def report(args: argparse.Namespace) -> int:
     from agentic_iqa_local.fit import read_fit
-    from agentic_iqa_local.studies.analysis import dataset_info
+    from agentic_iqa_local.studies.study import dataset_info
     from agentic_iqa_local.studies.store import check_folder, read_run
 
     check_folder(args.out)
@@ -145,8 +145,9 @@ def _study(
 ) -> "Study":
     """The analysis of a run with human scores. Raises FitError for a fit of another model."""
     from agentic_iqa_local.fit import FitError
-    from agentic_iqa_local.studies.analysis import analyse, dataset_info
+    from agentic_iqa_local.studies.analysis import analyse
     from agentic_iqa_local.studies.readings import Letters
+    from agentic_iqa_local.studies.study import dataset_info
 
     if fitted and fitted.model != run["identity"]["model"]:
         raise FitError(
@@ -292,8 +293,8 @@ def add_table(commands: Subcommands) -> None:
 def table(args: argparse.Namespace) -> int:
     from agentic_iqa_local.files import FileError, place_for, read_bytes
     from agentic_iqa_local.rows import write_whole
-    from agentic_iqa_local.studies.analysis import StudyError
     from agentic_iqa_local.studies.report import digest
+    from agentic_iqa_local.studies.study import StudyError
 
     text = "\n".join(digest(folder) for folder in args.reports)
     if args.write:

@@ -11,7 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from agentic_iqa_local.studies.analysis import (
+from agentic_iqa_local.studies.datasets import DatasetInfo, listed, quoted
+from agentic_iqa_local.studies.readings import LOGITS, Letters, Reading, readings
+from agentic_iqa_local.studies.statistics import (
+    UNDECIDED,
+    Difference,
+    Draws,
+    Resampled,
+    holm,
+    interval,
+    paired_difference,
+    plcc,
+    srcc,
+    verdict,
+)
+from agentic_iqa_local.studies.study import (
     MARGIN,
     SIGNIFICANCE,
     Row,
@@ -21,19 +35,6 @@ from agentic_iqa_local.studies.analysis import (
     fusion_settings,
     labels_of,
     spread,
-)
-from agentic_iqa_local.studies.datasets import DatasetInfo, listed, quoted
-from agentic_iqa_local.studies.readings import LOGITS, Letters, readings
-from agentic_iqa_local.studies.statistics import (
-    UNDECIDED,
-    Difference,
-    Draws,
-    holm,
-    interval,
-    paired_difference,
-    plcc,
-    srcc,
-    verdict,
 )
 from agentic_iqa_local.text import one_line
 
@@ -91,6 +92,42 @@ def compare(
     if len(runs) < 2:
         raise StudyError(f"compare: expected two runs or more, got {len(runs)}; name another folder")
     info = _data_set(runs)
+    common, matched = _matched(runs)
+    wanted = _readings_by_mode(runs, matched, info, modes)
+    labels = labels_of(matched[0], "group", "row {}"), labels_of(matched[0], "distortion", "none")
+    on_draws = Draws.make(len(common), np.random.default_rng(seed), *labels, draws)
+    mos = np.array([row["mos"] for row in matched[0]], float)
+    quality = mos if info.higher_is_better else -mos
+    table: Table = []
+    differences: list[tuple[Row, Difference]] = []
+    for mode, of_runs in wanted.items():
+        both = np.all([reading.answered for reading in of_runs], axis=0)
+        sampled = [
+            [on_draws.of(statistic, reading.scores, quality, answered=both) for statistic in (srcc, plcc)]
+            for reading in of_runs
+        ]
+        lines = list(zip(runs, of_runs, sampled, strict=True))
+        table += [_run_line(mode, named, reading, *figures) for named, reading, figures in lines]
+        for named, reading, figures in lines[1:]:
+            rank, linear = map(paired_difference, figures, sampled[0])
+            row = {"mode": mode, "run": named.name, "against": runs[0].name, "n": rank.n}
+            row |= spread("srcc_difference", rank) | {"p": rank.p, "p_holm": math.nan}
+            row |= spread("plcc_difference", linear)
+            row |= _agreement(reading.scores[both], of_runs[0].scores[both])
+            differences.append((row, rank))
+    _decide(differences)
+    pairs = [row for row, _ in differences]
+    return Comparison(
+        table,
+        pairs,
+        list(map(one_line, _notes(runs, common, matched))),
+        [one_line(_sentence(row)) for row in pairs],
+    )
+
+
+def _matched(runs: Sequence[Named]) -> tuple[list[str], list[list[Row]]]:
+    """The keys of the images that all runs have, and each run's rows of them in that order. Raises
+    StudyError."""
     by_key = [{row["key"]: row for row in named.rows} for named in runs]
     common = [key for key in by_key[0] if all(key in rows for rows in by_key)]
     if len(common) < FEWEST:
@@ -101,58 +138,38 @@ def compare(
         )
     matched = [[rows[key] for key in common] for rows in by_key]
     _check_same_images(runs, matched)
+    return common, matched
+
+
+def _readings_by_mode(
+    runs: Sequence[Named], matched: Sequence[Sequence[Row]], info: DatasetInfo, modes: Sequence[str]
+) -> dict[str, list[Reading]]:
+    """The readings of all runs by each mode that is asked for. Raises StudyError."""
     tools = "full_reference" if info.kind == "FR" else "no_reference"
-    found = [
+    of_runs = [
         readings(rows, Letters.of(fusion_settings(named.run)), configured=named.run["tools"][tools])
         for named, rows in zip(runs, matched, strict=True)
     ]
-    shared = [name for name in found[0] if all(name in modes_of for modes_of in found)]
+    shared = [name for name in of_runs[0] if all(name in of_run for of_run in of_runs)]
     wanted = shared if list(modes) == [ALL] else list(modes)
     if not wanted or not set(wanted) <= set(shared):
         had = listed(shared) or "none: rows failed"
         raise StudyError(
             f"compare: expected modes that every run has ({had}), got {listed(modes)}; choose with --mode"
         )
-    labels = labels_of(matched[0], "group", "row {}"), labels_of(matched[0], "distortion", "none")
-    on_draws = Draws.make(len(common), np.random.default_rng(seed), *labels, draws)
-    mos = np.array([row["mos"] for row in matched[0]], float)
-    quality = mos if info.higher_is_better else -mos
-    table: Table = []
-    differences: list[tuple[Row, Difference]] = []
-    for mode in wanted:
-        modes_of = [of_run[mode] for of_run in found]
-        both = np.all([reading.answered for reading in modes_of], axis=0)
-        figures = [
-            [on_draws.of(statistic, reading.scores, quality, answered=both) for statistic in (srcc, plcc)]
-            for reading in modes_of
-        ]
-        for named, reading, (rank, linear) in zip(runs, modes_of, figures, strict=True):
-            row = {
-                "mode": mode,
-                "run": named.name,
-                "model": named.run["model"]["name"],
-                "version": _version(named.run),
-            }
-            row |= {"n": int(both.sum()), "failed": int((~reading.answered).sum())}
-            table.append(row | spread("srcc", interval(rank)) | spread("plcc", interval(linear)))
-        for named, reading, figure in list(zip(runs, modes_of, figures, strict=True))[1:]:
-            rank, linear = map(paired_difference, figure, figures[0])
-            row = {"mode": mode, "run": named.name, "against": runs[0].name, "n": rank.n}
-            row |= (
-                spread("srcc_difference", rank)
-                | {"p": rank.p, "p_holm": math.nan}
-                | spread("plcc_difference", linear)
-            )
-            row |= _agreement(reading.scores[both], modes_of[0].scores[both])
-            differences.append((row, rank))
-    _decide(differences)
-    pairs = [row for row, _ in differences]
-    return Comparison(
-        table,
-        pairs,
-        list(map(one_line, _notes(runs, common, matched))),
-        [one_line(_sentence(row)) for row in pairs],
-    )
+    return {name: [of_run[name] for of_run in of_runs] for name in wanted}
+
+
+def _run_line(mode: str, named: Named, reading: Reading, rank: Resampled, linear: Resampled) -> Row:
+    row = {
+        "mode": mode,
+        "run": named.name,
+        "model": named.run["model"]["name"],
+        "version": _version(named.run),
+        "n": int(rank.kept.sum()),
+        "failed": int((~reading.answered).sum()),
+    }
+    return row | spread("srcc", interval(rank)) | spread("plcc", interval(linear))
 
 
 def _data_set(runs: Sequence[Named]) -> DatasetInfo:
@@ -251,14 +268,14 @@ def _settings_that_differ(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     parts = [
         dict(_leaves({k: run.get(k) for k in ("identity", "git", "versions")})) for run in (ours, theirs)
     ]
-    told = []
+    changed = []
     for name in sorted(parts[0].keys() | parts[1].keys()):
         old, new = (part.get(name) for part in parts)
         if old != new and name != "dataset":
             values = f" ({old} → {new})" if len(f"{old}{new}") <= 60 else ""
-            told.append(f"{name}{values}")
-    more = [f"and {len(told) - NAMED} more"] if len(told) > NAMED else []
-    return ", ".join(told[:NAMED] + more) or "nothing that is known"
+            changed.append(f"{name}{values}")
+    more = [f"and {len(changed) - NAMED} more"] if len(changed) > NAMED else []
+    return ", ".join(changed[:NAMED] + more) or "nothing that is known"
 
 
 def _leaves(value: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq, minimize
 
 from agentic_iqa_local.fit import HIGHEST, LOWEST, SCALES, Fit, FitError, Objective
 from agentic_iqa_local.score_fusion import fused_distribution
-from agentic_iqa_local.studies.analysis import dataset_info, fusion_settings
-from agentic_iqa_local.studies.datasets import listed
+from agentic_iqa_local.studies.datasets import DatasetInfo, listed
 from agentic_iqa_local.studies.readings import (
     LEVELS,
     Letters,
@@ -36,6 +36,7 @@ from agentic_iqa_local.studies.readings import (
 )
 from agentic_iqa_local.studies.statistics import ranked_probability_score, srcc
 from agentic_iqa_local.studies.store import read_run
+from agentic_iqa_local.studies.study import dataset_info, fusion_settings
 
 READ = "all_evidence"  # the product's own
 INSIDE = 2.0
@@ -52,38 +53,53 @@ def fit_run(folder: Path, objective: Objective, *, split: str | None, share: flo
         raise FitError(
             f"{folder}: expected a run on images with human scores, got one on questions; fit on a scored run"
         )
-    if split is not None:
-        used = [row for row in rows if row["split"] == split]
-        if rows and not used:
-            known = sorted({row["split"] for row in rows if row["split"]})
-            raise FitError(
-                f"{folder}: expected rows of the split {split}, found none; the splits are"
-                f" {listed(known) or 'unknown: use --share'}"
-            )
-    else:
-        if not 0 < share < 1:
-            raise FitError(f"--share {share:g}: expected a share of the scenes between 0 and 1, such as 0.3")
-        units = sorted({row["group"] or row["key"] for row in rows})
-        drawn = set(np.random.default_rng(0).permutation(units)[: round(share * len(units))])
-        used = [row for row in rows if (row["group"] or row["key"]) in drawn]
+    used = _of_split(folder, rows, split) if split is not None else _drawn(rows, share)
     if len(used) == len(rows):
         raise FitError(
             f"{folder}: expected rows that the fit does not use, it would use all {len(rows)}; choose a split"
             " or a share"
         )
-    mos = np.array([row["mos"] for row in used], float)
-    targets = {
-        "rps": lambda: np.clip(
-            [info.to_levels(m) for m in mos], LEVELS[0], LEVELS[-1]
-        ),  # some sets go a little beyond their ends
-        "srcc": lambda: mos if info.higher_is_better else -mos,
-    }
     fit = fit_letters(
-        used, objective, targets=targets[objective]() if objective in targets else None,
-        letters=Letters.of(fusion_settings(run)), dataset=info.key, model=run["identity"]["model"],
-    )  # fmt: skip
+        used,
+        objective,
+        targets=_targets(used, info, objective),
+        letters=Letters.of(fusion_settings(run)),
+        dataset=info.key,
+        model=run["identity"]["model"],
+    )
     groups = sorted({row["group"] for row in used if row["group"] is not None})
     return replace(fit, keys=tuple(row["key"] for row in used), groups=tuple(groups))
+
+
+def _of_split(folder: Path, rows: Sequence[Row], split: str) -> list[Row]:
+    """The rows of an official split. Raises FitError where there are others only."""
+    used = [row for row in rows if row["split"] == split]
+    if rows and not used:
+        known = sorted({row["split"] for row in rows if row["split"]})
+        raise FitError(
+            f"{folder}: expected rows of the split {split}, found none; the splits are"
+            f" {listed(known) or 'unknown: use --share'}"
+        )
+    return used
+
+
+def _drawn(rows: Sequence[Row], share: float) -> list[Row]:
+    """The rows of a share of the scenes, drawn with seed 0. Raises FitError."""
+    if not 0 < share < 1:
+        raise FitError(f"--share {share:g}: expected a share of the scenes between 0 and 1, such as 0.3")
+    units = sorted({row["group"] or row["key"] for row in rows})
+    drawn = set(np.random.default_rng(0).permutation(units)[: round(share * len(units))])
+    return [row for row in rows if (row["group"] or row["key"]) in drawn]
+
+
+def _targets(rows: Sequence[Row], info: DatasetInfo, objective: Objective) -> np.ndarray | None:
+    """The human scores as the objective needs them, (rows,)."""
+    mos = np.array([row["mos"] for row in rows], float)
+    if objective == "rps":  # some sets go a little beyond the ends of their scale
+        return np.clip([info.to_levels(m) for m in mos], LEVELS[0], LEVELS[-1])
+    if objective == "srcc":
+        return mos if info.higher_is_better else -mos
+    return None
 
 
 def fit_letters(
@@ -107,7 +123,7 @@ def fit_letters(
             " more images"
         )
     rows, q_bar = [row for row, use in zip(rows, usable, strict=True) if use], q_bar[usable]
-    target = None if targets is None else targets[usable]
+    target = np.empty(0) if targets is None else targets[usable]  # "spread" needs none
 
     @lru_cache(maxsize=32)
     def p(temperature: float) -> np.ndarray:
@@ -127,18 +143,18 @@ def fit_letters(
             " anew"
         )
     before = value(letters.temperature, own)
-    letters = replace(letters, eta=float(np.median(own)))
+    start = letters.temperature, float(np.median(own))
     if np.isnan(before):
         raise FitError(
             "fit: expected scores that differ, got human scores or fused scores that are all alike; use other"
             " images"
         )
     if objective == "spread":
-        temperature, eta = _spread(p, q_bar.std()), letters.eta
+        temperature, eta = _spread(p, q_bar.std()), start[1]
     else:
         sign = -1.0 if objective == "srcc" else 1.0
         temperature, eta = _minimum(
-            lambda t, e: float(np.nan_to_num(sign * value(t, e), nan=np.inf)), letters, objective
+            lambda t, e: float(np.nan_to_num(sign * value(t, e), nan=np.inf)), start, objective
         )
     after = value(temperature, eta)
     return Fit(temperature, eta, objective, before, after, dataset, model, tuple(row["key"] for row in rows))
@@ -155,17 +171,18 @@ def _spread(p: Callable[[float], np.ndarray], wanted: float) -> float:
             f" {wanted:.2f} levels as the tools do, there is none; use more varied images or another"
             " --objective"
         )
-    return float(np.exp(brentq(gap, *ends)))
+    root: Any = brentq(gap, *ends)  # scipy does not declare what it returns
+    return float(np.exp(root))
 
 
 def _minimum(
-    loss: Callable[[float, float], float], letters: Letters, objective: Objective
+    loss: Callable[[float, float], float], configured: tuple[float, float], objective: Objective
 ) -> tuple[float, float]:
     """(temperature, η) of the least loss: the best of a coarse grid, refined, for neither objective is
-    convex. Raises FitError where that is at a bound, unless the rule at the top of this module finds a point
-    inside."""
-    grid = np.geomspace(LOWEST, HIGHEST, 17)
-    start = tuple(np.clip([letters.temperature, letters.eta], LOWEST, HIGHEST).tolist())
+    convex; where several are as good, the one nearest to the configured pair. Raises FitError where that is
+    at a bound, unless the rule at the top of this module finds a point inside."""
+    grid = np.geomspace(LOWEST, HIGHEST, 17).tolist()
+    start = _pair(np.clip(configured, LOWEST, HIGHEST))
     losses = {pair: loss(*pair) for pair in [start, *((t, e) for t in grid for e in grid)]}
 
     def change(pair: tuple[float, float]) -> float:
@@ -180,7 +197,7 @@ def _minimum(
         options={"xatol": 1e-3, "fatol": 1e-6},
     )
     if found.fun < losses[best]:
-        best = tuple(np.exp(found.x))
+        best = _pair(np.exp(found.x))
         losses[best] = found.fun
     if not _well_inside(best):
         as_good = [
@@ -188,11 +205,16 @@ def _minimum(
         ]
         best = min(as_good, key=change, default=best)
     if not (bounds := _at_bounds(best)):
-        return float(best[0]), float(best[1])
+        return best
     raise FitError(
         f"fit: expected an optimum inside {LOWEST} to {HIGHEST}, but {SCALES[objective][0]} was still getting"
         f" better where {' and '.join(bounds)}; use more images, or another --objective"
     )
+
+
+def _pair(values: np.ndarray) -> tuple[float, float]:
+    temperature, eta = values.tolist()
+    return temperature, eta
 
 
 def _well_inside(pair: tuple[float, float]) -> bool:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
-from agentic_iqa_local.studies.analysis import Study
+from agentic_iqa_local.studies.study import Study
 from agentic_iqa_local.text import one_line
 
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 LEVEL_COLORS = ["#ca0020", "#f4a582", "#d9d9d9", "#92c5de", "#0571b0"]  # levels 1..5
-STYLE = {
+STYLE: dict[Any, Any] = {
     "text.parse_math": False,
     "svg.hashsalt": "study",  # the same file for the same study
     "font.size": 8,

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from agentic_iqa_local.prompts import choice_letters
-from agentic_iqa_local.studies.analysis import StudyError
+from agentic_iqa_local.studies.study import StudyError
 
 Row = dict[str, Any]
 

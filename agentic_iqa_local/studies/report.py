@@ -14,22 +14,23 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import jinja2
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
 
 from agentic_iqa_local.files import FileError, first_mistake, read_bytes, read_json
 from agentic_iqa_local.images import ImageError, load_image
 from agentic_iqa_local.rows import LARGEST_NOTE, write_whole
-from agentic_iqa_local.studies.analysis import MARGIN, Study, StudyError, Table
 from agentic_iqa_local.studies.plots import Drawing
+from agentic_iqa_local.studies.study import MARGIN, Study, StudyError, Table
 from agentic_iqa_local.tables import markdown_cell, write_csv
 from agentic_iqa_local.text import printable
 
 THUMBNAIL = 320  # pixels of the longest side
 
-Read, Line = TypeVar("Read"), TypeVar("Line", bound=BaseModel)
+Read = TypeVar("Read")
+Line = TypeVar("Line", bound=BaseModel)
 
 TABLES = {
     "modes": (
@@ -246,7 +247,7 @@ class _Run(BaseModel):
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Figure = Annotated[Finite | None, BeforeValidator(lambda cell: cell or None)]  # None where the cell is empty
+Cell = Annotated[Finite | None, BeforeValidator(lambda cell: cell or None)]  # None where the cell is empty
 
 
 class _Mode(BaseModel):
@@ -257,10 +258,10 @@ class _Mode(BaseModel):
     failed: str
     interval_over: str
     seen: str
-    srcc: Figure
-    srcc_low: Figure
-    srcc_high: Figure
-    plcc_mapped: Figure
+    srcc: Cell
+    srcc_low: Cell
+    srcc_high: Cell
+    plcc_mapped: Cell
 
 
 class _Difference(BaseModel):
@@ -268,10 +269,14 @@ class _Difference(BaseModel):
 
     first: str
     second: str
-    srcc_difference: Figure
-    srcc_difference_low: Figure
-    srcc_difference_high: Figure
-    p_holm: Figure
+    srcc_difference: Cell
+    srcc_difference_low: Cell
+    srcc_difference_high: Cell
+    p_holm: Cell
+
+
+class _AtLeastOne(RootModel[Annotated[list[Line], Field(min_length=1)]], Generic[Line]):
+    """The lines of a table."""
 
 
 def digest(folder: Path) -> str:
@@ -333,7 +338,7 @@ def _read(file: Path, read: Callable[[Path], Read]) -> Read:
 def _lines(file: Path, schema: type[Line]) -> list[Line]:
     """One at least."""
     rows = csv.DictReader(StringIO(read_bytes(file).decode("utf-8"), newline=""), restkey="more")
-    return TypeAdapter(Annotated[list[schema], Field(min_length=1)]).validate_python(list(rows))
+    return _AtLeastOne[schema].model_validate(list(rows)).root
 
 
 def _two(value: float | None) -> str:

@@ -22,7 +22,6 @@ from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.provenance import commit, folder_hash, of_settings, versions
 from agentic_iqa_local.request import check_query
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.studies.analysis import StudyError
 from agentic_iqa_local.studies.datasets import (
     Dataset,
     DatasetError,
@@ -33,6 +32,7 @@ from agentic_iqa_local.studies.datasets import (
 )
 from agentic_iqa_local.studies.inference import CONTEXTS, answer, infer
 from agentic_iqa_local.studies.store import Store, check_folder
+from agentic_iqa_local.studies.study import StudyError
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine
