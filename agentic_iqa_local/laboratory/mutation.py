@@ -55,7 +55,7 @@ TESTS = {  # the test files of a module; one that is not here has test_NAME.py
     "graph": "graph ask faults",
     "iqa_tools.calibration": "calibration faults",
     "nodes.summarizer": "summarizer replanning reasoning free_questions conversation faults",
-    "rows": "batch durability faults",
+    "rows": "rows durability",
     "score_fusion": "score_fusion faults summarizer",
     "state": "state planner_executor summarizer graph faults",
     "studies.inference": "faults study_run",
