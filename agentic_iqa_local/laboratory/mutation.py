@@ -72,7 +72,12 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Div,
     ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
-TAKEN = "not official and not embedded_model"  # the others wait seconds for real metrics or the real model
+REAL = {
+    "services",
+    "client",
+    "runner",
+    "flat_model",
+}  # fixtures: tests that take them wait for a model or metrics
 N = TypeVar("N", bound=ast.AST)
 UNTOLD = ("strict", "description")  # arguments: of zip, where lengths are equal, and of pydantic's fields
 LOGS = ("debug", "info", "warning", "error", "exception")
@@ -252,6 +257,10 @@ class Tests:
                 os.waitpid(child, 0)
             return not ended or status != 0
 
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """pytest's hook, for which this is a plugin."""
+        items[:] = [item for item in items if REAL.isdisjoint(item.fixturenames)]
+
     def _run(self, source: str, folder: str, keep: str | None) -> int:
         """In the forked process: the tests' exit status."""
         os.setsid()
@@ -264,8 +273,8 @@ class Tests:
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         import pytest  # here: the command's --help needs none
 
-        options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}/tests", "-k", TAKEN]
-        status = int(pytest.main([*options, *self.files]))
+        options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}/tests"]
+        status = int(pytest.main([*options, *self.files], [self]))
         if keep:
             libraries = [
                 name
