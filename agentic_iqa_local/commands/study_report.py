@@ -116,8 +116,8 @@ def add_report(commands: Subcommands) -> None:
 
 def report(args: argparse.Namespace) -> int:
     from agentic_iqa_local.fit import read_fit
-    from agentic_iqa_local.studies.study import dataset_info
     from agentic_iqa_local.studies.store import check_folder, read_run
+    from agentic_iqa_local.studies.study import dataset_info
 
     check_folder(args.out)
     fitted = read_fit(args.fit) if args.fit else None
