@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What the code is checked for without running it: style, unused and undefined names, formatting, and which part may import which.
+# What the code is checked for without running it: style, unused and undefined names, formatting, which part may import
+# which, and types.
 #   bash scripts/with_env.sh bash scripts/lint.sh
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -7,4 +8,5 @@ failed=0
 ruff check --no-cache agentic_iqa_local scripts tests || failed=1
 ruff format --no-cache --check --quiet agentic_iqa_local scripts tests || failed=1
 lint-imports --no-cache || failed=1
+basedpyright --level error || failed=1
 exit $failed
