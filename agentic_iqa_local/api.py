@@ -100,8 +100,8 @@ def _with_fit(settings: Settings, file: Path) -> Settings:
 
 
 def _near(name: str, names: Any) -> str:
-    found = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 class IQA:
@@ -151,7 +151,7 @@ class IQA:
         self.max_replan_iterations = max_replan_iterations
         self._services: Services | None = Services(settings, choose_device(gpu, cpu))
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
-        _ = self._services.tools  # a bad file of maps is told now
+        _ = self._services.tools  # a bad file of maps is an error now
 
     @overload
     def assess(
@@ -254,7 +254,7 @@ class IQA:
 
 class Conversation:
     """Questions about one picture, which stays open: its tokens are computed once, each tool measures it
-    once, and a question is told of the turns before it.
+    once, and the model knows the turns before a question.
 
         with IQA() as iqa, iqa.open("photo.jpg") as conversation:
             conversation.ask("Rate it")

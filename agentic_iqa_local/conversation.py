@@ -45,8 +45,8 @@ _NOT_TECHNICAL = re.compile(
 
 
 def points_on(query: str) -> str | None:
-    """What a query points to that says nothing else: "sky" of "And the sky?", "What about the sky?" or "The
-    sky?"; None for one that asks by itself, or whose subject is no matter of technical quality."""
+    """What a query points to that says nothing else: "sky" in "And the sky?", "What about the sky?" or "The
+    sky?". None for a query that stands by itself, or whose subject has no technical quality."""
     text = " ".join(query.split()).rstrip(" .?!？。")
     lead = _LEAD.match(text) or (_DETERMINER.match(text) if query.rstrip().endswith("?") else None)
     if lead is None:
@@ -64,8 +64,8 @@ def points_on(query: str) -> str | None:
 
 
 def regions_pointed_to(query: str) -> list[str]:
-    """The regions that a query only points on to; none for a quality word ("And the noise?") and for any
-    other query."""
+    """The regions that a query only points to; none for a quality word ("And the noise?") and for a query
+    that says more."""
     pointed = points_on(query)
     # "And for printing?"
     if pointed and re.search(rf"\b(?:in|for)\s+{re.escape(pointed)}", query, re.IGNORECASE):
@@ -101,7 +101,7 @@ def going_on(
 
 
 def turn(query: str, answer: str, plan: PlannerOutput) -> dict[str, Any]:
-    """A turn as later ones are told of it: query, answer, query_type, and the distortions that the query
+    """What later turns learn of a turn: query, answer, query_type, and the distortions that the query
     named."""
     return {
         "query": whole_sentences(query, LONGEST_QUERY),
@@ -122,8 +122,8 @@ def earlier_lines(context: dict[str, Any] | None) -> list[str]:
     """The lines of a prompt that tell of earlier turns. Their texts are JSON strings, so that none can pose
     as instructions."""
     turns = (context or {}).get("turns", [])
-    told = (f"{_quoted(turn['query'])} was answered {_quoted(turn['answer'])}" for turn in turns)
-    return ["Earlier in this conversation:", *told] if turns else []
+    lines = (f"{_quoted(turn['query'])} was answered {_quoted(turn['answer'])}" for turn in turns)
+    return ["Earlier in this conversation:", *lines] if turns else []
 
 
 def _quoted(text: str) -> str:

@@ -78,16 +78,16 @@ class Fit:
 def read_fit(file: Path) -> Fit:
     """Raises FitError for a file that is none, or of a later format."""
     try:
-        found = read_json(file, LARGEST_FIT)
-        written = found.pop("format", 1)
-        if type(written) is not int or not 1 <= written <= FORMAT:
-            raise FileError(f"format {written!s:.20}, which a later version writes")
-        fit = TypeAdapter(Fit).validate_json(json.dumps(found), strict=True)
+        fields = read_json(file, LARGEST_FIT)
+        version = fields.pop("format", 1)
+        if type(version) is not int or not 1 <= version <= FORMAT:
+            raise FileError(f"format {version!s:.20}, which a later version writes")
+        fit = TypeAdapter(Fit).validate_json(json.dumps(fields), strict=True)
     except FileError as error:
         raise FitError(f"{file}: expected a fit that study.py wrote, got: {error}") from error
     except ValidationError as error:
         raise FitError(f"{file}: expected a fit that study.py wrote, got: {first_mistake(error)}") from error
-    if written == 1 and fit.objective == "srcc":
+    if version == 1 and fit.objective == "srcc":
         fit = replace(fit, before=-fit.before, after=-fit.after)
     if not (LOWEST <= fit.temperature <= HIGHEST and LOWEST <= fit.eta <= HIGHEST):
         raise FitError(

@@ -22,7 +22,7 @@ def seen(evidence: ExecutorOutput | None) -> str:
     """The distortions that the model found."""
     if evidence is None or evidence.distortion_analysis is None:
         return "nothing was looked for"
-    found = [
+    distortions = [
         (
             f"{item.type}{of_object(name)}, severity unclear"
             if item.severity == UNCLEAR
@@ -32,7 +32,7 @@ def seen(evidence: ExecutorOutput | None) -> str:
         for item in items
         if item.severity != "none"
     ]
-    return ", ".join(found) or "no distortion"
+    return ", ".join(distortions) or "no distortion"
 
 
 def measured(evidence: ExecutorOutput | None) -> str:

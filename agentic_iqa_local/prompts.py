@@ -1,8 +1,8 @@
 """The five role prompts and how they become one chat. Pure text: no model, no file.
 
 One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its
-own text. The Summarizer's two templates are the specification's, word for word; their "System:" line marks a
-place in the chat, which `PromptLayout` decides: "images_first" keeps the images at the front so that their
+own text. The Summarizer's two templates are AgenticIQA's (arXiv 2509.26006), word for word. Where a template
+stands in the chat is decided by `PromptLayout`: "images_first" keeps the images at the front so that their
 cache serves every role, "system_first" is the paper's order.
 """
 
@@ -20,9 +20,8 @@ TEST_PREAMBLE = "The image is the test image."
 PAIR_PREAMBLE = "The first image is the pristine reference, the second image is the test image."
 DEFAULT_QUERY = "Rate the perceptual quality of this image."
 STRICTER = "Return ONLY valid JSON"
-REASONING_LIMIT = (  # in the case: the Summarizer's templates are the specification's
-    "Keep quality_reasoning below 300 characters."
-)
+# Part of the case, since the Summarizer's templates are the paper's.
+REASONING_LIMIT = "Keep quality_reasoning below 300 characters."
 
 PLANNER_TEMPLATE = f"""System:
 You are the planner of an image quality assessment system. Read the user's query and plan the assessment.
@@ -258,7 +257,7 @@ def selection_prompt(
 
 
 def format_distortion_analysis(evidence: ExecutorOutput) -> str | None:
-    """The analysis as the JSON that the specification shows, or None when there is none."""
+    """The analysis as JSON, {object: [{type, severity, explanation}]}, or None when there is none."""
     if not evidence.distortion_analysis:
         return None
     return json.dumps(

@@ -40,7 +40,7 @@ _NAMES = {
 # Names that are words too: they count as spelled in the table, or before a word such as "score".
 _WORDS_TOO = ("MAD", "PI", "UNIQUE", "TReS", "A-FINE", "VIF", "NIMA", "IFC", "FID")
 _MEASURE = re.compile(r"[\s\-]*(score|metric|index|value|measure|tool)s?\b", re.IGNORECASE)
-# Well-known metrics that are not in the table: a query that names one must be told so.
+# Well-known metrics that are not in the table: who names one must learn that it cannot run.
 _OTHER_METRICS = (
     "VMAF", "HDR-VDP", "IW-SSIM", "UQI", "IFC", "BLIINDS", "DIIVINE", "CORNIA", "BIQI", "PSNR-HVS", "SSIMULACRA", "SSIMULACRA2",
     "Butteraugli", "FID", "DeQA", "Compare2Score", "ST-LPIPS", "MSSWD", "RankIQA", "MetaIQA", "CONTRIQUE", "Re-IQA", "HaarPSI", "DOVER",
@@ -169,7 +169,7 @@ def _asked_for(query: str, has_reference: bool) -> list[str]:
 
 
 def _metrics(text: str, has_reference: bool) -> list[tuple[str, int, int]]:
-    """(name, start, end) of each metric that the text names, the longest names first tried."""
+    """(name, start, end) of each metric that the text names; longer names are tried first."""
     words = list(_LATIN_WORD.finditer(text))
     found, at = [], 0
     while at < len(words):
@@ -215,8 +215,8 @@ def region_in(query: str, name: str) -> str | None:
     for _, start, end in reversed(_metrics(query, False)):
         query = f"{query[:start]}.{query[end:]}"
     if _UNSPACED.search(name):
-        found = "".join(_words(name)) in "".join(_words(query)) and not all(map(_is_no_region, _words(name)))
-        return name if found else None
+        named = "".join(_words(name)) in "".join(_words(query)) and not all(map(_is_no_region, _words(name)))
+        return name if named else None
     words = [word for word in _words(name) if word not in _DETERMINERS]
     for length in range(len(words), 0, -1):
         for start in range(len(words) - length + 1):
@@ -274,8 +274,8 @@ def _phrase(text: str) -> str:
 
 
 def region_called(query: str, phrase: str, heads: Container[str] = ()) -> str | None:
-    """The region that a phrase of the query is the name of as a whole; `heads` are last words of names that
-    are regions for sure."""
+    """The region that a whole phrase of the query names, None where it names none; `heads` are the last words
+    of names that are known to be regions."""
     if not phrase or _phrase(phrase) != phrase:
         return None
     *before, head = _words(phrase)

@@ -103,8 +103,8 @@ _EVERYDAY = re.compile(r"yes|no|none|other|maybe|.", re.IGNORECASE)
 
 
 def findings(evidence: ExecutorOutput | None) -> dict[str, list[DistortionAnalysis]]:
-    """The distortions of each object that the analysis found; one whose severity is none was looked for and
-    not found, and of one that is unclear nothing is known."""
+    """The distortions of each object that the analysis found, without those of severity none (looked for in
+    vain) and unclear (nothing is known)."""
     analysis = (evidence and evidence.distortion_analysis) or {}
     return {
         name: [item for item in items if item.severity not in ("none", UNCLEAR)]
@@ -217,12 +217,12 @@ def _wrong_mention(mention: _Mention, severities: dict[str, set[str]]) -> str | 
 
 
 def _wrong_levels(text: str, level: str) -> list[str]:
-    if re.search(r"\btools?\b", text, re.IGNORECASE):  # it may tell what the tools say
+    if re.search(r"\btools?\b", text, re.IGNORECASE):  # it may quote the tools
         return []
-    said = {next(filter(None, match.groups())).capitalize() for match in _LEVEL.finditer(text)}
+    levels_named = {next(filter(None, match.groups())).capitalize() for match in _LEVEL.finditer(text)}
     lines = [
         f"says that the quality is {word.lower()}, the level is {level.lower()}"
-        for word in sorted(said - {level})
+        for word in sorted(levels_named - {level})
     ]
     for pattern, levels, word in ((_HIGH, ("Poor", "Bad"), "high"), (_LOW, ("Excellent", "Good"), "low")):
         if level in levels and pattern.search(text):

@@ -220,20 +220,20 @@ def pass_in_words(record: PassRecord) -> str:
 def evidence_in_words(name: str, items: Sequence[DistortionAnalysis]) -> list[str]:
     """What the analysis found of one object; what it looked for in vain is no finding."""
     owner = _owner(name)
-    found = [
+    lines = [
         f"{owner}: {item.severity} {item.type}. {item.explanation}"
         for item in items
         if item.severity not in ("none", UNCLEAR)
     ]
-    found += [
+    lines += [
         f"{owner}: how severe {item.type} is cannot be told. {item.explanation}"
         for item in items
         if item.severity == UNCLEAR
     ]
     sought = ", ".join(item.type for item in items if item.severity == "none")
-    if found and sought:
-        return [*found, f"{owner}: not found: {sought}"]
-    return found or [f"{owner}: no distortion found" + (f" (looked for {sought})" if sought else "")]
+    if lines and sought:
+        return [*lines, f"{owner}: not found: {sought}"]
+    return lines or [f"{owner}: no distortion found" + (f" (looked for {sought})" if sought else "")]
 
 
 def tools_in_words(row: Assessment) -> list[str]:

@@ -38,9 +38,9 @@ class InvalidAnswer(RuntimeError):
 def ask(
     session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSettings, *, answer_prefix: str = ""
 ) -> Reply:
-    """A validated `schema`, which goes on from `answer_prefix`. A failed try is logged and repeated with
+    """A validated `schema` whose text begins with `answer_prefix`. A failed try is logged and repeated with
     "Return ONLY valid JSON" added to the prompt; each is kept in the session's `failed_tries`, if it has them
-    (`services.RoleSession`).
+    (`workbench.RoleSession`).
 
     Raises InvalidAnswer after three tries. VLMError from the model itself is not retried: the same call would
     fail again.
@@ -125,37 +125,37 @@ def _lenient(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
     if text.startswith(_FENCE) and text.endswith(_FENCE):
         text = text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix(_LANGUAGE)
     try:
-        found = json.loads(text, object_pairs_hook=_stripped)
+        answer = json.loads(text, object_pairs_hook=_stripped)
         begun = json.loads(f'{answer_prefix}"}}') if answer_prefix else {}
-        reply = _without_other_keys(found, schema)
+        reply = _without_other_keys(answer, schema)
     except RecursionError as error:
         raise ValueError("expected JSON of a few levels, got it nested beyond reading") from error
-    said = reply.model_dump(mode="json", by_alias=True)
-    if wrong := {name: said[name] for name, value in begun.items() if said[name] != value}:
+    values = reply.model_dump(mode="json", by_alias=True)
+    if wrong := {name: values[name] for name, value in begun.items() if values[name] != value}:
         raise ValueError(f"expected {json.dumps(begun)} as begun, got {json.dumps(wrong)}")
     return reply
 
 
-def _without_other_keys(found: Any, schema: type[Reply]) -> Reply:
-    """`found` as a `schema`, without the keys that this forbids. Raises ValueError."""
+def _without_other_keys(answer: Any, schema: type[Reply]) -> Reply:
+    """`answer` as a `schema`, without the keys that this forbids. Raises ValueError."""
     try:
-        return _validated(found, schema)
+        return _validated(answer, schema)
     except ValidationError as error:
         others = [mistake["loc"] for mistake in error.errors() if mistake["type"] == "extra_forbidden"]
         if not others:
             raise
     for *path, key in others:
-        part = found
+        part = answer
         for step in path:
             part = part[step]
         del part[key]
-    return _validated(found, schema)
+    return _validated(answer, schema)
 
 
-def _validated(found: Any, schema: type[Reply]) -> Reply:
+def _validated(answer: Any, schema: type[Reply]) -> Reply:
     # Through JSON, where a list may stand for a tuple although nothing is converted.
     return schema.model_validate_json(
-        json.dumps(found), strict=True, by_alias=True, by_name=False, context={"cut": True}
+        json.dumps(answer), strict=True, by_alias=True, by_name=False, context={"cut": True}
     )
 
 

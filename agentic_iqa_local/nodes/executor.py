@@ -167,13 +167,13 @@ def find_distortions(
     detected: dict[str, list[str]] = {}
     if look:
         detected = detect(query, plan.objects, images, reason_of(gaps))
-    found = {
+    distortions = {
         name: list(dict.fromkeys([*named.get(name, []), *earlier.get(name, []), *detected.get(name, [])]))
         for name in plan.objects
     }
     if look or earlier:
-        evidence.distortion_set = found
-    return found
+        evidence.distortion_set = distortions
+    return distortions
 
 
 def detect(query: str, objects: list[str], images: OpenImages, reason: str | None) -> dict[str, list[str]]:
@@ -269,8 +269,7 @@ def read_severities(
     prompt: Prompt, judged: dict[str, Sequence[dict[str, Any]]], images: OpenImages
 ) -> dict[str, dict[str, dict[str, float]]]:
     """How probable the model finds each severity where it wrote one, {object: {distortion: {severity: p}}}.
-    Nothing in modes without logits, and where a severity is not told apart from the others by its first
-    token."""
+    Nothing in modes without logits, and where severities begin with the same token."""
     client, session = images.services.client(ROLE), images.session(ROLE)
     if images.services.settings.fusion.mode != "logits" or not getattr(client, "reads_words", False):
         return {}
@@ -294,8 +293,8 @@ def find_boxes(evidence: ExecutorOutput, objects: list[str], images: OpenImages,
     whole image."""
     wanted = [name for name in objects if (evidence.boxes or {}).get(name) is None]
     if wanted and box_style(images) != "none":
-        found = locate(wanted, images, reason)
-        evidence.boxes = (evidence.boxes or {}) | {name: found.get(name) for name in wanted}
+        boxes = locate(wanted, images, reason)
+        evidence.boxes = (evidence.boxes or {}) | {name: boxes.get(name) for name in wanted}
 
 
 def box_style(images: OpenImages) -> str:

@@ -84,15 +84,15 @@ def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) ->
 
 
 def regions_of(query: str, names: Sequence[str]) -> list[str]:
-    """Those of `names` that stand in the query; one that does not is invented."""
+    """Those of `names` that stand in the query; any other was invented by the model."""
     return list(
         dict.fromkeys(region for name in names if name != "Global" and (region := region_in(query, name)))
     )
 
 
 def adding_to(plan: PlannerOutput, earlier: PlannerOutput, query: str) -> PlannerOutput:
-    """A plan that adds parts, and regions of the query to such regions, to the one before it: what is asked
-    does not change with what the evidence lacked."""
+    """A replan that keeps what is asked and adds parts, and where the earlier plan is about regions, further
+    regions of the query."""
     asked = earlier.model_dump(
         include={"query_type", "query_scope", "distortion_source", "distortions", "required_tool"}
     )
@@ -106,7 +106,7 @@ def correct_plan(
 ) -> tuple[PlannerOutput, list[str]]:
     """The plan with its derivable fields set by rule, and one line for each correction.
 
-    On a replan the model may switch on more parts than the rules ask for, to close the gap it was told of.
+    On a replan the model may switch on more parts than the rules ask for, to close the gap of the last pass.
     Where it gives boxes (`locates`), it may always have tools measure a region.
     """
     # The first tool named; the Executor runs the others too. What the model recommends is no tool that the
@@ -171,7 +171,7 @@ def _in_words(before: Any, after: Any) -> str:
 
 
 def taken_choices(query: str, choices: list[str] | None) -> list[str]:
-    """The line that says so where the answers to choose from are those that the query lists."""
+    """A line that tells that the query itself lists the answers to choose from; none where it does not."""
     return (
         [f"choices: {' | '.join(choices)} (the query lists them)"]
         if choices and choices == choices_in(query)
