@@ -9,23 +9,24 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from agentic_iqa_local.laboratory.training.choices import (
+    place_choices,
+    severity_choices,
+    topic_choices,
+    yes_or_no,
+)
 from agentic_iqa_local.laboratory.training.evaluate import told_truly
 from agentic_iqa_local.laboratory.training.queries import SHARES, draw_query, templates
 from agentic_iqa_local.laboratory.training.questions import ask, rows_of
 from agentic_iqa_local.laboratory.training.roles import (
-    RoleSample,
     analysis,
     detection,
     draw_light_roles,
     draw_roles,
     free_question,
     natural_question,
-    place_choices,
-    severity_choices,
-    topic_choices,
-    visible_parts,
-    yes_or_no,
 )
+from agentic_iqa_local.laboratory.training.samples import RoleSample, visible_parts
 from agentic_iqa_local.laboratory.training.sentences import (
     QUARTERS,
     SEVERITY_WORDS,

@@ -13,6 +13,7 @@ from PIL import Image
 from agentic_iqa_local.iqa_tools.local_nr import LocalNR
 from agentic_iqa_local.laboratory.training import data
 from agentic_iqa_local.laboratory.training.adapters import Adapted, adapters, add_adapters
+from agentic_iqa_local.laboratory.training.choices import four_choices, yes_or_no
 from agentic_iqa_local.laboratory.training.data import Pool, level_targets, pixel_values, vary
 from agentic_iqa_local.laboratory.training.embedded import grow_vision
 from agentic_iqa_local.laboratory.training.language import (
@@ -28,12 +29,10 @@ from agentic_iqa_local.laboratory.training.language import (
 from agentic_iqa_local.laboratory.training.queries import SHARES, draw_query, objects, phrases, templates
 from agentic_iqa_local.laboratory.training.roles import (
     draw_roles,
-    four_choices,
     planning,
     rating,
-    visible_parts,
-    yes_or_no,
 )
+from agentic_iqa_local.laboratory.training.samples import visible_parts
 from agentic_iqa_local.laboratory.training.teacher import Cells, encoder
 from agentic_iqa_local.laboratory.training.vision import (
     WORDS,

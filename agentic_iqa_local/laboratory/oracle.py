@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.laboratory.training.data import level_targets
-from agentic_iqa_local.laboratory.training.roles import visible_parts
+from agentic_iqa_local.laboratory.training.samples import visible_parts
 from agentic_iqa_local.laboratory.training.sentences import EFFECTS, SEVERITY_WORDS, sentence
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.planner import derive_flags

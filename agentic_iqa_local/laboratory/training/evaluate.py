@@ -16,8 +16,8 @@ from agentic_iqa_local import score_fusion
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import RoleSettings, load_settings
 from agentic_iqa_local.images import load_image
+from agentic_iqa_local.laboratory.training.choices import four_choices, yes_or_no
 from agentic_iqa_local.laboratory.training.queries import draw_query
-from agentic_iqa_local.laboratory.training.roles import four_choices, yes_or_no
 from agentic_iqa_local.laboratory.training.sentences import SEVERITY_WORDS, families_named, strengths_named
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS, OVERALL, Severity
 from agentic_iqa_local.nodes.ask import ask

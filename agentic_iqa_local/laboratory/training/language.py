@@ -20,12 +20,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from agentic_iqa_local.laboratory.training.data import VARIED_SIDE, Pool, pixel_values
 from agentic_iqa_local.laboratory.training.embedded import FACTOR
 from agentic_iqa_local.laboratory.training.roles import (
-    RoleSample,
     draw_light_roles,
     draw_looks,
     draw_roles,
     planning,
 )
+from agentic_iqa_local.laboratory.training.samples import RoleSample
 from agentic_iqa_local.laboratory.training.vision import Batches, level_loss
 from agentic_iqa_local.nodes.replies import FlagsReply, PlannerReply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, PAIR_PREAMBLE, TEST_PREAMBLE, chat_messages

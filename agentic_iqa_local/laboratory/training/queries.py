@@ -9,6 +9,7 @@ the hand-written test queries of tests/data/planner_queries.jsonl.
 
 import json
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -123,7 +124,7 @@ def draw_object(rng: np.random.Generator) -> str:
     return f"{pick(rng, QUALIFIERS)} {name}" if draw < 0.2 and " " not in name else name
 
 
-def _told_apart(text: str, rng: np.random.Generator) -> str:
+def _with_region_named(text: str, rng: np.random.Generator) -> str:
     """`text` with another word than "the" before its region, or with words behind it that say where it is."""
     draw = rng.random()
     if draw < 0.12:
@@ -168,6 +169,27 @@ def draw_query(rng: np.random.Generator) -> PlannedQuery:
     part = str(rng.choice(list(SHARES), p=list(SHARES.values())))
     template = pick(rng, _plannable(part))
     slots = {name for _, name, _, _ in string.Formatter().parse(template["text"]) if name}
+    words, families, tool = _draw_words(rng)
+    text = _with_region_named(template["text"], rng).format(**words)
+    scope: list[str] | str = [words[s] for s in "opqc" if s in slots] or "Global"
+    types = [families[0]] * bool(slots & {"n", "a"}) + [families[1]] * bool(slots & {"m", "b"})
+    types += [t for t in template.get("types", ()) if t not in types]
+    text, lowered = _written(text, words, rng)
+    if lowered:
+        scope = scope if isinstance(scope, str) else [name.lower() for name in scope]
+        tool = tool if words["t"] != tool or tool in TOOLS else tool.lower()
+    choices = _draw_choices(template, rng)
+    has_reference = template.get("reference", bool(rng.random() < 0.25))
+    other = template.get("other", False)
+    history: tuple[str, ...] = ()
+    if not other and rng.random() < 0.06:
+        history = (f"[Iteration 1] {pick(rng, REASONS).format(**words)}",)
+    plan = _plan(other, scope, types, has_reference, tool if "t" in slots else None)
+    return PlannedQuery(text, has_reference, choices, history, plan)
+
+
+def _draw_words(rng: np.random.Generator) -> tuple[dict[str, str], tuple[str, str], str]:
+    """What may fill each slot, the families of {n}, {a} and of {m}, {b}, and the plan's name for {t}."""
     first, second = (str(f) for f in rng.choice(DISTORTION_TYPES, 2, replace=False))
     names = [draw_object(rng) for _ in "opq"]
     while len(set(names)) < 3:
@@ -178,50 +200,51 @@ def draw_query(rng: np.random.Generator) -> PlannedQuery:
         "a": pick(rng, phrases("adjectives")[first]), "b": pick(rng, phrases("adjectives")[second]), "t": spelled,
         "c": pick(rng, CORNERS[pick(rng, list(PLACES))]),
     }  # fmt: skip
-    text = _told_apart(template["text"], rng).format(**words)
-    scope: list[str] | str = [words[s] for s in "opqc" if s in slots] or "Global"
-    types = [first] * bool(slots & {"n", "a"}) + [second] * bool(slots & {"m", "b"})
-    types += [t for t in template.get("types", ()) if t not in types]
+    return words, (first, second), tool
 
+
+def _written(text: str, words: dict[str, str], rng: np.random.Generator) -> tuple[str, bool]:
+    """`text` as a user may write it: in a context, with a slip, without a final stop, in lower case or with a
+    capital; and whether it is in lower case."""
     draw = rng.random()
     if draw < 0.12:
         text = f"{pick(rng, contexts('before'))} {text}"
     elif draw < 0.2:
         text = f"{text}{'' if text[-1] in '.?!…' else '.'} {pick(rng, contexts('after'))}"
     if rng.random() < 0.15:
-        text = _slip(text, [*names, spelled], rng)
+        text = _slip(text, [words[slot] for slot in "opqt"], rng)
     draw = rng.random()
     if draw < 0.15:
         text = text.lower()
-        scope = scope if scope == "Global" else [name.lower() for name in scope]
-        tool = tool if spelled != tool or tool in TOOLS else tool.lower()
     elif draw < 0.6:
         text = text[0].upper() + text[1:]
     if rng.random() < 0.1:
         text = text.rstrip(".?!")
+    return text, draw < 0.15
 
-    choices = None
+
+def _draw_choices(template: dict, rng: np.random.Generator) -> tuple[str, ...] | None:
+    """Mostly none; those of the template or, for a yes/no question, yes and no, more often."""
     if "choices" in template and rng.random() < 0.7:
-        choices = tuple(pick(rng, template["choices"]))
-    elif template.get("topic") in YES_NO_TOPICS and rng.random() < 0.35:
-        choices = CHOICES[int(rng.integers(2))]
-    elif rng.random() < 0.09:
-        choices = pick(rng, CHOICES)
-    has_reference = template.get("reference", bool(rng.random() < 0.25))
-    other = template.get("other", False)
-    history = ()
-    if not other and rng.random() < 0.06:
-        history = (f"[Iteration 1] {pick(rng, REASONS).format(**words)}",)
-    source = "Explicit" if types else "Inferred"
-    query_type = "Other" if other else "IQA"
-    named = tool if "t" in slots else None
-    plan = PlannerOutput(
-        query_type=query_type,
-        query_scope=scope,
-        distortion_source=source,
-        distortions=dict.fromkeys(["Global"] if scope == "Global" else scope, types) if types else None,
-        reference_mode="Full-Reference" if has_reference else "No-Reference",
-        required_tool=named,
-        plan=derive_flags(query_type, scope, source, named),
-    )
-    return PlannedQuery(text, has_reference, choices, history, plan)
+        return tuple(pick(rng, template["choices"]))
+    if template.get("topic") in YES_NO_TOPICS and rng.random() < 0.35:
+        return CHOICES[int(rng.integers(2))]
+    return pick(rng, CHOICES) if rng.random() < 0.09 else None
+
+
+def _plan(
+    other: bool, scope: list[str] | str, types: Sequence[str], has_reference: bool, tool: str | None
+) -> PlannerOutput:
+    """The plan that the rules give a query with these contents."""
+    query_type, source = "Other" if other else "IQA", "Explicit" if types else "Inferred"
+    regions = [scope] if isinstance(scope, str) else scope
+    fields = {
+        "query_type": query_type,
+        "query_scope": scope,
+        "distortion_source": source,
+        "distortions": {name: list(types) for name in regions} if types else None,
+        "reference_mode": "Full-Reference" if has_reference else "No-Reference",
+        "required_tool": tool,
+        "plan": derive_flags(query_type, scope, source, tool),
+    }
+    return PlannerOutput.model_validate(fields)

@@ -168,39 +168,60 @@ def ask(
 ) -> Question | None:
     """`row` about a picture with the visible `parts`, the strongest first; None where no true answer is
     known. `hidden` are families of damage too weak to be seen, which are not asked for."""
-    topic, text = row["topic"], row["text"]
-    types, objects, words = tuple(row.get("types", ())), (), {}
-    kinds = row.get("kinds")
+    text, words = row["text"], {}
+    types, kinds = tuple(row.get("types", ())), row.get("kinds")
     if "{n}" in text or "{a}" in text:
-        kind = asked_kind(parts, rng)
-        family = next(f for f, members in KINDS_BY_FAMILY.items() if kind in members)
-        noun, adjective = words_of(kind, family, rng)
-        phrase = noun if "{n}" in text else adjective
-        kinds = true_of(family, phrase)
+        types, kinds, words = _flaw_asked(text, parts, rng)
         if not kinds:
             return None
-        types, words = (family,), {"n": noun, "a": adjective}
-    corner = None
+    place = None
     if "{c}" in text:
-        corner = pick(rng, list(PLACES))
-        if parts and parts[0].place and rng.random() < 0.5:
-            corner = parts[0].place
-        words["c"] = pick(rng, CORNERS[corner])
-        objects = (words["c"],)
+        place, words["c"] = _corner_asked(parts, rng)
     if set(types) & set(hidden):
         return None
-    query = text.format(**words)
-    about = [part for part in parts if part.family in types] if types else list(parts)
-    if corner is not None:
-        about = [part for part in about if part.place in (None, corner)]
-    hit = [part for part in about if part.kind in kinds] if kinds is not None else about
-    found = _ANSWERS[topic](row, hit, about, parts, corner, words, rng)
-    if isinstance(found, tuple):
-        yes, answer = found
-    else:
-        yes, answer = None, found
-    told = answer if callable(answer) else (lambda level: answer)
-    return Question(query, topic, types, objects, yes, told, tuple(about), corner)
+    about = _spoken_of(parts, types, place)
+    hit = about if kinds is None else [part for part in about if part.kind in kinds]
+    yes, answer = None, _ANSWERS[row["topic"]](row, hit, about, parts, place, words, rng)
+    if isinstance(answer, tuple):
+        yes, answer = answer
+    return Question(
+        query=text.format(**words),
+        topic=row["topic"],
+        types=types,
+        objects=(words["c"],) if place else (),
+        yes=yes,
+        answer=answer if callable(answer) else lambda _: answer,
+        wanted=tuple(about),
+        place=place,
+    )
+
+
+def _flaw_asked(
+    text: str, parts: Sequence[Part], rng: np.random.Generator
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+    """What fills the slots {n} and {a}: the family, the kinds that the words are true of, and the words."""
+    kind = asked_kind(parts, rng)
+    family = next(f for f, members in KINDS_BY_FAMILY.items() if kind in members)
+    noun, adjective = words_of(kind, family, rng)
+    kinds = true_of(family, noun if "{n}" in text else adjective)
+    return (family,), kinds, {"n": noun, "a": adjective}
+
+
+def _corner_asked(parts: Sequence[Part], rng: np.random.Generator) -> tuple[str, str]:
+    """What fills the slot {c}: a place, half of the time that of the damage where it has one, and its name."""
+    place = pick(rng, list(PLACES))
+    if parts and parts[0].place and rng.random() < 0.5:
+        place = parts[0].place
+    return place, pick(rng, CORNERS[place])
+
+
+def _spoken_of(parts: Sequence[Part], types: Sequence[str], place: str | None) -> list[Part]:
+    """The parts of the families that a question names, or of all, and of the place that it names."""
+    return [
+        part
+        for part in parts
+        if (not types or part.family in types) and (place is None or part.place in (None, place))
+    ]
 
 
 def _yes_no(yes: bool, text: str) -> str:
