@@ -18,6 +18,9 @@ from agentic_iqa_local.batch_worker import BatchWorker
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.studies.datasets import load_dataset
+from agentic_iqa_local.studies.run import Plan, Studying, run_study
+from agentic_iqa_local.studies.store import read_run
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.work import Assessing
 
@@ -169,3 +172,18 @@ def test_it_does_not_outlive_its_parent(tmp_path):
     parent.wait()
     gone, _ = psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [], timeout=60)
     assert gone or not psutil.pid_exists(child)
+
+
+def test_a_tool_that_hangs_costs_a_study_one_image(items, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(batch_worker, "_serve", broken_worker.hangs)
+    lines = [f"{item.image},{number}" for number, item in enumerate(items)]
+    (tmp_path / "scores.csv").write_text("\n".join(["image,mos", *lines]) + "\n")
+    work = Studying(load_settings(), Plan(contexts=("image_alone",), tools=("NIQE",)))
+    batch = BatchWorker(work, "cpu", timeout=20.0)
+    assert list(run_study(load_dataset(tmp_path / "scores.csv"), batch, tmp_path / "run")) == [0, 1, 2, 3, 4]
+    run, rows = read_run(tmp_path / "run")
+    errors = {os.path.basename(row["image"]): row.get("error") for row in rows}
+    assert errors.pop("1.png").startswith("timed out after 20 s in ")
+    assert set(errors.values()) == {None}
+    assert run["model"]["name"]  # as the process that loaded it says
+    assert not (tmp_path / "run" / "in_hand.json").exists()
