@@ -1,5 +1,7 @@
-"""Which one device runs the model and the tools. Imports without torch; never widens what
-CUDA_VISIBLE_DEVICES allows."""
+"""Which one device runs the model and the tools. Never widens what CUDA_VISIBLE_DEVICES allows.
+
+Importing this takes no torch: functions that need it import it themselves, so that --help is fast.
+"""
 
 import functools
 import os
@@ -47,8 +49,8 @@ def choose_device(gpu: str | int | None = None, cpu: bool = False) -> str:
 
 
 def describe_device(device: str) -> dict[str, str | int | None]:
-    """What a result records of `device`: memory in bytes, None for the CPU; "cuda" as torch was built with,
-    or None."""
+    """What a result records of `device`: its name, its memory in bytes (None for the CPU), torch's version,
+    and that of the CUDA that torch was built with (None without)."""
     import torch
 
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
@@ -72,10 +74,10 @@ def choose_dtype(asked: str, device: str, holds_in_bfloat16: bool = False) -> st
     """The dtype that a model computes in: `asked`, or for "auto" the GPU's half precision, and on a CPU
     float32.
 
-    A model whose letters were measured to hold in bfloat16 (its config.json says so) has it on a CPU that
-    multiplies it in tiles. Measured with 135 million parameters on one core, in seconds for 900 tokens, 150
-    more and 40 written: with AMX 0.9, 0.2,
-    2.1, float32 3.2, 0.6, 2.7; with AVX-512's bfloat16 alone 3.3, 0.7, 2.2, float32 2.0, 0.5, 2.8.
+    On a CPU that multiplies bfloat16 in tiles (AMX), "auto" is bfloat16 for a model whose letters were
+    measured to keep in it, as its config.json says. Seconds measured with 135 million parameters on one core,
+    for 900 tokens read, 150 more read and 40 written: with AMX 0.9, 0.2, 2.1 (float32: 3.2, 0.6, 2.7); with
+    AVX-512's bfloat16 alone 3.3, 0.7, 2.2 (float32: 2.0, 0.5, 2.8).
     """
     if asked != "auto":
         return asked
@@ -88,7 +90,7 @@ def choose_dtype(asked: str, device: str, holds_in_bfloat16: bool = False) -> st
 
 @functools.cache
 def multiplies_bfloat16_in_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this processor has AMX for bfloat16, as Linux says; False where it does not say."""
+    """Whether this processor has AMX for bfloat16, by Linux's /proc/cpuinfo; False where there is none."""
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -97,8 +99,8 @@ def multiplies_bfloat16_in_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def make_deterministic() -> None:
-    """Asks torch for kernels that give the same bits each time, in the whole process; where there are none,
-    torch warns."""
+    """Asks torch for kernels that give the same bits each time, in the whole process. torch warns where it
+    has none."""
     import torch
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
@@ -107,8 +109,8 @@ def make_deterministic() -> None:
 
 
 def _choose_uuid(name: str, beginning: str) -> str:
-    """Looked up among what torch sees, so it holds under any CUDA_VISIBLE_DEVICES and after CUDA has
-    started."""
+    """Finds the device among those that torch sees, which works under any CUDA_VISIBLE_DEVICES and after
+    CUDA has started."""
     import torch
 
     uuids = [
@@ -148,7 +150,7 @@ def _choose_mig(name: str) -> str:
 
 
 def _not_found(name: str, expected: str) -> DeviceError:
-    """Says what there is to choose from, and why there is nothing where that is so."""
+    """The error that lists the devices to choose from, or says why there are none."""
     import torch
 
     count, build, reason = torch.cuda.device_count(), f"with CUDA {torch.version.cuda}", ""
@@ -182,4 +184,6 @@ def memory_ran_out(error: BaseException) -> bool:
     import torch
     from accelerate.utils.memory import should_reduce_batch_size
 
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or should_reduce_batch_size(error)
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, Exception) and should_reduce_batch_size(error)

@@ -1,8 +1,8 @@
-"""The one reader of small files that come from elsewhere: manifests, notes, a model's configuration; and how
-a new file is made where a stranger may have left something. Standard library alone.
+"""Reads small files that come from elsewhere (manifests, notes, a model's configuration), and makes new files
+where somebody may have left a link. Standard library alone.
 
 A name can stand for a pipe that nobody writes to, a device without an end, or a file larger than memory; JSON
-can be nested until its parser fails. None of these may hang a program or end it in a traceback.
+can be nested until its parser fails. None of these may hang the program or end it in a traceback.
 """
 
 import json
@@ -24,16 +24,15 @@ LONGEST_MISTAKE = 300  # characters of a message that quotes keys
 
 
 class FileError(UserError, ValueError):
-    """A file that is not what was expected. The message is the rest of a sentence that begins with the file's
-    name: "expected a regular file, got a pipe". Whoever reads the file says which it is and what to do."""
+    """A file that is not what was expected. The message lacks the file's name: "expected a regular file, got
+    a pipe". Whoever catches it adds the name and what to do."""
 
 
 def open_regular(path: str | Path) -> int:
-    """A descriptor of the regular file at `path`, open for reading; it is the caller's to close. Links are
-    followed.
+    """A descriptor of the regular file at `path`, open for reading; the caller closes it. Links are followed.
 
-    Raises FileError for anything else, without waiting for it. A device is not even opened: for some that is
-    an order.
+    Raises FileError for anything else, without waiting for it. A device is not even opened: opening alone
+    makes some of them act.
     """
     try:
         _require_regular(os.stat(path))
@@ -59,11 +58,9 @@ def _require_regular(state: os.stat_result) -> None:
 
 
 def place_for(path: Path) -> Path:
-    """The file that is written under the name `path`, which need not be there yet: a link is followed once,
-    to the end.
+    """Where to write the file `path`, which need not exist: the end of the link, if it is one.
 
-    Raises FileError for a link that leads to no file, and for anything but a regular file, which is not
-    opened.
+    Raises FileError for a link that leads to no file, and for anything but a regular file. Nothing is opened.
     """
     is_link = False
     try:
@@ -83,9 +80,10 @@ def place_for(path: Path) -> Path:
 
 
 def create(path: Path) -> int:
-    """A descriptor of a new file at `path`, open for appending; it is the caller's to close. Raises OSError.
+    """A descriptor of a new file at `path`, open for appending; the caller closes it. Raises OSError.
 
-    What is there under the name, such as a link or what a kill left, is removed and never written through.
+    What has the name already, such as a link or what a killed process left, is removed; a link is not
+    followed.
     """
     with suppress(FileNotFoundError):
         os.unlink(path)
@@ -97,7 +95,7 @@ def create(path: Path) -> int:
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
     """The content of a regular file of at most `largest` bytes. Raises FileError.
 
-    What a file's size says is not believed: in /proc it is 0 for files that never end.
+    The size that the file system reports is not trusted: in /proc it is 0 for files that never end.
     """
     with open(open_regular(path), "rb") as file:
         try:
@@ -134,8 +132,7 @@ def parse_json(content: bytes, deepest: int = DEEPEST) -> dict[str, Any]:
 
 
 def first_mistake(error: "ValidationError") -> str:
-    """The first thing that a schema says against a value, without the value: "fusion.eta: Input should be a
-    valid number"."""
+    """A validation's first error as text, without the value: "fusion.eta: Input should be a valid number"."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))
     message = first["msg"].removeprefix("Value error, ")
@@ -162,8 +159,8 @@ def _kind(value: Any) -> str:
 
 
 def with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`: an object in which a key is said twice is an error (ValueError), not the last of
-    them."""
-    if len(found := dict(pairs)) < len(pairs):
+    """An `object_pairs_hook` for `json.loads`. Raises ValueError for an object that has a key twice, where
+    Python would take the last."""
+    if len(unique := dict(pairs)) < len(pairs):
         raise ValueError(f"expected each key once, got {[key for key, _ in pairs]}")
-    return found
+    return unique

@@ -1,9 +1,8 @@
-"""Is a reference the pristine original of its picture? Plain image statistics that say where it looks
-otherwise.
+"""Is a reference the pristine original of its picture? Plain image statistics say where it looks otherwise.
 
-Full-reference tools take that for granted. The bounds lie between what clean photographs show, under 25 kinds
-of distortion at five severities, and what other, shifted, enlarged, re-encoded and swapped references show. A
-doubt is a warning, never a refusal.
+Full-reference tools assume that it is. The bounds below lie between two groups of measurements: clean
+photographs as references of pictures with 25 kinds of distortion at five severities, and references that are
+another picture, shifted, enlarged, re-encoded or swapped. A doubt is a warning, never a refusal.
 """
 
 from collections.abc import Iterator
@@ -14,24 +13,18 @@ import numpy as np
 from PIL import Image
 from scipy import fft, ndimage
 
-_SIDE = 768  # pixels a side that are looked at, in the middle
-_LEAST_SIDE = 128  # below, the statistics are of too few pixels
+_SIDE = 768  # pixels a side of the middle part that is looked at
+_LEAST_SIDE = 128  # pixels a side below which the statistics are of too few pixels
 _FLAT = 2.0  # standard deviation of luma below which there is nothing to compare
 
 _SAME_SCENE = 0.2  # correlation of coarse structure: other photographs reach 0.15, strong noise leaves 0.4
-_PEAK = 13.5  # its standard deviations over all shifts: other photographs reach 12
-_SHIFT_BETTER = 0.8  # of the correlation at the shift is the most that may be left without one
-# log10 of power above a cut-off by that below; differences of odd and even pixels
-_ENLARGED, _UNEVEN = (
-    -1.85,
-    0.05,
-)
-# log10 of energies: photographs have more than the first; a rank correlation
-_SOFT, _LESS_DETAIL, _SAME_DETAIL = (
-    -0.92,
-    0.3,
-    0.25,
-)
+_PEAK = 13.5  # that correlation in standard deviations over all shifts: other photographs reach 12
+_SHIFT_BETTER = 0.8  # largest correlation without a shift, as a part of that at the best shift
+_ENLARGED = -1.85  # `cut_off` of what was enlarged lies below
+_UNEVEN = 0.05  # `unevenness` of what was enlarged lies above
+_SOFT = -0.92  # `sharpness` of photographs lies above
+_LESS_DETAIL = 0.3  # by which the picture's sharpness exceeds that of a softer reference
+_SAME_DETAIL = 0.25  # rank correlation of the picture's fine detail with the reference's structure
 _BLOCKS = 0.18  # clean photographs reach 0.02, JPEGs of quality 92 mostly 0.1, of quality 20 0.2 to 4
 _NOISE = 5.0  # standard deviation, of 255
 
@@ -45,7 +38,7 @@ class _Luma:
     @cached_property
     def spectrum(self) -> np.ndarray:
         window = np.outer(*(np.hanning(side).astype(np.float32) for side in self.pixels.shape))
-        return fft.rfft2((self.pixels - self.pixels.mean()) * window)
+        return np.asarray(fft.rfft2((self.pixels - self.pixels.mean()) * window))
 
     @cached_property
     def frequency(self) -> np.ndarray:
@@ -55,8 +48,8 @@ class _Luma:
 
     @property
     def cut_off(self) -> float:
-        """log10 of the power at 0.33 to 0.5 cycles a pixel, where an enlarged picture has none, by that at
-        0.12 to 0.22."""
+        """log10 of the ratio of the power at 0.33 to 0.5 cycles a pixel, where an enlarged picture has none,
+        to that at 0.12 to 0.22."""
         power = np.abs(self.spectrum) ** 2
         high = power[(self.frequency > 0.33) & (self.frequency < 0.5)].mean()
         return float(
@@ -70,22 +63,22 @@ class _Luma:
 
     @property
     def unevenness(self) -> float:
-        """How far differences at odd places differ from those at even ones, as a part of them: doubling a
-        picture's size does that."""
+        """How much steps between pixels at odd places differ from those at even ones, relative to the mean
+        step: doubling a picture's size makes them differ."""
         return max(
             float(abs(step[0::2].mean() - step[1::2].mean()) / max(step.mean(), 0.05)) for step in self._steps
         )
 
     @property
     def blocks(self) -> float:
-        """How far one in eight differences stands out from its neighbours, more than any other: the 8×8
-        blocks of a JPEG."""
-        found = []
+        """How much every eighth step between pixels stands out from its neighbours, beyond the other seven:
+        the 8×8 blocks of a JPEG."""
+        leads = []
         for step in self._steps:
             jumps = step[1:-1] - (step[:-2] + step[2:]) / 2
             highest = np.sort([np.median(jumps[phase::8]) for phase in range(8)])
-            found.append((highest[-1] - highest[-2]) / max(step.mean(), 0.05))
-        return float(min(found))
+            leads.append((highest[-1] - highest[-2]) / max(step.mean(), 0.05))
+        return float(min(leads))
 
     @property
     def noise(self) -> float:
@@ -97,7 +90,7 @@ class _Luma:
 
     @cached_property
     def fine(self) -> np.ndarray:
-        """Energy of what is finer than about three pixels, by tiles."""
+        """Energy of detail finer than about three pixels, by tiles."""
         return _by_tiles((self.pixels - ndimage.gaussian_filter(self.pixels, 1)) ** 2)
 
     @cached_property
@@ -109,7 +102,7 @@ class _Luma:
 
     @property
     def sharpness(self) -> float:
-        """log10 of fine by coarse energy: −0.9 to 0.8 in clean photographs."""
+        """log10 of the ratio of fine to coarse energy: −0.9 to 0.8 in clean photographs."""
         return float(np.log10((self.fine.mean() + 0.05) / (self.coarse.mean() + 0.05)))
 
 
@@ -117,9 +110,9 @@ def doubts(image: Image.Image, reference: Image.Image) -> list[str]:
     """Sentences on what speaks against `reference` as the pristine original of `image` (both RGB, of one
     size).
 
-    Looks at the luma of at most 768×768 pixels in the middle. Empty where nothing does, where both pictures
-    are too small (below 128 pixels) or too flat to tell, and for what leaves no trace in such statistics: a
-    darkened reference, a slight blur.
+    Looks at the luma of at most 768×768 pixels in the middle. Empty where nothing speaks against it, where
+    the pictures are too small (below 128 pixels a side) or too flat to tell, and for what leaves no trace in
+    such statistics: a darkened reference, a slight blur.
     """
     if min(image.size) < _LEAST_SIDE:
         return []
@@ -180,11 +173,11 @@ def _by_tiles(values: np.ndarray) -> np.ndarray:
 
 def _correlation(picture: _Luma, original: _Luma, finest: float, power: int = 1) -> np.ndarray:
     """How alike the two are (at most 1) at each shift, from 0.02 to `finest` cycles a pixel. Amplitudes count
-    by their square root: between plain correlation, which a few large shapes decide, and phase correlation,
-    which noise decides.
+    by their square root. That lies between plain correlation, which a few large shapes decide, and phase
+    correlation, which noise decides.
 
     With `power` 2 phases are doubled: a shift of n shows at 2n, and a blur that turns phases by half a circle
-    shows none.
+    no longer shows.
     """
     band = (picture.frequency > 0.02) & (picture.frequency < finest)
     amplitudes = [np.abs(x.spectrum) * band for x in (picture, original)]
@@ -216,9 +209,9 @@ def _shift(picture: _Luma, original: _Luma) -> str:
 
 
 def _has_less_detail(original: _Luma, picture: _Luma) -> bool:
-    """Whether the reference is softer than photographs are and the picture has fine detail beyond it, there
-    where the reference has structure: noise of the picture's own would lie everywhere."""
+    """Whether the reference is softer than photographs are, and the picture has finer detail where the
+    reference has structure: noise of the picture's own would lie everywhere."""
     if original.sharpness > _SOFT or picture.sharpness - original.sharpness < _LESS_DETAIL:
         return False
-    ranks = [np.argsort(np.argsort(energy, axis=None)) for energy in (picture.fine, original.coarse)]
-    return bool(np.corrcoef(*ranks)[0, 1] > _SAME_DETAIL)
+    fine, coarse = (np.argsort(np.argsort(energy, axis=None)) for energy in (picture.fine, original.coarse))
+    return bool(np.corrcoef(fine, coarse)[0, 1] > _SAME_DETAIL)

@@ -17,7 +17,7 @@ from agentic_iqa_local.images import decode
 
 Picture: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview
 
-_MOST_PIXELS = 2 * 89_478_485  # as Pillow for files; the set-up's own limit lies below
+_MOST_PIXELS = 2 * 89_478_485  # Pillow's own limit for files; that of the configuration is lower
 _LONGEST_PATH = 4096  # characters; what is longer is data in a text
 _AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 _AS_TIFF = ("CMYK",)
@@ -31,12 +31,12 @@ class PictureFile:
     name: str | os.PathLike[str]
 
     def hide(self, text: str) -> str:
-        """`text` with the name in place of a path that means nothing to the caller."""
+        """`text` with the name in place of the path of a temporary file."""
         return text.replace(os.fspath(self.path), os.fspath(self.name))
 
 
 def check_picture(picture: Picture) -> None:
-    """Raises TypeError or ValueError, in one sentence, for what is no picture; no file is read or written,
+    """Raises TypeError or ValueError, in one sentence, for what is no picture. No file is read or written,
     but a Pillow image that was only opened is decoded."""
     if isinstance(picture, str):
         if len(picture) > _LONGEST_PATH or picture.lower().startswith("data:"):
@@ -103,8 +103,8 @@ def _check_array(array: np.ndarray) -> None:
 
 @contextmanager
 def as_file(picture: Picture) -> Iterator[PictureFile]:
-    """The picture as a file. What is in memory is written without loss to a folder of the user's alone,
-    removed afterwards.
+    """The picture as a file. A picture in memory is written without loss to a private temporary folder, which
+    is removed afterwards.
 
     Arrays are H×W (grey), H×W×3 (RGB) or H×W×4 (RGBA), uint8. A Pillow image keeps its EXIF orientation and
     its profile. Raises TypeError and ValueError for anything else, in one sentence without the data.

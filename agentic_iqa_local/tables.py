@@ -1,5 +1,5 @@
-"""Tables that others read: CSV in which no spreadsheet finds a formula, cells of Markdown without markup, and
-rows of assessments as CSV."""
+"""Tables for other programs: CSV in which no spreadsheet finds a formula, cells of Markdown without markup,
+and rows of assessments as CSV."""
 
 import csv
 import html
@@ -16,14 +16,9 @@ from agentic_iqa_local.text import one_line
 
 Row = dict[str, Any]
 
-
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|inf)")
 # Unicode's categories: controls and invisible characters, blanks, marks on no letter
-_SKIPPED = (
-    "C",
-    "Z",
-    "M",
-)
+_SKIPPED = ("C", "Z", "M")
 _QUOTES = "\"'`´‘’‚“”„«»"
 # What begins markup wherever it stands; an underscore inside a word is none.
 _MARKUP = re.compile(r"[\\`*\[\]|~!$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
@@ -33,9 +28,9 @@ def safe_cell(value: Any) -> Any:
     """`value` as a cell of CSV: on one line, and with an apostrophe before text that a spreadsheet may take
     for a formula.
 
-    That is text whose first character that can be seen, quotes aside, is one of = + - @ or a wide form of
-    these, unless it is a plain number; and so is what follows a semicolon, which separates cells where a
-    comma separates decimals.
+    That is text whose first visible character, quotes aside, is one of = + - @ or a wide form of these,
+    unless it is a plain number. The same holds for what follows a semicolon, which separates cells where
+    decimals have a comma.
     """
     if not isinstance(value, str):
         return value
@@ -60,19 +55,18 @@ def write_csv(
 
 
 def markdown_cell(text: str) -> str:
-    """`text` as it is to be read in a cell of a Markdown table, or inside a line: nothing in it is markup, a
-    link, an address that is made a link, an entity or a comment."""
+    """`text` for a cell of a Markdown table, or for the inside of a line, where it shows as it is: nothing in
+    it becomes markup, a link, an entity or a comment."""
     safe = _MARKUP.sub(r"\\\g<0>", one_line(" ".join(text.split())))
-    # No backslash keeps GitHub from linking an address of mail; a space without width before the @ does.
+    # GitHub links an e-mail address even after a backslash, but not with a zero-width space before the @.
     return html.escape(safe, quote=False).replace("@", "&#8203;@")
 
 
 def csv_text(rows: Callable[[], Iterable[Row]]) -> str:
-    """The rows (JSON objects of assess.py; `rows` gives them anew at each call) as CSV with a header, one
-    line each.
+    """The rows of assessments (JSON objects; `rows` is called twice) as CSV with a header, one line each.
 
-    Every tool has two columns, its raw score and that in 1..5; letters have one each. A failed row has its
-    error and no score.
+    Every tool has two columns, its raw score and its score in 1..5; every letter has one. A failed row has
+    its error and no score.
     """
     letters, tools = set(LETTER_TO_LEVEL), set()
     for row in rows():
@@ -108,13 +102,6 @@ def _columns(letters: list[str], tools: list[str]) -> list[str]:
 
 def _cells(row: Row) -> Row:
     scored = row["q"] is not None
-    analysis = (row["evidence"] or {}).get("distortion_analysis") or {}
-    found = [
-        f"{item['severity']} {item['type']}" + ("" if name == "Global" else f" ({name})")
-        for name, items in analysis.items()
-        for item in items
-        if item["severity"] not in ("none", UNCLEAR)
-    ]
     cells = {
         "image": row["image"],
         "reference": row["reference"],
@@ -125,7 +112,7 @@ def _cells(row: Row) -> Row:
         "q": row["q"],
         "tools_mean": row["q_bar"],
         "model_letter": row["vlm_letter"],
-        "distortions": "; ".join(found),
+        "distortions": "; ".join(_distortions(row)),
         "reasoning": row["quality_reasoning"],
         "warnings": " | ".join(row["warnings"]),
         "error": row["error"],
@@ -141,6 +128,17 @@ def _cells(row: Row) -> Row:
                 f"{run['tool_name']} 1-5": run["normalized_score"],
             }
     return cells
+
+
+def _distortions(row: Row) -> list[str]:
+    """Each distortion that was seen, as "severe blur (sky)"; that of the whole image without a place."""
+    analysis = (row["evidence"] or {}).get("distortion_analysis") or {}
+    return [
+        f"{item['severity']} {item['type']}" + ("" if name == "Global" else f" ({name})")
+        for name, items in analysis.items()
+        for item in items
+        if item["severity"] not in ("none", UNCLEAR)
+    ]
 
 
 def _answer(row: Row) -> str | None:

@@ -1,8 +1,8 @@
 """Text that comes from elsewhere, such as the name of a file, a model's words or a server's answer, made safe
 to print and to store. Standard library alone.
 
-Nothing of it may steer a terminal, begin a line of its own, or be mistaken for other text. Everything that is
-printed goes through `printable`; what stands inside a sentence goes through `one_line` before.
+It must not steer a terminal, start a new line, or be mistaken for other text. Everything that is printed goes
+through `printable`; what is quoted inside a sentence goes through `one_line` first.
 """
 
 import json
@@ -10,8 +10,8 @@ import os
 import re
 import unicodedata
 
-# Controls, invisible formatting such as the reversal of a line, separators of lines, and what UTF-8 cannot
-# encode
+# Unicode's categories: controls, invisible formatting such as reversed direction, surrogates (which UTF-8
+# cannot encode), separators of lines and paragraphs
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 # What ends a sentence: not the dots of "e.g.", nor at the very end one behind a digit, where a number may
 # have been cut.
@@ -28,7 +28,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """As `one_line`, but lines, tabs and returns stay: for text that was put together from safe lines."""
+    """As `one_line`, but line ends and tabs stay: for text that is made of safe lines."""
     return text.translate(_escapes(text, keep="\n\t\r"))
 
 
@@ -38,7 +38,7 @@ def _escapes(text: str, keep: str = "") -> dict[int, str]:
 
 
 def _byte(char: str) -> str | None:
-    """What `os.fsdecode` makes of a byte that is not UTF-8."""
+    """The escape of a character that stands for a byte which is not UTF-8 (see `os.fsdecode`), else None."""
     return f"\\x{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else None
 
 
@@ -59,8 +59,8 @@ def path_text(path: str | os.PathLike[str]) -> str:
 
 
 def whole_sentences(text: str, limit: int) -> str:
-    """`text` as it is where it is shorter than `limit` characters; what reaches the limit may have been cut
-    there, and goes back to its last whole sentence, else to its last whole word with "…"."""
+    """`text` unchanged where it is shorter than `limit` characters. A longer text, which may have been cut at
+    the limit, is shortened to its last whole sentence, else to its last whole word with "…"."""
     if len(text) < limit:
         return text.strip()
     text = text[:limit].strip()

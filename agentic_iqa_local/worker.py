@@ -1,5 +1,5 @@
-"""A process that may hang or crash without taking this one along: it is ended, with whatever it started, and
-begun anew.
+"""A process that may hang or crash without harm to this one: it can be ended, with whatever it started, and
+started again.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ class Worker:
         self._pipe.send(message)
 
     def waits(self, seconds: float) -> bool:
-        """Whether there is something to receive, be it the end, within so many seconds."""
+        """Whether a message, or the process's end, comes within so many seconds."""
         return self._pipe.poll(seconds)
 
     def receive(self) -> Any:
@@ -54,7 +54,7 @@ def _run(target: Callable[..., None], pipe: Any, *args: Any) -> None:
 
 
 def cause_of_death(code: int) -> str:
-    """What an exit code says of a process that ended too early."""
+    """How a process ended that was not meant to, by its exit code."""
     if code < 0:
         return f"the process was ended by {signal.Signals(-code).name}"
     return f"the process ended with status {code}"
