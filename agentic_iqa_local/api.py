@@ -9,10 +9,11 @@ import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Self, get_args, overload
 
 from agentic_iqa_local.config import ConfigError, Settings, load_settings
-from agentic_iqa_local.request import check_choices, check_limit, check_query
+from agentic_iqa_local.levels import Mode
+from agentic_iqa_local.request import Pipeline, check_choices, check_limit, check_query
 from agentic_iqa_local.state import revised
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import BACKENDS
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from agentic_iqa_local.pictures import Picture
     from agentic_iqa_local.services import Services
 
-PIPELINES = ("agent", "letters")
+PIPELINES = get_args(Pipeline)
 
 
 def choose_settings(
@@ -125,8 +126,8 @@ class IQA:
         engine: str | None = None,
         gpu: int | str | None = None,
         cpu: bool = False,
-        mode: Literal["logits", "classification", "uniform"] | None = None,
-        pipeline: Literal["agent", "letters"] = "agent",
+        mode: Mode | None = None,
+        pipeline: Pipeline = "agent",
         max_replan_iterations: int | None = None,
         fit: str | Path | None = None,
         background: str | None = None,
@@ -147,7 +148,7 @@ class IQA:
 
         for backend in sorted(settings.backends):
             check_folder(Path(settings.model(backend).path), weights=not backend.startswith("server."))
-        self.pipeline: Literal["agent", "letters"] = pipeline
+        self.pipeline: Pipeline = pipeline
         self.max_replan_iterations = max_replan_iterations
         self._services: Services | None = Services(settings, choose_device(gpu, cpu))
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,7 +24,7 @@ from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, chosen_answer, summarizer_prompt
 from agentic_iqa_local.query import named_metrics
-from agentic_iqa_local.request import check_choices, check_query
+from agentic_iqa_local.request import Pipeline, check_choices, check_query
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import (
     AgenticIQAState,
@@ -41,7 +41,6 @@ from agentic_iqa_local.workbench import PICTURE, Box, Observer, OpenImages, open
 # 4: passes, failed tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are
 # choices, and part of a row's key
 SCHEMA_VERSION = 4
-Pipeline = Literal["agent", "letters"]
 
 
 class Tokens(BaseModel):

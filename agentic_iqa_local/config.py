@@ -25,6 +25,7 @@ from pydantic import (
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError
 from agentic_iqa_local.iqa_tools.specs import ToolError, find_tool
+from agentic_iqa_local.levels import Mode
 from agentic_iqa_local.offline.store import models_root
 from agentic_iqa_local.paths import EMBEDDED, ROOT
 from agentic_iqa_local.plain_yaml import read_yaml
@@ -245,7 +246,7 @@ class ImageSettings(Section):
 class FusionSettings(Section):
     """The letter read and its fusion."""
 
-    mode: Literal["logits", "classification", "uniform"] = "logits"
+    mode: Mode = "logits"
     eta: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
         default="auto",
         description=(
@@ -366,7 +367,7 @@ class Settings(Section):
 
     def with_mode(self, mode: str) -> "Settings":
         """The same configuration with p_c from `mode`. Raises ConfigError for one that there is not."""
-        modes = get_args(FusionSettings.model_fields["mode"].annotation)
+        modes = get_args(Mode)
         if mode not in modes:
             raise ConfigError(f"mode: expected {', '.join(modes)}, got '{mode}'")
         return revised(self, fusion=revised(self.fusion, mode=mode))

@@ -1,4 +1,5 @@
-"""The one table of quality levels, severities and distortion types. Knows nothing of models or tools."""
+"""The one table of quality levels, severities, distortion types and ways to read the letters. Knows nothing
+of models or tools."""
 
 from typing import Literal, get_args
 
@@ -6,6 +7,9 @@ LEVEL_WORDS: dict[int, str] = {5: "Excellent", 4: "Good", 3: "Fair", 2: "Poor", 
 LETTERS: tuple[str, ...] = ("A", "B", "C", "D", "E")
 LETTER_TO_LEVEL: dict[str, int] = {"A": 5, "B": 4, "C": 3, "D": 2, "E": 1}
 LEVEL_TO_LETTER: dict[int, str] = {level: letter for letter, level in LETTER_TO_LEVEL.items()}
+
+Mode = Literal["logits", "classification", "uniform"]
+"""Where the letters' probabilities come from: logits, the letter that was written, or nowhere."""
 
 DistortionType = Literal[
     "Blurs", "Color distortions", "Compression", "Noise", "Brightness change", "Sharpness", "Contrast"

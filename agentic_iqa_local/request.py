@@ -2,7 +2,9 @@
 ValueError, whose one sentence is for the caller. Standard library alone."""
 
 from collections.abc import Sequence
+from typing import Literal
 
+Pipeline = Literal["agent", "letters"]
 LONGEST_TEXT = 4000  # characters
 
 

@@ -15,16 +15,15 @@ import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_TO_LETTER, LEVEL_WORDS
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_TO_LETTER, LEVEL_WORDS, Mode
 
 logger = logging.getLogger(__name__)
 
 K = TypeVar("K", str, int)
-Mode = Literal["logits", "classification", "uniform"]
 LEVELS = (1.0, 2.0, 3.0, 4.0, 5.0)
 WORD_TO_LEVEL = {word.lower(): level for level, word in LEVEL_WORDS.items()}
 

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from agentic_iqa_local.levels import Severity
+from agentic_iqa_local.levels import Mode, Severity
 
 logger = logging.getLogger(__name__)
 
@@ -268,7 +268,7 @@ class FusionResult(BaseModel):
     For the user's own choices only the letters are filled: a choice has no quality level, so there is no q.
     """
 
-    mode: Literal["logits", "classification", "uniform"]
+    mode: Mode
     vlm_letter: str | None = Field(
         description="The model's own most probable letter, before the tools count; None in uniform mode."
     )

@@ -21,6 +21,7 @@ from agentic_iqa_local.state import (
     PlannerInput,
     PlannerOutput,
     SummarizerOutput,
+    revised,
 )
 
 FLAGS = ("distortion_detection", "distortion_analysis", "tool_selection", "tool_execution")
@@ -451,3 +452,12 @@ def test_history_keeps_the_latest_ten_and_warns_from_the_eleventh_on(caplog):
     history = append_replan_reason(history, 11, "gap")
     assert (len(history), history[0], history[-1]) == (10, "[Iteration 2] gap", "[Iteration 11] gap")
     assert "xcessive replanning" in caplog.text
+
+
+def test_a_changed_copy_is_validated_and_keeps_the_rest():
+    first = plan(query_scope=["car"])
+    changed = revised(first, query_scope="Global")
+    assert (changed, first.query_scope) == (plan(), ["car"])
+    assert revised(first) == first
+    with pytest.raises(ValidationError, match="query_scope"):
+        revised(first, query_scope=[])

@@ -18,7 +18,7 @@ from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.conversation import earlier_lines
 from agentic_iqa_local.evidence import contradictions, find_gaps, should_replan, tool_scores, votes
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, Mode
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import SummaryReply, letter_reply, summary_reply
 from agentic_iqa_local.passes import record, support
@@ -38,7 +38,7 @@ from agentic_iqa_local.reasoning import (
     speaks_for_another,
 )
 from agentic_iqa_local.replanning import REPLAN_HISTORY_LIMIT, append_replan_reason, may_replan
-from agentic_iqa_local.score_fusion import Mode, ScoreFusion, letter_probabilities, written_probabilities
+from agentic_iqa_local.score_fusion import ScoreFusion, letter_probabilities, written_probabilities
 from agentic_iqa_local.state import (
     AgenticIQAState,
     Basis,
