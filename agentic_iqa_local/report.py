@@ -1,13 +1,9 @@
 """An assessment as text for a terminal. Pure: results in, lines out."""
 
-import heapq
 import re
 import shutil
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import Any
 
 from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.iqa_tools import TOOLS, ToolInfo
@@ -28,7 +24,6 @@ DECIDED = {
     "measured": "what the tools measured decided",
     "concluded": "no part outweighed the others",
 }
-NAMED = 5  # pictures in each list of a batch's summary
 MODES = {
     "logits": "read from its logits",
     "classification": "the letter it wrote, and the rest shared",
@@ -40,7 +35,7 @@ def headline(row: Assessment) -> str:
     """One line: the image and its answer, or why there is none; the raw scores of tools that the query names,
     or what ran instead."""
     if row.error:
-        return one_line(f"FAILED: {_reason(row.image, row.error)}")
+        return one_line(f"FAILED: {why_failed(row.image, row.error)}")
     notice = " [small embedded model]" if (row.model or {}).get("notice") else ""
     asked = {run.tool_name: run for run in row.tools if run.tool_name in _named(row) and not run.error}
     scores = [f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)" for name, run in asked.items()]
@@ -51,13 +46,14 @@ def _answer(row: Assessment) -> str | None:
     """The answer with its level and score, or its choice and probability."""
     answer = row.final_answer
     if answer is not None and row.q is not None:
-        return f"{answer} {_level(answer)}, q {row.q:.2f} of 5"
+        return f"{answer} {level_word(answer)}, q {row.q:.2f} of 5"
     if answer is not None and row.choices and row.p_c:
         return f"{answer}. {chosen_answer(row.choices, answer)} (p {row.p_c[answer]:.2f})"
     return answer
 
 
-def _level(letter: str) -> str:
+def level_word(letter: str) -> str:
+    """Excellent (A) to Bad (E)."""
     return LEVEL_WORDS[LETTER_TO_LEVEL[letter]]
 
 
@@ -98,36 +94,36 @@ def _why_not(tool: str, error: str, reference: str | None) -> str:
 
 def summary(row: Assessment) -> str:
     """The headline with its reasoning."""
-    lines = _wrapped(headline(row), indent="")
+    lines = wrapped(headline(row), indent="")
     if row.quality_reasoning and not row.error:
-        lines += _wrapped(row.quality_reasoning)
-    return _lines(lines)
+        lines += wrapped(row.quality_reasoning)
+    return safe_lines(lines)
 
 
 def account(row: Assessment) -> str:
     """The readable account of `--explain`: plan, evidence, probabilities, tools, the fused score and why."""
     sections = [
         ("Plan", _plan_lines(row)),
-        ("Passes", _paragraphs(map(pass_in_words, row.passes)) if len(row.passes) > 1 else None),
+        ("Passes", paragraphs(map(pass_in_words, row.passes)) if len(row.passes) > 1 else None),
         ("Evidence", _evidence_lines(row)),
         (f"Letters: how probable the model finds each answer ({MODES.get(row.mode)})", _letter_lines(row)),
         ("Tools", tools_in_words(row) if row.plan or row.tools else None),
-        ("Score", None if row.q is None else _wrapped(score_in_words(row))),
-        ("Why", _wrapped(row.quality_reasoning) if row.quality_reasoning else None),
+        ("Score", None if row.q is None else wrapped(score_in_words(row))),
+        ("Why", wrapped(row.quality_reasoning) if row.quality_reasoning else None),
     ]
-    lines = _wrapped(headline(row), indent="") + _wrapped(f"Query: {row.query}")
+    lines = wrapped(headline(row), indent="") + wrapped(f"Query: {row.query}")
     for title, text in sections:
         lines += [] if text is None else ["", title, *text]
     lines += _doubt_lines(row)
     if row.warnings:
-        lines += ["", "Warnings", *_paragraphs(row.warnings)]
-    return _lines(lines + _cost_lines(row))
+        lines += ["", "Warnings", *paragraphs(row.warnings)]
+    return safe_lines(lines + _cost_lines(row))
 
 
 def _plan_lines(row: Assessment) -> list[str] | None:
     if row.plan is None:
         return None
-    return _paragraphs(
+    return paragraphs(
         [
             plan_in_words(row.plan),
             *(f"Corrected by rule: {correction}" for correction in row.plan_corrections),
@@ -140,7 +136,7 @@ def _evidence_lines(row: Assessment) -> list[str] | None:
     if row.evidence is None or row.evidence.distortion_analysis is None:
         return None
     analysis = row.evidence.distortion_analysis
-    return _paragraphs(line for name, items in analysis.items() for line in evidence_in_words(name, items))
+    return paragraphs(line for name, items in analysis.items() for line in evidence_in_words(name, items))
 
 
 def _letter_lines(row: Assessment) -> list[str] | None:
@@ -148,7 +144,7 @@ def _letter_lines(row: Assessment) -> list[str] | None:
         return None
     lines = bars(row.p_c, row.choices)
     if row.off_letter_mass is not None:
-        lines += _wrapped(
+        lines += wrapped(
             f"{row.off_letter_mass:.2%} of the probability lies on other words than these answers."
         )
     return lines
@@ -159,7 +155,7 @@ def _doubt_lines(row: Assessment) -> list[str]:
     lines = []
     if row.reasoning_corrections:
         wrong = "; ".join(row.reasoning_corrections)
-        lines += _wrapped(
+        lines += wrapped(
             "(Put together from the evidence and the answer, because the model's own words contradicted"
             f" them: it {wrong}.)"
         )
@@ -167,7 +163,7 @@ def _doubt_lines(row: Assessment) -> list[str]:
         tries = (
             f"{len(row.failed_tries)} failed {'try' if len(row.failed_tries) == 1 else 'tries'} of the model"
         )
-        lines += _wrapped(f"({tries} on the way; the JSON row holds what it wrote.)")
+        lines += wrapped(f"({tries} on the way; the JSON row holds what it wrote.)")
     return lines
 
 
@@ -182,7 +178,7 @@ def _cost_lines(row: Assessment) -> list[str]:
         f" computed, {row.tokens.reused} reused, {row.tokens.decoded} written; {row.seconds:.1f} s"
     )
     notice = row.model.get("notice")
-    return ["", *_wrapped(cost), *(_wrapped(f"Note: {notice}.") if notice else [])]
+    return ["", *wrapped(cost), *(wrapped(f"Note: {notice}.") if notice else [])]
 
 
 def plan_in_words(plan: PlannerOutput) -> str:
@@ -239,7 +235,7 @@ def evidence_in_words(name: str, items: Sequence[DistortionAnalysis]) -> list[st
 def tools_in_words(row: Assessment) -> list[str]:
     """The tools' runs as a table, or why none ran."""
     if not row.tools:
-        return _wrapped(_why_none_ran(row.plan))
+        return wrapped(_why_none_ran(row.plan))
     lines = [f"  {'tool':<12}{'of':<15}{'for':<22}{'raw score':>10}{'1 to 5':>8}{'seconds':>9}"]
     for run in row.tools:
         raw = "failed" if run.raw_score is None else f"{run.raw_score:.4g}"
@@ -249,7 +245,7 @@ def tools_in_words(row: Assessment) -> list[str]:
             f"  {run.tool_name[:11]:<12}{_owner(run.object_name)[:14]:<15}{purpose[:21]:<22}"
             f"{raw:>10}{score:>8}{run.execution_time:>9.2f}"
         )
-    return lines + _paragraphs(dict.fromkeys(note for run in row.tools for note in _run_notes(run)))
+    return lines + paragraphs(dict.fromkeys(note for run in row.tools for note in _run_notes(run)))
 
 
 def _why_none_ran(plan: PlannerOutput | None) -> str:
@@ -288,7 +284,7 @@ def score_in_words(row: Assessment) -> str:
     if row.q is None or row.p_c is None or row.final_answer is None:
         raise ValueError(f"{row.image}: expected a fused score, got none")
     expected = expected_level(row.p_c)
-    nearest = f"nearest to {row.final_answer} {_level(row.final_answer)}"
+    nearest = f"nearest to {row.final_answer} {level_word(row.final_answer)}"
     if row.q_bar is None:
         return f"No tool measured this, so the score rests on the model alone: q {row.q:.2f}, {nearest}."
     apart = abs(row.q_bar - expected)
@@ -331,7 +327,7 @@ def _trust(row: Assessment) -> str:
 
 def bars(p_c: Mapping[str, float], choices: Sequence[str] | None) -> list[str]:
     """The probabilities of the letters, which mean levels or `choices`, as a bar chart, one line each."""
-    words = choices or [_level(letter) for letter in p_c]
+    words = choices or [level_word(letter) for letter in p_c]
     width = min(24, max(len(word) for word in words))
     return [
         f"  {letter} {word[:width]:<{width}} {'█' * round(p * BAR_WIDTH):<{BAR_WIDTH}} {p:.3f}"
@@ -339,73 +335,8 @@ def bars(p_c: Mapping[str, float], choices: Sequence[str] | None) -> list[str]:
     ]
 
 
-class Tally:
-    """What a batch came to: counts by level or answer, the best and worst pictures, failures."""
-
-    def __init__(self) -> None:
-        self.answers: Counter[str] = Counter()
-        self.failed: list[tuple[str, str]] = []
-        self._scored: list[tuple[float, str]] = []
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Counts a row (a JSON object of assess.py)."""
-        if row["error"]:
-            self.failed.append((row["image"], row["error"]))
-        elif row["q"] is not None:
-            self.answers[row["final_answer"]] += 1
-            self._scored.append((row["q"], row["image"]))
-        elif row["choices"]:
-            self.answers[chosen_answer(row["choices"], row["final_answer"])] += 1
-        else:
-            self.answers["answered in words"] += 1
-
-    @property
-    def total(self) -> int:
-        """Rows counted."""
-        return sum(self.answers.values()) + len(self.failed)
-
-    def text(self, assessed: int, seconds: float) -> str:
-        """The summary; `assessed` of the rows were made in the last `seconds`."""
-        failures = f"; {len(self.failed)} failed" if self.failed else ""
-        counts = ", ".join(self._counts()) or "none assessed"
-        lines = _wrapped(f"{self.total} pictures: {counts}{failures}", indent="")
-        lines += self._ranking() + self._failures()
-        if assessed and seconds:
-            rate = assessed / seconds
-            each = f"{rate:.1f} pictures a second" if rate >= 1 else f"{1 / rate:.1f} seconds a picture"
-            lines.append(f"{each} ({assessed} in {seconds:.0f} s)")
-        return _lines(lines)
-
-    def _counts(self) -> list[str]:
-        """How many pictures got each answer; all levels in their order where any was scored."""
-        if not self._scored:
-            return [f"{answer} {count}" for answer, count in self.answers.most_common()]
-        levels = [f"{letter} {_level(letter)} {self.answers[letter]}" for letter in LETTER_TO_LEVEL]
-        others = (item for item in self.answers.items() if item[0] not in LETTER_TO_LEVEL)
-        return levels + [f"{answer} {count}" for answer, count in others]
-
-    def _ranking(self) -> list[str]:
-        """The best and the worst pictures, or all of a few."""
-        if not self._scored:
-            return []
-        best = heapq.nlargest(2 * NAMED, self._scored, key=itemgetter(0))
-        if len(self._scored) <= 2 * NAMED:
-            return ["by score:", *map(_score_line, best)]
-        worst = heapq.nsmallest(NAMED, self._scored, key=itemgetter(0))
-        return ["best:", *map(_score_line, best[:NAMED]), "worst:", *map(_score_line, worst)]
-
-    def _failures(self) -> list[str]:
-        if not self.failed:
-            return []
-        lines = ["failed:", *_paragraphs(_reason(*failure) for failure in self.failed[:NAMED])]
-        return lines + ([f"  and {len(self.failed) - NAMED} more"] if len(self.failed) > NAMED else [])
-
-
-def _score_line(scored: tuple[float, str]) -> str:
-    return f"  {scored[0]:.2f}  {scored[1]}"
-
-
-def _reason(image: str, error: str) -> str:
+def why_failed(image: str, error: str) -> str:
+    """Which image failed, and why."""
     image = one_line(image)
     return error if error.startswith(image) else f"{image}: {error}"
 
@@ -419,12 +350,12 @@ def tool_table(tools: Sequence[ToolInfo]) -> str:
         state, why = ("available", "") if tool.available else ("unavailable", f" Unavailable: {tool.reason}.")
         lines += [
             f"{tool.name:<14}{tool.reference:<4}{reach:<12}{state}",
-            *_wrapped(
+            *wrapped(
                 f"{tool.description}.{why} Cost: {cost(tool)}. Reliability: {reliability.account(tool.name)}."
                 f" Map: {tool.source or 'none'}"
             ),
         ]
-    return _lines(lines)
+    return safe_lines(lines)
 
 
 def cost(tool: ToolInfo) -> str:
@@ -435,16 +366,18 @@ def cost(tool: ToolInfo) -> str:
     return f"about {tool.seconds:g} s a megapixel on one CPU core{limit}"
 
 
-def _lines(lines: Sequence[str]) -> str:
+def safe_lines(lines: Sequence[str]) -> str:
     """Each on a line of its own: file names, queries and models' answers may hold anything."""
     return "\n".join(map(one_line, lines))
 
 
-def _paragraphs(texts: Iterable[str]) -> list[str]:
-    return [line for text in texts for line in _wrapped(text)]
+def paragraphs(texts: Iterable[str]) -> list[str]:
+    """Each text wrapped."""
+    return [line for text in texts for line in wrapped(text)]
 
 
-def _wrapped(text: str, indent: str = "  ") -> list[str]:
+def wrapped(text: str, indent: str = "  ") -> list[str]:
+    """The lines of a text that fits the terminal; `indent` begins the first one."""
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     safe = one_line(" ".join(text.split()))
     return textwrap.wrap(safe, width, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)

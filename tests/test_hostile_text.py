@@ -45,12 +45,13 @@ from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo
 from agentic_iqa_local.laboratory import bench, endurance, train_embedded_vlm
 from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
-from agentic_iqa_local.report import Tally, account, headline, summary, tool_table
+from agentic_iqa_local.report import account, headline, summary, tool_table
 from agentic_iqa_local.studies.compare import Named, compare
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.report import digest
 from agentic_iqa_local.studies.store import Store, read_run
 from agentic_iqa_local.tables import csv_text, markdown_cell, safe_cell
+from agentic_iqa_local.tally import Tally
 from agentic_iqa_local.text import path_text
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.rendering import Renderer, check_folder, loading

@@ -37,7 +37,7 @@ class AssessRun:
         device: str,
         console: Console,
     ):
-        from agentic_iqa_local.report import Tally
+        from agentic_iqa_local.tally import Tally
 
         self.args, self.settings, self.items, self.device, self.console = (
             args,

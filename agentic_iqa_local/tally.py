@@ -1,0 +1,78 @@
+"""What a batch came to, as text for a terminal."""
+
+import heapq
+from collections import Counter
+from operator import itemgetter
+from typing import Any
+
+from agentic_iqa_local.levels import LETTER_TO_LEVEL
+from agentic_iqa_local.prompts import chosen_answer
+from agentic_iqa_local.report import level_word, paragraphs, safe_lines, why_failed, wrapped
+
+NAMED = 5  # pictures in each list
+
+
+class Tally:
+    """What a batch came to: counts by level or answer, the best and worst pictures, failures."""
+
+    def __init__(self) -> None:
+        self.answers: Counter[str] = Counter()
+        self.failed: list[tuple[str, str]] = []
+        self._scored: list[tuple[float, str]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Counts a row (a JSON object of assess.py)."""
+        if row["error"]:
+            self.failed.append((row["image"], row["error"]))
+        elif row["q"] is not None:
+            self.answers[row["final_answer"]] += 1
+            self._scored.append((row["q"], row["image"]))
+        elif row["choices"]:
+            self.answers[chosen_answer(row["choices"], row["final_answer"])] += 1
+        else:
+            self.answers["answered in words"] += 1
+
+    @property
+    def total(self) -> int:
+        """Rows counted."""
+        return sum(self.answers.values()) + len(self.failed)
+
+    def text(self, assessed: int, seconds: float) -> str:
+        """The summary; `assessed` of the rows were made in the last `seconds`."""
+        failures = f"; {len(self.failed)} failed" if self.failed else ""
+        counts = ", ".join(self._counts()) or "none assessed"
+        lines = wrapped(f"{self.total} pictures: {counts}{failures}", indent="")
+        lines += self._ranking() + self._failures()
+        if assessed and seconds:
+            rate = assessed / seconds
+            each = f"{rate:.1f} pictures a second" if rate >= 1 else f"{1 / rate:.1f} seconds a picture"
+            lines.append(f"{each} ({assessed} in {seconds:.0f} s)")
+        return safe_lines(lines)
+
+    def _counts(self) -> list[str]:
+        """How many pictures got each answer; all levels in their order where any was scored."""
+        if not self._scored:
+            return [f"{answer} {count}" for answer, count in self.answers.most_common()]
+        levels = [f"{letter} {level_word(letter)} {self.answers[letter]}" for letter in LETTER_TO_LEVEL]
+        others = (item for item in self.answers.items() if item[0] not in LETTER_TO_LEVEL)
+        return levels + [f"{answer} {count}" for answer, count in others]
+
+    def _ranking(self) -> list[str]:
+        """The best and the worst pictures, or all of a few."""
+        if not self._scored:
+            return []
+        best = heapq.nlargest(2 * NAMED, self._scored, key=itemgetter(0))
+        if len(self._scored) <= 2 * NAMED:
+            return ["by score:", *map(_score_line, best)]
+        worst = heapq.nsmallest(NAMED, self._scored, key=itemgetter(0))
+        return ["best:", *map(_score_line, best[:NAMED]), "worst:", *map(_score_line, worst)]
+
+    def _failures(self) -> list[str]:
+        if not self.failed:
+            return []
+        lines = ["failed:", *paragraphs(why_failed(image, error) for image, error in self.failed[:NAMED])]
+        return lines + ([f"  and {len(self.failed) - NAMED} more"] if len(self.failed) > NAMED else [])
+
+
+def _score_line(scored: tuple[float, str]) -> str:
+    return f"  {scored[0]:.2f}  {scored[1]}"
