@@ -204,6 +204,27 @@ def test_the_last_line_of_a_run_that_goes_on_may_be_torn(path):
         list(rows_in(io.BytesIO(b"{}\n"), path, Numbered, going_on=True))
 
 
+def test_a_file_that_cannot_be_opened_again_is_one_sentence(file, monkeypatch):
+    def refuses(_):
+        raise rows.FileError("expected a file that can be read, got Permission denied")
+
+    monkeypatch.setattr(rows, "open_regular", refuses)
+    with pytest.raises(
+        RowsError, match=r"rows\.jsonl: expected a file that can be read, got Permission denied"
+    ):
+        list(file)
+
+
+def test_no_descriptor_is_left_open(path):
+    before = os.listdir("/proc/self/fd")
+    file = full(path, ONE + TWO)
+    file.keep(lambda row: row["a"] == 1)
+    assert list(file) == [{"a": 1}]
+    file.close()
+    write_whole(path.with_name("note"), "text", sync=True)
+    assert os.listdir("/proc/self/fd") == before
+
+
 # Taking rows out
 
 
@@ -289,6 +310,7 @@ def described(tmp_path):
 def test_a_run_goes_on_with_the_same_identity_alone(described):
     same = {"model": "m", "fusion": {"eta": 1.0, "letters": {}}, "later": None}
     assert json.loads(described.read_text()) == {"command": "assess", "identity": same}
+    assert '\n "identity": {\n  "model": "m",\n' in described.read_text()  # people read it too
     assert check_run(described, same) is False
     assert check_run(described, same | {"later": ()}, ["later"]) is True
     assert check_run(described, same | {"later": None}, ["later"]) is False

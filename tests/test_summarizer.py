@@ -20,14 +20,14 @@ from scripted import (
 from agentic_iqa_local import services, vlm_client
 from agentic_iqa_local.config import DEFAULT_CONFIG, FusionSettings, Settings
 from agentic_iqa_local.evidence import contradictions, should_replan, tool_scores
-from agentic_iqa_local.nodes.summarizer import summarizer_node
+from agentic_iqa_local.nodes.summarizer import summarizer_node, without_words
 from agentic_iqa_local.prompts import (
     EXPLANATION_PROMPT_TEMPLATE,
     SCORING_PROMPT_TEMPLATE,
     chat_messages,
     summarizer_prompt,
 )
-from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import ExecutorOutput, FusionResult, PlannerOutput
 from agentic_iqa_local.vlm_client import VLMError
 
 # summarizer-core.md, verbatim
@@ -218,6 +218,42 @@ def test_the_fused_score_says_whose_it_is(picture, scores, told):
     """Letters that are alike leave q at the tools' mean (2.7013 as above, and 3 by symmetry), or at 3."""
     state = state_of(picture, executor_evidence=evidence(ANALYSIS, scores))
     assert told in run(scripted(FLAT), state, eta=1.0)["summarizer_result"].quality_reasoning
+
+
+def test_sentences_in_place_of_failed_words_are_whole_sentences():
+    fusion = FusionResult(
+        mode="uniform", vlm_letter=None, p_c=dict.fromkeys("ABCDE", 0.2), off_letter_mass=None, q=3.0
+    )
+    words = without_words(fusion, evidence(moderate_blur(), None), None, FusionSettings())
+    assert words.final_answer == "C"
+    assert words.quality_reasoning == (
+        "Moderate blurs: Edges appear soft. The quality is fair. No tool scores were available."
+        " Fused score 3.00 of 5 (no tool scores, model's own letter not read)."
+    )
+
+
+def test_words_asked_for_again_go_on_from_the_letter_and_may_fail(picture):
+    """Noise is not in the evidence; what is asked for then is never JSON."""
+    prefixes = []
+
+    def answer(prompt, schema, prefix):
+        prefixes.append(prefix)
+        return prefix + '", "quality_reasoning": "Severe noise."}' if len(prefixes) == 1 else "no JSON"
+
+    result = run(ScriptedClient(answer, FLAT), state_of(picture))["summarizer_result"]
+    assert prefixes == ['{"final_answer": "C'] * 4
+    assert (result.final_answer, result.error) == ("C", None)
+    assert result.quality_reasoning.startswith("Moderate blurs: Edges appear soft.")
+
+
+def test_an_earlier_answer_that_stays_at_the_limit_asks_for_nothing_more(picture):
+    first = run(scripted(), state_of(picture, executor_evidence=contradictory()))
+    assert first["summarizer_result"].need_replan
+    broken = evidence(None, None, error="no valid JSON")
+    last = run(scripted(), state_of(picture) | first | {"executor_evidence": broken, "iteration_count": 2})
+    result = last["summarizer_result"]
+    assert [told.kept for told in result.passes] == [True, False]
+    assert (result.need_replan, result.replan_reason) == (False, None)
 
 
 # Modes
