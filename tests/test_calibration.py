@@ -210,6 +210,14 @@ def test_fit_of_noisy_scores_stays_monotone_and_of_contrary_scores_is_refused():
         fit_logistic([math.nan] * 50, [3.0] * 50, **common)
 
 
+def test_a_part_of_the_curve_that_is_not_needed_is_left_out_altogether():
+    # y = 4 (s(2x) − 1/2) + 3: no slope beside it
+    x = np.linspace(-4, 4, 60)
+    found, _ = fit_logistic(x, 1 + 4 * expit(2 * x), domain=(-4, 4), **COMMON)
+    assert [found.b1, found.b2, found.b3, found.b5] == pytest.approx([4, 2, 0, 3], abs=1e-6)
+    assert found.b4 == 0
+
+
 COMMON = {"tool": "T", "lower_better": False, "source": "a paper", "fitted_on": "KonIQ-10k"}
 
 
