@@ -62,7 +62,10 @@ TESTS = {  # the test files of a module; one that is not here has test_NAME.py
     "score_fusion": "score_fusion faults summarizer",
     "state": "state planner_executor summarizer graph faults",
     "studies.inference": "faults study_run",
-    "studies.statistics": "statistics faults",
+    "studies.statistics.agreement": "statistics faults",
+    "studies.statistics.bootstrap": "statistics faults",
+    "studies.statistics.comparisons": "statistics faults",
+    "studies.statistics.levels": "statistics faults",
 }
 
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
