@@ -21,7 +21,7 @@ _PUBLIC = {
     "IQA": "api",
     "Conversation": "api",
     "assess": "assessment",
-    "Assessment": "assessment",
+    "Assessment": "result",
     "run_pipeline": "graph",
     "visualize_graph": "graph",
     "ScoreFusion": "score_fusion",

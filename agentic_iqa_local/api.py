@@ -21,8 +21,8 @@ from agentic_iqa_local.vlm_client import BACKENDS
 # What pulls in torch, LangGraph or a model's processor is imported where it is used: the command line checks
 # its options with this module before anything is loaded.
 if TYPE_CHECKING:
-    from agentic_iqa_local.assessment import Assessment
     from agentic_iqa_local.pictures import Picture
+    from agentic_iqa_local.result import Assessment
     from agentic_iqa_local.services import Services
 
 PIPELINES = get_args(Pipeline)

@@ -15,13 +15,14 @@ from typing import Any, Self
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
 
-from agentic_iqa_local.assessment import SCHEMA_VERSION, Assessment, Pipeline
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.files import FileError, place_for, read_json
 from agentic_iqa_local.inputs import row_key
 from agentic_iqa_local.levels import LETTER_TO_LEVEL
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters
 from agentic_iqa_local.provenance import folder_hash, of_settings
+from agentic_iqa_local.request import Pipeline
+from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 from agentic_iqa_local.rows import (
     LARGEST_NOTE,
     OtherRun,

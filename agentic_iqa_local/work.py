@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from agentic_iqa_local.assessment import Assessment, Pipeline, assess, unassessed
+from agentic_iqa_local.assessment import assess, unassessed
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.inputs import Item, row_key
 from agentic_iqa_local.nodes.summarizer import ROLE
+from agentic_iqa_local.request import Pipeline
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.workbench import Observer

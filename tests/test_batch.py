@@ -26,7 +26,7 @@ from scripted import in_this_process, loaded_batch
 from test_assess import blocked  # noqa: F401 - a fixture
 
 import agentic_iqa_local.rows
-from agentic_iqa_local.assessment import Assessment, assess
+from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.batch import BatchError
 from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands.console import Console
@@ -37,6 +37,7 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.rows import RowFile, RowsError, WriteError, write_whole
 from agentic_iqa_local.runs import Results, identity
 from agentic_iqa_local.services import Services

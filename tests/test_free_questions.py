@@ -10,7 +10,6 @@ from conftest import DATA
 from PIL import Image
 from pydantic import ValidationError
 
-from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.laboratory.training.free_questions import (
     Question,
@@ -22,6 +21,7 @@ from agentic_iqa_local.laboratory.training.free_questions import (
 )
 from agentic_iqa_local.levels import PLACES
 from agentic_iqa_local.nodes.summarizer import NO_EVIDENCE
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS, Part
 from agentic_iqa_local.synthetic.photos import HELD_OUT, split_photos

@@ -12,7 +12,6 @@ from conftest import ROOT
 from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
-from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.laboratory import bench as bench_command
@@ -29,6 +28,7 @@ from agentic_iqa_local.laboratory.gaps import (
     Run,
 )
 from agentic_iqa_local.laboratory.oracle import Oracle
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, ToolExecutionLog
 from agentic_iqa_local.synthetic.distortions import Part, Sample, distort

@@ -22,7 +22,6 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.config import CONFIGS, ConfigError, RoleSettings, Settings, load_settings
 from agentic_iqa_local.images import ImageError, load_image, load_pair
 from agentic_iqa_local.inputs import ManifestError, read_manifest
@@ -44,6 +43,7 @@ from agentic_iqa_local.prompts import (
     summarizer_prompt,
 )
 from agentic_iqa_local.report import account, summary
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import PlannerOutput
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 

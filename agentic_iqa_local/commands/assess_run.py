@@ -13,11 +13,11 @@ from agentic_iqa_local.commands.stopping import stopped_by_ctrl_c
 from agentic_iqa_local.text import one_line
 
 if TYPE_CHECKING:
-    from agentic_iqa_local.assessment import Assessment
     from agentic_iqa_local.batch import Batch
     from agentic_iqa_local.batch_worker import BatchWorker
     from agentic_iqa_local.config import Settings
     from agentic_iqa_local.inputs import Item
+    from agentic_iqa_local.result import Assessment
     from agentic_iqa_local.runs import Results
 
 # The rest is imported where it is needed, so that --help and wrong usage are answered at once.

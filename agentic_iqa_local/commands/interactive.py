@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.commands.console import Console, like_ctrl_c
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.text import one_line
 
 if TYPE_CHECKING:

@@ -1,6 +1,8 @@
 """Writes the map of the code: each module with the first sentence of its docstring.
 
-python -m agentic_iqa_local.laboratory.code_map docs/architecture.md    between the page's marks <!-- map --> and <!-- end of map -->
+  python -m agentic_iqa_local.laboratory.code_map docs/architecture.md
+
+The tables stand between the page's marks <!-- map --> and <!-- end of map -->.
 """
 
 import argparse

@@ -22,12 +22,13 @@ import numpy as np
 from PIL import Image
 from pydantic import BaseModel
 
-from agentic_iqa_local.assessment import Assessment, assess
+from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.laboratory.training.data import vary
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.prompts import DEFAULT_QUERY, Prompt
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.statistics import Draws, Figure, interval, paired_difference
 from agentic_iqa_local.synthetic.distortions import draw_sample

@@ -74,24 +74,28 @@ def chosen(
     limit: int | None = None,
 ) -> Dataset:
     """The data set's images of `split`, at most `limit`. Raises DatasetError."""
-    options = {"part_of": part_of, "mos_range": mos_range}
-    dataset = load_dataset(
-        folder, key, **{name: value for name, value in options.items() if value is not None}
-    )  # nosec B615 # of this project, reads local files
+    options = {name: value for name, value in (("part_of", part_of), ("mos_range", mos_range)) if value}
+    dataset = load_dataset(folder, key, **options)  # nosec B615 # of this project, reads local files
     every = dataset.items or dataset.questions
     places = [i for i, sample in enumerate(every) if split in (None, sample.split)]
     if not places:
-        known = sorted({sample.split for sample in every if sample.split})
+        known = {sample.split for sample in every if sample.split}
         raise DatasetError(
             f"{folder}: expected images of the split {split}, found none; the splits are"
-            f" {listed(known) or 'unknown'}."
+            f" {listed(sorted(known)) or 'unknown'}."
         )
-    if limit is not None and limit < len(places):
-        kept = np.random.default_rng(0).choice(len(places), limit, replace=False)
-        places = [places[i] for i in sorted(kept)]
+    places = _drawn(places, limit)
     if dataset.items:
         return replace(dataset, items=tuple(dataset.items[i] for i in places))
     return replace(dataset, questions=tuple(dataset.questions[i] for i in places))
+
+
+def _drawn(places: list[int], limit: int | None) -> list[int]:
+    """At most `limit` of the places, drawn evenly with a fixed seed."""
+    if limit is None or limit >= len(places):
+        return places
+    kept = np.random.default_rng(0).choice(len(places), limit, replace=False)
+    return [places[i] for i in sorted(kept)]
 
 
 def check_plan(plan: Plan, services: Services, *, full_reference: bool, named: bool) -> None:

@@ -16,12 +16,12 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from agentic_iqa_local.assessment import Assessment
 from agentic_iqa_local.images import load_image
 from agentic_iqa_local.laboratory.training.evaluate import Progress, _silent, with_interval
 from agentic_iqa_local.nodes.summarizer import NO_EVIDENCE, NO_SCORES
 from agentic_iqa_local.prompts import chosen_answer
 from agentic_iqa_local.reasoning import misstatements, speaks_for_another
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.synthetic.distortions import Part, distort
 from agentic_iqa_local.synthetic.photos import split_photos
 

@@ -1,0 +1,216 @@
+"""The result of an assessment: what assess prints, field by field."""
+
+import html
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.prompts import chosen_answer
+from agentic_iqa_local.request import Pipeline
+from agentic_iqa_local.state import (
+    ExecutorOutput,
+    PassRecord,
+    PlannerError,
+    PlannerOutput,
+    ToolExecutionLog,
+)
+from agentic_iqa_local.text import one_line
+
+# 4: passes, failed tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are
+# choices, and part of a row's key
+SCHEMA_VERSION = 4
+
+
+class Tokens(BaseModel):
+    """Counted over every model call of the assessment."""
+
+    calls: int = Field(description="Letter reads and generations.")
+    prefilled: int = Field(description="Tokens that went through the model as input.")
+    reused: int = Field(description="Tokens that were found in the cache instead.")
+    forced: int = Field(
+        description=(
+            "Template tokens of the answers that were put in without being decoded, counted in prefilled."
+        )
+    )
+    decoded: int = Field(description="Tokens that the model chose one by one.")
+    forward_passes: int = Field(description="Passes of the model.")
+    prefill_seconds: float = Field(
+        description="Seconds of the passes over prompts (0 where the engine does not tell)."
+    )
+    decode_seconds: float = Field(description="Seconds of the passes over one chosen token each.")
+
+
+class SeenView(BaseModel):
+    """One piece of the image as the model saw it."""
+
+    box: tuple[int, int, int, int] = Field(
+        description="left, top, right, bottom in pixels of the upright image."
+    )
+    pixels: tuple[int, int] | None = Field(
+        description="Width and height after the processor; None where it tiles."
+    )
+    tokens: int = Field(description="Image tokens of the test image (the reference takes as many again).")
+
+
+class Seen(BaseModel):
+    """What the model saw of the test image; several views when it was too large for one."""
+
+    pixels: int | None
+    tokens: int
+    views: list[SeenView]
+
+
+class Assessment(BaseModel):
+    """One assessed image. A failed one has `error` and no answer: a score that could not be had is never
+    filled in.
+
+    In a notebook it shows as a table.
+    """
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    schema_version: int = SCHEMA_VERSION
+    image: str
+    sha256: str | None = Field(default=None, description="Of the image file's bytes.")
+    reference: str | None = None
+    query: str
+    choices: list[str] | None = None
+    mode: str = Field(description="logits, classification or uniform: where p_c came from.")
+    pipeline: Pipeline = "agent"
+    final_answer: str | None = Field(
+        default=None, description="The fused level's letter, the chosen letter, or free text."
+    )
+    vlm_letter: str | None = None
+    p_c: dict[str, float] | None = Field(default=None, description="Probability of each letter; sums to 1.")
+    off_letter_mass: float | None = None
+    alpha: dict[int, float] | None = Field(
+        default=None, description="Weight of each level 1..5 from the tools; sums to 1."
+    )
+    q_bar: float | None = Field(default=None, description="Mean of the tools' normalised scores, 1..5.")
+    q: float | None = Field(default=None, description="Fused quality, 1 (bad) to 5 (excellent).")
+    dq_dqbar: float | None = Field(default=None, description="How far q moves when q_bar moves by one.")
+    eta: float | None = Field(default=None, description="The sharpness η of the tools' weights alpha.")
+    sigma: float | None = Field(
+        default=None,
+        description=(
+            "The error of q_bar in levels from which η = 1/(2σ²) follows; None where the settings give η"
+            " itself."
+        ),
+    )
+    fusion: FusionSettings | None = Field(
+        default=None, description="The settings that made q; their eta may be auto."
+    )
+    tools: list[ToolExecutionLog] = []
+    plan: PlannerOutput | None = None
+    plan_corrections: list[str] = []
+    evidence: ExecutorOutput | None = Field(
+        default=None, description="The executor's evidence; its tool runs are in `tools`."
+    )
+    quality_reasoning: str | None = None
+    reasoning_corrections: list[str] = Field(
+        default=[],
+        description=(
+            "What the model's own reasoning got wrong, so that sentences made of the evidence stand in"
+            " for it."
+        ),
+    )
+    need_replan: bool = False
+    replan_history: list[str] = []
+    iteration_count: int = 0
+    passes: list[PassRecord] = Field(
+        default=[], description="Each round of plan, evidence and answer; the latest ten."
+    )
+    both_orders: bool = Field(
+        default=False,
+        description="True where the letters were also read with A for Bad, and p_c is the mean of both.",
+    )
+    tokens: Tokens | None = None
+    seen: Seen | None = None
+    model: dict[str, Any] | None = None
+    seconds: float = 0.0
+    warnings: list[str] = []
+    failed_tries: list[PlannerError] = Field(
+        default=[],
+        description=(
+            "The tries at an answer that failed, with the role and the model's whole output, also where a"
+            " later one succeeded."
+        ),
+    )
+    turn: int | None = Field(
+        default=None,
+        description="Which question of a conversation it answers, from 1 on; None outside of one.",
+    )
+    prior_context: dict[str, Any] | None = Field(
+        default=None,
+        description=(
+            "The earlier turns that the model was told of: the answer and its numbers depend on them."
+        ),
+    )
+    error: str | None = None
+
+    @property
+    def letter(self) -> str | None:
+        """The letter that was answered: of the level (A Excellent to E Bad) or of a choice; None for free
+        text and failures."""
+        return self.final_answer if self.p_c and not self.error else None
+
+    @property
+    def level(self) -> str | None:
+        """The level in a word, Excellent to Bad; None where nothing was rated."""
+        return LEVEL_WORDS[LETTER_TO_LEVEL[self.letter]] if self.q is not None and self.letter else None
+
+    def explain(self) -> str:
+        """The readable account that `--explain` prints: plan, evidence, probabilities, tools, q and why."""
+        from agentic_iqa_local.report import account
+
+        return account(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of a JSON line, as plain Python values."""
+        return self.model_dump(mode="json", exclude={"evidence": {"tool_logs"}})
+
+    @property
+    def answer(self) -> str:
+        """The answer in short: "C Fair, q 3.12", "B. No, p 0.62" or free text; why there is none where it
+        failed."""
+        if self.error:
+            return f"failed: {self.error.removeprefix(f'{one_line(self.image)}: ')}"
+        if self.level:
+            return f"{self.letter} {self.level}, q {self.q:.2f}"
+        if self.letter and self.choices and self.p_c:
+            return f"{self.letter}. {chosen_answer(self.choices, self.letter)}, p {self.p_c[self.letter]:.2f}"
+        return self.final_answer or "no answer"
+
+    def __repr__(self) -> str:
+        return f"Assessment({one_line(f'{self.image}: {self.answer}'):.200})"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        words = self.choices or [
+            LEVEL_WORDS[LETTER_TO_LEVEL[letter]] for letter in self.p_c or () if letter in LETTER_TO_LEVEL
+        ]
+        rows = [
+            ("image", self.image),
+            ("reference", self.reference),
+            ("query", self.query),
+            ("answer", self.answer),
+        ]
+        rows += [
+            (f"{letter} {word}", f"{p:.3f}")
+            for (letter, p), word in zip((self.p_c or {}).items(), words, strict=False)
+        ]
+        rows += [
+            (run.tool_name, f"{run.normalized_score:.2f} of 5")
+            for run in self.tools
+            if run.normalized_score is not None
+        ]
+        rows += [("why", self.quality_reasoning), *(("warning", line) for line in self.warnings)]
+        cells = (f"<tr><th>{_html(name)}</th><td>{_html(text)}</td></tr>" for name, text in rows if text)
+        return f"<table>{''.join(cells)}</table>"
+
+
+def _html(text: str) -> str:
+    return html.escape(one_line(text))
