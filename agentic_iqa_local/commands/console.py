@@ -12,9 +12,10 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.paths import command
 from agentic_iqa_local.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ class SafeStream:
 
     def writelines(self, lines: Iterable[str]) -> None:
         self.write("".join(lines))
+
+    def flush(self) -> None:
+        self.terminal.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.terminal, name)
@@ -131,6 +135,18 @@ def exit_status(
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence, without the usage of all options before it."""
 
+    @classmethod
+    def of(cls, name: str, about: str | None, **options: Any) -> Self:
+        """The parser of the subcommand `name`. In `about`, its module's docstring, "{name}" stands for how a
+        user of this installation runs it."""
+        line = command(name)
+        return cls(
+            prog=line,
+            description=(about or "").replace(f"{{{name}}}", line),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **options,
+        )
+
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
             given = message.removeprefix("unrecognized arguments: ").split()[0]
@@ -143,18 +159,55 @@ class Parser(argparse.ArgumentParser):
         )
 
 
+class Progress:
+    """How many of `total` pictures are done, and the time left: a bar on a terminal, elsewhere a line now and
+    then; nothing for a single picture."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self._total, self._initial, self._done, self._failed = total, done, done, 0
+        self._began = self._last_line = time.monotonic()
+        self._lines = total > 1 and not sys.stderr.isatty()
+        self.bar = bar(
+            total=total,
+            initial=done,
+            unit="picture",
+            leave=False,
+            disable=total < 2 or not sys.stderr.isatty(),
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.monotonic() - self._began
+
+    def count(self, failed: bool) -> None:
+        """One more is done."""
+        self._done += 1
+        self._failed += failed
+        postfix = f"{self._failed} failed" if self._failed else ""
+        self.bar.set_postfix_str(postfix, refresh=False)
+        self.bar.update()
+        if self._lines and time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            line = self.bar.format_meter(
+                self._done,
+                self._total,
+                self.seconds,
+                ncols=0,
+                unit="picture",
+                postfix=postfix,
+                initial=self._initial,
+            )
+            print(line, file=sys.stderr, flush=True)
+
+
 class Console(AbstractContextManager):
     """The real stdout, or another file (`results`), for results alone: whatever else prints on stdout, from
     any library, goes to stderr."""
 
     def __init__(self, results: TextIO | None = None) -> None:
-        if results is None:
-            results = SafeStream(
-                os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
-            )
-            os.dup2(2, 1)
-        self.results = results
-        self._bar = None
+        self.results: TextIO | SafeStream = _take_stdout() if results is None else results
+        self._progress: Progress | None = None
         self._open = ExitStack()
 
     def show(self, text: str, file: TextIO | None = None) -> None:
@@ -171,52 +224,27 @@ class Console(AbstractContextManager):
         self.show(text, sys.stderr)
 
     def _without_bar(self) -> AbstractContextManager:
-        if self._bar is None:
+        if self._progress is None:
             return ExitStack()
-        return self._bar.external_write_mode(file=sys.stderr)
+        return self._progress.bar.external_write_mode(file=sys.stderr)
 
     def begin(self, total: int, done: int) -> None:
-        """Shows rate and time left from now on, for two pictures or more: a bar on a terminal, elsewhere a
-        line now and then."""
+        """Shows from now on how many of `total` pictures are done; see `Progress`."""
         from tqdm.contrib.logging import logging_redirect_tqdm
 
-        self._total, self._initial, self._done, self._failed = total, done, done, 0
-        self._began = self._said = time.monotonic()
-        self._lines = total > 1 and not sys.stderr.isatty()
-        self._bar = bar(
-            total=total,
-            initial=done,
-            unit="picture",
-            leave=False,
-            disable=total < 2 or not sys.stderr.isatty(),
-        )
-        self._open.callback(self._bar.close)
+        self._progress = Progress(total, done)
+        self._open.callback(self._progress.bar.close)
         self._open.enter_context(logging_redirect_tqdm([logging.getLogger()]))
 
     def count(self, failed: bool) -> None:
-        self._done += 1
-        self._failed += failed
-        postfix = f"{self._failed} failed" if self._failed else ""
-        self._bar.set_postfix_str(postfix, refresh=False)
-        self._bar.update()
-        if self._lines and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
-            self._said = time.monotonic()
-            elapsed = self._said - self._began
-            line = self._bar.format_meter(
-                self._done,
-                self._total,
-                elapsed,
-                ncols=0,
-                unit="picture",
-                postfix=postfix,
-                initial=self._initial,
-            )
-            print(line, file=sys.stderr, flush=True)
+        """One more picture is done."""
+        if self._progress:
+            self._progress.count(failed)
 
     @property
     def seconds(self) -> float:
         """Since `begin`."""
-        return time.monotonic() - self._began
+        return self._progress.seconds if self._progress else 0.0
 
     def end(self) -> None:
         """Takes the bar away."""
@@ -230,6 +258,13 @@ class Console(AbstractContextManager):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.results.fileno())
         self.results.flush()
         return gone
+
+
+def _take_stdout() -> SafeStream:
+    """The real stdout, which from now on is stderr for everybody else."""
+    results = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    os.dup2(2, 1)
+    return SafeStream(results)
 
 
 def start_logging(verbosity: int) -> None:
@@ -251,11 +286,11 @@ class Formatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # the library's name
         text = super().formatMessage(record)
-        return _set_in(text) if record.levelno <= logging.DEBUG else one_line(text)
+        return _indented(text) if record.levelno <= logging.DEBUG else one_line(text)
 
     def formatException(self, info: Any) -> str:
-        return f"    {_set_in(super().formatException(info))}"
+        return f"    {_indented(super().formatException(info))}"
 
 
-def _set_in(text: str) -> str:
+def _indented(text: str) -> str:
     return "\n    ".join(map(one_line, text.split("\n")))

@@ -19,23 +19,24 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentic_iqa_local.commands import chosen_settings
 from agentic_iqa_local.commands.console import Parser, exit_status, safe_streams
 from agentic_iqa_local.paths import command
 
+if TYPE_CHECKING:
+    from agentic_iqa_local.doctor import Check
+
 LONGEST = 86_400  # seconds that one check may be given
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(
-        prog=command("doctor").removeprefix("python "),
-        description=__doc__.replace("{doctor}", command("doctor")),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser.of("doctor", __doc__)
     device = parser.add_mutually_exclusive_group()
     device.add_argument(
         "--gpu", metavar="N", help="GPU by index, UUID or MIG name (default: GPU 0 if there is one)"
@@ -78,8 +79,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def examine_all(args: argparse.Namespace) -> int:
+    """Prints the checks; 1 where one failed. Raises UserError for a configuration that cannot be used."""
     try:
-        from agentic_iqa_local.doctor import TIMEOUT, as_text, examine
+        from agentic_iqa_local.doctor import TIMEOUT, examine
     except ImportError as error:
         print(
             f"error: expected the project's environment, {error}; "
@@ -87,27 +89,34 @@ def examine_all(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    settings = chosen_settings(args)
-    checks = []
+    results = examine(
+        chosen_settings(args), gpu=args.gpu, cpu=args.cpu, quick=args.quick, timeout=args.timeout or TIMEOUT
+    )
+    checks: list[Check] = []
     try:
-        with closing(
-            examine(settings, gpu=args.gpu, cpu=args.cpu, quick=args.quick, timeout=args.timeout or TIMEOUT)
-        ) as found:
-            for check in found:
-                checks.append(check)
-                if not args.json:
-                    print(as_text(check), flush=True)
-        failed = [check for check in checks if check.status == "fail"]
-        if args.json:
-            print(json.dumps({"ok": not failed, "checks": [asdict(check) for check in checks]}), flush=True)
-        else:
-            count = Counter(check.status for check in checks)
-            print(f"\n{count['pass']} passed, {count['warn']} warned, {count['fail']} failed", flush=True)
-        return 1 if failed else 0
+        with closing(results):
+            show(results, checks, args.json)
     except BrokenPipeError:  # the reader of our stdout has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1 if any(check.status == "fail" for check in checks) else 0
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"error: stdout: a check could not be written ({error.strerror})", file=sys.stderr)
         return 1
+    return 1 if any(check.status == "fail" for check in checks) else 0
+
+
+def show(results: Iterable["Check"], checks: list["Check"], as_json: bool) -> None:
+    """Prints the checks as they come and puts them into `checks`; as JSON, one object at the end."""
+    from agentic_iqa_local.doctor import as_text
+
+    for check in results:
+        checks.append(check)
+        if not as_json:
+            print(as_text(check), flush=True)
+    count = Counter(check.status for check in checks)
+    if as_json:
+        print(
+            json.dumps({"ok": not count["fail"], "checks": [asdict(check) for check in checks]}), flush=True
+        )
+    else:
+        print(f"\n{count['pass']} passed, {count['warn']} warned, {count['fail']} failed", flush=True)

@@ -1,6 +1,8 @@
 """Fits the maps from raw tool scores to 1..5 that configs/tool_maps.yaml holds."""
 
 import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from agentic_iqa_local.iqa_tools.calibration import (
 from agentic_iqa_local.paths import ROOT, command
 from agentic_iqa_local.plain_yaml import read_yaml
 from agentic_iqa_local.rows import write_whole
-from agentic_iqa_local.studies.datasets import MOST, DatasetError, load_dataset
+from agentic_iqa_local.studies.datasets import MOST, Dataset, DatasetError, load_dataset
 
 ANCHORS = ("FSIM", "SSIM", "VIF", "GMSD")
 HELD_OUT = 0.3
@@ -56,7 +58,22 @@ is low gets a flat map: its scores stay near the mean, which is what it knows.
 """
 
 
-def photo_samples(photos: Path, count: int, per_photo: int, crop: int, rng: np.random.Generator):
+@dataclass
+class Measured:
+    """What a map is fitted on: of each image its group, the tools' raw scores and the quality, 1..5. `rng`
+    splits them; `source` and `fitted_on` go into the map."""
+
+    rng: np.random.Generator
+    groups: list[str] = field(default_factory=list)
+    raws: list[list[float]] = field(default_factory=list)
+    qualities: list[float] = field(default_factory=list)
+    source: str = ""
+    fitted_on: str = ""
+
+
+def photo_samples(
+    photos: Path, count: int, per_photo: int, crop: int, rng: np.random.Generator
+) -> Iterator[tuple[str, Image.Image, Image.Image]]:
     """(file name, reference, image) of `per_photo` samples of centre crops of `count` photographs drawn from
     the folder."""
     from agentic_iqa_local.synthetic.distortions import draw_sample
@@ -83,29 +100,35 @@ def photo_samples(photos: Path, count: int, per_photo: int, crop: int, rng: np.r
             yield file.name, reference, Image.fromarray(draw_sample(np.asarray(reference), rng).image)
 
 
-def scored_samples(dataset, split: str | None, mos_range: tuple[float, float] | None):
+def scored_samples(
+    dataset: Dataset, split: str | None, mos_range: tuple[float, float] | None
+) -> Iterator[tuple[str, Image.Image | None, Image.Image, float]]:
     """(scene or file name, reference or None, image, quality 1..5) of the images of `split`. Raises
     DatasetError, also where the scale's ends are unknown and `mos_range` (worst, best) does not give them."""
     items = [item for item in dataset.items if split is None or item.split == split]
     if not items:
         raise DatasetError(f"{dataset.root}: expected scored images of the split {split}, found none")
-    if mos_range is None:
-        info = dataset.info
-        if info.low is None or info.high is None or info.higher_is_better is None:
-            raise DatasetError(
-                f"{dataset.root}: the scale's ends are unknown", "give them with --mos-range WORST BEST"
-            )
-        mos_range = (info.low, info.high) if info.higher_is_better else (info.high, info.low)
-    worst, best = mos_range
+    worst, best = mos_range or scale_of(dataset)
     if not (abs(worst) <= MOST and abs(best) <= MOST and worst != best):
         raise DatasetError(
             f"--mos-range {worst:g} {best:g}: expected two numbers of at most {MOST:g} that differ",
             "correct them",
         )
     for item in bar(items, unit="image"):
-        image, reference = (path and load_image(str(path)).pixels for path in (item.image, item.reference))
+        image = load_image(item.image).pixels
+        reference = load_image(item.reference).pixels if item.reference else None
         # Split by what is pictured: all distortions of one reference fall on one side.
         yield item.group or item.image.name, reference, image, 1 + 4 * (item.mos - worst) / (best - worst)
+
+
+def scale_of(dataset: Dataset) -> tuple[float, float]:
+    """The worst and the best score of a data set's scale. Raises DatasetError where they are unknown."""
+    info = dataset.info
+    if info.low is None or info.high is None or info.higher_is_better is None:
+        raise DatasetError(
+            f"{dataset.root}: the scale's ends are unknown", "give them with --mos-range WORST BEST"
+        )
+    return (info.low, info.high) if info.higher_is_better else (info.high, info.low)
 
 
 def held_out_groups(groups: list[str], rng: np.random.Generator) -> np.ndarray:
@@ -115,7 +138,11 @@ def held_out_groups(groups: list[str], rng: np.random.Generator) -> np.ndarray:
     return np.array([group in chosen for group in groups])
 
 
-def fit_one(tool: str, raw, quality, held_out, source: str, fitted_on: str) -> tuple[LogisticMap, FitQuality]:
+def fit_one(
+    tool: str, raw: np.ndarray, quality: np.ndarray, held_out: np.ndarray, measured: Measured
+) -> tuple[LogisticMap, FitQuality]:
+    """The map of one tool from its raw scores to `quality`, and how well it does on the images that
+    `held_out` keeps out of its fit."""
     spec = find_tool(tool)
     logistic, _ = fit_logistic(
         raw[~held_out],
@@ -123,11 +150,11 @@ def fit_one(tool: str, raw, quality, held_out, source: str, fitted_on: str) -> t
         tool=spec.name,
         domain=spec.domain,
         lower_better=spec.lower_better,
-        source=source,
-        fitted_on=fitted_on,
+        source=measured.source,
+        fitted_on=measured.fitted_on,
     )
     check = evaluate(logistic, raw[held_out], quality[held_out])
-    return logistic.model_copy(update={"notes": f"held out: {check}"}), check
+    return LogisticMap.model_validate(logistic.model_dump() | {"notes": f"held out: {check}"}), check
 
 
 def place_of_maps(path: Path) -> Path:
@@ -160,51 +187,52 @@ def write_maps(path: Path, fitted: list[LogisticMap]) -> None:
     write_whole(place, HEADER + body)
 
 
-def measure_all(runner: ToolRunner, tools: list[str], image, reference) -> list[float]:
-    return [runner.measure(tool, image, reference) for tool in tools]
-
-
-def run_maps(args: argparse.Namespace) -> tuple[list[str], list, list, list, str, str]:
+def run_maps(args: argparse.Namespace) -> Measured:
+    """Scores of synthetic distortions; their quality is the mean of the maps of ANCHORS."""
     runner = ToolRunner(device=args.device, maps_path=args.anchor_maps)
-    rng = np.random.default_rng(args.seed)
-    groups, raws, qualities = [], [], []
-    for group, reference, image in photo_samples(args.photos, args.count, args.per_photo, args.crop, rng):
+    measured = Measured(np.random.default_rng(args.seed))
+    samples = photo_samples(args.photos, args.count, args.per_photo, args.crop, measured.rng)
+    for group, reference, image in samples:
         anchors = [runner.score(tool, image, reference).normalized for tool in ANCHORS]
-        groups.append(group)
-        qualities.append(float(np.mean(anchors)))
-        raws.append(measure_all(runner, args.tools, image, reference))
-    source = (
-        f"scripts/fit_tools.py maps: {len(groups)} synthetic distortions of {args.count} clean photographs"
-        f" ({args.crop}x{args.crop} crops, seed {args.seed}), target the mean of the maps of"
+        measured.groups.append(group)
+        measured.qualities.append(float(np.mean(anchors)))
+        measured.raws.append([runner.measure(tool, image, reference) for tool in args.tools])
+    measured.source = (
+        f"scripts/fit_tools.py maps: {len(measured.groups)} synthetic distortions of {args.count} clean"
+        f" photographs ({args.crop}x{args.crop} crops, seed {args.seed}), target the mean of the maps of"
         f" {', '.join(ANCHORS)} in AgenticIQA's Table 5"
     )
-    return (
-        groups,
-        raws,
-        qualities,
-        rng,
-        source,
-        f"synthetic distortions of {args.photos_name} (anchored on KADID-10k maps)",
-    )
+    measured.fitted_on = f"synthetic distortions of {args.photos_name} (anchored on KADID-10k maps)"
+    return measured
 
 
-def run_dataset(args: argparse.Namespace) -> tuple[list[str], list, list, list, str, str]:
+def run_dataset(args: argparse.Namespace) -> Measured:
+    """Scores of a data set's images; their quality is what people said."""
     dataset = load_dataset(args.folder, args.key)  # nosec B615 # of this project, reads local files
     runner = ToolRunner(device=args.device)
-    groups, raws, qualities = [], [], []
-    for group, reference, image, quality in scored_samples(
-        dataset, args.split, args.mos_range and tuple(args.mos_range)
-    ):
-        groups.append(group)
-        qualities.append(quality)
-        raws.append(measure_all(runner, args.tools, image, reference))
-    name = args.name or dataset.info.title
+    measured = Measured(np.random.default_rng(args.seed))
+    samples = scored_samples(dataset, args.split, args.mos_range and tuple(args.mos_range))
+    for group, reference, image, quality in samples:
+        measured.groups.append(group)
+        measured.qualities.append(quality)
+        measured.raws.append([runner.measure(tool, image, reference) for tool in args.tools])
+    measured.fitted_on = args.name or dataset.info.title
     of_split = f", split {args.split}" if args.split else ""
-    source = f"scripts/fit_tools.py dataset: {len(groups)} images of {name}{of_split}, linear from its scale"
-    return groups, raws, qualities, np.random.default_rng(args.seed), source, name
+    measured.source = (
+        f"scripts/fit_tools.py dataset: {len(measured.groups)} images of {measured.fitted_on}{of_split},"
+        " linear from its scale"
+    )
+    return measured
 
 
-def plot(folder: Path, logistic: LogisticMap, raw, quality, held_out, check: FitQuality) -> None:
+def plot(
+    folder: Path,
+    logistic: LogisticMap,
+    raw: np.ndarray,
+    quality: np.ndarray,
+    held_out: np.ndarray,
+    check: FitQuality,
+) -> None:
     """The scores, those kept out of the fit marked, and the map, as `folder`/TOOL.png."""
     from matplotlib.figure import Figure
 
@@ -224,14 +252,9 @@ def plot(folder: Path, logistic: LogisticMap, raw, quality, held_out, check: Fit
 
 def build_parser() -> argparse.ArgumentParser:
     shipped = ROOT / "configs" / "tool_maps.yaml"
-    parser = Parser(
-        prog=FIT.removeprefix("python "),
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser.of("fit", __doc__, epilog=EPILOG)
     commands = parser.add_subparsers(dest="command", required=True)
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument(
         "--tools", nargs="+", required=True, metavar="TOOL", help="tools to fit, by any spelling"
     )
@@ -291,12 +314,12 @@ def fit(args: argparse.Namespace) -> int:
     """Measures the tools, fits their maps and writes them. Raises UserError and OSError."""
     args.tools = [find_tool(tool).name for tool in args.tools]
     place_of_maps(args.out)  # before the work
-    groups, raws, qualities, rng, source, fitted_on = args.collect(args)
-    raw, quality = np.array(raws), np.array(qualities)
-    held_out = held_out_groups(groups, rng)
+    measured: Measured = args.collect(args)
+    raw, quality = np.array(measured.raws), np.array(measured.qualities)
+    held_out = held_out_groups(measured.groups, measured.rng)
     fitted = []
     for column, tool in enumerate(args.tools):
-        logistic, check = fit_one(tool, raw[:, column], quality, held_out, source, fitted_on)
+        logistic, check = fit_one(tool, raw[:, column], quality, held_out, measured)
         fitted.append(logistic)
         if args.plots:
             plot(args.plots, logistic, raw[:, column], quality, held_out, check)

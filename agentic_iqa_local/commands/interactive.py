@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -132,7 +133,8 @@ def questions(first: str | None, terminal: bool) -> Iterator[str]:
         yield first
     if sys.stdin is None:  # closed, as by <&-
         return
-    sys.stdin.reconfigure(errors="surrogateescape")  # a question that is no UTF-8 is told as such
+    if isinstance(sys.stdin, TextIOWrapper):  # a question that is not UTF-8 is named as such
+        sys.stdin.reconfigure(errors="surrogateescape")
     while (line := _line(terminal)) is not None:
         if line.strip().casefold() in ENDS:
             return

@@ -44,7 +44,7 @@ def manifest_hash(text: str) -> str:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(prog=PROGRAM)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    about = __doc__.replace("python -m agentic_iqa_local", PROGRAM)
+    about = (__doc__ or "").replace("python -m agentic_iqa_local", PROGRAM)
     layout = argparse.RawDescriptionHelpFormatter
     check = commands.add_parser("verify", description=about, formatter_class=layout)
     check.set_defaults(action=verify_bundle)

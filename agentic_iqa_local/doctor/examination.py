@@ -1,6 +1,6 @@
 """Every check in its order; what rests on a failed one is left out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.doctor import folders, machine, memory, models, tools
@@ -18,7 +18,7 @@ def examine(
     cpu: bool = False,
     quick: bool = False,
     timeout: float = TIMEOUT,
-) -> Iterator[Check]:
+) -> Generator[Check, None, None]:
     """Yields every check of a configuration on a device as it is done; what rests on a failed one is left
     out.
 
