@@ -18,7 +18,6 @@ from agentic_iqa_local.iqa_tools.calibration import (
     LogisticMap,
     evaluate,
     fit_logistic,
-    load_maps,
     map_file_hash,
     read_map_file,
 )
@@ -74,15 +73,15 @@ def test_a_turn_between_grid_points_is_found():
     # below ln((1 + sqrt(1/2)) / (1 - sqrt(1/2))) / 4000 = 4.4e-4: no grid of a thousand points over [0, 1]
     # need see it.
     narrow = plain(b1=-0.002, b2=4000, b3=0.50051, b4=1, b5=2, domain=(0, 1))
-    assert not narrow.is_monotone()
+    assert narrow.turning_point() is not None
     assert narrow.turning_point() == pytest.approx(0.50051, abs=4.5e-4)
-    assert narrow.model_copy(update={"b4": 2.1}).is_monotone()  # -8/4 + 2.1 > 0
+    assert narrow.model_copy(update={"b4": 2.1}).turning_point() is None  # -8/4 + 2.1 > 0
 
 
 def test_a_map_that_runs_against_its_tool_is_not_monotone():
-    assert not plain(lower_better=True).is_monotone()
-    assert plain(b1=-2, lower_better=True).is_monotone()
-    assert not plain(b1=0).is_monotone()  # constant
+    assert plain(lower_better=True).turning_point() is not None
+    assert plain(b1=-2, lower_better=True).turning_point() is None
+    assert plain(b1=0).turning_point() is not None  # constant
 
 
 def test_a_turn_at_an_end_of_the_domain_is_that_end():
@@ -94,7 +93,7 @@ def test_a_turn_at_an_end_of_the_domain_is_that_end():
         -2 + math.log(3)
     )
     assert turning.model_copy(update={"domain": (-3, 0)}).turning_point() == -3  # everywhere the wrong way
-    assert turning.model_copy(update={"domain": (1, 2)}).is_monotone()
+    assert turning.model_copy(update={"domain": (1, 2)}).turning_point() is None
     assert plain(b1=0).turning_point() == -10  # flat
 
 
@@ -136,8 +135,11 @@ def test_a_map_that_turns_is_refused_by_name_and_place(tmp_path):
     with pytest.raises(
         CalibrationError, match=r"map of VSI is not monotone over \[0, 3\], it turns at 1\.049"
     ):
-        load_maps(map_file(tmp_path / "maps.yaml", turning))
-    assert load_maps(map_file(tmp_path / "maps.yaml", turning, status="rejected", reason="it turns")) == {}
+        read_map_file(map_file(tmp_path / "maps.yaml", turning))
+    assert (
+        read_map_file(map_file(tmp_path / "maps.yaml", turning, status="rejected", reason="it turns"))
+        == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,14 +154,14 @@ def test_malformed_files_are_refused(tmp_path, text, message):
     path = tmp_path / "maps.yaml"
     path.write_text(text)
     with pytest.raises(CalibrationError, match=message):
-        load_maps(path)
+        read_map_file(path)
 
 
 def test_unknown_status_and_second_map_are_refused(tmp_path):
     with pytest.raises(CalibrationError, match="status 'maybe'"):
-        load_maps(map_file(tmp_path / "maps.yaml", plain(), status="maybe"))
+        read_map_file(map_file(tmp_path / "maps.yaml", plain(), status="maybe"))
     with pytest.raises(CalibrationError, match="two usable maps"):
-        load_maps(map_file(tmp_path / "maps.yaml", plain(), plain()))
+        read_map_file(map_file(tmp_path / "maps.yaml", plain(), plain()))
 
 
 def test_a_rejected_map_has_its_reason_and_may_stand_beside_a_usable_one(tmp_path):
@@ -202,7 +204,7 @@ def test_fit_of_noisy_scores_stays_monotone_and_of_contrary_scores_is_refused():
     y = rng.uniform(1, 5, 300)
     common = {"tool": "T", "domain": (-20, 20), "lower_better": False, "source": "test", "fitted_on": "none"}
     weak, quality = fit_logistic(y + rng.normal(0, 4, 300), y, **common)
-    assert weak.is_monotone()
+    assert weak.turning_point() is None
     assert quality.rmse <= y.std() + 1e-6  # no worse than always answering the mean
     with pytest.raises(CalibrationError, match="T: expected higher raw scores for better images"):
         fit_logistic(-y, y, **common)
@@ -245,7 +247,7 @@ def test_a_fit_says_what_it_was_made_of_and_sees_no_score_beyond_the_domain():
 def test_a_map_that_spans_a_twentieth_of_a_level_is_flat():
     # y rises by 0.06, and by 0.04, over the domain; the fit follows both.
     x = np.linspace(0, 1, 50)
-    assert fit_logistic(x, 3 + 0.06 * x, domain=(0, 1), **COMMON)[0].is_monotone()
+    assert fit_logistic(x, 3 + 0.06 * x, domain=(0, 1), **COMMON)[0].turning_point() is None
     with pytest.raises(CalibrationError, match="do not follow quality"):
         fit_logistic(x, 3 + 0.04 * x, domain=(0, 1), **COMMON)
 

@@ -33,7 +33,7 @@ from agentic_iqa_local.commands import fit_tools, study
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import LARGEST
 from agentic_iqa_local.inputs import Item, ManifestError, read_manifest
-from agentic_iqa_local.iqa_tools.calibration import CalibrationError, load_maps
+from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.laboratory import endurance
 from agentic_iqa_local.rows import RowFile, RowsError
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
@@ -687,7 +687,7 @@ MAPS = (ROOT / "configs" / "tool_maps.yaml").read_text()
 
 
 def fitted(name: str = "NIQE"):
-    return [load_maps(ROOT / "configs" / "tool_maps.yaml")[name]]
+    return [read_map_file(ROOT / "configs" / "tool_maps.yaml")[0][name]]
 
 
 def test_a_file_of_maps_is_written_through_the_users_own_link_once(tmp_path):
@@ -697,7 +697,7 @@ def test_a_file_of_maps_is_written_through_the_users_own_link_once(tmp_path):
     (tmp_path / "maps.yaml.partial").symlink_to("precious")
     fit_tools.write_maps(tmp_path / "link.yaml", fitted())
     assert (tmp_path / "link.yaml").is_symlink()
-    assert load_maps(tmp_path / "maps.yaml") == load_maps(ROOT / "configs" / "tool_maps.yaml")
+    assert read_map_file(tmp_path / "maps.yaml")[0] == read_map_file(ROOT / "configs" / "tool_maps.yaml")[0]
     assert (tmp_path / "precious").read_text() == "precious"
 
 
@@ -724,7 +724,7 @@ def test_a_hostile_file_of_maps_to_write(content, tmp_path):
 
 def test_a_new_file_of_maps(tmp_path):
     fit_tools.write_maps(tmp_path / "maps.yaml", fitted())
-    assert load_maps(tmp_path / "maps.yaml") == {"NIQE": fitted()[0]}
+    assert read_map_file(tmp_path / "maps.yaml")[0] == {"NIQE": fitted()[0]}
     assert [entry["tool"] for entry in yaml.safe_load((tmp_path / "maps.yaml").read_text())["maps"]] == [
         "NIQE"
     ]

@@ -28,7 +28,7 @@ from test_calibration import map_file, plain
 from torch.overrides import TorchFunctionMode
 
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolReading, ToolRunner, find_tool
-from agentic_iqa_local.iqa_tools.calibration import CalibrationError, load_maps
+from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import crops_of
 from agentic_iqa_local.iqa_tools.kernels import CPUKernels
 from agentic_iqa_local.iqa_tools.specs import DATA
@@ -201,8 +201,8 @@ def test_shipped_maps_run_one_way_and_say_where_they_come_from():
             turning.add(spec.name)
             assert entry["status"] == "rejected"
     assert turning == REJECTED
-    assert not REJECTED & set(load_maps(SHIPPED))
-    assert WEIGHT_FREE_FR | {"PIQE", "NIQE", "LocalNR"} <= set(load_maps(SHIPPED))
+    assert not REJECTED & set(read_map_file(SHIPPED)[0])
+    assert WEIGHT_FREE_FR | {"PIQE", "NIQE", "LocalNR"} <= set(read_map_file(SHIPPED)[0])
 
 
 # --- the fit
@@ -227,7 +227,7 @@ def test_fit_script_writes_a_map_that_the_runner_takes(tmp_path, monkeypatch, ph
     with pytest.raises(SystemExit) as done:
         runpy.run_path(str(ROOT / "scripts" / "fit_tools.py"), run_name="__main__")
     assert done.value.code == 0
-    maps = load_maps(out)
+    maps = read_map_file(out)[0]
     assert maps["VSI"] == plain(tool="VSI", domain=(0, 1))
     assert maps["PSNR"].fitted_on == "mine"
     assert Image.open(tmp_path / "PSNR.png").size == (600, 450)

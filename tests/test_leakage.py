@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentic_iqa_local.config import ROOT
-from agentic_iqa_local.iqa_tools.calibration import load_maps
+from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.specs import TOOLS, ToolError
 from agentic_iqa_local.studies.datasets import DATASETS
 from agentic_iqa_local.studies.leakage import (
@@ -27,7 +27,8 @@ KNOWN = {*DATASETS, *OTHER_SETS}
 @pytest.fixture(scope="module")
 def maps():
     return {
-        name: logistic.fitted_on for name, logistic in load_maps(ROOT / "configs" / "tool_maps.yaml").items()
+        name: logistic.fitted_on
+        for name, logistic in read_map_file(ROOT / "configs" / "tool_maps.yaml")[0].items()
     }
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from scipy import stats
 
 from agentic_iqa_local.config import FusionSettings, ToolSettings
-from agentic_iqa_local.iqa_tools.calibration import load_maps
+from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
@@ -50,7 +50,7 @@ def make_run(key: str = "tid2013", **model) -> dict:
         "tools": ToolSettings().model_dump(mode="json"),
         "maps": {
             name: logistic.fitted_on
-            for name, logistic in load_maps(ROOT / "configs" / "tool_maps.yaml").items()
+            for name, logistic in read_map_file(ROOT / "configs" / "tool_maps.yaml")[0].items()
         },
         "dataset": {
             "key": key,

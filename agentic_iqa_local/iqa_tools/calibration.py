@@ -132,10 +132,6 @@ class LogisticMap(BaseModel):
         s = _sigmoid(self.b2 * (raw - self.b3))
         return self.b1 * self.b2 * s * (1.0 - s) + self.b4
 
-    def is_monotone(self) -> bool:
-        """Whether better raw scores never map to lower quality anywhere in the domain."""
-        return self.turning_point() is None
-
 
 def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, str]]:
     """Usable maps by tool, and the reason for each tool whose entry is marked `status: rejected`.
@@ -183,12 +179,6 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
         else:
             maps[logistic.tool] = logistic
     return maps, rejected
-
-
-def load_maps(path: str | Path) -> dict[str, LogisticMap]:
-    """The usable maps of `path` by tool name; rejected entries are left out. Raises as `read_map_file`
-    does."""
-    return read_map_file(path)[0]
 
 
 def map_file_hash(path: str | Path) -> str:
