@@ -13,6 +13,7 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.laboratory import bench as bench_command
 from agentic_iqa_local.laboratory import gaps
@@ -419,5 +420,5 @@ def test_what_cannot_be_run_is_said_in_one_sentence(tmp_path, arguments, told):
     (tmp_path / "small").mkdir()
     Image.new("RGB", (200, 100)).save(tmp_path / "small" / "photo.png")
     arguments = [argument.format(tmp_path) for argument in arguments]
-    with pytest.raises(bench_command.UserError, match=told):
+    with pytest.raises(UserError, match=told):
         bench_command.gaps(bench_command.parse(["gaps", "--model", "scripted", *arguments]))

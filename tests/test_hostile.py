@@ -499,7 +499,7 @@ def check_manifest(path: Path) -> None:
     except ManifestError as error:
         found = str(error)
     if isinstance(found, str):
-        assert endurance._is_one_line(found)
+        assert endurance.is_one_line(found)
     else:
         assert found
         assert all(item.image.is_file() for item in found)

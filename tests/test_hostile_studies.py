@@ -507,7 +507,7 @@ def tiles(folder):
 
 
 def endurance_photos(folder):
-    return list(endurance._test_pictures([folder / "a\x1b.png"]))
+    return list(endurance.photographs([folder / "a\x1b.png"]))
 
 
 @pytest.mark.parametrize(

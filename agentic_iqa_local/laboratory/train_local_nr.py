@@ -23,7 +23,6 @@ import numpy as np
 import timm
 import torch
 from safetensors.torch import save_file
-from scipy.stats import spearmanr
 from torch.nn.functional import cross_entropy, smooth_l1_loss, softplus
 
 from agentic_iqa_local.commands.console import Parser, bar, safe_streams
@@ -43,6 +42,7 @@ from agentic_iqa_local.laboratory.training.data import SHARD, Pool, build_pool, 
 from agentic_iqa_local.laboratory.training.evaluate import with_interval
 from agentic_iqa_local.laboratory.training.teacher import encoder, kept
 from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.studies.statistics import srcc
 from agentic_iqa_local.synthetic.distortions import place_mask
 from agentic_iqa_local.synthetic.photos import photo_files, split_photos
 
@@ -315,7 +315,7 @@ def evaluate(args: argparse.Namespace) -> None:
         return lambda i: right[i][among[i]].mean()
 
     def rank(among: np.ndarray):
-        return lambda i: spearmanr(quality[i][among[i]], target[i, 0][among[i]]).statistic
+        return lambda i: srcc(quality[i][among[i]], target[i, 0][among[i]])
 
     everywhere = np.ones(len(rows), bool)
     for what, figure in (
@@ -367,7 +367,7 @@ def leave_out(args: argparse.Namespace) -> None:
             np.array([family in [p.family for p in parts_of(row)] for row in rows])
             for rows in (pool.rows, held_out.rows)
         )
-        without, knowing = (spearmanr(one[has], quality[has]).statistic for one in (found(~shown), by_all))
+        without, knowing = (srcc(one[has], quality[has]) for one in (found(~shown), by_all))
         print(
             f"{family}: {has.sum()} pictures, SRCC {without:.3f} without it, {knowing:.3f} with it",
             flush=True,

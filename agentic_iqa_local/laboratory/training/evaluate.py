@@ -96,7 +96,7 @@ def expected_level(
 def _answered_right(session: VLMSession, sample) -> bool:
     letters = choice_letters(sample.letters)
     read = session.read_letters(sample.prompt, ANSWER_PREFIX, letters).logprobs
-    return max(letters, key=read.get) == letters[int(sample.letters.argmax())]
+    return max(letters, key=lambda letter: read[letter]) == letters[int(sample.letters.argmax())]
 
 
 def judge(
@@ -155,58 +155,75 @@ def summarise(judged: Sequence[Judgement]) -> dict:
     """The figures of the model card from the test set's judgements."""
     photo = np.array([j.photo for j in judged])
     target = np.array([j.pseudo_mos for j in judged])
-    count = np.array([len(j.parts) for j in judged])
     severity = np.array([max((s for _, s in j.parts), default=0) for j in judged])
-    family = np.array([DISTORTIONS[j.parts[0][0]].family if j.parts else "none" for j in judged])
-    right = np.array([(j.detected or "none") == f for j, f in zip(judged, family, strict=True)])
-    level = {
-        name: np.array([getattr(j, name) for j in judged])
-        for name in Judgement.__annotations__
-        if name.startswith("level")
-    }
-
-    def share(flags: Sequence[bool], rows: np.ndarray) -> dict[str, float]:
-        kept = np.asarray(flags, float)[rows]
-        return with_interval(lambda i: float(kept[i].mean()), photo[rows])
-
-    def against_target(values: np.ndarray, rows: np.ndarray) -> dict[str, float]:
-        return with_interval(lambda i: srcc(values[rows][i], target[rows][i]), photo[rows])
-
-    every, seen = np.full(len(judged), True), (count < 2) & (severity != 1)
-    steps = np.array([np.nan if j.severity_steps_off is None else j.severity_steps_off for j in judged])
-    shift = np.abs(level["level"] - level["level_reversed_letters"])
+    level = np.array([j.level for j in judged])
+    shift = np.abs(level - np.array([j.level_reversed_letters for j in judged]))
     return {
         "samples": len(judged),
         "photographs": len(np.unique(photo)),
         "seed": TEST_SEED,
-        "srcc": {
-            "image_alone": against_target(level["level"], every),
-            "image_alone_single": against_target(level["level"], count < 2),
-            "image_alone_paired": against_target(level["level"], count == 2),
-            "image_alone_reversed_letters": against_target(level["level_reversed_letters"], every),
-            "with_scores": against_target(level["level_with_scores"], every),
-            "scores_with_blank_image": against_target(level["level_scores_blank_image"], every),
-        },
+        "srcc": _ranks(judged, photo, target),
+        **_families_and_severities(judged, photo, severity),
+        "yes_no": share_with_interval([j.yes_no_right for j in judged], photo),
+        "four_choice": share_with_interval([j.four_choice_right for j in judged], photo),
+        "order_bias": with_interval(lambda i: float(shift[i].mean()), photo),
+        "mean_level_by_severity": _means_by(severity, level),
+        "mean_target_by_severity": _means_by(severity, target),
+    }
+
+
+def _ranks(judged: Sequence[Judgement], photo: np.ndarray, target: np.ndarray) -> dict[str, dict]:
+    """SRCC of E[level] with the pseudo-MOS, in the ways that the letters were read."""
+    count = np.array([len(j.parts) for j in judged])
+    every = np.full(len(judged), True)
+
+    def against_target(name: str, rows: np.ndarray) -> dict[str, float]:
+        level, wanted = np.array([getattr(j, name) for j in judged])[rows], target[rows]
+        return with_interval(lambda i: srcc(level[i], wanted[i]), photo[rows])
+
+    return {
+        "image_alone": against_target("level", every),
+        "image_alone_single": against_target("level", count < 2),
+        "image_alone_paired": against_target("level", count == 2),
+        "image_alone_reversed_letters": against_target("level_reversed_letters", every),
+        "with_scores": against_target("level_with_scores", every),
+        "scores_with_blank_image": against_target("level_scores_blank_image", every),
+    }
+
+
+def _families_and_severities(judged: Sequence[Judgement], photo: np.ndarray, severity: np.ndarray) -> dict:
+    """How often the family was detected, and the severity judged rightly."""
+    count = np.array([len(j.parts) for j in judged])
+    family = np.array([DISTORTIONS[j.parts[0][0]].family if j.parts else "none" for j in judged])
+    right = np.array([(j.detected or "none") == f for j, f in zip(judged, family, strict=True)])
+    steps = np.array([np.nan if j.severity_steps_off is None else j.severity_steps_off for j in judged])
+    seen, single = (count < 2) & (severity != 1), count == 1
+
+    def share(flags: np.ndarray, rows: np.ndarray) -> dict[str, float]:
+        return share_with_interval(flags[rows], photo[rows])
+
+    return {
         "family_severity_2_and_above_or_clean": share(right, seen),
         "clean_called_clean": share(right, count == 0),
-        "family_severity_1": share(right, (count == 1) & (severity == 1)),
+        "family_severity_1": share(right, single & (severity == 1)),
         "family_by_type": {
             str(f): round(float(right[seen & (family == f)].mean()), 3)
             for f in (*DISTORTION_TYPES, "none")
             if (seen & (family == f)).any()
         },
-        "severity_within_one_step": share(steps <= 1, count == 1),
-        "severity_exact": share(steps == 0, count == 1),
-        "yes_no": share([j.yes_no_right for j in judged], every),
-        "four_choice": share([j.four_choice_right for j in judged], every),
-        "order_bias": with_interval(lambda i: float(shift[i].mean()), photo),
-        "mean_level_by_severity": {
-            int(s): round(float(level["level"][severity == s].mean()), 3) for s in np.unique(severity)
-        },
-        "mean_target_by_severity": {
-            int(s): round(float(target[severity == s].mean()), 3) for s in np.unique(severity)
-        },
+        "severity_within_one_step": share(steps <= 1, single),
+        "severity_exact": share(steps == 0, single),
     }
+
+
+def share_with_interval(flags: Sequence[bool] | np.ndarray, groups: np.ndarray) -> dict[str, float]:
+    """The share of true flags, as `with_interval` gives it."""
+    values = np.asarray(flags, float)
+    return with_interval(lambda i: float(values[i].mean()), groups)
+
+
+def _means_by(severity: np.ndarray, values: np.ndarray) -> dict[int, float]:
+    return {int(s): round(float(values[severity == s].mean()), 3) for s in np.unique(severity)}
 
 
 def synthetic(client: VLMClient, files: list[Path], progress: Progress = _silent) -> dict:
@@ -298,21 +315,19 @@ def reasonings(
         progress("reasonings", done, len(chosen))
     photo = np.array([i // SAMPLES_PER_PHOTO for i, _ in chosen])
 
-    def share(values: Sequence[bool]) -> dict[str, float]:
-        kept = np.asarray(values, float)
-        return with_interval(lambda i: float(kept[i].mean()), photo)
-
     return {
         "pictures": len(chosen),
         "distinct": len(set(texts)),
-        "true_type": share([f["type"] for f in flags]),
-        "true_strength": share([f["strength"] for f in flags]),
-        "true_strength_within_one_step": share([f["strength_within_one_step"] for f in flags]),
-        "true_type_and_strength": share([f["type"] and f["strength"] for f in flags]),
-        "true_type_and_strength_within_one_step": share(
-            [f["type"] and f["strength_within_one_step"] for f in flags]
+        "true_type": share_with_interval([f["type"] for f in flags], photo),
+        "true_strength": share_with_interval([f["strength"] for f in flags], photo),
+        "true_strength_within_one_step": share_with_interval(
+            [f["strength_within_one_step"] for f in flags], photo
         ),
-        "replaced": share(replaced),
+        "true_type_and_strength": share_with_interval([f["type"] and f["strength"] for f in flags], photo),
+        "true_type_and_strength_within_one_step": share_with_interval(
+            [f["type"] and f["strength_within_one_step"] for f in flags], photo
+        ),
+        "replaced": share_with_interval(replaced, photo),
         "texts": texts,
     }
 
