@@ -117,14 +117,66 @@ def write_card(folder: Path) -> None:
                 f"{folder / name}.json: describes weights {record['weights_sha256'][:12]}, the folder has"
                 f" {digest[:12]}"
             )
-    synthetic, plans = figures["synthetic"], figures["plans"]
-    srcc, environment_ = synthetic["srcc"], training["environment"]
-    record, free, told = read_record(folder), figures["free"], figures["reasonings"]
     sizes = [(folder / name).stat().st_size / 1e6 for name in (VISION, DELTA)]
-    families = ", ".join(f"{name} {share:.0%}" for name, share in synthetic["family_by_type"].items())
-    levels = ", ".join(f"{v:.2f}" for v in synthetic["mean_level_by_severity"].values())
-    targets = ", ".join(f"{v:.2f}" for v in synthetic["mean_target_by_severity"].values())
-    fields = ", ".join(f"{name} {share:.0%}" for name, share in plans["hand_written"]["by_field"].items())
+    fields = {
+        "vision_size": sizes[0],
+        "delta_size": sizes[1],
+        "digest": digest,
+        "record": read_record(folder),
+        "told": figures["reasonings"],
+        "plans": figures["plans"],
+        "bars": "\n".join(_bar_rows(figures)),
+        "fields": _shares(figures["plans"]["hand_written"]["by_field"]),
+        **_training_fields(training),
+        **_synthetic_fields(figures["synthetic"]),
+        **_other_fields(figures),
+    }
+    (folder / "README.md").write_text(TEMPLATE.format(**fields), encoding="utf-8")
+
+
+def _shares(figures: dict) -> str:
+    return ", ".join(f"{name} {share:.0%}" for name, share in figures.items())
+
+
+def _training_fields(training: dict) -> dict:
+    """What the card says of how the model was made."""
+    made_on = training["environment"]
+    options = training["options"].items()
+    return {
+        "photographs": training["photographs"],
+        "notes": training["notes"],
+        "options": " ".join(f"--{k.replace('_', '-')} {_option(v)}" for k, v in options),
+        "environment": ", ".join(f"{k} {v}" for k, v in made_on.items() if k != "machine"),
+        "machine": made_on["machine"],
+        "hours": training["hours"],
+    }
+
+
+def _synthetic_fields(synthetic: dict) -> dict:
+    """What the card says of the fixed test set."""
+
+    def levels(by_severity: dict) -> str:
+        return ", ".join(f"{value:.2f}" for value in by_severity.values())
+
+    return {
+        "synthetic": synthetic,
+        "samples": synthetic["samples"],
+        "test_photographs": synthetic["photographs"],
+        "seed": synthetic["seed"],
+        "srcc": "\n".join(
+            f"| {name.replace('_', ' ')} | {_figure(figure, False)} |"
+            for name, figure in synthetic["srcc"].items()
+        ),
+        "families": _shares(synthetic["family_by_type"]),
+        "severity_1": _figure(synthetic["family_severity_1"], True).replace(" | ", ", "),
+        "levels": levels(synthetic["mean_level_by_severity"]),
+        "targets": levels(synthetic["mean_target_by_severity"]),
+    }
+
+
+def _other_fields(figures: dict) -> dict:
+    """What the card says of free questions, of human scores, and of each look at them."""
+    free = figures["free"]
     human = [
         f"| {name} | {look['figure']['srcc']['value']:.3f} | {look['figure']['srcc']['low']:.3f} to"
         f" {look['figure']['srcc']['high']:.3f} | {look['figure']['interval_over']} |"
@@ -134,42 +186,14 @@ def write_card(folder: Path) -> None:
         f"- {look['date']}, {look['set']}: {look['srcc']:.3f} (weights {look['weights_sha256'][:12]})"
         for look in figures["looks"]
     ]
-    (folder / "README.md").write_text(
-        TEMPLATE.format(
-            vision_size=sizes[0],
-            delta_size=sizes[1],
-            digest=digest,
-            record=record,
-            free=free,
-            by_type=", ".join(
-                f"{kind} {found['right']} of {found['n']}" for kind, found in free["by_type"].items()
-            ),
-            told=told,
-            synthetic=synthetic,
-            plans=plans,
-            photographs=training["photographs"],
-            notes=training["notes"],
-            options=" ".join(f"--{k.replace('_', '-')} {_option(v)}" for k, v in training["options"].items()),
-            environment=", ".join(f"{k} {v}" for k, v in environment_.items() if k != "machine"),
-            machine=environment_["machine"],
-            hours=training["hours"],
-            bars="\n".join(_bar_rows(figures)),
-            samples=synthetic["samples"],
-            test_photographs=synthetic["photographs"],
-            seed=synthetic["seed"],
-            srcc="\n".join(
-                f"| {name.replace('_', ' ')} | {_figure(figure, False)} |" for name, figure in srcc.items()
-            ),
-            families=families,
-            severity_1=_figure(synthetic["family_severity_1"], True).replace(" | ", ", "),
-            levels=levels,
-            targets=targets,
-            fields=fields,
-            human="\n".join(human) or "| none yet | | | |",
-            looks="\n".join(looks) or "- none yet",
+    return {
+        "free": free,
+        "by_type": ", ".join(
+            f"{kind} {answers['right']} of {answers['n']}" for kind, answers in free["by_type"].items()
         ),
-        encoding="utf-8",
-    )
+        "human": "\n".join(human) or "| none yet | | | |",
+        "looks": "\n".join(looks) or "- none yet",
+    }
 
 
 TEMPLATE = (Path(__file__).parent / "card_template.md").read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
+from typing import Any
 
 import numpy as np
 import torch
@@ -226,6 +227,68 @@ def learning_rate(progress: float, peak: float, step: int, warmup: int = 100, fl
     return peak * min(1, (step + 1) / warmup) * max(floor, 0.5 * (1 + math.cos(math.pi * min(1, progress))))
 
 
+class _Learning:
+    """Modules with their optimizer and the step that they have reached, as a checkpoint keeps them."""
+
+    def __init__(
+        self,
+        groups: list[tuple[nn.Module, float]],
+        checkpoint: Path,
+        decay: float,
+        slower: Callable[[str], float],
+    ):
+        self.modules = nn.ModuleList(module for module, _ in groups)
+        self.checkpoint, self.step = checkpoint, 0
+        rates = [
+            (peak * slower(name), parameter)
+            for module, peak in groups
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        ]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": [p for r, p in rates if r == rate], "peak": rate}
+                for rate in dict.fromkeys(r for r, _ in rates)
+            ],
+            weight_decay=decay,
+            betas=(0.9, 0.98),
+        )
+
+    def resume(self) -> bool:
+        """Goes on from the checkpoint; False where there is none."""
+        if not self.checkpoint.exists():
+            return False
+        state = torch.load(self.checkpoint, weights_only=True)
+        self.modules.load_state_dict(state["modules"], strict=False)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = state["step"]
+        return True
+
+    def save(self) -> None:
+        partial = self.checkpoint.with_suffix(".partial")
+        named = self.modules.named_parameters()
+        learned = {name: value.detach() for name, value in named if value.requires_grad}
+        state = {"modules": learned, "optimizer": self.optimizer.state_dict(), "step": self.step}
+        torch.save(state, partial)
+        partial.replace(self.checkpoint)
+
+    def take_step(self, losses: Callable, batch: Any, steps: int, floor: float) -> dict[str, float]:
+        """One step of `steps`: the loss and the figures that `losses` gives."""
+        for group in self.optimizer.param_groups:
+            warmup = min(100, steps // 10)
+            group["lr"] = learning_rate(self.step / steps, group["peak"], self.step, warmup, floor)
+        device = next(self.modules.parameters()).device
+        bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+            loss, figures = losses(batch)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.modules.parameters(), 1.0)
+        self.optimizer.step()
+        self.step += 1
+        return {"loss": loss.item(), **figures}
+
+
 def run_phase(
     *,
     name: str,
@@ -248,71 +311,28 @@ def run_phase(
     `losses(batch)` returns the loss and a dict of figures. Interrupting it loses at most `save_every`
     seconds.
     """
-    modules = nn.ModuleList(module for module, _ in groups)
-    rates = [
-        (peak * slower(name), parameter)
-        for module, peak in groups
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    ]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for r, p in rates if r == rate], "peak": rate}
-            for rate in dict.fromkeys(r for r, _ in rates)
-        ],
-        weight_decay=decay,
-        betas=(0.9, 0.98),
-    )
-    step = 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        modules.load_state_dict(state["modules"], strict=False)
-        optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
-        logger.info("%s: resumed at step %d of %d", name, step, steps)
-
-    def save() -> None:
-        partial = checkpoint.with_suffix(".partial")
-        learned = {name: value.detach() for name, value in modules.named_parameters() if value.requires_grad}
-        torch.save({"modules": learned, "optimizer": optimizer.state_dict(), "step": step}, partial)
-        partial.replace(checkpoint)
-
-    device = next(modules.parameters()).device
-    bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    learning = _Learning(groups, checkpoint, decay, slower)
+    if learning.resume():
+        logger.info("%s: resumed at step %d of %d", name, learning.step, steps)
+    if learning.step >= steps:
+        return
     begun = saved = time.monotonic()
     figures: dict[str, list[float]] = {}
-    if step < steps:
-        modules.train()
-        for batch in DataLoader(batches(step), batch_size=None, num_workers=1, prefetch_factor=4):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step / steps, group["peak"], step, min(100, steps // 10), floor)
-            with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-                loss, seen = losses(batch)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
-            optimizer.step()
-            step += 1
-            for key, value in {"loss": loss.item(), **seen}.items():
-                figures.setdefault(key, []).append(value)
-            if step % every == 0 or step == steps:
-                means = {key: round(float(np.mean(values)), 4) for key, values in figures.items()}
-                log(
-                    {
-                        "phase": name,
-                        "step": step,
-                        "of": steps,
-                        "seconds": round(time.monotonic() - begun),
-                        **means,
-                    }
-                )
-                figures.clear()
-            if time.monotonic() - saved > save_every:
-                save()
-                saved = time.monotonic()
-            if step >= steps or time.monotonic() - begun > 60 * minutes:
-                break
-        save()
+    learning.modules.train()
+    for batch in DataLoader(batches(learning.step), batch_size=None, num_workers=1, prefetch_factor=4):
+        for key, value in learning.take_step(losses, batch, steps, floor).items():
+            figures.setdefault(key, []).append(value)
+        if learning.step % every == 0 or learning.step == steps:
+            means = {key: round(float(np.mean(values)), 4) for key, values in figures.items()}
+            seconds = round(time.monotonic() - begun)
+            log({"phase": name, "step": learning.step, "of": steps, "seconds": seconds, **means})
+            figures.clear()
+        if time.monotonic() - saved > save_every:
+            learning.save()
+            saved = time.monotonic()
+        if learning.step >= steps or time.monotonic() - begun > 60 * minutes:
+            break
+    learning.save()
 
 
 class VisionTeaching(nn.Module):
