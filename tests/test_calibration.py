@@ -137,8 +137,7 @@ def test_a_map_that_turns_is_refused_by_name_and_place(tmp_path):
     ):
         read_map_file(map_file(tmp_path / "maps.yaml", turning))
     assert (
-        read_map_file(map_file(tmp_path / "maps.yaml", turning, status="rejected", reason="it turns"))
-        == {}
+        read_map_file(map_file(tmp_path / "maps.yaml", turning, status="rejected", reason="it turns")) == {}
     )
 
 

@@ -1,10 +1,10 @@
 """The gaps: what goes wrong, where it can be planted, and when it is made good."""
 
-from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.laboratory.gaps.cases import FAIR, NO_REFERENCE, REFERENCE, TWO_REGIONS, Case, Question
 from agentic_iqa_local.laboratory.gaps.planting import Plant
 from agentic_iqa_local.levels import OVERALL
+from agentic_iqa_local.result import Assessment
 
 MISJUDGED = 2.0  # levels between the truth and what a wrong tool reads
 AS_SOUND = 0.25  # levels of q within which a planted assessment counts as the unplanted one

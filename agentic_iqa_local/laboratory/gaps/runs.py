@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.laboratory.gaps.cases import (
     FORMS,
@@ -19,6 +18,7 @@ from agentic_iqa_local.laboratory.gaps.cases import (
 )
 from agentic_iqa_local.laboratory.gaps.kinds import GAPS, Gap
 from agentic_iqa_local.laboratory.gaps.planting import Plant, PlantedClient, PlantedTools
+from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 
 LIMITS = (0, 1, 2, 3)
