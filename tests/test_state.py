@@ -15,12 +15,16 @@ from scripted import plan_reply
 from agentic_iqa_local.replanning import append_replan_reason
 from agentic_iqa_local.state import (
     AgenticIQAState,
+    Basis,
     ExecutorOutput,
+    FusionResult,
+    PassRecord,
     PlanControlFlags,
     PlannerError,
     PlannerInput,
     PlannerOutput,
     SummarizerOutput,
+    ToolExecutionLog,
     revised,
 )
 
@@ -461,3 +465,94 @@ def test_a_changed_copy_is_validated_and_keeps_the_rest():
     assert revised(first) == first
     with pytest.raises(ValidationError, match="query_scope"):
         revised(first, query_scope=[])
+
+
+# What is left out, and what is out of range
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "left_out"),
+    [
+        (
+            ToolExecutionLog,
+            {"tool_name": "NIQE", "object_name": "Global", "distortion": "Blurs"},
+            {
+                "raw_score": None, "normalized_score": None, "execution_time": 0.0, "fallback": False, "cached": False,
+                "region": "global", "crops": 0, "outvoted": False, "trailing": False, "error": None,
+            },
+        ),
+        (
+            FusionResult,
+            {"mode": "uniform", "vlm_letter": None, "p_c": {}, "off_letter_mass": None},
+            dict.fromkeys(("alpha", "q_bar", "q", "dq_dqbar", "eta", "sigma")) | {"both_orders": False},
+        ),
+        (
+            PassRecord,
+            {"number": 1, "seen": "s", "measured": "m", "concluded": "c", "decided": "seen"},
+            {"asked": None, "changed": [], "q": None, "dq": None, "gaps": [], "tokens": 0, "seconds": 0.0, "kept": True},
+        ),
+        (PlannerError, {"error_type": "api_error", "message": "m"}, {"details": None, "retry_count": 0}),
+    ],
+)  # fmt: skip
+def test_what_is_left_out_claims_nothing(model, given, left_out):
+    made = model(**given).model_dump(exclude={"timestamp"})
+    assert made == given | left_out
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "below"),
+    [
+        (ToolExecutionLog, {"tool_name": "NIQE", "object_name": "a", "distortion": "b"}, {"execution_time": -0.5}),
+        (ToolExecutionLog, {"tool_name": "NIQE", "object_name": "a", "distortion": "b"}, {"crops": -1}),
+        (PlannerError, {"error_type": "api_error", "message": "m"}, {"retry_count": -1}),
+        (PassRecord, {"seen": "s", "measured": "m", "concluded": "c", "decided": "seen"}, {"number": 0}),
+        (PassRecord, {"number": 1, "seen": "s", "measured": "m", "concluded": "c", "decided": "seen"}, {"tokens": -1}),
+        (PassRecord, {"number": 1, "seen": "s", "measured": "m", "concluded": "c", "decided": "seen"}, {"seconds": -0.5}),
+    ],
+)  # fmt: skip
+def test_counts_and_seconds_are_not_negative(model, given, below):
+    with pytest.raises(ValidationError, match="greater than or equal to"):
+        model(**given, **below)
+
+
+def test_a_failed_try_keeps_what_its_exception_was():
+    kept = PlannerError.from_exception(ValueError("no JSON"), retry_count=2, backend="b", role="planner")
+    assert (kept.error_type, kept.message, kept.retry_count) == ("validation_error", "no JSON", 2)
+    assert kept.details == {"exception": "ValueError", "backend": "b", "role": "planner"}
+    silent = PlannerError.from_exception(OSError())
+    assert (silent.error_type, silent.message, silent.retry_count) == ("api_error", "OSError", 0)
+    assert silent.details == {"exception": "OSError", "backend": None}
+
+
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        "png",
+        "jpg",
+        "jpeg",
+        "webp",
+        "bmp",
+        "tif",
+        "tiff",
+        "jp2",
+        "gif",
+        "ppm",
+        "avif",
+        "heic",
+        "heif",
+        "jfif",
+        "jpe",
+    ],
+)
+def test_every_kind_of_picture_that_pillow_reads_is_taken_by_its_name(tmp_path, suffix):
+    file = tmp_path / f"photo.{suffix}"
+    file.touch()
+    assert PlannerInput(query="Rate it.", image_path=str(file)).image_path == str(file)
+
+
+def test_what_an_answer_rests_on_is_neither_stored_nor_shown_with_it():
+    basis = Basis(plan=PlannerOutput.model_validate(plan_reply()), evidence=None)
+    answer = SummarizerOutput(final_answer="A", quality_reasoning="Sharp.", basis=basis)
+    assert answer.basis == basis
+    assert "basis" not in answer.model_dump()
+    assert "basis" not in repr(answer)
