@@ -69,7 +69,7 @@ def _path(option: str, value: str | os.PathLike[str]) -> str:
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(path, str):
         raise ConfigError(
-            f"{option}: expected a path as text, got {type(path).__name__}; decode it with os.fsdecode"
+            f"{option}: expected a path as text, got {type(path).__name__}", "decode it with os.fsdecode"
         )
     try:
         os.stat(path)
@@ -77,7 +77,7 @@ def _path(option: str, value: str | os.PathLike[str]) -> str:
         if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"{option}: expected a path that can exist, got {path[:200]!r} ({reason}); check it"
+                f"{option}: expected a path that can exist, got {path[:200]!r} ({reason})", "check it"
             ) from error
     return path
 
@@ -94,7 +94,7 @@ def _with_fit(settings: Settings, file: Path) -> Settings:
     folder = Path(settings.model(settings.summarizer.backend).path)
     if os.path.isdir(folder) and folder_hash(folder) != fit.model:
         raise ConfigError(
-            f"fit: {file}: expected a fit of the model in {folder}, it was made with another; fit it anew"
+            f"fit: {file}: expected a fit of the model in {folder}, it was made with another", "fit it anew"
         )
     changes = {"temperature": fit.temperature, "eta": fit.eta, "fitted": fit.source}
     return revised(settings, fusion=revised(settings.fusion, **changes))

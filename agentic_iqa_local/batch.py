@@ -205,7 +205,7 @@ class Batch(Generic[AnyItem, Row]):
             ):
                 hung = ", ".join(f"{one_line(str(a.item.image))} {a.where}" for a in self._hung)
                 raise BatchError(
-                    f"assessments do not return ({hung}); find out what hangs there, or raise --timeout"
+                    f"assessments do not return ({hung})", "find out what hangs there, or raise --timeout"
                 )
 
     def _begin(self, items: Iterator[AnyItem | None], again: deque[_Attempt[AnyItem]]) -> None:

@@ -111,7 +111,8 @@ class BatchWorker(Generic[AnyItem, Row]):
                         if hung >= MOST_HUNG:
                             raise BatchError(
                                 f"{hung} assessments in a row do not return, the last:"
-                                f" {self.work.error(row)}; find out what hangs there"
+                                f" {self.work.error(row)}",
+                                "find out what hangs there",
                             )
                     case ("gave up",):  # what hung has its row
                         self._again.extend(self._in_hand)

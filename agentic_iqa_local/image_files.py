@@ -49,15 +49,15 @@ def local_path(item: str) -> str:
 
 def _check_file(path: str) -> None:
     if os.path.isdir(path):
-        raise ImageError(f"{path}: expected an image file, but this is a folder; name a file inside it.")
+        raise ImageError(f"{path}: expected an image file, but this is a folder", "name a file inside it.")
     if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device may never end
         raise ImageError(
-            f"{path}: expected an image file, but this is a pipe or a device; save the picture to a file."
+            f"{path}: expected an image file, but this is a pipe or a device", "save the picture to a file."
         )
     if (size := os.path.getsize(path)) > _MOST_BYTES:
         raise ImageError(
-            f"{path}: expected an image of at most {_MOST_BYTES} bytes, but it has {size}; crop or"
-            " compress it."
+            f"{path}: expected an image of at most {_MOST_BYTES} bytes, but it has {size}",
+            "crop or compress it.",
         )
 
 
@@ -69,20 +69,20 @@ def _file_errors(path: str) -> Iterator[None]:
     except ImageError:
         raise
     except FileError as error:
-        raise ImageError(f"{path}: {error}; check its permissions and its disk.") from error
+        raise ImageError(f"{path}: {error}", "check its permissions and its disk.") from error
     except FileNotFoundError:
         _refuse_address(path)
         raise ImageError(
-            f"{path}: expected an image file, but there is no such file; {_advice_on_missing(path)}"
+            f"{path}: expected an image file, but there is no such file", f"{_advice_on_missing(path)}"
         ) from None
     except ValueError as error:  # a NUL, or a character that the file system's encoding lacks
         raise ImageError(
-            f"{path}: expected an image file, but no file can have this name ({error}); check the path."
+            f"{path}: expected an image file, but no file can have this name ({error})", "check the path."
         ) from None
     except OSError as error:
         raise ImageError(
-            f"{path}: expected a readable image file, but reading failed ({error.strerror}); check its"
-            " permissions and its disk."
+            f"{path}: expected a readable image file, but reading failed ({error.strerror})",
+            "check its permissions and its disk.",
         ) from error
 
 
@@ -104,6 +104,6 @@ def _refuse_address(path: str) -> None:
     if _ADDRESS.match(path):
         address = re.sub(":/+", "://", path, count=1)
         raise ImageError(
-            f"{address}: expected a file, but this is an address on a network; this program reads files only:"
-            " download it first and give the file's path."
+            f"{address}: expected a file, but this is an address on a network",
+            "this program reads files only: download it first and give the file's path.",
         )

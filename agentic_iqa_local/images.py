@@ -77,7 +77,7 @@ def load_image(
     data = read_file(path)
     if not data:
         raise ImageError(
-            f"{path}: expected an image, but the file is empty (0 bytes); copy it again from its source."
+            f"{path}: expected an image, but the file is empty (0 bytes)", "copy it again from its source."
         )
     with _DECODING, _strict_pillow() as caught:
         with _damage_as_image_error(path):
@@ -108,9 +108,10 @@ def load_pair(
     image, reference = load_image(path, **options), load_image(reference_path, **options)
     if image.pixels.size != reference.pixels.size:
         raise ImageError(
-            f"{image.path}: expected a reference of the same size, {image.width}x{image.height}, but"
-            f" {reference.path} is {reference.width}x{reference.height}; use the reference that this picture"
-            " was made from, cropped alike, or assess it without a reference."
+            f"{image.path}: expected a reference of the same size, {image.width}x{image.height},"
+            f" but {reference.path} is {reference.width}x{reference.height}",
+            "use the reference that this picture was made from, cropped alike, or assess it"
+            " without a reference.",
         )
     return image, reference
 
@@ -147,7 +148,7 @@ def _damage_as_image_error(path: str) -> Iterator[None]:
     except Exception as error:  # plugins raise nearly any type on damaged data
         reason = str(error).strip().rstrip(".") or type(error).__name__
         raise ImageError(
-            f"{path}: expected a complete image, but decoding failed ({reason}); get an intact copy."
+            f"{path}: expected a complete image, but decoding failed ({reason})", "get an intact copy."
         ) from error
 
 
@@ -157,13 +158,15 @@ def _open(path: str, data: bytes, max_pixels: int) -> Image.Image:
         return _open_pillow_or_heic(path, data)
     except UnidentifiedImageError:
         raise ImageError(
-            f"{path}: expected a {', '.join(FORMATS)} or HEIC image, but the content is none of these or"
-            " its header is damaged; convert it to PNG or get an intact copy."
+            f"{path}: expected a {', '.join(FORMATS)} or HEIC image, but the content is none of"
+            " these or its header is damaged",
+            "convert it to PNG or get an intact copy.",
         ) from None
     except Image.DecompressionBombError as error:
         raise ImageError(
-            f"{path}: expected at most {max_pixels} pixels, but its header claims far more "
-            f"({str(error).rstrip('.')}); crop it first."
+            f"{path}: expected at most {max_pixels} pixels, but its header claims far more"
+            f" ({str(error).rstrip('.')})",
+            "crop it first.",
         ) from error
 
 
@@ -177,8 +180,8 @@ def _open_pillow_or_heic(path: str, data: bytes) -> Image.Image:
         from pillow_heif import HeifImageFile  # an extra, which need not be installed
     except ImportError:
         raise ImageError(
-            f"{path}: expected an image that can be read here, but this is a HEIC photograph; install"
-            " pillow-heif or convert it to PNG."
+            f"{path}: expected an image that can be read here, but this is a HEIC photograph",
+            "install pillow-heif or convert it to PNG.",
         ) from None
     return HeifImageFile(BytesIO(data))
 
@@ -209,19 +212,20 @@ def _check_header(path: str, image: Image.Image, animated: bool, max_pixels: int
     width, height = image.size
     if width * height > max_pixels:
         raise ImageError(
-            f"{path}: expected at most {max_pixels} pixels, but its header claims {width}x{height} = "
-            f"{width * height}; crop it, or raise max_pixels."
+            f"{path}: expected at most {max_pixels} pixels, but its header claims {width}x{height}"
+            f" = {width * height}",
+            "crop it, or raise max_pixels.",
         )
     if min(width, height) < min_side:
         raise ImageError(
-            f"{path}: expected at least {min_side} pixels on each side, but it is {width}x{height}; "
-            "use the original instead of a thumbnail."
+            f"{path}: expected at least {min_side} pixels on each side, but it is {width}x{height}",
+            "use the original instead of a thumbnail.",
         )
     # cameras write several pictures into MPO and HEIF files: the main one is the photograph
     if animated and image.format not in ("MPO", "HEIF"):
         raise ImageError(
-            f"{path}: expected a single picture, but this {image.format} holds several frames or pages;"
-            " extract one frame first."
+            f"{path}: expected a single picture, but this {image.format} holds several frames or pages",
+            "extract one frame first.",
         )
 
 

@@ -98,7 +98,7 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
     """
     reader = {".csv": _csv, ".jsonl": _json_lines}.get(path.suffix.lower())
     if reader is None:
-        raise ManifestError(f"{path}: expected a manifest named .csv or .jsonl; rename or convert it")
+        raise ManifestError(f"{path}: expected a manifest named .csv or .jsonl", "rename or convert it")
     items: dict[Item, int] = {}
     bad, ignored = [], set()
     try:
@@ -114,14 +114,14 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
             except ValueError as error:
                 bad.append(f"line {number}: {_reason(error)}")
     except FileError as error:
-        raise ManifestError(f"{path}: {error}; name another manifest, or divide it") from error
+        raise ManifestError(f"{path}: {error}", "name another manifest, or divide it") from error
     except UnicodeDecodeError as error:
-        raise ManifestError(f"{path}: expected a manifest in UTF-8, got {error}; convert it") from error
+        raise ManifestError(f"{path}: expected a manifest in UTF-8, got {error}", "convert it") from error
     except csv.Error as error:
-        raise ManifestError(f"{path}: expected CSV, got {error}; correct the manifest") from error
+        raise ManifestError(f"{path}: expected CSV, got {error}", "correct the manifest") from error
     if bad:
         more = f"; and {len(bad) - NAMED_ROWS} more" if len(bad) > NAMED_ROWS else ""
-        raise ManifestError(f"{path}: {'; '.join(bad[:NAMED_ROWS])}{more}; correct the manifest")
+        raise ManifestError(f"{path}: {'; '.join(bad[:NAMED_ROWS])}{more}", "correct the manifest")
     if not items:
         raise ManifestError(f"{path}: expected a row for each image, found none")
     if ignored:
@@ -226,8 +226,8 @@ def _image_files(item: str, tell: Callable[[str], None] | None) -> list[Path]:
     if not images:
         raise ImageError(
             f"{item}: expected a folder or a pattern with image files"
-            f" ({' '.join(sorted(IMAGE_SUFFIXES))}), but found none; check the"
-            f" path{f' ({left_out})' if left_out else ''}."
+            f" ({' '.join(sorted(IMAGE_SUFFIXES))}), but found none",
+            f"check the path{f' ({left_out})' if left_out else ''}.",
         )
     if left_out and tell:
         place = os.path.join(item, "") if is_folder else item

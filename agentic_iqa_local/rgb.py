@@ -50,8 +50,9 @@ def to_rgb8(
     # Pillow opens a 16-bit PGM as "I"
     if mode not in _PLAIN_MODES or (mode == "I" and stored.format != "PPM"):
         raise ImageError(
-            f"{path}: expected 8-bit or 16-bit grey, RGB or CMYK samples, but this {stored.format} has "
-            f"{bits}-bit samples (Pillow mode {mode}) without a fixed black and white; save it as RGB first."
+            f"{path}: expected 8-bit or 16-bit grey, RGB or CMYK samples, but this {stored.format}"
+            f" has {bits}-bit samples (Pillow mode {mode}) without a fixed black and white",
+            "save it as RGB first.",
         )
     if image.has_transparency_data:
         image, note = _opaque(path, image, bits, background)
@@ -85,9 +86,9 @@ def _opaque(path: str, image: Image.Image, bits: int, background: str | None) ->
         image = Image.alpha_composite(Image.new("RGBA", image.size, background), image)
         return image, f"The transparent pixels were composited onto {background}."
     raise ImageError(
-        f"{path}: expected opaque pixels, but some are transparent, so the look depends on the"
-        " background; composite it onto the background it is meant"
-        f" for{' first, or name that with --background white' if exact else ' at 8 bits first'}."
+        f"{path}: expected opaque pixels, but some are transparent, so the look depends on the background",
+        "composite it onto the background it is meant"
+        f" for{' first, or name that with --background white' if exact else ' at 8 bits first'}.",
     )
 
 

@@ -72,14 +72,14 @@ class RowFile:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             self._file = _locked(path, os.open(path, flags, 0o666))
         except FileError as error:
-            raise RowsError(f"{path}: {error}; choose another --out") from error
+            raise RowsError(f"{path}: {error}", "choose another --out") from error
         except BlockingIOError as error:
             raise RowsError(
-                f"{path}: another process is writing it; wait for it or choose another --out"
+                f"{path}: another process is writing it", "wait for it or choose another --out"
             ) from error
         except OSError as error:
             raise RowsError(
-                f"{path}: expected a file that can be written, got {error.strerror}; choose another --out"
+                f"{path}: expected a file that can be written, got {error.strerror}", "choose another --out"
             ) from error
         self._remember_place()
         self._replaced: BinaryIO | None = None
@@ -123,8 +123,8 @@ class RowFile:
         whole = tail.rfind(b"\n") + 1
         if start and not whole:
             raise RowsError(
-                f"{self.path}: expected rows of at most {LARGEST} bytes, the last is longer; choose another"
-                " --out"
+                f"{self.path}: expected rows of at most {LARGEST} bytes, the last is longer",
+                "choose another --out",
             )
         self._end = start + whole
         os.ftruncate(self._file.fileno(), self._end)
@@ -142,7 +142,7 @@ class RowFile:
         try:
             return open(open_regular(self.path), "rb")
         except FileError as error:
-            raise RowsError(f"{self.path}: {error}; choose another --out") from error
+            raise RowsError(f"{self.path}: {error}", "choose another --out") from error
 
     def append(self, line: str) -> None:
         """Writes one row, given as JSON text, and waits until the disk has it. Raises WriteError, and
@@ -152,7 +152,7 @@ class RowFile:
             _row(content, self._schema)
         except FileError as error:
             raise UnreadableRow(
-                f"{self.path}: a row could not be written ({error}); the rows before it are kept"
+                f"{self.path}: a row could not be written ({error})", "the rows before it are kept"
             ) from error
         try:
             written = _write(self._file, content)
@@ -212,7 +212,7 @@ def rows_in(
         try:
             yield line, _row(line, schema)
         except FileError as error:
-            raise RowsError(f"{path}, line {number}: {error}; choose another --out") from error
+            raise RowsError(f"{path}, line {number}: {error}", "choose another --out") from error
 
 
 def _row(line: bytes, schema: type[BaseModel]) -> dict[str, Any]:
@@ -294,7 +294,7 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, encodin
         with suppress(OSError):
             partial.unlink()
         raise WriteError(
-            f"{path}: could not be written ({error.strerror}); make room there or choose another --out"
+            f"{path}: could not be written ({error.strerror})", "make room there or choose another --out"
         ) from error
 
 
@@ -309,7 +309,7 @@ def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] 
             raise FileError("expected an object `identity`, found none")
     except FileError as error:
         raise RowsError(
-            f"{path}: this is no description of the run: {error}; choose another --out"
+            f"{path}: this is no description of the run: {error}", "choose another --out"
         ) from error
     old = dict(_flat(run["identity"]))
     new = dict(_flat(json.loads(json.dumps(identity))))
@@ -322,8 +322,8 @@ def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] 
         ]
         more = f"; and {len(changed) - NAMED_CHANGES} more" if len(changed) > NAMED_CHANGES else ""
         raise OtherRun(
-            f"{path}: the rows are of a run with other settings: {'; '.join(lines)}{more}; go on with the"
-            " same or choose another --out"
+            f"{path}: the rows are of a run with other settings: {'; '.join(lines)}{more}",
+            "go on with the same or choose another --out",
         )
     return bool(newly_set)
 

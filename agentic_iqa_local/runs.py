@@ -149,7 +149,7 @@ class Results(Run):
         try:
             path = place_for(path)
         except FileError as error:
-            raise RowsError(f"{path}: {error}; choose another --out") from error
+            raise RowsError(f"{path}: {error}", "choose another --out") from error
         super().__init__(RowFile(path, _StoredRow), path.with_name(f"{path.name}.in_hand.json"))
         description = path.with_name(f"{path.name}.run.json")
         try:
@@ -157,7 +157,7 @@ class Results(Run):
                 self._begin(description, identity, resume=resume)
             elif not resume:
                 raise RowsError(
-                    f"{path}: holds rows already; add --resume to go on with them, or choose another --out"
+                    f"{path}: holds rows already", "add --resume to go on with them, or choose another --out"
                 )
             else:
                 self._go_on(description, identity, retry)

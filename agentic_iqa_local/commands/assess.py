@@ -76,7 +76,7 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
     items = [] if args.list_tools else wanted(args, console)
     check_pictures(args, items)
     if args.interactive and len(items) != 1:
-        raise UsageError(f"--interactive: expected one picture, got {len(items)}; name one of them")
+        raise UsageError(f"--interactive: expected one picture, got {len(items)}", "name one of them")
     args.out, args.csv = result_file("--out", args.out), result_file("--csv", args.csv)
     check_table(args, items)
     if args.engine != "server" and not args.list_tools:
@@ -119,7 +119,7 @@ def wanted(args: argparse.Namespace, console: Console) -> list:
             and not Path(words.rstrip("?!.")).suffix
         ):
             raise UsageError(
-                f"{words!r} is no file; a question goes behind its option: --query {shlex.quote(words)}"
+                f"{words!r} is no file", f"a question goes behind its option: --query {shlex.quote(words)}"
             )
     sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
     files = expand_inputs(args.pictures or [sample], console.say)
@@ -145,20 +145,20 @@ def result_file(option: str, file: Path | None) -> Path | None:
     folder = file.absolute().parent
     if not folder.is_dir():
         raise UsageError(
-            f"{option} {file}: there is no folder {folder}; make it first: mkdir -p"
-            f" {shlex.quote(str(folder))}"
+            f"{option} {file}: there is no folder {folder}",
+            f"make it first: mkdir -p {shlex.quote(str(folder))}",
         )
     try:
         place = place_for(file)
     except FileError as error:
-        raise UsageError(f"{option} {file}: {error}; choose a file in a folder of yours") from error
+        raise UsageError(f"{option} {file}: {error}", "choose a file in a folder of yours") from error
     if len(os.fsencode(place.name + LONGEST_SUFFIX)) > LONGEST_NAME:
         raise UsageError(
-            f"{option} {file}: expected a name that leaves room for {LONGEST_SUFFIX} behind it; choose a"
-            " shorter one"
+            f"{option} {file}: expected a name that leaves room for {LONGEST_SUFFIX} behind it",
+            "choose a shorter one",
         )
     if not os.access(place if place.exists() else folder, os.W_OK):
-        raise UsageError(f"{option} {file}: it cannot be written; choose a file in a folder of yours")
+        raise UsageError(f"{option} {file}: it cannot be written", "choose a file in a folder of yours")
     return place
 
 
@@ -170,8 +170,8 @@ def check_table(args: argparse.Namespace, items: Iterable) -> None:
     beside = ("", ".run.json", ".in_hand.json", ".partial", ".run.json.partial", ".in_hand.json.partial")
     if args.out and args.csv in [args.out.with_name(args.out.name + suffix) for suffix in beside]:
         raise UsageError(
-            f"--csv {args.csv}: expected a file of its own, this one belongs to the rows; choose another"
-            " --csv"
+            f"--csv {args.csv}: expected a file of its own, this one belongs to the rows",
+            "choose another --csv",
         )
     if not args.csv.exists():
         return
@@ -181,7 +181,7 @@ def check_table(args: argparse.Namespace, items: Iterable) -> None:
         with suppress(OSError, ValueError):
             if os.path.samestat(os.stat(file), table):
                 raise UsageError(
-                    f"--csv {args.csv}: expected a file of its own, this one is read; choose another --csv"
+                    f"--csv {args.csv}: expected a file of its own, this one is read", "choose another --csv"
                 )
 
 

@@ -302,15 +302,15 @@ def table(args: argparse.Namespace) -> int:
             place = place_for(args.write)
             page = read_bytes(place).decode("utf-8").replace("\r\n", "\n")
         except FileError as error:
-            raise StudyError(f"{args.write}: {error}; name a page that is there") from error
+            raise StudyError(f"{args.write}: {error}", "name a page that is there") from error
         except UnicodeDecodeError as error:
-            raise StudyError(f"{args.write}: expected a page in UTF-8, got {error}; convert it") from error
+            raise StudyError(f"{args.write}: expected a page in UTF-8, got {error}", "convert it") from error
         before, begin, rest = page.partition("<!-- studies -->\n")
         _, end, after = rest.partition("<!-- end of studies -->")
         if not begin or not end:
             raise StudyError(
-                f"{args.write}: expected the marks <!-- studies --> and <!-- end of studies -->, found none;"
-                " add them"
+                f"{args.write}: expected the marks <!-- studies --> and <!-- end of studies -->, found none",
+                "add them",
             )
         write_whole(place, f"{before}{begin}{text}{end}{after}")
     else:

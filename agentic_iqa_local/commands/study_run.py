@@ -225,17 +225,19 @@ def synthetic(args: argparse.Namespace) -> int:
     from agentic_iqa_local.tables import write_csv
 
     if args.out.exists():
-        raise StoreError(f"{args.out}: expected a new folder, found one that is there; choose another --out")
+        raise StoreError(
+            f"{args.out}: expected a new folder, found one that is there", "choose another --out"
+        )
     check_folder(args.out)
     if not args.photos.is_dir():
-        raise DatasetError(f"{args.photos}: expected a folder of photographs, found none; check the path")
+        raise DatasetError(f"{args.photos}: expected a folder of photographs, found none", "check the path")
     try:
         files = photo_files(args.photos) if args.all else split_photos(args.photos)[1]
         photos = load_tiles(files)
     except (ValueError, OSError) as error:
         raise DatasetError(str(error)) from error
     if not photos:
-        raise DatasetError(f"{args.photos}: expected photographs, found none; check the path")
+        raise DatasetError(f"{args.photos}: expected photographs, found none", "check the path")
     args.out.mkdir(parents=True)
 
     def rows(shown: "tqdm") -> Iterator[dict[str, Any]]:

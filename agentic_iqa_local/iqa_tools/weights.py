@@ -123,7 +123,7 @@ class Weights:
                 error
             ).splitlines()
             raise ToolError(
-                f"Refused to load {file}: expected weights alone, got more ({lines[0].strip()}); {CODE}."
+                f"Refused to load {file}: expected weights alone, got more ({lines[0].strip()})", f"{CODE}."
             ) from error
 
     def load_script(self, original: Callable[..., Any], file: Any, *args: Any, **options: Any) -> Any:

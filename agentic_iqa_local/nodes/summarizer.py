@@ -355,8 +355,8 @@ def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> 
     read = read_probabilities(prompt, letters, images)
     if read.vlm_letter is None:
         raise VLMError(
-            "mode uniform reads no letters, so it cannot answer a question with choices; use logits or"
-            " classification"
+            "mode uniform reads no letters, so it cannot answer a question with choices",
+            "use logits or classification",
         )
     return read
 
@@ -400,8 +400,8 @@ def usable_mode(images: OpenImages) -> Mode:
         return settings.mode
     if settings.on_missing_logits == "error":
         raise VLMError(
-            f"{client.name}: expected a client that reads logits, this one cannot; "
-            "use mode classification or set on_missing_logits: classification"
+            f"{client.name}: expected a client that reads logits, this one cannot",
+            "use mode classification or set on_missing_logits: classification",
         )
     images.warn(f"{client.name} gives no logits: p_c comes from the generated letter (classification)")
     return "classification"

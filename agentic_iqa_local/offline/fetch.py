@@ -127,8 +127,8 @@ class _NoLessSafe(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request, file, code, message, headers, url):
         if urlsplit(url).scheme not in ("https", request.type):
             raise FetchError(
-                f"{request.full_url}: expected to be sent on by {request.type}, got {url[:200]};"
-                " nothing was taken from there",
+                f"{request.full_url}: expected to be sent on by {request.type}, got {url[:200]}",
+                "nothing was taken from there",
             )
         return super().redirect_request(request, file, code, message, headers, url)
 
@@ -155,8 +155,8 @@ def _save(response: http.client.HTTPResponse, partial: Path, have: int, url: str
             if (have := have + len(data)) > LARGEST_WEIGHT:
                 partial.unlink()
                 raise FetchError(
-                    f"{url}: expected at most {amount(LARGEST_WEIGHT)}, got more; this is not the"
-                    " file that was asked for",
+                    f"{url}: expected at most {amount(LARGEST_WEIGHT)}, got more",
+                    "this is not the file that was asked for",
                 )
             out.write(data)
 

@@ -168,8 +168,8 @@ def trusted_manifest(
     for who, wanted in expected.items():
         if wanted not in (None, sha256):
             raise BundleError(
-                f"{where}: expected {MANIFEST} with SHA-256 {wanted} ({who}), got {sha256}; this is another"
-                " bundle or a changed one"
+                f"{where}: expected {MANIFEST} with SHA-256 {wanted} ({who}), got {sha256}",
+                "this is another bundle or a changed one",
             )
     try:
         manifest = Manifest.model_validate_json(raw)

@@ -167,8 +167,8 @@ class Folder:
             with open(open_regular(place), "rb") as file:
                 if (size := os.fstat(file.fileno()).st_size) != entry.size:
                     raise BundleError(
-                        f"{place}: expected {entry.size} bytes, got {size}; it was not copied whole or was"
-                        " changed",
+                        f"{place}: expected {entry.size} bytes, got {size}",
+                        "it was not copied whole or was changed",
                     )
                 while chunk := file.read(CHUNK):
                     digest.update(chunk)

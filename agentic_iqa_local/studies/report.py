@@ -292,8 +292,8 @@ def digest(folder: Path) -> str:
     baseline = next((name for name in (differences[0].second, differences[0].first) if name in common), None)
     if baseline is None:
         raise StudyError(
-            f"{folder / 'differences.csv'}: expected differences to one mode, found others; make the report"
-            " anew"
+            f"{folder / 'differences.csv'}: expected differences to one mode, found others",
+            "make the report anew",
         )
     place = folder.as_posix() if re.fullmatch(r"[\w./ -]+", folder.as_posix()) else None
     first = {name: markdown_cell(getattr(modes[0], name)) for name in ("n", "failed", "interval_over")}
@@ -327,11 +327,11 @@ def _read(file: Path, read: Callable[[Path], Read]) -> Read:
     try:
         return read(file)
     except FileError as error:
-        raise StudyError(f"{file}: {error}; name a folder that study.py report wrote") from error
+        raise StudyError(f"{file}: {error}", "name a folder that study.py report wrote") from error
     except (ValidationError, UnicodeDecodeError, csv.Error) as error:
         said = first_mistake(error) if isinstance(error, ValidationError) else error
         raise StudyError(
-            f"{file}: expected what study.py report writes, got another: {said}; make the report anew"
+            f"{file}: expected what study.py report writes, got another: {said}", "make the report anew"
         ) from error
 
 

@@ -34,8 +34,8 @@ def resolve_letters(encode: Callable[[str], list[int]], tail: str, letters: Sequ
         tokens = longer[len(base) :]
         if longer[: len(base)] != base or not tokens or (len(letter) == 1 and len(tokens) > 1):
             raise VLMError(
-                f"tokenizer: expected the answer letter {letter!r} to be one token after {tail[-24:]!r}, "
-                f"got {longer[len(base) - 1 :]} after {base[-2:]}; "
+                f"tokenizer: expected the answer letter {letter!r} to be one token after"
+                f" {tail[-24:]!r}, got {longer[len(base) - 1 :]} after {base[-2:]}",
                 "this model's letters cannot be read here",
             )
         ids[letter] = tokens[0]

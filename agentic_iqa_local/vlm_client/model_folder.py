@@ -84,7 +84,7 @@ def examine(folder: Path, weights: bool = True) -> Weights | None:
     names = _files(folder)
     if "config.json" not in names:
         raise VLMError(
-            f"model folder {folder}: expected config.json, found none; this is no transformers model"
+            f"model folder {folder}: expected config.json, found none", "this is no transformers model"
         )
     for name, kind in OTHER_FILES.items():
         if name in names:

@@ -197,9 +197,9 @@ def gpu_share(device: str, left_gib: float) -> float:
     share = (free - left_gib * 2**30) / total
     if share <= 0.05:
         raise VLMError(
-            f"{device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free and left_for_tools_gib keeps"
-            f" {left_gib} of them for the tools; nothing is left for"
-            " the model"
+            f"{device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free and"
+            f" left_for_tools_gib keeps {left_gib} of them for the tools",
+            "nothing is left for the model",
         )
     return math.floor(share * 1000) / 1000
 

@@ -40,7 +40,7 @@ def content(path: Path) -> bytes:
     try:
         return read_bytes(path, LARGEST)
     except FileError as error:
-        raise DatasetError(f"{path}: {error}; restore the file.") from error
+        raise DatasetError(f"{path}: {error}", "restore the file.") from error
 
 
 def lines(path: Path) -> list[str]:
@@ -59,7 +59,7 @@ def csv_rows(path: Path) -> list[tuple[int, Sequence[Any]]]:
     try:
         return [(reader.line_num, row) for row in reader]
     except csv.Error as error:
-        raise DatasetError(f"{path}: expected CSV, found {error}; correct the file.") from error
+        raise DatasetError(f"{path}: expected CSV, found {error}", "correct the file.") from error
 
 
 def workbook_rows(path: Path, sheet: str | None) -> list[tuple[int, Sequence[Any]]]:
@@ -69,22 +69,23 @@ def workbook_rows(path: Path, sheet: str | None) -> list[tuple[int, Sequence[Any
         from openpyxl import load_workbook
     except ImportError:
         raise DatasetError(
-            f"{path}: expected openpyxl to read it with, found it not installed; install it, or export the"
-            f" sheet {sheet or 'that comes first'} with its column names to {path.with_suffix('.csv').name}"
-            " beside it."
+            f"{path}: expected openpyxl to read it with, found it not installed",
+            f"install it, or export the sheet {sheet or 'that comes first'} with its column names"
+            f" to {path.with_suffix('.csv').name} beside it.",
         ) from None
     archive_bytes = io.BytesIO(content(path))
     try:
         with zipfile.ZipFile(archive_bytes) as archive:
             if (size := sum(member.file_size for member in archive.infolist())) > LARGEST:
                 raise DatasetError(
-                    f"{path}: expected at most {LARGEST} bytes when unpacked, found {size}; restore the file."
+                    f"{path}: expected at most {LARGEST} bytes when unpacked, found {size}",
+                    "restore the file.",
                 )
         with closing(load_workbook(archive_bytes, read_only=True, data_only=True)) as book:
             if sheet and sheet not in book.sheetnames:
                 names = f"{listed(book.sheetnames):.{LONGEST_QUOTE}}"
                 raise DatasetError(
-                    f"{path}: expected a sheet {sheet}, found {names}; restore the authors' file."
+                    f"{path}: expected a sheet {sheet}, found {names}", "restore the authors' file."
                 )
             cells = (book[sheet] if sheet else book.worksheets[0]).iter_rows(values_only=True)
             return list(enumerate(cells, 1))
@@ -92,7 +93,7 @@ def workbook_rows(path: Path, sheet: str | None) -> list[tuple[int, Sequence[Any
         raise
     except Exception as error:  # openpyxl raises nearly any type on a damaged file
         raise DatasetError(
-            f"{path}: expected a workbook, found {error!r:.{LONGEST_QUOTE}}; restore the file."
+            f"{path}: expected a workbook, found {error!r:.{LONGEST_QUOTE}}", "restore the file."
         ) from error
 
 
@@ -110,12 +111,12 @@ def json_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
         raise
     except (ValueError, TypeError, RecursionError) as error:
         found = f"{error!s:.{LONGEST_QUOTE}} in line {line}" if line else f"{error!s:.{LONGEST_QUOTE}}"
-        raise DatasetError(f"{path}: expected JSON, found {found}; correct the file.") from error
+        raise DatasetError(f"{path}: expected JSON, found {found}", "correct the file.") from error
     for line, row in rows:
         if not isinstance(row, dict):
             raise DatasetError(
-                f"{path}: expected a list of objects, found {type(row).__name__} in row {line}; correct the"
-                " file."
+                f"{path}: expected a list of objects, found {type(row).__name__} in row {line}",
+                "correct the file.",
             )
     return rows
 
