@@ -60,7 +60,7 @@ TESTS = {  # the test files of a module; one that is not here has test_NAME.py
     "rows": "rows durability",
     "runs": "batch durability faults",
     "score_fusion": "score_fusion faults summarizer",
-    "state": "state planner_executor summarizer graph faults",
+    "state": "state planner_executor summarizer",
     "studies.inference": "faults study_run",
     "studies.statistics.agreement": "statistics faults",
     "studies.statistics.bootstrap": "statistics faults",
