@@ -94,7 +94,7 @@ class OracleSession:
 
 def keys(schema: type[BaseModel]) -> dict[str, Any]:
     """JSON key → type of the fields of a reply that was built for its prompt (`nodes.replies`)."""
-    return {field.alias: field.annotation for field in schema.model_fields.values()}
+    return {field.alias or name: field.annotation for name, field in schema.model_fields.items()}
 
 
 def _plan(oracle: Oracle, schema: type[BaseModel]) -> dict[str, Any]:

@@ -211,11 +211,12 @@ def standard(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def joined(members: list[torch.nn.Sequential]) -> dict[str, torch.Tensor]:
     """Several one-layer networks as one whose output is the mean of theirs."""
+    weights = [member.state_dict() for member in members]
     return {
-        "hidden.weight": torch.cat([m[1].weight for m in members]),
-        "hidden.bias": torch.cat([m[1].bias for m in members]),
-        "out.weight": torch.cat([m[4].weight for m in members], 1) / len(members),
-        "out.bias": torch.stack([m[4].bias for m in members]).mean(0),
+        "hidden.weight": torch.cat([of["1.weight"] for of in weights]),
+        "hidden.bias": torch.cat([of["1.bias"] for of in weights]),
+        "out.weight": torch.cat([of["4.weight"] for of in weights], 1) / len(members),
+        "out.bias": torch.stack([of["4.bias"] for of in weights]).mean(0),
     }
 
 

@@ -122,7 +122,7 @@ def _error_change(runs: Sequence[Run], sample: Draws, first: int, limit: int) ->
             for run in runs
         ]
     )
-    answered = np.isfinite(pairs).all(1)
+    answered = np.asarray(np.isfinite(pairs).all(1))
     errors = np.abs(np.nan_to_num(pairs) - np.array([[run.case.crop.quality] for run in runs]))
     of = [sample.of(_mean, errors[:, column], answered=answered) for column in (1, 0)]
     return paired_difference(*of)

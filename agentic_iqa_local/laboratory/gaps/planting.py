@@ -60,14 +60,15 @@ class PlantedSession:
 
     def generate(self, prompt: Prompt, schema: type[BaseModel], **options: Any) -> str:
         text = self._inner.generate(prompt, schema, **options)
-        if self._plant.schema != schema.__name__ or self._plant.edited:
+        edit = self._plant.edit
+        if edit is None or self._plant.schema != schema.__name__ or self._plant.edited:
             return text
         try:
             answer = json.loads(text)
         except ValueError:  # broken off; the agent asks again
             return text
         self._plant.edited = True
-        return json.dumps(self._plant.edit(answer))
+        return json.dumps(edit(answer))
 
 
 class PlantedTools:

@@ -6,6 +6,7 @@ and this does not.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -25,7 +26,8 @@ class _AdaptedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, a, b):
         if torch.is_autocast_enabled(x.device.type):
-            x, weight, bias, a, b = (_in_autocast(tensor) for tensor in (x, weight, bias, a, b))
+            x, weight, a, b = (_in_autocast(tensor) for tensor in (x, weight, a, b))
+            bias = None if bias is None else _in_autocast(bias)
         inner = x @ a.T
         y = nn.functional.linear(x, weight, bias)
         y.addmm_(inner, b.T, alpha=SCALING)
@@ -43,8 +45,8 @@ class _AdaptedProduct(torch.autograd.Function):
         return to_x, None, None, SCALING * (through.T @ x), SCALING * (gradient.T @ inner)
 
 
-def _in_autocast(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return tensor if tensor is None else tensor.to(torch.get_autocast_dtype(tensor.device.type))
+def _in_autocast(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 class Adapted(nn.Module):
@@ -63,7 +65,7 @@ class Adapted(nn.Module):
         return y.unflatten(0, x.shape[:-1])
 
 
-def add_adapters(language: nn.Module, rank: int, first_layer: int = FIRST_LAYER) -> None:
+def add_adapters(language: Any, rank: int, first_layer: int = FIRST_LAYER) -> None:
     """Adapters of `rank` on every projection from `first_layer` on; all other weights of `language` are
     frozen."""
     language.requires_grad_(False)

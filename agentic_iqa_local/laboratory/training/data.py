@@ -126,7 +126,7 @@ class Pool:
 
         parts = parts_of(row)
         if mirrored:
-            parts = tuple(replace(p, place=MIRRORED.get(p.place)) for p in parts)
+            parts = tuple(replace(p, place=MIRRORED.get(p.place) if p.place else None) for p in parts)
         crop = Crop(
             Sample(cut(self.pictures[shard][place]), parts), cut(self.clean[shard][place]), row["quality"]
         )

@@ -106,7 +106,7 @@ def graft_tokenizer(gguf_folder: Path) -> PreTrainedTokenizerFast:
     tokens = [RENAMED.get(token, token) for token in fields["tokenizer.ggml.tokens"].contents()]
     kinds = fields["tokenizer.ggml.token_type"].contents()
     merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"].contents()]
-    bpe = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    bpe = Tokenizer(models.BPE(vocab={str(token): i for i, token in enumerate(tokens)}, merges=merges))
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),

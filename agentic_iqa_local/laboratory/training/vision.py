@@ -173,9 +173,9 @@ def crop_labels(crops: list[Crop]) -> dict[str, torch.Tensor]:
 
 def _damaged(crop: Crop, height: int, width: int) -> np.ndarray:
     """height×width: how much of each token a distortion covers, 0..1."""
-    places = [part.place for part in crop.sample.parts]
-    if not places or None in places:
-        return np.full((height, width), float(bool(places)), np.float32)
+    places = [part.place for part in crop.sample.parts if part.place]
+    if not places or len(places) < len(crop.sample.parts):  # nothing, or something everywhere
+        return np.full((height, width), float(bool(crop.sample.parts)), np.float32)
     return np.max([place_mask(place, height, width) for place in places], axis=0)
 
 
@@ -184,7 +184,7 @@ def _linear_patch_embedding(self, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _equal_lengths_attention(
-    self, hidden_states, cu_seqlens, rotary_pos_emb=None, position_embeddings=None, **_
+    self, hidden_states, cu_seqlens, rotary_pos_emb=None, position_embeddings=(), **_
 ):
     count, total = len(cu_seqlens) - 1, len(hidden_states)
     query, key, value = self.qkv(hidden_states).view(total, 3, self.num_heads, -1).unbind(1)
@@ -198,7 +198,7 @@ def _equal_lengths_attention(
     return self.proj(attended.transpose(1, 2).reshape(total, -1))
 
 
-def train_fast_on_cpu(visual: nn.Module) -> None:
+def train_fast_on_cpu(visual: Any) -> None:
     """Same mathematics, a third less time on a CPU: every batch holds images of one size, so that attention
     needs no loop over images, and the patch embedding, whose stride is its kernel, is a matrix product. The
     weights stay as they are.
@@ -385,7 +385,7 @@ def vision_batches(
         return {
             "pixels": pixels,
             "grid": grid,
-            "labels": crop_labels(crops),
+            "labels": crop_labels(list(crops)),
             "shape": (height // FACTOR, width // FACTOR),
             "taught": torch.tensor(taught, dtype=torch.long),
             "features": torch.from_numpy(np.stack(features)) if features else torch.zeros(0),
