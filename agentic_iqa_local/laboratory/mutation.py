@@ -56,7 +56,7 @@ TESTS = {  # the test files of a module; one that is not here has test_NAME.py
     "iqa_tools.calibration": "calibration faults",
     "nodes.summarizer": "summarizer replanning reasoning free_questions conversation faults",
     "replanning": "state graph replanning summarizer",
-    "request": "state graph faults",
+    "request": "request state graph faults",
     "rows": "rows durability",
     "runs": "batch durability faults",
     "score_fusion": "score_fusion faults summarizer",
