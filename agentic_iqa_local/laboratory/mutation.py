@@ -232,13 +232,15 @@ class Tests:
         self.module, self.files = f"{PACKAGE}.{module}", [str(ROOT / "tests" / file) for file in files]
         self.path = ROOT / PACKAGE / f"{module.replace('.', '/')}.py"
         if missing := [path for path in map(str, [self.path, *self.files]) if not Path(path).is_file()]:
-            raise MutationError(f"{module}: there is no file {missing[0]}; name modules such as studies.run")
+            raise MutationError(
+                f"{module}: there is no file {missing[0]}", "name modules such as studies.run"
+            )
         self.source = self.path.read_text(encoding="utf-8")
         start = time.monotonic()
         with tempfile.NamedTemporaryFile("r") as loaded:
             if self.killed(self.source, 900, keep=loaded.name):
                 raise MutationError(
-                    f"{module}: its tests fail on the module as it is; run pytest {' '.join(self.files)}"
+                    f"{module}: its tests fail on the module as it is", f"run pytest {' '.join(self.files)}"
                 )
             for name in loaded.read().split():
                 with suppress(Exception):  # what fails here is imported by each mutant's process

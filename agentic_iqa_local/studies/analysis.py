@@ -68,8 +68,8 @@ def analyse(
     """
     if not rows or any("mos" not in row for row in rows):
         raise StudyError(
-            f"{name}: expected rows with a human score, got {'questions' if rows else 'none'}; use a"
-            " scored run"
+            f"{name}: expected rows with a human score, got {'questions' if rows else 'none'}",
+            "use a scored run",
         )
     if info.higher_is_better is None:
         raise StudyError(
@@ -82,10 +82,11 @@ def analyse(
     )
     if baseline not in modes:
         raise StudyError(
-            f"{name}: expected a baseline of {listed(modes) or 'no mode: every row failed'}; got {baseline!r}"
+            f"{name}: expected a baseline of {listed(modes) or 'no mode: every row failed'}",
+            f"got {baseline!r}",
         )
     if comparator not in (None, *modes):
-        raise StudyError(f"{name}: expected a comparator of {listed(modes)}; got {comparator!r}")
+        raise StudyError(f"{name}: expected a comparator of {listed(modes)}", f"got {comparator!r}")
     own = PRODUCT_MODES[settings.mode].name
     rng = np.random.default_rng(seed)
     sampled = Draws.make(

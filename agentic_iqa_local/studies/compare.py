@@ -90,7 +90,7 @@ def compare(
     images whose pixels or human scores differ between the runs, and a mode that a run does not have.
     """
     if len(runs) < 2:
-        raise StudyError(f"compare: expected two runs or more, got {len(runs)}; name another folder")
+        raise StudyError(f"compare: expected two runs or more, got {len(runs)}", "name another folder")
     info = _data_set(runs)
     common, matched = _matched(runs)
     wanted = _readings_by_mode(runs, matched, info, modes)
@@ -133,8 +133,8 @@ def _matched(runs: Sequence[Named]) -> tuple[list[str], list[list[Row]]]:
     if len(common) < FEWEST:
         sizes = ", ".join(f"{quoted(named.name)} has {len(named.rows)}" for named in runs)
         raise StudyError(
-            f"compare: expected at least {FEWEST} common images, found {len(common)} ({sizes}); run both on"
-            " the same images"
+            f"compare: expected at least {FEWEST} common images, found {len(common)} ({sizes})",
+            "run both on the same images",
         )
     matched = [[rows[key] for key in common] for rows in by_key]
     _check_same_images(runs, matched)
@@ -155,7 +155,7 @@ def _readings_by_mode(
     if not wanted or not set(wanted) <= set(shared):
         had = listed(shared) or "none: rows failed"
         raise StudyError(
-            f"compare: expected modes that every run has ({had}), got {listed(modes)}; choose with --mode"
+            f"compare: expected modes that every run has ({had}), got {listed(modes)}", "choose with --mode"
         )
     return {name: [of_run[name] for of_run in of_runs] for name in wanted}
 
@@ -183,7 +183,7 @@ def _data_set(runs: Sequence[Named]) -> DatasetInfo:
             )
         if any("mos" not in row for row in named.rows):
             raise StudyError(
-                f"{named.name}: expected rows with a human score, got questions; compare scored runs"
+                f"{named.name}: expected rows with a human score, got questions", "compare scored runs"
             )
     if info.higher_is_better is None:
         raise StudyError(

@@ -51,13 +51,14 @@ def fit_run(folder: Path, objective: Objective, *, split: str | None, share: flo
     info = dataset_info(run)
     if info.kind == "MCQ":
         raise FitError(
-            f"{folder}: expected a run on images with human scores, got one on questions; fit on a scored run"
+            f"{folder}: expected a run on images with human scores, got one on questions",
+            "fit on a scored run",
         )
     used = _of_split(folder, rows, split) if split is not None else _drawn(rows, share)
     if len(used) == len(rows):
         raise FitError(
-            f"{folder}: expected rows that the fit does not use, it would use all {len(rows)}; choose a split"
-            " or a share"
+            f"{folder}: expected rows that the fit does not use, it would use all {len(rows)}",
+            "choose a split or a share",
         )
     fit = fit_letters(
         used,
@@ -77,8 +78,8 @@ def _of_split(folder: Path, rows: Sequence[Row], split: str) -> list[Row]:
     if rows and not used:
         known = sorted({row["split"] for row in rows if row["split"]})
         raise FitError(
-            f"{folder}: expected rows of the split {split}, found none; the splits are"
-            f" {listed(known) or 'unknown: use --share'}"
+            f"{folder}: expected rows of the split {split}, found none",
+            f"the splits are {listed(known) or 'unknown: use --share'}",
         )
     return used
 
@@ -119,8 +120,8 @@ def fit_letters(
     usable = np.isfinite(q_bar) & np.isfinite(probabilities(rows, READ)[:, 0])
     if usable.sum() < FEWEST:
         raise FitError(
-            f"fit: expected at least {FEWEST} images with letters and tool scores, got {usable.sum()}; use"
-            " more images"
+            f"fit: expected at least {FEWEST} images with letters and tool scores, got {usable.sum()}",
+            "use more images",
         )
     rows, q_bar = [row for row, use in zip(rows, usable, strict=True) if use], q_bar[usable]
     target = np.empty(0) if targets is None else targets[usable]  # "spread" needs none
@@ -139,15 +140,15 @@ def fit_letters(
     own = etas(rows, letters.eta)
     if not np.isfinite(own).all():
         raise FitError(
-            "fit: expected rows that tell the η they were fused with, got some that do not; run the study"
-            " anew"
+            "fit: expected rows that tell the η they were fused with, got some that do not",
+            "run the study anew",
         )
     before = value(letters.temperature, own)
     start = letters.temperature, float(np.median(own))
     if np.isnan(before):
         raise FitError(
-            "fit: expected scores that differ, got human scores or fused scores that are all alike; use other"
-            " images"
+            "fit: expected scores that differ, got human scores or fused scores that are all alike",
+            "use other images",
         )
     if objective == "spread":
         temperature, eta = _spread(p, q_bar.std()), start[1]
@@ -168,8 +169,8 @@ def _spread(p: Callable[[float], np.ndarray], wanted: float) -> float:
     if gap(ends[0]) * gap(ends[1]) > 0:
         raise FitError(
             f"fit: expected a temperature from {LOWEST} to {HIGHEST} at which E[level] spreads by"
-            f" {wanted:.2f} levels as the tools do, there is none; use more varied images or another"
-            " --objective"
+            f" {wanted:.2f} levels as the tools do, there is none",
+            "use more varied images or another --objective",
         )
     root: Any = brentq(gap, *ends)  # scipy does not declare what it returns
     return float(np.exp(root))
@@ -207,8 +208,9 @@ def _minimum(
     if not (bounds := _at_bounds(best)):
         return best
     raise FitError(
-        f"fit: expected an optimum inside {LOWEST} to {HIGHEST}, but {SCALES[objective][0]} was still getting"
-        f" better where {' and '.join(bounds)}; use more images, or another --objective"
+        f"fit: expected an optimum inside {LOWEST} to {HIGHEST}, but {SCALES[objective][0]} was"
+        f" still getting better where {' and '.join(bounds)}",
+        "use more images, or another --objective",
     )
 
 

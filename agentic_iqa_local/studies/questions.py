@@ -25,7 +25,7 @@ def accuracy(rows: Sequence[Row]) -> list[Row]:
     """One line for all rows, one for each task and one for each question type. Raises StudyError without
     rows."""
     if not rows:
-        raise StudyError("expected rows of a study of questions, got none; let the run go on first")
+        raise StudyError("expected rows of a study of questions, got none", "let the run go on first")
     table = [_line("all", "", rows)]
     for part in ("task", "question_type"):
         for value in sorted({row[part] for row in rows if row.get(part) is not None}):

@@ -81,8 +81,8 @@ def chosen(
     if not places:
         known = {sample.split for sample in every if sample.split}
         raise DatasetError(
-            f"{folder}: expected images of the split {split}, found none; the splits are"
-            f" {listed(sorted(known)) or 'unknown'}."
+            f"{folder}: expected images of the split {split}, found none",
+            f"the splits are {listed(sorted(known)) or 'unknown'}.",
         )
     places = _drawn(places, limit)
     if dataset.items:
@@ -110,12 +110,12 @@ def check_plan(plan: Plan, services: Services, *, full_reference: bool, named: b
     for info in services.tools.info() if named else ():
         if info.name in plan.tools and not info.available:
             raise StudyError(
-                f"--tools {info.name}: expected a tool that can run here, but {info.reason}; leave it out"
+                f"--tools {info.name}: expected a tool that can run here, but {info.reason}", "leave it out"
             )
         if info.name in plan.tools and info.reference == "FR" and not full_reference:
             raise StudyError(
-                f"--tools {info.name}: expected images with references, found none; name no-reference tools,"
-                " such as NIQE"
+                f"--tools {info.name}: expected images with references, found none",
+                "name no-reference tools, such as NIQE",
             )
 
 
@@ -198,7 +198,7 @@ def tasks_of(dataset: Dataset) -> list[Task]:
     for key, count in Counter(task.key for task in tasks).items():
         if count > 1:
             raise DatasetError(
-                f"{dataset.root}: expected each image once, {key} is listed again; remove one of the lines"
+                f"{dataset.root}: expected each image once, {key} is listed again", "remove one of the lines"
             )
     return tasks
 

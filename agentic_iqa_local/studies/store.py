@@ -182,7 +182,7 @@ def check_folder(out: Path) -> None:
             pass
     except OSError as error:
         raise StoreError(
-            f"{out}: expected a folder that can be written, got {error.strerror}; choose another --out"
+            f"{out}: expected a folder that can be written, got {error.strerror}", "choose another --out"
         ) from error
 
 
@@ -191,12 +191,12 @@ def check_file(out: Path) -> Path:
     Raises StoreError unless it can be written, in a folder that is there."""
     try:
         if out.is_dir():
-            raise StoreError(f"{out}: expected a file, found a folder; add the file's name to --out")
+            raise StoreError(f"{out}: expected a file, found a folder", "add the file's name to --out")
         place = place_for(out)
         if not out.parent.is_dir():
             raise StoreError(
-                f"{out}: expected a file in a folder that is there, found no {out.parent}; make it or choose"
-                " another --out"
+                f"{out}: expected a file in a folder that is there, found no {out.parent}",
+                "make it or choose another --out",
             )
         if out.exists():
             out.open("ab").close()
@@ -204,10 +204,10 @@ def check_file(out: Path) -> Path:
             check_folder(out.parent)
         return place
     except FileError as error:
-        raise StoreError(f"{out}: {error}; choose another --out") from error
+        raise StoreError(f"{out}: {error}", "choose another --out") from error
     except OSError as error:
         raise StoreError(
-            f"{out}: expected a file that can be written, got {error.strerror}; choose another --out"
+            f"{out}: expected a file that can be written, got {error.strerror}", "choose another --out"
         ) from error
 
 
@@ -225,7 +225,8 @@ class Store(Run):
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(
-                f"{folder}: expected a folder that can be written, got {error.strerror}; choose another --out"
+                f"{folder}: expected a folder that can be written, got {error.strerror}",
+                "choose another --out",
             ) from error
         super().__init__(RowFile(folder / "rows.jsonl", _StudyRow), folder / "in_hand.json")
         try:
@@ -252,8 +253,8 @@ class Store(Run):
         run = _description(self.folder)
         if not isinstance(run.get("dataset"), dict):
             raise StoreError(
-                f"{description}: expected the description of a study, found no data set in it; choose another"
-                " --out"
+                f"{description}: expected the description of a study, found no data set in it",
+                "choose another --out",
             )
         told = run["dataset"] | {"low": info.low, "high": info.high, "scale": info.scale}
         if told != run["dataset"]:
@@ -282,7 +283,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             return run, [row for _, row in rows_in(file, rows, _StudyRow, going_on=True)]
     except FileError as error:
         raise StoreError(
-            f"{folder}: expected a folder that study.py run wrote; rows.jsonl: {error}"
+            f"{folder}: expected a folder that study.py run wrote", f"rows.jsonl: {error}"
         ) from error
 
 
@@ -294,14 +295,16 @@ def _description(folder: Path) -> dict[str, Any]:
         run = read_json(file, LARGEST_NOTE)
         _StudyRun.model_validate(run, strict=True)
     except FileError as error:
-        raise StoreError(f"{folder}: expected a folder that study.py run wrote; run.json: {error}") from error
+        raise StoreError(
+            f"{folder}: expected a folder that study.py run wrote", f"run.json: {error}"
+        ) from error
     except ValidationError as error:
         raise StoreError(
-            f"{file}: expected the description of a study, got {first_mistake(error)}; run it anew"
+            f"{file}: expected the description of a study, got {first_mistake(error)}", "run it anew"
         ) from error
     return run
 
 
 def _refuse_link(file: Path) -> None:
     if file.is_symlink():
-        raise StoreError(f"{file}: expected a file of the run's own, got a link; put the file itself there")
+        raise StoreError(f"{file}: expected a file of the run's own, got a link", "put the file itself there")

@@ -113,13 +113,13 @@ def dataset_info(run: dict[str, Any]) -> DatasetInfo:
         part for part in ("dataset", "model", "fusion", "tools", "maps", "identity") if part not in run
     ]:
         raise StudyError(
-            f"run.json: expected what a study writes, got no {', '.join(lacking)}; report on a run of this"
-            " version"
+            f"run.json: expected what a study writes, got no {', '.join(lacking)}",
+            "report on a run of this version",
         )
     told = run["dataset"]
     if told["key"] not in DATASETS:
         raise StudyError(
-            f"run.json: expected a data set of {', '.join(DATASETS)}, got {told['key']!r}; correct its key"
+            f"run.json: expected a data set of {', '.join(DATASETS)}, got {told['key']!r}", "correct its key"
         )
     known = {item.name for item in fields(DatasetInfo)} - {"key", "seen_as"}
     return replace(
@@ -134,8 +134,8 @@ def fusion_settings(run: dict[str, Any]) -> FusionSettings:
     except ValidationError as error:
         first = error.errors()[0]
         raise StudyError(
-            f"run.json: expected the fusion of this version, got {first['loc'][0]}: {first['msg']}; run it"
-            " anew"
+            f"run.json: expected the fusion of this version, got {first['loc'][0]}: {first['msg']}",
+            "run it anew",
         ) from error
 
 

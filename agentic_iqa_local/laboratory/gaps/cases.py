@@ -62,8 +62,8 @@ def make_cases(photos: Path, count: int, folder: Path, progress: Callable[[str],
     files = photo_files(photos) if photos.is_dir() else []
     if not files:
         raise UserError(
-            f"{photos}: expected a folder of photographs of at least 512×512 pixels, found none; check the"
-            " path"
+            f"{photos}: expected a folder of photographs of at least 512×512 pixels, found none",
+            "check the path",
         )
     order = np.random.default_rng(SEED).permutation(len(files))[:count]
     measure, cases, tiles = PseudoMos(), [], {}
@@ -74,7 +74,7 @@ def make_cases(photos: Path, count: int, folder: Path, progress: Callable[[str],
             try:
                 tiles[file] = load_tiles([file])
             except ValueError as error:  # too small
-                raise UserError(f"{error}; take it out of the folder") from error
+                raise UserError(f"{error}", "take it out of the folder") from error
         clean = vary(tiles[file][int(rng.integers(len(tiles[file])))], rng)
         sample = draw_sample(clean, rng)
         case = Case(

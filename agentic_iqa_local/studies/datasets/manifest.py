@@ -95,8 +95,8 @@ def _ordered(ends: Sequence[float]) -> tuple[float, float]:
     low, high = ends
     if not -MOST <= low < high <= MOST:
         raise DatasetError(
-            f"--mos-range {low:g} {high:g}: expected two numbers, the lower end of the scale first, of at"
-            f" most {MOST:g}, such as --mos-range 1 5; where lower scores are better, turn them around in the"
-            " manifest."
+            f"--mos-range {low:g} {high:g}: expected two numbers, the lower end of the scale"
+            f" first, of at most {MOST:g}, such as --mos-range 1 5",
+            "where lower scores are better, turn them around in the manifest.",
         )
     return low, high

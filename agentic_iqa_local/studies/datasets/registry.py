@@ -91,14 +91,14 @@ def load_dataset(folder: str | Path, key: str | None = None, **options: Any) -> 
         raise _unknown_layout(path)
     if key not in DATASETS:
         raise DatasetError(
-            f"{path}: expected one of {listed(DATASETS)} as the set's name, found {key!r}; correct it."
+            f"{path}: expected one of {listed(DATASETS)} as the set's name, found {key!r}", "correct it."
         )
     layout = DATASETS[key]
     for option in ("part_of", "mos_range"):
         if options.get(option) and key != "manifest":
             name = "--" + option.replace("_", "-")
             raise DatasetError(
-                f"{path}: expected a manifest for {name}, found {layout.info.title}; leave {name} out."
+                f"{path}: expected a manifest for {name}, found {layout.info.title}", f"leave {name} out."
             )
     reader = DatasetReader(layout.info, path)
     layout.load(reader, **options)
@@ -109,13 +109,13 @@ def _check_readable(path: Path) -> None:
     """Raises DatasetError unless `path` is a folder or a regular file."""
     if not os.path.exists(path):  # Path.exists raises for a name that is too long
         raise DatasetError(
-            f"{path!s:.{LONGEST_QUOTE}}: expected a data set's folder, found nothing; check the path."
+            f"{path!s:.{LONGEST_QUOTE}}: expected a data set's folder, found nothing", "check the path."
         )
     if not path.is_dir():
         try:
             os.close(open_regular(path))
         except FileError as error:
-            raise DatasetError(f"{path}: {error}; name a data set's folder or a manifest.") from error
+            raise DatasetError(f"{path}: {error}", "name a data set's folder or a manifest.") from error
 
 
 def _unknown_layout(path: Path) -> DatasetError:

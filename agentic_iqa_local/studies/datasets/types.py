@@ -54,13 +54,14 @@ class DatasetInfo:
         if self.scale != "absolute categories" or self.low is None or self.high is None:
             if self.key == "manifest":
                 raise DatasetError(
-                    f"{self.title}: expected to be told the ends of its scale; repeat the run's command with"
-                    " --mos-range LOW HIGH, such as --mos-range 1 5: stored rows are kept."
+                    f"{self.title}: expected to be told the ends of its scale",
+                    "repeat the run's command with --mos-range LOW HIGH, such as --mos-range 1 5:"
+                    " stored rows are kept.",
                 )
             raise DatasetError(
                 f"{self.key}: expected an absolute category scale with both ends known, got"
-                f" {self.scale or 'an unknown scale'}; use what needs ranks only, such as fit --objective"
-                " srcc."
+                f" {self.scale or 'an unknown scale'}",
+                "use what needs ranks only, such as fit --objective srcc.",
             )
         worst, best = (self.low, self.high) if self.higher_is_better else (self.high, self.low)
         lowest, highest = min(LEVEL_WORDS), max(LEVEL_WORDS)
