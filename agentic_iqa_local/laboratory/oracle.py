@@ -6,7 +6,7 @@ It never stands in for the product.
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from PIL import Image
@@ -40,7 +40,8 @@ class Oracle:
     limits = PixelLimits(factor=32, min_pixels=32 * 32, max_pixels=1024 * 1024)
 
     def __init__(self, crop: Crop, scope: Sequence[str] | None, full_reference: bool) -> None:
-        self.crop, self.scope, self.full_reference = crop, list(scope) if scope else "Global", full_reference
+        self.crop, self.full_reference = crop, full_reference
+        self.scope: list[str] | Literal[Global] = list(scope) if scope else "Global"
 
     def open(self, images: Sequence[Image.Image]) -> "OracleSession":
         return OracleSession(self, images)

@@ -148,7 +148,7 @@ def examine_answer(schema: type, prefix: str, text: str) -> str:
     from agentic_iqa_local.nodes.ask import TRIES, InvalidAnswer, ask
     from agentic_iqa_local.prompts import Prompt
 
-    session = OneAnswer(text)
+    session: Any = OneAnswer(text)  # of a session it has what `ask` uses
     try:
         reply = ask(session, Prompt("", ""), schema, RoleSettings(), answer_prefix=prefix)
         if hasattr(reply, "to_plan"):

@@ -88,7 +88,7 @@ def end_to_end(args: argparse.Namespace) -> dict:
             return examine_row(assess(folder / picture[0], services=services))
 
         def with_damaged_output(number: int) -> str:
-            hostile = DamagingClient(client, np.random.default_rng([args.seed, number]))
+            hostile: Any = DamagingClient(client, np.random.default_rng([args.seed, number]))
             backend = services.section("summarizer").backend
             own = Services(services.settings, "cpu", {backend: hostile}, services.tools)
             return examine_row(assess(folder / "whole.png", services=own))

@@ -51,6 +51,11 @@ class Question:
     scope: tuple[str, ...] | None
     reference: Path | None
 
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The regions that it names, none for the whole picture."""
+        return self.scope or ()
+
 
 def make_cases(photos: Path, count: int, folder: Path, progress: Callable[[str], None]) -> list[Case]:
     """`count` pictures of 384×384 in `folder`, made of the photographs in the folder `photos` in turn.

@@ -115,10 +115,14 @@ class MissedObject(Gap):
     def plant(self, case, asked, sound, tools):
         if not _sound_scope(sound, asked):
             return None
-        return Plant("PlannerReply", lambda answer: answer | {"query_scope": [asked.scope[case.number % 2]]})
+        return Plant(
+            "PlannerReply", lambda answer: answer | {"query_scope": [asked.regions[case.number % 2]]}
+        )
 
     def recovered(self, row, sound, case, asked, plant):
-        return not set(asked.scope) - set((row.evidence.distortion_analysis if row.evidence else None) or {})
+        return not set(asked.regions) - set(
+            (row.evidence.distortion_analysis if row.evidence else None) or {}
+        )
 
 
 class MissedDistortion(Gap):

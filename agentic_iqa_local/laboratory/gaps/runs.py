@@ -107,7 +107,7 @@ class Bench:
 
         if first.error or plant() is None:
             return None
-        outcomes, plants = self._at_limits(case, sound.asked, plant)
+        outcomes, plants = self._at_limits(case, sound.asked, lambda: plant() or Plant())
         if not all(each.took for each in plants.values()):
             return None
         recovered = {
@@ -140,8 +140,10 @@ class Bench:
             services.section(role).backend: services.client(role)
             for role in ("planner", "executor", "summarizer")
         }
-        clients = {backend: PlantedClient(client, plant) for backend, client in backends.items()}
-        tools = PlantedTools(services.tools, plant, self._readings)
+        clients: dict[str, Any] = {
+            backend: PlantedClient(client, plant) for backend, client in backends.items()
+        }
+        tools: Any = PlantedTools(services.tools, plant, self._readings)
         row = assess(
             case.image,
             asked.reference,

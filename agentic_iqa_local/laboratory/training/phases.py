@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -67,7 +68,7 @@ class Course:
         self.model = grafted_model(self.smollm2)
         self.model.config.agentic_iqa_notice = NOTICE
         visual, language = self.model.model.visual, self.model.model.language_model
-        embeddings = self.model.get_input_embeddings().weight
+        embeddings: Any = self.model.get_input_embeddings().weight
         donor = Qwen2_5_VLForConditionalGeneration.from_pretrained(
             self.start, dtype=torch.float32, local_files_only=True
         )  # nosec B615 # a local folder
@@ -77,7 +78,7 @@ class Course:
         if self.parts:
             load_adapters(language, self.parts)
             load_tower(visual, self.parts)
-        self.model.to(self.device)
+        nn.Module.to(self.model, self.device)  # the class declares its own `to` without a device
         self.teaching.to(self.device)
         if self.device == "cpu":
             train_fast_on_cpu(visual)

@@ -9,6 +9,7 @@ core.
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ def kept(file: Path, encode: Callable[[np.ndarray], np.ndarray] | None, pictures
     """The features of pictures, N×rows×columns×features float16, memory mapped from `file`, which is made
     where it is not there."""
     if not file.exists():
+        if encode is None:
+            raise ValueError(f"{file}: expected the features of all pictures there, or what computes them")
         partial = file.with_suffix(".partial.npy")
         np.save(partial, np.stack([encode(picture) for picture in pictures]).astype(np.float16))
         partial.replace(file)
@@ -53,12 +56,9 @@ class Cells:
         ]
         basis = folder / "basis.npz"
         if not basis.exists():
-            np.savez(
-                basis,
-                **_principal_components(
-                    np.concatenate([s[::8].reshape(-1, s.shape[-1]) for s in self.shards])
-                ),
-            )
+            sample = np.concatenate([s[::8].reshape(-1, s.shape[-1]) for s in self.shards])
+            parts: dict[str, Any] = _principal_components(sample)
+            np.savez(basis, **parts)
         self.basis = dict(np.load(basis))
 
     def __call__(
