@@ -41,7 +41,7 @@ class Oracle:
 
     def __init__(self, crop: Crop, scope: Sequence[str] | None, full_reference: bool) -> None:
         self.crop, self.full_reference = crop, full_reference
-        self.scope: list[str] | Literal[Global] = list(scope) if scope else "Global"
+        self.scope: list[str] | Literal["Global"] = list(scope) if scope else "Global"
 
     def open(self, images: Sequence[Image.Image]) -> "OracleSession":
         return OracleSession(self, images)

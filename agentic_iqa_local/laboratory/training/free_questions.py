@@ -104,7 +104,7 @@ def contradictions(row: Assessment, question: Question) -> list[str]:
     no is held against the evidence by what it means."""
     text = told(row)
     said = _SAID.match(text)
-    meaning = dict[str | None, str](question.means).get(said.lastgroup, "") if said else ""
+    meaning = next((says for word, says in question.means.items() if said and word == said.lastgroup), "")
     lines = misstatements(f"{meaning} {text}", row.evidence, row.level)
     if row.choices and row.letter:
         lines += speaks_for_another(text, row.choices, chosen_answer(row.choices, row.letter))
