@@ -17,6 +17,7 @@ import logging
 import sys
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from agentic_iqa_local.commands.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
@@ -30,6 +31,12 @@ PHASES = {"vision": 1000, "plans": 300, "look": 1000, "light": 300, "full": 600}
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
+    _add_train(commands)
+    _add_evaluate(commands)
+    return parser.parse_args(argv)
+
+
+def _add_train(commands: Any) -> None:
     train = commands.add_parser("train", help="train the phases and write the parts of the model")
     train.add_argument(
         "--photos", type=Path, required=True, help="folder of clean photographs (png, webp, jpg)"
@@ -58,6 +65,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         type=Path,
         help="folder of parts to go on from (default: SmolLM2 and models/tiny)",
     )
+    _add_effort(train)
+
+
+def _add_effort(train: argparse.ArgumentParser) -> None:
+    """How much is learned of how many pictures, and where."""
     train.add_argument(
         "--pool", type=int, default=1200, help="distorted photographs to make (default: %(default)s)"
     )
@@ -97,6 +109,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     train.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     train.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
+
+
+def _add_evaluate(commands: Any) -> None:
     test = commands.add_parser("evaluate", help="measure a model folder on the fixed test set")
     test.add_argument("--photos", type=Path, required=True, help="the folder that training used")
     test.add_argument("--model", type=Path, default=EMBEDDED, help="model folder (default: %(default)s)")
@@ -133,7 +148,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--write", action="store_true", help="write evaluation.json and the model card into the model folder"
     )
     test.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    return parser.parse_args(argv)
 
 
 def train(args: argparse.Namespace) -> None:

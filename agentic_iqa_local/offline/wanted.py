@@ -218,8 +218,8 @@ def folder_of(settings: "Settings", backend: str) -> str:
     folder = PurePosixPath((options and options.path) or name)
     if len(folder.parts) != 1:
         raise ConfigError(
-            f"models.{name}.path: expected the name of a folder in the models folder, for a bundle",
-            f"got {folder}",
+            f"models.{name}.path: expected the name of a folder in the models folder, for a bundle; got"
+            f" {folder}"
         )
     return str(folder)
 

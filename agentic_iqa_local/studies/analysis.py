@@ -66,27 +66,17 @@ def analyse(
     Raises StudyError where there are no scored rows, no known direction of the scores, or no such baseline or
     comparator.
     """
-    if not rows or any("mos" not in row for row in rows):
-        raise StudyError(
-            f"{name}: expected rows with a human score, got {'questions' if rows else 'none'}",
-            "use a scored run",
-        )
-    if info.higher_is_better is None:
-        raise StudyError(
-            f"{name}: expected run.json to say whether higher scores are better (dataset.higher_is_better)"
-        )
+    _check_scores(rows, info, name)
     settings = fusion_settings(run)
     letters = Letters.of(settings)
     modes = readings(
         rows, letters, fitted, run["tools"]["full_reference" if info.kind == "FR" else "no_reference"]
     )
     if baseline not in modes:
-        raise StudyError(
-            f"{name}: expected a baseline of {listed(modes) or 'no mode: every row failed'}",
-            f"got {baseline!r}",
-        )
+        known = listed(modes) or "no mode: every row failed"
+        raise StudyError(f"{name}: expected a baseline of {known}; got {baseline!r}")
     if comparator not in (None, *modes):
-        raise StudyError(f"{name}: expected a comparator of {listed(modes)}", f"got {comparator!r}")
+        raise StudyError(f"{name}: expected a comparator of {listed(modes)}; got {comparator!r}")
     own = PRODUCT_MODES[settings.mode].name
     rng = np.random.default_rng(seed)
     sampled = Draws.make(
@@ -109,7 +99,15 @@ def analyse(
         comparator,
     )
     study.letters.update(distinct_letters(modes))
-    study.tables.update(
+    study.tables.update(_tables(study, letters.vote, rng))
+    study.worst.extend(_worst(study))
+    study.notes.extend(map(one_line, _notes(study, compared_with_agent=own in modes, fitted=fitted)))
+    return study
+
+
+def _tables(study: Study, vote: str, rng: np.random.Generator) -> dict[str, list[dict[str, Any]]]:
+    """Every table by its name."""
+    return dict(
         modes=mode_table(study),
         differences=differences(study),
         parts=against_parts(study),
@@ -117,14 +115,24 @@ def analyse(
         by_level=within(study, "level"),
         by_subset=within(study, "subset"),
         calibration=calibration(study, rng),
-        risk_coverage=risk_coverage_table(study, letters.vote),
+        risk_coverage=risk_coverage_table(study, vote),
         cost=_cost(study),
         exposures=_exposure_table(study),
-        failures=_failures(rows),
+        failures=_failures(study.rows),
     )
-    study.worst.extend(_worst(study))
-    study.notes.extend(map(one_line, _notes(study, compared_with_agent=own in modes, fitted=fitted)))
-    return study
+
+
+def _check_scores(rows: Sequence[Row], info: DatasetInfo, name: str) -> None:
+    """Raises StudyError where there is nothing to agree with."""
+    if not rows or any("mos" not in row for row in rows):
+        raise StudyError(
+            f"{name}: expected rows with a human score, got {'questions' if rows else 'none'}",
+            "use a scored run",
+        )
+    if info.higher_is_better is None:
+        raise StudyError(
+            f"{name}: expected run.json to say whether higher scores are better (dataset.higher_is_better)"
+        )
 
 
 def _exposures(

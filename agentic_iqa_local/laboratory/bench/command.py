@@ -32,6 +32,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from agentic_iqa_local.commands.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
@@ -44,27 +45,7 @@ from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.text import one_line
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="measure the arms")
-    run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: all")
-    run.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="default: all")
-    run.add_argument("--images", type=int, default=5, help="pictures (default: %(default)s)")
-    run.add_argument(
-        "--in-flight", type=int, nargs="+", default=[1, 8], help="assessments at once (default: 1 8)"
-    )
-    cold = commands.add_parser("cold", help="cold start and peak memory of one arm (run calls this for each)")
-    cold.add_argument("--arm", choices=ARMS, required=True)
-    quantization = commands.add_parser("quantization", help="what bitsandbytes does to the letters")
-    quantization.add_argument("--images", type=int, default=8, help="pictures (default: %(default)s)")
-    tools = commands.add_parser("tools", help="memory and seconds of each tool that is available here")
-    tools.add_argument(
-        "--side", type=int, nargs="+", default=[1024, 2048], help="pixels a side (default: 1024 2048)"
-    )
-    tools.add_argument(
-        "--threads", type=int, metavar="N", help="CPU cores that a tool may use (default: all)"
-    )
+def _add_gaps(commands: Any) -> argparse.ArgumentParser:
     gaps = commands.add_parser("gaps", help="what replanning makes of planted gaps")
     gaps.add_argument(
         "--photos",
@@ -92,6 +73,31 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="FILE",
         help="every assessment as a JSON line, to see what was not recovered",
     )
+    return gaps
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure the arms")
+    run.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: all")
+    run.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="default: all")
+    run.add_argument("--images", type=int, default=5, help="pictures (default: %(default)s)")
+    run.add_argument(
+        "--in-flight", type=int, nargs="+", default=[1, 8], help="assessments at once (default: 1 8)"
+    )
+    cold = commands.add_parser("cold", help="cold start and peak memory of one arm (run calls this for each)")
+    cold.add_argument("--arm", choices=ARMS, required=True)
+    quantization = commands.add_parser("quantization", help="what bitsandbytes does to the letters")
+    quantization.add_argument("--images", type=int, default=8, help="pictures (default: %(default)s)")
+    tools = commands.add_parser("tools", help="memory and seconds of each tool that is available here")
+    tools.add_argument(
+        "--side", type=int, nargs="+", default=[1024, 2048], help="pixels a side (default: 1024 2048)"
+    )
+    tools.add_argument(
+        "--threads", type=int, metavar="N", help="CPU cores that a tool may use (default: all)"
+    )
+    gaps = _add_gaps(commands)
     for command in (run, cold, quantization, tools, gaps):
         command.add_argument("--gpu", metavar="N", help="GPU (default: CPU)")
         command.add_argument("--out", type=Path, help="result file (JSON)")

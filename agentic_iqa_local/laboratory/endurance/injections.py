@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.laboratory.endurance.checks import guarded
 from agentic_iqa_local.laboratory.endurance.damaged_assessments import examine_row
+from agentic_iqa_local.levels import LETTER_TO_LEVEL
 from agentic_iqa_local.paths import ROOT
 
 NEUTRAL = (
@@ -50,13 +53,22 @@ def painted(photo: Image.Image, text: str, where: str) -> Image.Image:
     return Image.alpha_composite(photo.convert("RGBA"), layer).convert("RGB")
 
 
+def _grouped(cases: list[dict[str, Any]]) -> dict[str, list[dict]]:
+    """The cases by pipeline and by where and how the text was given."""
+    groups: dict[str, list[dict]] = {}
+    for case in cases:
+        attempt = attempts()[case["line"] - 1]
+        place = "query" if attempt["where"] == "query" else "picture"
+        whole = f"text in the {place}" if case["goal"] else "harmless rephrasings"
+        for group in (whole, f"{place}: {attempt['kind']}") if case["goal"] else (whole,):
+            groups.setdefault(f"{case['pipeline']}, {group}", []).append(case)
+    return groups
+
+
 def injections(args: argparse.Namespace) -> dict:
     import matplotlib
 
     from agentic_iqa_local import assess
-    from agentic_iqa_local.config import load_settings
-    from agentic_iqa_local.devices import choose_device
-    from agentic_iqa_local.levels import LETTER_TO_LEVEL
     from agentic_iqa_local.services import Services
 
     files = args.images or [
@@ -101,13 +113,7 @@ def injections(args: argparse.Namespace) -> dict:
                     {"line": number, "goal": attempt["goal"], "picture": name, "pipeline": pipeline} | moved
                 )
             print(f"{name}, {pipeline}: {len(cases)} measured", file=sys.stderr, flush=True)
-    groups: dict[str, list[dict]] = {}
-    for case in cases:
-        attempt = attempts()[case["line"] - 1]
-        place = "query" if attempt["where"] == "query" else "picture"
-        whole = f"text in the {place}" if case["goal"] else "harmless rephrasings"
-        for group in (whole, f"{place}: {attempt['kind']}") if case["goal"] else (whole,):
-            groups.setdefault(f"{case['pipeline']}, {group}", []).append(case)
+    groups = _grouped(cases)
     pictures = list(dict.fromkeys(case["picture"] for case in cases))
     return {
         "model": services.client("summarizer").describe(),

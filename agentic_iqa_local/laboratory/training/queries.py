@@ -181,11 +181,16 @@ def draw_query(rng: np.random.Generator) -> PlannedQuery:
     choices = _draw_choices(template, rng)
     has_reference = template.get("reference", bool(rng.random() < 0.25))
     other = template.get("other", False)
-    history: tuple[str, ...] = ()
-    if not other and rng.random() < 0.06:
-        history = (f"[Iteration 1] {pick(rng, REASONS).format(**words)}",)
+    history = () if other else _draw_history(words, rng)
     plan = _plan(other, scope, types, has_reference, tool if "t" in slots else None)
     return PlannedQuery(text, has_reference, choices, history, plan)
+
+
+def _draw_history(words: dict[str, str], rng: np.random.Generator) -> tuple[str, ...]:
+    """Mostly none; or the reason for which an earlier pass asked for another."""
+    if rng.random() >= 0.06:
+        return ()
+    return (f"[Iteration 1] {pick(rng, REASONS).format(**words)}",)
 
 
 def _draw_words(rng: np.random.Generator) -> tuple[dict[str, str], tuple[str, str], str]:
