@@ -489,10 +489,10 @@ def command(script, monkeypatch, services, *args):
     """(status, whatever stdout got) of assess.py in this process, on the loaded model."""
     monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
     in_this_process(monkeypatch)
-    parsed = script.parse(["--cpu", "--pipeline", "letters", *map(str, args)])
+    parsed = script.parse(["--cpu", "--pipeline", "letters", *map(str, args)], "")
     console = Console(io.StringIO())
     return (
-        script.run(parsed, services.settings, script.wanted(parsed, console), "cpu", console),
+        script.AssessRun(parsed, services.settings, script.wanted(parsed, console), "cpu", console).finish(),
         console.results.getvalue(),
     )
 
@@ -527,12 +527,12 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(
 def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(script, services, folder, monkeypatch, capfd):
     monkeypatch.setattr("agentic_iqa_local.services.Services", lambda *_: services)
     in_this_process(monkeypatch)
-    parsed = script.parse(["--cpu", "--pipeline", "letters", "--image", str(folder / "00.png")])
+    parsed = script.parse(["--cpu", "--pipeline", "letters", "--image", str(folder / "00.png")], "")
     with open("/dev/full", "w", buffering=1) as full:
         assert (
-            script.run(
+            script.AssessRun(
                 parsed, services.settings, script.wanted(parsed, console := Console(full)), "cpu", console
-            )
+            ).finish()
             == 1
         )
     said = capfd.readouterr().err
@@ -554,7 +554,7 @@ def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
 @pytest.mark.parametrize("jobs", ["0", "257"])
 def test_more_at_once_than_a_process_can_have_is_wrong_usage(script, jobs, capsys):
     with pytest.raises(SystemExit, match="2"):
-        script.parse(["--image", "a.png", "--jobs", jobs])
+        script.parse(["--image", "a.png", "--jobs", jobs], "")
     assert "--jobs: expected 1 to 256" in capsys.readouterr().err
 
 

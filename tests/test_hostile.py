@@ -26,6 +26,7 @@ from agentic_iqa_local.config import CONFIGS, ConfigError, RoleSettings, Setting
 from agentic_iqa_local.images import ImageError, load_image, load_pair
 from agentic_iqa_local.inputs import ManifestError, read_manifest
 from agentic_iqa_local.laboratory import endurance
+from agentic_iqa_local.laboratory.endurance import damaged_pictures
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.planner import correct_plan
@@ -814,7 +815,7 @@ def test_what_a_long_run_finds_is_in_its_result_and_its_exit_status(tmp_path, mo
             raise KeyError("made to fail")
         return "loaded"
 
-    monkeypatch.setattr(endurance, "examine_picture", fails_on_damage)
+    monkeypatch.setattr(damaged_pictures, "examine_picture", fails_on_damage)
     assert endurance.main(["images", "--count", "5", "--out", str(tmp_path / "new" / "found.json")]) == 1
     found = json.loads((tmp_path / "new" / "found.json").read_text())
     assert len(found["wrong"]) == 5

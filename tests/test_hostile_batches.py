@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import unicodedata
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ from agentic_iqa_local.rows import RowsError, WriteError, write_whole
 from agentic_iqa_local.runs import Results, identity
 from agentic_iqa_local.studies.analysis import analyse
 from agentic_iqa_local.studies.compare import Named, compare
-from agentic_iqa_local.studies.datasets import load_dataset
+from agentic_iqa_local.studies.datasets import DATASETS, load_dataset
 from agentic_iqa_local.studies.fitting import fit_run
 from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.run import Plan
@@ -716,9 +717,10 @@ def test_manifests(name, content, tmp_path):
 
 def test_a_study_cannot_note_its_scale_in_a_description_of_something_else(tmp_path):
     store = Store(tmp_path / "run", {"dataset": {"key": "manifest"}}, {})
+    info = replace(DATASETS["manifest"].info, low=1.0, high=5.0, scale="absolute categories")
     for content in CONTENTS.values():
         (tmp_path / "run" / "run.json").write_bytes(content)
-        refused(StoreError, store.tell_scale, 1.0, 5.0, "absolute categories")
+        refused(StoreError, store.tell_scale, info)
     store.close()
 
 

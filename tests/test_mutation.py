@@ -1,4 +1,4 @@
-"""The command that plants faults, and a sample of what it finds: the rest is in benchmarks/mutation.json."""
+"""The command that plants faults, and a sample of what it finds: the rest is in benchmarks/mutation/scores.json."""
 
 import json
 import subprocess

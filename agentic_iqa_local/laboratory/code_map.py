@@ -10,6 +10,7 @@ import ast
 import sys
 from pathlib import Path
 
+from agentic_iqa_local.commands.console import safe_streams
 from agentic_iqa_local.paths import ROOT
 
 PACKAGE = ROOT / "agentic_iqa_local"
@@ -45,6 +46,7 @@ def written(page: str) -> str:
     return f"{before}{begin}\n{code_map()}\n{end}{after}"
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

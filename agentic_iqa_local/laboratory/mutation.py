@@ -1,7 +1,7 @@
 """Puts small faults into a module, one at a time, and says which of them its tests do not notice.
 
     python -m agentic_iqa_local.laboratory.mutation score_fusion
-    python -m agentic_iqa_local.laboratory.mutation rows state --sample 60 --out benchmarks/mutation.json
+    python -m agentic_iqa_local.laboratory.mutation rows state --sample 60 --out scores.json
     python -m agentic_iqa_local.laboratory.mutation levels --tests test_text.py
 
 A mutant is the module with one comparison, operator, constant, argument, condition, result or statement
