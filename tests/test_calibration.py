@@ -162,6 +162,12 @@ def test_unknown_status_and_second_map_are_refused(tmp_path):
         read_map_file(map_file(tmp_path / "maps.yaml", plain(), plain()))
 
 
+def test_a_reason_does_not_make_up_for_an_unknown_status(tmp_path):
+    file = map_file(tmp_path / "maps.yaml", plain(tool="A"), status="good", reason="it is")
+    with pytest.raises(CalibrationError, match="A has status 'good'"):
+        read_map_file(file)
+
+
 def test_a_rejected_map_has_its_reason_and_may_stand_beside_a_usable_one(tmp_path):
     file = map_file(tmp_path / "maps.yaml", plain(tool="A"), status="rejected", reason="it turns")
     text = file.read_text() + map_file(file, plain(tool="A"), plain(tool="B")).read_text().partition("\n")[2]

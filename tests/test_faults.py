@@ -9,7 +9,7 @@ import langsmith.utils
 import numpy as np
 import pytest
 from PIL import Image
-from scipy.stats import spearmanr
+from scipy.stats import pearsonr, spearmanr
 from scripted import (
     ScriptedClient,
     ScriptedSession,
@@ -22,6 +22,7 @@ from scripted import (
 from agentic_iqa_local import assess, run_pipeline
 from agentic_iqa_local.batch import _Attempt
 from agentic_iqa_local.config import FusionSettings, Settings
+from agentic_iqa_local.evidence import evidence_warnings, object_votes, votes
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.iqa_tools.calibration import LogisticMap, fit_logistic
@@ -34,6 +35,7 @@ from agentic_iqa_local.state import ExecutorOutput, PlannerInput
 from agentic_iqa_local.studies import statistics
 from agentic_iqa_local.studies.inference import infer
 from agentic_iqa_local.studies.statistics import agreement, bootstrap
+from agentic_iqa_local.studies.statistics.bootstrap import _weighted_correlation
 from agentic_iqa_local.vlm_client import LetterRead, TokenUsage, VLMError
 from agentic_iqa_local.work import Assessing
 from agentic_iqa_local.workbench import OpenImages
@@ -386,3 +388,28 @@ def test_a_file_whose_reading_may_hang_is_not_read_again(batch, picture, busy, m
     batch._running = [attempt]
     row = batch._leave_behind(attempt)
     assert (row.sha256 is None, len(read)) == (not busy, len(busy))
+
+
+# Votes and warnings of the evidence
+
+
+def test_votes_of_one_score_stand_by_the_names_of_their_tools():
+    """They come out of a set, whose order differs from process to process."""
+    tools = ["BRISQUE", "CLIPIQA", "ILNIQE", "LocalNR", "MANIQA", "MUSIQ", "NIQE", "PIQE"]
+    scores = {f"kind {tool}": (tool, 3.0) for tool in reversed(tools)}
+    evidence = ExecutorOutput(quality_scores={"Global": scores | {"Blurs": ("TOPIQ", 2.0)}})
+    expected = [("TOPIQ", 2.0), *((tool, 3.0) for tool in tools)]
+    assert votes(evidence) == object_votes(evidence, "Global") == expected
+
+
+def test_only_a_region_without_a_box_is_warned_of():
+    assert evidence_warnings(ExecutorOutput(boxes={"car": (0, 0, 5, 5)})) == []
+    missed = ExecutorOutput(boxes={"sky": None, "car": (0, 0, 5, 5)})
+    assert evidence_warnings(missed) == ["no box for sky, tools see the whole image"]
+
+
+def test_a_column_far_from_zero_is_not_constant():
+    """A spread of 0.01 at 10⁹ is far above rounding, which is 10⁻⁷ there."""
+    steps = np.array([0, 1, 2, 3, 4, 5, 7, 6]) * 0.005
+    found = _weighted_correlation(np.arange(8.0), 1e9 + steps, np.ones(8))
+    assert found == pytest.approx(pearsonr(np.arange(8.0), steps).statistic, abs=1e-6)

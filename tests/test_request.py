@@ -29,3 +29,9 @@ def test_choices_are_no_longer_together_than_a_query():
     check_choices(["x" * 2000, "y" * 2000])
     with pytest.raises(ValueError, match="choices: expected at most 4000 characters, got 4001"):
         check_choices(["x" * 2000, "y" * 2001])
+
+
+@pytest.mark.parametrize("choices", ["yes or no", {"yes": 1, "no": 2}, ["yes", 2], 3])
+def test_choices_are_a_list_of_texts(choices):
+    with pytest.raises(ValueError, match=r"choices: expected a list of texts such as \['Yes', 'No'\], got "):
+        check_choices(choices)

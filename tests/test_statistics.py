@@ -131,6 +131,7 @@ def test_logistic_of_a_constant_column_does_not_converge():
     assert not fit.converged
     assert np.isnan(fit.mapped).all()
     assert np.isnan(fit.parameters).all()
+    assert fit.parameters.shape == (5,)
 
 
 # Draws

@@ -55,7 +55,7 @@ TESTS = {  # the test files of a module; one that is not here has test_NAME.py
     "graph": "graph ask faults",
     "iqa_tools.calibration": "calibration faults",
     "nodes.summarizer": "summarizer replanning reasoning free_questions conversation faults",
-    "replanning": "state graph replanning summarizer",
+    "replanning": "replan_loop state graph replanning summarizer",
     "request": "request state graph faults",
     "rows": "rows durability",
     "runs": "batch durability faults",
