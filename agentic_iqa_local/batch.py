@@ -55,7 +55,7 @@ class _Attempt(Observer, Generic[AnyItem]):
     turns: "_ToolTurns"
     window: int  # how many were allowed at once when it began
     deadline: float = 0.0
-    tries: int = 0  # before this one: from 1 on it is alone, from 2 on with at most `max_pixels` seen at once
+    tries: int = 0  # earlier ones; after one it runs alone, after two the model sees at most `max_pixels`
     max_pixels: int | None = None
     pixels: int = 0  # of the largest picture that the model was given
     busy: list[str] = field(default_factory=list)
@@ -149,6 +149,7 @@ class Batch(Generic[AnyItem, Row]):
         self._hung: list[_Attempt[AnyItem]] = []
         self._finished: queue.SimpleQueue[tuple[_Attempt[AnyItem], Row]] = queue.SimpleQueue()
         self._suspects: dict[str, int] = {}
+        self.row_hung = False  # whether the row that `rows` gave last is of an attempt that was left behind
 
     def load(self) -> None:
         """Loads models and tools before any thread runs one, and describes them. Raises VLMError for a model
@@ -173,14 +174,14 @@ class Batch(Generic[AnyItem, Row]):
         return bool(self._hung)
 
     def stop(self) -> None:
-        """Begins nothing more. `rows` ends with what is in hand; of that, only answers: what fails now may
-        fail because of the stop."""
+        """Begins nothing more. `rows` ends with what is in hand, without its failures, which the stop may
+        have caused."""
         self.stopping = True
 
     def rows(
         self, items: Iterable[AnyItem | None], suspects: Mapping[str, int] | None = None
     ) -> Iterator[Row]:
-        """A row for each item, as soon as it is there. None among the items: there is none at the moment.
+        """A row for each item, as soon as it is there. An item may be None: none is ready now, ask again.
 
         `suspects` are keys of items that a process may have died of, each with how often one did: they are
         tried alone, and one that MOST_DEATHS died of is a failure. Raises ModelLost, without a row for what
@@ -199,6 +200,7 @@ class Batch(Generic[AnyItem, Row]):
             if next_try := self._next_try(attempt):
                 again.append(next_try)
             elif self.work.error(row) is None or not self.stopping:
+                self.row_hung = attempt.left_behind
                 yield self._final(attempt, row)
             if len(self._hung) >= MOST_HUNG or any(
                 tool in ALONE for hung in self._hung for tool in hung.busy

@@ -61,7 +61,8 @@ class BatchWorker(Generic[AnyItem, Row]):
             if self._worker is None:
                 self._begin()
             if self._hear() is None:
-                deque(self._after_death(), maxlen=0)
+                for _ in self._after_death():
+                    """No row can come: nothing is in hand."""
 
     @property
     def unfinished(self) -> bool:
@@ -69,8 +70,8 @@ class BatchWorker(Generic[AnyItem, Row]):
         return False
 
     def stop(self) -> None:
-        """Begins nothing more. `rows` ends with what is in hand; of that, only answers: what fails now may
-        fail because of the stop."""
+        """Begins nothing more. `rows` ends with what is in hand, without its failures, which the stop may
+        have caused."""
         self.stopping = True
 
     def end(self, *, idle: bool = False) -> None:
@@ -103,9 +104,9 @@ class BatchWorker(Generic[AnyItem, Row]):
                 match self._hear():
                     case None:
                         yield from self._after_death()
-                    case ("row", key, row, does_not_return):
-                        hung = hung + 1 if does_not_return else 0
-                        self._worn_out |= does_not_return
+                    case ("row", key, row, row_hung, worn_out):
+                        hung = hung + 1 if row_hung else 0
+                        self._worn_out |= worn_out
                         self._in_hand.remove(next(item for item in self._in_hand if item.key == key))
                         yield row
                         if hung >= MOST_HUNG:
@@ -187,7 +188,8 @@ class BatchWorker(Generic[AnyItem, Row]):
         life, that it has loaded. Raises VLMError where it cannot load."""
         if kind == "log":
             (record,) = about
-            logging.getLogger(record.name).handle(record)
+            if (told_by := logging.getLogger(record.name)).isEnabledFor(record.levelno):
+                told_by.handle(record)
         elif kind == "refused":
             raise ModelLost(*about) if self._in_hand else VLMError(*about)
         elif kind == "ready":
@@ -264,7 +266,7 @@ class _Child:
         while not (batch.stopping or self.ended):
             if first := self._items.get():
                 for row in batch.rows(self.items(first)):
-                    self.say("row", batch.work.key(row), row, batch.hung)
+                    self.say("row", batch.work.key(row), row, batch.row_hung, batch.hung)
 
 
 class _Forward(logging.handlers.QueueHandler):

@@ -1,4 +1,4 @@
-"""configs/*.yaml → pydantic.
+"""Every setting with its default and its limits, read from configs/*.yaml.
 
 A configuration file is complete in itself: what it leaves out has the default given here. Unknown keys are
 errors.

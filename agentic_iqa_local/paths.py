@@ -1,4 +1,5 @@
-"""Where this package lies, and how a user of it runs its commands. Standard library alone, so that any Python
+"""Where this package lies, how a user of it runs its commands, and what is said where a model's folder is
+missing. Standard library alone, so that any Python
 can say it."""
 
 from pathlib import Path

@@ -35,7 +35,7 @@ from agentic_iqa_local.rows import (
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.work import ROLES, AnyItem, as_line, key_of
 
-SET_LATER = ("images.background",)  # without one transparent pictures fail, so that no row depends on it
+SET_LATER = ("images.background",)  # no stored row changes: without it transparent pictures failed
 
 
 class _Note(BaseModel):
@@ -89,8 +89,8 @@ class Run:
         write_whole(self._note_file, text)
 
     def _left_in_hand(self) -> dict[str, int]:
-        """The suspects, when an earlier process wrote its last; it died of an item where that was alone in
-        its hand."""
+        """The suspects as the last process left them, with one death more for an item that was alone in its
+        hand."""
         try:
             note = _Note.model_validate(read_json(self._note_file, LARGEST_NOTE), strict=True)
         except (FileError, ValidationError):  # none, or damaged: nobody is suspected
@@ -166,7 +166,7 @@ class Results(Run):
             for row in self._rows:
                 self._know(row_key(row), failed=row["error"] is not None)
         except RowsError:
-            self.close()
+            self._rows.close()  # the note on what was in hand stays for whoever may go on
             raise
 
     def _begin(self, description: Path, identity: dict[str, Any], *, resume: bool) -> None:

@@ -20,6 +20,7 @@ from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.workbench import Observer
 
+# of a pipeline: the roles whose models it needs
 ROLES = {"agent": ("planner", "executor", ROLE), "letters": (ROLE,)}
 
 

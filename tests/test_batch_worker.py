@@ -1,6 +1,7 @@
 """A batch in a process of its own: it gives what the batch in this process gives, and a hang or a crash costs
 one image."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -86,7 +87,7 @@ def test_a_picture_that_is_named_twice_has_two_rows(items):
     assert sorted(os.path.basename(row.image) for row in rows) == ["2.png", "2.png", "3.png"]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, 2, 4])
 def test_a_tool_that_hangs_costs_its_image_and_a_new_process(items, jobs, monkeypatch, caplog):
     monkeypatch.setattr(batch_worker, "_serve", broken_worker.hangs)
     before = processes()
@@ -187,3 +188,17 @@ def test_a_tool_that_hangs_costs_a_study_one_image(items, tmp_path, monkeypatch,
     assert set(errors.values()) == {None}
     assert run["model"]["name"]  # as the process that loaded it says
     assert not (tmp_path / "run" / "in_hand.json").exists()
+
+
+def test_a_line_of_the_log_is_shown_where_this_process_shows_such_lines(monkeypatch):
+    """As `assess --explain` hides the warnings that its account repeats."""
+    batch, told = working(), []
+    logger = logging.getLogger("agentic_iqa_local.workbench")
+    monkeypatch.setattr(logger, "handle", lambda record: told.append(record.msg))
+    for level, expected in ((logging.ERROR, []), (logging.WARNING, ["too dark"])):
+        monkeypatch.setattr(logger, "level", level)
+        logger.manager._clear_cache()
+        record = logging.LogRecord(logger.name, logging.WARNING, "a.py", 1, "too dark", None, None)
+        assert not batch._is_for_rows("log", record)
+        assert told == expected
+    logger.manager._clear_cache()

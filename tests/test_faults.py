@@ -29,6 +29,7 @@ from agentic_iqa_local.iqa_tools.calibration import LogisticMap, fit_logistic
 from agentic_iqa_local.nodes.summarizer import read_and_fuse
 from agentic_iqa_local.prompts import summarizer_prompt
 from agentic_iqa_local.request import check_choices
+from agentic_iqa_local.rows import RowsError
 from agentic_iqa_local.runs import Results
 from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import ExecutorOutput, PlannerInput
@@ -377,6 +378,26 @@ def test_an_image_that_has_its_row_is_no_suspect(tmp_path, picture):
     path.with_name("rows.jsonl.in_hand.json").write_text(json.dumps(note))
     results = Results(path, {"model": "a"}, resume=True)
     assert results.suspects == {other.key: 0}
+    results.close()
+
+
+def test_a_start_that_is_refused_leaves_the_suspects_to_the_next(tmp_path, picture):
+    """--resume was forgotten, or the settings differ: neither clears the note of what a process died of."""
+    item, other, path = (
+        Item(Path(picture)),
+        Item(Path(picture), query="Is it sharp?"),
+        tmp_path / "rows.jsonl",
+    )
+    results = Results(path, {"model": "a"})
+    results.append(Assessing(Settings(), "letters").failure(item, "too dark"))
+    results.close()
+    note = path.with_name("rows.jsonl.in_hand.json")
+    note.write_text(json.dumps({"in_hand": [other.key], "suspects": {}}))
+    for options in ({}, {"resume": True}):
+        with pytest.raises(RowsError):
+            Results(path, {"model": "b" if options else "a"}, **options)
+    results = Results(path, {"model": "a"}, resume=True)
+    assert results.suspects == {other.key: 1}  # it was alone in hand
     results.close()
 
 

@@ -32,7 +32,6 @@ import signal
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentic_iqa_local.commands import chosen_settings
 from agentic_iqa_local.commands.assess_options import parse
@@ -40,9 +39,6 @@ from agentic_iqa_local.commands.assess_run import AssessRun, show
 from agentic_iqa_local.commands.console import Console, exit_status, like_ctrl_c, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.paths import ROOT, command
-
-if TYPE_CHECKING:
-    pass
 
 # What follows is imported where it is needed, so that --help and wrong usage are answered at once.
 
@@ -64,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     def assess() -> int:
         with like_ctrl_c(signal.default_int_handler), Console() as console:
             return assess_all(args, console)
-        return 0  # nobody reads stdout any more
+        return 0  # the console has ended this because nobody reads stdout any more
 
     return exit_status(assess, interrupted="interrupted before the first picture")
 

@@ -1,4 +1,4 @@
-"""study run and study synthetic: what makes rows, and a set to choose on."""
+"""study run makes a study's rows, study synthetic a set of known quality."""
 
 import argparse
 import shlex
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     from agentic_iqa_local.batch_worker import BatchWorker
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.services import Services
-    from agentic_iqa_local.studies.run import Studying, check_plan, chosen, run_study
+    from agentic_iqa_local.studies.run import Studying, check_plan, chosen, missing_rows, open_study
     from agentic_iqa_local.studies.store import check_folder, read_run
 
     start_logging(0)
@@ -153,15 +153,16 @@ def run(args: argparse.Namespace) -> int:
     check_plan(plan, Services(settings, device), full_reference=full_reference, named=args.tools is not None)
     batch = BatchWorker(Studying(settings, plan), device, jobs=args.jobs, timeout=args.timeout)
     total = len(dataset.items or dataset.questions)
-    with closing(run_study(dataset, batch, args.out)) as counts:
-        done = next(counts)
-        with (
-            logging_redirect_tqdm(),
-            progress(total, done) as bar,
-            stopped_by_ctrl_c(batch, None, GO_ON),
-        ):
-            for done in counts:
-                bar.update(done - bar.n)
+    with (
+        open_study(dataset, batch, args.out) as store,
+        logging_redirect_tqdm(),
+        progress(total, len(store.done)) as bar,
+        stopped_by_ctrl_c(batch, store, GO_ON),
+        closing(missing_rows(dataset, batch, store)) as rows,
+    ):
+        for _ in rows:
+            bar.update(len(store.done) - bar.n)
+    done = len(store.done)
     if batch.stopping and done < total:
         print(f"interrupted: {done} of {total} images have their rows; {GO_ON}", file=sys.stderr)
         return 130

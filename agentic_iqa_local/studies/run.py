@@ -180,6 +180,9 @@ class Studying(Work[Task, dict[str, Any]]):
         }
 
 
+StudyBatch = Batch[Task, dict[str, Any]] | BatchWorker[Task, dict[str, Any]]
+
+
 def _facts(task: Task) -> dict[str, Any]:
     """What the data set says of an image."""
     sample = task.sample
@@ -203,16 +206,21 @@ def tasks_of(dataset: Dataset) -> list[Task]:
     return tasks
 
 
-def run_study(
-    dataset: Dataset, batch: Batch[Task, dict[str, Any]] | BatchWorker[Task, dict[str, Any]], folder: Path
-) -> Generator[int]:
+def run_study(dataset: Dataset, batch: StudyBatch, folder: Path) -> Generator[int]:
     """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk, in the
-    order in which they are done. `batch` does the work of a `Studying`.
+    order in which they are done. Raises what `open_study` and `missing_rows` raise."""
+    with open_study(dataset, batch, folder) as store:
+        yield len(store.done)
+        for _ in missing_rows(dataset, batch, store):
+            yield len(store.done)
+
+
+def open_study(dataset: Dataset, batch: StudyBatch, folder: Path) -> Store:
+    """The rows in `folder`, with the model loaded where some are missing. `batch` does the work of a
+    `Studying`.
 
     What can be checked without a model is checked before one is loaded. Raises StoreError, DatasetError for
-    an image listed twice, BatchError, and VLMError when the model cannot be loaded, is lost, or fails on
-    `FAILURES_IN_A_ROW` images one after the other: those rows are not kept, so that the same command tries
-    them again.
+    an image listed twice, and VLMError when the model cannot be loaded.
     """
     tasks, work = tasks_of(dataset), batch.work
     assert isinstance(work, Studying)
@@ -222,17 +230,27 @@ def run_study(
     if not (folder / "run.json").exists():
         batch.load()
         run = describe(dataset, work.settings, batch.description)
-    with Store(folder, run, known) as store:
+    store = Store(folder, run, known)
+    try:
         if dataset.info.key == "manifest":
             store.tell_scale(dataset.info)
-        left = [task for task in tasks if task.key not in store.done]
-        left.sort(key=lambda task: task.key in store.suspects)  # those come last, alone
-        if left and not run:
+        if not run and any(task.key not in store.done for task in tasks):
             batch.load()
-        yield len(store.done)
-        for row in _while_the_model_answers(batch.rows(store.begun(left), store.suspects), batch):
-            store.append(row)
-            yield len(store.done)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def missing_rows(dataset: Dataset, batch: StudyBatch, store: Store) -> Generator[None]:
+    """Appends the rows that `store` lacks, and stops after each. Raises StoreError, BatchError, and VLMError
+    when the model is lost or fails on `FAILURES_IN_A_ROW` images one after the other: those rows are not
+    kept, so that the same command tries them again."""
+    left = [task for task in tasks_of(dataset) if task.key not in store.done]
+    left.sort(key=lambda task: task.key in store.suspects)  # those come last, alone
+    for row in _while_the_model_answers(batch.rows(store.begun(left), store.suspects), batch):
+        store.append(row)
+        yield
 
 
 def _while_the_model_answers(

@@ -241,7 +241,7 @@ class Store(Run):
             for row in self._rows:
                 self._know(row["key"], failed=bool(row.get("error")))
         except StoreError:
-            self.close()
+            self._rows.close()  # the note on what was in hand stays for whoever may go on
             raise
 
     def tell_scale(self, info: DatasetInfo) -> None:
