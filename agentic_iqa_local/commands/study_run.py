@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     from agentic_iqa_local.batch_worker import BatchWorker
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.services import Services
-    from agentic_iqa_local.studies.run import Studying, check_plan, chosen, missing_rows, open_study
+    from agentic_iqa_local.studies.run import Studying, check_plan, chosen, missing_rows, open_study, tasks_of
     from agentic_iqa_local.studies.store import check_folder, read_run
 
     start_logging(0)
@@ -152,13 +152,14 @@ def run(args: argparse.Namespace) -> int:
     device = choose_device(args.gpu, args.cpu)
     check_plan(plan, Services(settings, device), full_reference=full_reference, named=args.tools is not None)
     batch = BatchWorker(Studying(settings, plan), device, jobs=args.jobs, timeout=args.timeout)
-    total = len(dataset.items or dataset.questions)
+    tasks = tasks_of(dataset)
+    total = len(tasks)
     with (
-        open_study(dataset, batch, args.out) as store,
+        open_study(dataset, tasks, batch, args.out) as store,
         logging_redirect_tqdm(),
         progress(total, len(store.done)) as bar,
         stopped_by_ctrl_c(batch, store, GO_ON),
-        closing(missing_rows(dataset, batch, store)) as rows,
+        closing(missing_rows(tasks, batch, store)) as rows,
     ):
         for _ in rows:
             bar.update(len(store.done) - bar.n)

@@ -208,24 +208,25 @@ def tasks_of(dataset: Dataset) -> list[Task]:
 
 def run_study(dataset: Dataset, batch: StudyBatch, folder: Path) -> Generator[int]:
     """Fills `folder` with the rows that it lacks, yielding how many there are as each is on disk, in the
-    order in which they are done. Raises what `open_study` and `missing_rows` raise."""
-    with open_study(dataset, batch, folder) as store:
+    order in which they are done. Raises what `tasks_of`, `open_study` and `missing_rows` raise."""
+    tasks = tasks_of(dataset)
+    with open_study(dataset, tasks, batch, folder) as store:
         yield len(store.done)
-        for _ in missing_rows(dataset, batch, store):
+        for _ in missing_rows(tasks, batch, store):
             yield len(store.done)
 
 
-def open_study(dataset: Dataset, batch: StudyBatch, folder: Path) -> Store:
-    """The rows in `folder`, with the model loaded where some are missing. `batch` does the work of a
-    `Studying`.
+def open_study(dataset: Dataset, tasks: Sequence[Task], batch: StudyBatch, folder: Path) -> Store:
+    """The rows in `folder`, with the model loaded where some of the tasks are missing. `batch` does the work
+    of a `Studying`.
 
-    What can be checked without a model is checked before one is loaded. Raises StoreError, DatasetError for
-    an image listed twice, and VLMError when the model cannot be loaded.
+    What can be checked without a model is checked before one is loaded. Raises StoreError, and VLMError when
+    the model cannot be loaded.
     """
-    tasks, work = tasks_of(dataset), batch.work
+    work = batch.work
     assert isinstance(work, Studying)
     check_folder(folder)
-    known = identity(dataset, work, batch.device)
+    known = identity(tasks, work, batch.device)
     run = {}
     if not (folder / "run.json").exists():
         batch.load()
@@ -242,11 +243,11 @@ def open_study(dataset: Dataset, batch: StudyBatch, folder: Path) -> Store:
     return store
 
 
-def missing_rows(dataset: Dataset, batch: StudyBatch, store: Store) -> Generator[None]:
+def missing_rows(tasks: Sequence[Task], batch: StudyBatch, store: Store) -> Generator[None]:
     """Appends the rows that `store` lacks, and stops after each. Raises StoreError, BatchError, and VLMError
     when the model is lost or fails on `FAILURES_IN_A_ROW` images one after the other: those rows are not
     kept, so that the same command tries them again."""
-    left = [task for task in tasks_of(dataset) if task.key not in store.done]
+    left = [task for task in tasks if task.key not in store.done]
     left.sort(key=lambda task: task.key in store.suspects)  # those come last, alone
     for row in _while_the_model_answers(batch.rows(store.begun(left), store.suspects), batch):
         store.append(row)
@@ -286,11 +287,11 @@ def _key(dataset: Dataset, item: RatedImage | Question) -> str:
     return name if isinstance(item, RatedImage) else f"{name}: {item.question} ({' / '.join(item.choices)})"
 
 
-def identity(dataset: Dataset, work: Studying, device: str) -> dict[str, Any]:
+def identity(tasks: Sequence[Task], work: Studying, device: str) -> dict[str, Any]:
     """What rows depend on; a run goes on only with the same. Raises VLMError where a model's folder is not
     there, CalibrationError for tool maps that cannot be read."""
     settings = work.settings
-    facts = [(_key(dataset, item), getattr(item, "mos", None)) for item in dataset.items or dataset.questions]
+    facts = [(task.key, getattr(task.sample, "mos", None)) for task in tasks]
     return {
         "dataset": hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
         "model": folder_hash(_model_folder(settings, ROLE)),
