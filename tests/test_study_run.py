@@ -307,7 +307,16 @@ def test_what_can_be_checked_is_checked_before_a_model_is_loaded(manifest, tmp_p
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--limit", "0"], ["--limit", "-3"], ["--jobs", "0"], ["--mos-range", "1"], ["--nonsense"]]
+    "arguments",
+    [
+        ["--limit", "0"],
+        ["--limit", "-3"],
+        ["--jobs", "0"],
+        ["--timeout", "0"],
+        ["--timeout", "nan"],
+        ["--mos-range", "1"],
+        ["--nonsense"],
+    ],
 )
 def test_wrong_usage_is_one_line_that_names_the_help(manifest, tmp_path, capsys, arguments):
     with pytest.raises(SystemExit) as stopped:

@@ -1,12 +1,46 @@
 """The commands that an installation has; scripts/ runs the same ones from a checkout."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings
 
 SETTINGS = ("config", "model", "models", "engine", "mode", "fit", "background")
+
+
+def add_set_up(options: argparse._ActionsContainer) -> None:
+    """The options that say where a command runs and with what: a device, and what `chosen_settings` reads."""
+    device = options.add_mutually_exclusive_group()
+    device.add_argument(
+        "--gpu",
+        metavar="N",
+        help=(
+            "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there"
+            " is one)"
+        ),
+    )
+    device.add_argument("--cpu", action="store_true", help="run on the CPU")
+    options.add_argument(
+        "--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)"
+    )
+    options.add_argument(
+        "--engine",
+        choices=("transformers", "vllm", "server"),
+        help="what serves the model (default: the configuration's)",
+    )
+    options.add_argument(
+        "--model",
+        metavar="NAME",
+        help="a model below the models folder, or a folder; overrides the configuration's",
+    )
+    options.add_argument(
+        "--models",
+        type=Path,
+        metavar="DIR",
+        help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)",
+    )
 
 
 def chosen_settings(args: argparse.Namespace) -> "Settings":

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from agentic_iqa_local import __version__
+from agentic_iqa_local.commands import add_set_up
 from agentic_iqa_local.commands.console import Parser
 from agentic_iqa_local.paths import command
 
@@ -78,35 +79,7 @@ def _what(parser: Parser) -> None:
 
 def _where(parser: Parser) -> None:
     where = parser.add_argument_group("where and with what")
-    device = where.add_mutually_exclusive_group()
-    device.add_argument(
-        "--gpu",
-        metavar="N",
-        help=(
-            "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there"
-            " is one)"
-        ),
-    )
-    device.add_argument("--cpu", action="store_true", help="run on the CPU")
-    where.add_argument(
-        "--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)"
-    )
-    where.add_argument(
-        "--engine",
-        choices=("transformers", "vllm", "server"),
-        help="what serves the model (default: the configuration's)",
-    )
-    where.add_argument(
-        "--model",
-        metavar="NAME",
-        help="a model below the models folder, or a folder; overrides the configuration's",
-    )
-    where.add_argument(
-        "--models",
-        type=Path,
-        metavar="DIR",
-        help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)",
-    )
+    add_set_up(where)
 
 
 def _how(parser: Parser) -> None:

@@ -22,10 +22,9 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentic_iqa_local.commands import chosen_settings
+from agentic_iqa_local.commands import add_set_up, chosen_settings
 from agentic_iqa_local.commands.console import Parser, exit_status, safe_streams
 from agentic_iqa_local.paths import command
 
@@ -37,26 +36,7 @@ LONGEST = 86_400  # seconds that one check may be given
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser.of("doctor", __doc__)
-    device = parser.add_mutually_exclusive_group()
-    device.add_argument(
-        "--gpu", metavar="N", help="GPU by index, UUID or MIG name (default: GPU 0 if there is one)"
-    )
-    device.add_argument("--cpu", action="store_true", help="the CPU")
-    parser.add_argument(
-        "--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)"
-    )
-    parser.add_argument(
-        "--engine",
-        choices=("transformers", "vllm", "server"),
-        help="what serves the model (default: the configuration's)",
-    )
-    parser.add_argument("--model", metavar="NAME", help="a model below the models folder, or a folder")
-    parser.add_argument(
-        "--models",
-        type=Path,
-        metavar="DIR",
-        help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)",
-    )
+    add_set_up(parser)
     parser.add_argument(
         "--quick", action="store_true", help="load no model and no tool, and read no file whole"
     )

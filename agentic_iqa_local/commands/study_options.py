@@ -32,6 +32,17 @@ def count(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> float:
+    """A time above 0, as an option's type."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"expected more than 0 seconds, got {text!r}")
+    return value
+
+
 def progress(total: int, done: int = 0):
     """A bar on stderr as wide as the terminal; elsewhere it is written anew every half a minute."""
     return bar(

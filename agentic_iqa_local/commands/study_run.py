@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from agentic_iqa_local.commands import chosen_settings
+from agentic_iqa_local.commands import add_set_up, chosen_settings
 from agentic_iqa_local.commands.console import start_logging
 from agentic_iqa_local.commands.stopping import stopped_by_ctrl_c
-from agentic_iqa_local.commands.study_options import STUDY, Subcommands, add_command, count, progress
+from agentic_iqa_local.commands.study_options import STUDY, Subcommands, add_command, count, progress, seconds
 from agentic_iqa_local.text import one_line
 
 if TYPE_CHECKING:
@@ -83,16 +83,7 @@ def _add_how(command: argparse.ArgumentParser) -> None:
     from agentic_iqa_local.studies.inference import CONTEXTS, POSITIONS
 
     how = command.add_argument_group("how")
-    device = how.add_mutually_exclusive_group()
-    device.add_argument(
-        "--gpu", metavar="N", help="GPU by index, UUID or MIG name (default: GPU 0 if there is one)"
-    )
-    device.add_argument("--cpu", action="store_true", help="run on the CPU")
-    how.add_argument(
-        "--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)"
-    )
-    how.add_argument("--engine", choices=("transformers", "vllm", "server"), help="what serves the model")
-    how.add_argument("--model", metavar="NAME", help="a model below models/, or a folder")
+    add_set_up(how)
     how.add_argument(
         "--query", default=DEFAULT_QUERY, help="what is asked of each image (default: %(default)s)"
     )
@@ -121,7 +112,7 @@ def _add_how(command: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=600.0,
         metavar="S",
         help="seconds for one image, after which its row is a failure and the others go on (default: 600)",
