@@ -27,7 +27,7 @@ from agentic_iqa_local.services import ALONE, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, PlannerError
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.views import View, native_views
-from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMSession
+from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMSession
 
 logger = logging.getLogger(__name__)
 
@@ -189,16 +189,44 @@ class OpenImages:
             self.warn(f"{width}×{height} pixels are below the model's range; the processor enlarged it")
         return views
 
+    def crops(self, role: str) -> list[View]:
+        """Up to five crops, each of a quarter of the picture's pixels, for a closer look by the role's model;
+        none where the picture is read in several views anyhow, or a crop would be below the model's range."""
+        limits, quarter = self.services.client(role).limits, self.image.width * self.image.height // 4
+        if len(self.views(role)) > 1 or quarter < max(limits.min_pixels, limits.factor**2):
+            return []
+        crops = native_views(
+            self.image.width,
+            self.image.height,
+            factor=limits.factor,
+            min_pixels=limits.min_pixels,
+            max_pixels=quarter,
+        )
+        return crops if len(crops) > 1 else []
+
     def session(self, role: str, view: int = 0) -> RoleSession:
         """The role's model opened on one view; opened on first use."""
         client = self.services.client(role)
         key = (id(client), view)
         if key not in self._sessions:
-            box = self.views(role)[view].box
-            pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
-            self.observer.shown(pictures)
-            self._sessions[key] = client.open(pictures)
+            self._sessions[key] = self._open(client, self.views(role)[view].box)
         return RoleSession(self._sessions[key], role, self.failed_tries, self.observer)
+
+    @contextmanager
+    def session_on(self, role: str, box: Box) -> Iterator[RoleSession]:
+        """The role's model opened on a part of the picture, and of its reference, for as long as the block
+        lasts."""
+        session = self._open(self.services.client(role), box)
+        try:
+            yield RoleSession(session, role, self.failed_tries, self.observer)
+        finally:
+            self._closed_usage += session.usage
+            session.close()
+
+    def _open(self, client: VLMClient, box: Box) -> VLMSession:
+        pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
+        self.observer.shown(pictures)
+        return client.open(pictures)
 
     def close_session(self, role: str, view: int) -> None:
         """Frees one view's cache, keeping its counts."""

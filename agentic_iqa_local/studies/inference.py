@@ -8,11 +8,13 @@ stored by meaning), at each position asked for:
     json              right after {"final_answer": "        the product's own read
     bare              as the answer's first token
     after_reasoning   in JSON whose reasoning, written by the model, stands before the letter
+
+Beside the image alone its crops are read too (`CROPS`), as an assessment does that is to be surer of q.
 """
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -29,9 +31,11 @@ from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import ExecutorOutput
+from agentic_iqa_local.views import View
 from agentic_iqa_local.vlm_client import VLMError, VLMSession
 from agentic_iqa_local.workbench import Observer, OpenImages
 
+CROPS = "image_alone/crops"  # the name of that read
 CONTEXTS = ("image_alone", "without_scores", "all_evidence")
 POSITIONS = ("json", "bare", "after_reasoning")
 MEANING = dict(zip(LETTERS, reversed(LETTERS), strict=True))  # of a letter in the reversed order
@@ -79,6 +83,8 @@ def infer(
             for position in positions:
                 name = context if position == "json" else f"{context}/{position}"
                 row["reads"][name] = _reads(query, given, position, images, row, name)
+            if context == "image_alone" and (crops := images.crops(ROLE)):
+                row["reads"][CROPS] = _crops(query, crops, images, row)
     except (VLMError, InvalidAnswer) as error:
         row["error"] = str(error)
         row["model_failed"] = isinstance(error, VLMError)
@@ -177,11 +183,36 @@ def _reads(
         with _Cost(images, row, f"{name}, reversed"):
             begun = _begun(backward, position, images, session)
             read = session.read_letters(backward, begun, LETTERS)
-        found["reversed"] = {MEANING[letter]: value for letter, value in read.logprobs.items()}
+        found["reversed"] = _by_meaning(read.logprobs)
         views.append(found)
         if view > 0:
             images.close_session(ROLE, view)
     return {"views": views}
+
+
+def _crops(query: str, crops: Sequence[View], images: OpenImages, row: dict[str, Any]) -> dict[str, Any]:
+    """Letters of each crop by itself, forward and reversed, by meaning."""
+    forward = summarizer_prompt(query, None, scoring=True)
+    backward = summarizer_prompt(query, None, scoring=True, reversed_letters=True)
+    views: list[dict[str, Any]] = []
+    with _Cost(images, row, CROPS):
+        for crop in crops:
+            with images.session_on(ROLE, crop.box) as session:
+                read = session.read_letters(forward, ANSWER_PREFIX, LETTERS)
+                opposite = session.read_letters(backward, ANSWER_PREFIX, LETTERS)
+            views.append(
+                {
+                    "forward": read.logprobs,
+                    "off_letters": read.off_letter_mass,
+                    "reversed": _by_meaning(opposite.logprobs),
+                }
+            )
+    return {"views": views}
+
+
+def _by_meaning(logprobs: Mapping[str, float]) -> dict[str, float]:
+    """What was read of the reversed letters, under the letters of the usual order."""
+    return {MEANING[letter]: value for letter, value in logprobs.items()}
 
 
 def _begun(prompt: Prompt, position: str, images: OpenImages, session: VLMSession) -> str:

@@ -1,7 +1,7 @@
 """Clean photographs of a folder, a fixed part of which is held out, and synthetic pictures of known quality
 made of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,14 +80,12 @@ class Crop:
 
 def held_out_crops(
     photos: list[np.ndarray], per_photo: int = SAMPLES_PER_PHOTO, seed: int = TEST_SEED
-) -> list[Crop]:
-    """`per_photo` samples of each photograph: 12 % clean, a third of the others with two distortions,
-    severities uniform 1..5."""
+) -> Iterator[Crop]:
+    """`per_photo` samples of each photograph, one after another: 12 % clean, a third of the others with two
+    distortions, severities uniform 1..5."""
     rng = np.random.default_rng(seed)
     measure = PseudoMos()
-    crops = []
     for photo in photos:
         for _ in range(per_photo):
             sample = draw_sample(photo, rng)
-            crops.append(Crop(sample, photo, measure(sample.image, photo)))
-    return crops
+            yield Crop(sample, photo, measure(sample.image, photo))

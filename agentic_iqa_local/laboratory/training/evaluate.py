@@ -228,7 +228,7 @@ def _means_by(severity: np.ndarray, values: np.ndarray) -> dict[int, float]:
 
 def synthetic(client: VLMClient, files: list[Path], progress: Progress = _silent) -> dict:
     """`summarise` of the fixed test set of these photographs."""
-    crops = held_out_crops(load_tiles(files))
+    crops = list(held_out_crops(load_tiles(files)))
     rng = np.random.default_rng([TEST_SEED, 1])
     judged = []
     blank = client.open([Image.new("RGB", (SIDE, SIDE), (128, 128, 128))])
@@ -299,7 +299,7 @@ def reasonings(
     pictures (severity 2 and above) of the fixed test set: how many different reasonings, and how many of them
     are true. `replaced` is the share that the program put together itself because the model's contradicted
     its evidence."""
-    crops = held_out_crops(load_tiles(files))
+    crops = list(held_out_crops(load_tiles(files)))
     damaged = [(i, crop) for i, crop in enumerate(crops) if crop.sample.severity >= 2]
     chosen = [damaged[i] for i in np.linspace(0, len(damaged) - 1, min(count, len(damaged))).astype(int)]
     settings = load_settings()
