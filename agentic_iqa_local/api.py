@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args, overload
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, get_args, overload
 
 from agentic_iqa_local.config import ConfigError, Settings, load_settings
 from agentic_iqa_local.levels import Mode
@@ -37,8 +37,10 @@ def choose_settings(
     mode: str | None = None,
     fit: str | Path | None = None,
     background: str | None = None,
+    **decisions: Unpack["Decisions"],
 ) -> Settings:
-    """The settings of a configuration with what the options change in it. Raises ConfigError.
+    """The settings of a configuration with what the options change in it; `decisions` are those of
+    `config.DecisionSettings`. Raises ConfigError.
 
     `models` becomes $AGENTIC_IQA_MODELS of this process, which everything that looks for models reads.
     """
@@ -60,7 +62,21 @@ def choose_settings(
         settings = _with_fit(settings, Path(_path("fit", fit)))
     if mode:
         settings = settings.with_mode(mode)
+    if decisions:
+        settings = settings.with_decisions(**decisions)
     return settings.with_background(background) if background else settings
+
+
+class Decisions(TypedDict, total=False):
+    """How sure answers have to be, see `config.DecisionSettings`; `at_least` is a level's letter or word, or
+    a number from 1 to 5."""
+
+    target_width: float
+    most_reads: int
+    most_seconds: float
+    abstain_wider_than: float
+    at_least: str | float
+    error_rate: float
 
 
 def _path(option: str, value: str | os.PathLike[str]) -> str:
@@ -97,7 +113,8 @@ def _with_fit(settings: Settings, file: Path) -> Settings:
             f"fit: {file}: expected a fit of the model in {folder}, it was made with another", "fit it anew"
         )
     changes = {"temperature": fit.temperature, "eta": fit.eta, "fitted": fit.source}
-    return revised(settings, fusion=revised(settings.fusion, **changes))
+    decisions = revised(settings.decisions, calibration=str(file.absolute()))
+    return revised(settings, fusion=revised(settings.fusion, **changes), decisions=decisions)
 
 
 def _near(name: str, names: Any) -> str:
@@ -131,6 +148,7 @@ class IQA:
         max_replan_iterations: int | None = None,
         fit: str | Path | None = None,
         background: str | None = None,
+        **decisions: Unpack["Decisions"],
     ):
         if pipeline not in PIPELINES:
             raise ValueError(
@@ -140,7 +158,14 @@ class IQA:
         if max_replan_iterations is not None:
             check_limit(max_replan_iterations)
         settings = choose_settings(
-            config, model=model, models=models, engine=engine, mode=mode, fit=fit, background=background
+            config,
+            model=model,
+            models=models,
+            engine=engine,
+            mode=mode,
+            fit=fit,
+            background=background,
+            **decisions,
         )
         from agentic_iqa_local.devices import choose_device
         from agentic_iqa_local.services import Services

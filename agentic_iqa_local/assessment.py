@@ -15,8 +15,15 @@ from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.image_files import ImageError, read_file
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import OVERALL
+from agentic_iqa_local.nodes.letter_reading import (
+    ROLE,
+    answer_letter,
+    read_and_fuse,
+    read_choices,
+    scoring_prompts,
+)
 from agentic_iqa_local.nodes.planner import taken_choices
-from agentic_iqa_local.nodes.summarizer import ROLE, answer_letter, read_and_fuse, read_choices, without_words
+from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
@@ -26,8 +33,10 @@ from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import (
     AgenticIQAState,
+    FusionResult,
     ToolExecutionLog,
 )
+from agentic_iqa_local.sureness import Sureness
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import SeenImage, VLMError
 from agentic_iqa_local.workbench import PICTURE, Box, Observer, OpenImages, open_images
@@ -121,11 +130,38 @@ def answered(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline) -> 
     services = images.services
     services.client(ROLE)
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
+    calibration, missing = services.calibration
+    images.sureness = Sureness(
+        services.settings.decisions,
+        calibration,
+        missing,
+        pipeline=pipeline,
+        reference=images.reference is not None,
+        query=state["query"],
+    )
     try:
         changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
     except (ImageError, ToolError, VLMError) as error:
         changes = {"error": str(error)}
-    return changes | _record(images)
+    return changes | _how_sure(changes, images.sureness) | _record(images)
+
+
+def _how_sure(changes: dict[str, Any], sureness: Sureness) -> dict[str, Any]:
+    """The interval of a rating or the set of answers of a question, and what follows from it."""
+    if changes.get("error") or not changes.get("p_c"):
+        return {}
+    plan = changes.get("plan")
+    if changes.get("q") is None:
+        answers, why = sureness.answer_set(changes["p_c"], changes["mode"], plan)
+        return {"answer_set": answers, "no_interval": why}
+    fusion = FusionResult.model_validate({name: changes[name] for name in FusionResult.model_fields})
+    interval, why = sureness.interval(fusion, plan)
+    return {
+        "interval": interval,
+        "no_interval": why,
+        "not_sure": sureness.not_sure(interval),
+        "gate": sureness.gate(interval, changes["q"]),
+    }
 
 
 def _texts(value: Any) -> Any:
@@ -210,9 +246,8 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
 
 def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     """One read and the configured tools: no plan, no evidence in the prompt, no reasoning."""
-    choices = state.get("choices")
-    prompt = summarizer_prompt(state["query"], None, scoring=not choices, choices=choices)
-    if choices:
+    if choices := state.get("choices"):
+        prompt = summarizer_prompt(state["query"], None, scoring=False, choices=choices)
         fusion = read_choices(prompt, choice_letters(choices), images)
         corrections = taken_choices(state["query"], choices)
         return fusion.model_dump() | {"final_answer": fusion.vlm_letter, "plan_corrections": corrections}
@@ -236,7 +271,7 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
             )
         )
     scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
-    fusion = read_and_fuse(prompt, list(scores.items()), images)
+    fusion = read_and_fuse(scoring_prompts(state["query"], None), list(scores.items()), images)
     return fusion.model_dump() | {"final_answer": answer_letter(fusion), "tools": logs}
 
 

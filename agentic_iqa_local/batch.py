@@ -22,7 +22,7 @@ from agentic_iqa_local.devices import memory_ran_out
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import LARGEST
 from agentic_iqa_local.iqa_tools import ToolRunner
-from agentic_iqa_local.nodes.summarizer import ROLE
+from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.services import ALONE, Services
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory

@@ -25,7 +25,7 @@ from pydantic import (
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError
 from agentic_iqa_local.iqa_tools.specs import ToolError, find_tool
-from agentic_iqa_local.levels import Mode
+from agentic_iqa_local.levels import Mode, lower_edge
 from agentic_iqa_local.offline.store import models_root
 from agentic_iqa_local.paths import EMBEDDED, ROOT
 from agentic_iqa_local.plain_yaml import read_yaml
@@ -312,6 +312,43 @@ class ToolSettings(Section):
         return names
 
 
+class DecisionSettings(Section):
+    """How sure an answer has to be, and what follows where it is not."""
+
+    calibration: str | None = Field(
+        default=None,
+        description=(
+            "A fit of study.py that calibrates the intervals; default: configs/intervals.json, made on"
+            " synthetic distortions with the embedded model."
+        ),
+    )
+    target_width: float | None = Field(
+        default=None,
+        gt=0,
+        le=4,
+        description=(
+            "Levels: while the interval of q is wider, the letters are read in the other order, then those"
+            " of crops, then it is planned again; once it is as narrow, nothing more is read. Default: no"
+            " such loop."
+        ),
+    )
+    most_reads: int | None = Field(
+        default=None, ge=1, description="Letter reads of the answer that target_width may take in all."
+    )
+    most_seconds: float | None = Field(
+        default=None, gt=0, description="Seconds after which target_width asks for nothing more."
+    )
+    abstain_wider_than: float | None = Field(
+        default=None, gt=0, le=4, description="Levels: answers with a wider interval are held back: not sure."
+    )
+    at_least: float | None = Field(
+        default=None, ge=1, le=5, description="The quality that a picture has to have to pass the gate."
+    )
+    error_rate: float = Field(
+        default=0.1, ge=0.01, lt=0.5, description="How often the gate's pass or fail may be wrong."
+    )
+
+
 class Settings(Section):
     """A whole configuration."""
 
@@ -322,6 +359,7 @@ class Settings(Section):
     images: ImageSettings = ImageSettings()
     fusion: FusionSettings = FusionSettings()
     tools: ToolSettings = ToolSettings()
+    decisions: DecisionSettings = DecisionSettings()
     max_replan_iterations: int = Field(
         default=DEFAULT_MAX_REPLAN_ITERATIONS, ge=0, description="n allows n − 1 replans; 0 and 1 allow none."
     )
@@ -371,6 +409,18 @@ class Settings(Section):
         if mode not in modes:
             raise ConfigError(f"mode: expected {', '.join(modes)}, got '{mode}'")
         return revised(self, fusion=revised(self.fusion, mode=mode))
+
+    def with_decisions(self, **changes: Any) -> "Settings":
+        """The same configuration with other `decisions`; `at_least` may be a level's letter or word. Raises
+        ConfigError."""
+        try:
+            if isinstance(changes.get("at_least"), str):
+                changes["at_least"] = lower_edge(changes["at_least"])
+            return revised(self, decisions=revised(self.decisions, **changes))
+        except ValidationError as error:
+            raise ConfigError(_first_mistake(error)) from None
+        except ValueError as error:
+            raise ConfigError(f"at_least: {error}") from None
 
     def with_background(self, colour: str) -> "Settings":
         """The same configuration with transparent pictures composited onto `colour`. Raises ConfigError for
@@ -429,12 +479,12 @@ def load_settings(name: str | Path | None = None) -> Settings:
     try:
         return Settings.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "file"
-        what = (
-            "unknown key"
-            if first["type"] == "extra_forbidden"
-            else first["msg"].removeprefix("Value error, ")
-        )
-        # pydantic's error shows its input, which aliases can make endless
-        raise ConfigError(f"{path}: {key:.200}: {what}") from None
+        raise ConfigError(f"{path}: {_first_mistake(error)}") from None
+
+
+def _first_mistake(error: ValidationError) -> str:
+    """The first key that is wrong, and how; without its value, which aliases can make endless."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"]) or "file"
+    unknown = first["type"] == "extra_forbidden"
+    return f"{key:.200}: {'unknown key' if unknown else first['msg'].removeprefix('Value error, ')}"

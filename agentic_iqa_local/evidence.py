@@ -335,6 +335,19 @@ def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[tuple[str
     return sorted(((tool, score) for tool, _, score in runs), key=itemgetter(1, 0))
 
 
+def checks(evidence: ExecutorOutput | None) -> list[tuple[str, float]]:
+    """The (tool, score) that only check a better tool, each once."""
+    if evidence is None or not evidence.quality_scores:
+        return []
+    voting = {pair for name in evidence.quality_scores for pair in _voting_scores(evidence, name).values()}
+    known = {
+        pair
+        for name in evidence.quality_scores
+        for pair in _voting_scores(evidence, name, with_checks=True).values()
+    }
+    return sorted(known - voting)
+
+
 def object_votes(evidence: ExecutorOutput, name: str) -> list[tuple[str, float]]:
     """The (tool, score) of one object that have a vote, each once, the lowest score first."""
     return sorted(set(_voting_scores(evidence, name).values()), key=itemgetter(1, 0))

@@ -1,9 +1,9 @@
-"""A fitted temperature of the letters and η of the tools' weights, as `study fit` writes them and `assess
---fit` reads them."""
+"""A fitted temperature of the letters and η of the tools' weights, and what calibrates the intervals of q, as
+`study fit` writes them and `assess --fit` reads them."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,10 +11,11 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, first_mistake, read_json
+from agentic_iqa_local.intervals import IntervalCalibration
 from agentic_iqa_local.rows import write_whole
 from agentic_iqa_local.text import one_line
 
-Objective = Literal["rps", "srcc", "spread"]
+Objective = Literal["rps", "srcc", "spread", "keep"]
 LOWEST, HIGHEST = 0.1, 10.0  # of temperature and η
 SCALES: dict[Objective, tuple[str, str]] = {
     "rps": ("ranked probability score", "lower is better"),
@@ -22,7 +23,7 @@ SCALES: dict[Objective, tuple[str, str]] = {
     "spread": ("difference in spread between letters and tools, in levels", "lower is better"),
 }
 LARGEST_FIT = 2**26  # bytes: it names every image that it was made on
-FORMAT = 2  # of the file; the first had SRCC with its sign turned around
+FORMAT = 3  # of the file; the first had SRCC with its sign turned around, the second no intervals
 
 
 class FitError(UserError, ValueError):
@@ -37,13 +38,14 @@ class Fit:
     `before` and `after` are the objective with the configuration's parameters and with these, as a reader
     knows it: SRCC in -1..1 (higher is better), the ranked probability score in 0..1 (lower is better), or by
     how many levels the spread of the letters' E[level] differs from the spread of the tools' mean (lower is
-    better).
+    better). "keep" fits neither: both stay as configured, and `before` and `after` are 0. `intervals`
+    calibrates the intervals of q as these parameters make it; None where there is too little to do so.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     temperature: float
-    eta: float
+    eta: float | Literal["auto"]
     objective: Objective
     before: float
     after: float
@@ -51,6 +53,7 @@ class Fit:
     model: str
     keys: tuple[str, ...]
     groups: tuple[str, ...] = ()
+    intervals: IntervalCalibration | None = None
 
     def used(self, row: Mapping[str, Any]) -> bool:
         """Whether the fit has seen the row, or another of its scene."""
@@ -63,6 +66,10 @@ class Fit:
     @property
     def account(self) -> str:
         """What was gained, in one sentence."""
+        if self.objective == "keep":
+            return (
+                f"{len(self.keys)} images of {one_line(self.dataset)}, with temperature and η as configured"
+            )
         name, direction = SCALES[self.objective]
         gain = f"{self.before:.4f} → {self.after:.4f} ({direction})"
         if self.before == self.after:
@@ -72,7 +79,8 @@ class Fit:
 
     def write(self, file: Path) -> None:
         """Raises WriteError."""
-        write_whole(file, json.dumps({"format": FORMAT} | asdict(self), indent=1))
+        fields = TypeAdapter(Fit).dump_python(self, mode="json")
+        write_whole(file, json.dumps({"format": FORMAT} | fields))
 
 
 def read_fit(file: Path) -> Fit:
@@ -89,7 +97,8 @@ def read_fit(file: Path) -> Fit:
         raise FitError(f"{file}: expected a fit that study.py wrote, got: {first_mistake(error)}") from error
     if version == 1 and fit.objective == "srcc":
         fit = replace(fit, before=-fit.before, after=-fit.after)
-    if not (LOWEST <= fit.temperature <= HIGHEST and LOWEST <= fit.eta <= HIGHEST):
+    fitted = (fit.temperature, *([] if fit.eta == "auto" else [fit.eta]))
+    if not all(LOWEST <= value <= HIGHEST for value in fitted):
         raise FitError(
             f"{file}: expected temperature and eta from {LOWEST} to {HIGHEST}, got {fit.temperature} and"
             f" {fit.eta}"

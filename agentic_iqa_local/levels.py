@@ -18,6 +18,24 @@ DISTORTION_TYPES: tuple[str, ...] = get_args(DistortionType)
 
 Severity = Literal["none", "slight", "moderate", "severe", "extreme"]
 
+
+def lower_edge(level: str) -> float:
+    """The quality, 1..5, from which on a picture has this level: a letter A to D, a word Excellent to Poor,
+    or a number from 1 to 5. Raises ValueError."""
+    name = level.strip().lower()
+    by_name = {word.lower(): value for value, word in LEVEL_WORDS.items()}
+    by_name |= {letter.lower(): value for letter, value in LETTER_TO_LEVEL.items()}
+    try:
+        quality = by_name[name] - 0.5 if name in by_name else float(name)
+    except ValueError:
+        quality = 0.0
+    if not 1 <= quality <= 5:
+        raise ValueError(
+            f"expected a level from D (Poor) to A (Excellent) or a number from 1 to 5, got {level!r}"
+        )
+    return quality
+
+
 UNCLEAR = "unclear"  # said in place of a severity that cannot be told
 # The quarters of a picture, each with its (row, column).
 PLACES = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}

@@ -123,6 +123,8 @@ def record(
     changed = changes(earlier.basis, basis) if earlier and earlier.basis else []
     if fusion and fusion.both_orders and not (before and before.both_orders):
         changed.append("the letters were read in both orders")
+    if fusion and fusion.crops and not (before and before.crops):
+        changed.append(f"the letters of {fusion.crops} crops were read")
     q, q_before = (fused.q if fused else None for fused in (fusion, before))
     return PassRecord(
         number=earlier.passes[-1].number + 1 if earlier else 1,

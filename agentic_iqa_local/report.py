@@ -13,6 +13,7 @@ from agentic_iqa_local.query import named_metrics
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import DistortionAnalysis, PassRecord, PlannerOutput, ToolExecutionLog
+from agentic_iqa_local.sureness import Gate
 from agentic_iqa_local.text import one_line
 
 BAR_WIDTH = 30
@@ -46,7 +47,11 @@ def _answer(row: Assessment) -> str | None:
     """The answer with its level and score, or its choice and probability."""
     answer = row.final_answer
     if answer is not None and row.q is not None:
-        return f"{answer} {level_word(answer)}, q {row.q:.2f} of 5"
+        rated = f"{answer} {level_word(answer)}, q {row.q:.2f} of 5"
+        if row.interval:
+            rated += f" ({row.interval.low:.1f} to {row.interval.high:.1f})"
+        verdict = f"{row.gate.verdict.upper()}: " if row.gate else ""
+        return f"{verdict}{'not sure: ' if row.not_sure else ''}{rated}"
     if answer is not None and row.choices and row.p_c:
         return f"{answer}. {chosen_answer(row.choices, answer)} (p {row.p_c[answer]:.2f})"
     return answer
@@ -109,6 +114,7 @@ def account(row: Assessment) -> str:
         (f"Letters: how probable the model finds each answer ({MODES.get(row.mode)})", _letter_lines(row)),
         ("Tools", tools_in_words(row) if row.plan or row.tools else None),
         ("Score", None if row.q is None else wrapped(score_in_words(row))),
+        ("How sure", sureness_in_words(row)),
         ("Why", wrapped(row.quality_reasoning) if row.quality_reasoning else None),
     ]
     lines = wrapped(headline(row), indent="") + wrapped(f"Query: {row.query}")
@@ -148,6 +154,46 @@ def _letter_lines(row: Assessment) -> list[str] | None:
             f"{row.off_letter_mass:.2%} of the probability lies on other words than these answers."
         )
     return lines
+
+
+def sureness_in_words(row: Assessment) -> list[str] | None:
+    """The interval or the set of answers, what it rests on, and what follows from it."""
+    lines = []
+    if row.interval:
+        interval = row.interval
+        lines.append(
+            f"The true quality lies between {interval.low:.2f} and {interval.high:.2f} with"
+            f" {interval.coverage:.0%} probability (calibrated on {interval.calibrated_on})."
+        )
+        lines += [f"It is wider than that calibration alone says: {reason}." for reason in interval.widened]
+    if row.answer_set and row.choices:
+        answers = [chosen_answer(row.choices, letter) for letter in row.answer_set.letters]
+        lines.append(
+            f"The right answer is {_one_of(answers)} with {row.answer_set.coverage:.0%} probability"
+            f" (calibrated on {row.answer_set.calibrated_on})."
+        )
+        lines += [f"There are more of them because {reason}." for reason in row.answer_set.widened]
+    if row.no_interval:
+        lines.append(f"{row.no_interval[0].upper()}{row.no_interval[1:]}.")
+    if row.not_sure:
+        lines.append(f"The answer is held back, {row.not_sure}.")
+    if row.gate:
+        lines.append(_gate_in_words(row.gate))
+    return paragraphs(lines) if lines else None
+
+
+def _one_of(answers: Sequence[str]) -> str:
+    return answers[0] if len(answers) == 1 else f"one of {', '.join(answers)}"
+
+
+def _gate_in_words(gate: Gate) -> str:
+    sure = f"at most {gate.error_rate:.0%} of such verdicts are wrong"
+    ends = {
+        "pass": f"so it passes; {sure}",
+        "fail": f"so it fails; {sure}",
+        "unsure": f"too near to even for a verdict of which {sure}",
+    }
+    return f"It is {gate.at_least:g} or better with {gate.probability:.0%} probability, {ends[gate.verdict]}."
 
 
 def _doubt_lines(row: Assessment) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.intervals import AnswerSet, Interval
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.prompts import chosen_answer
 from agentic_iqa_local.request import Pipeline
@@ -16,11 +17,12 @@ from agentic_iqa_local.state import (
     PlannerOutput,
     ToolExecutionLog,
 )
+from agentic_iqa_local.sureness import Gate
 from agentic_iqa_local.text import one_line
 
-# 4: passes, failed tries, turns of conversations. 3: eta and sigma. 2: answers that a query lists are
-# choices, and part of a row's key
-SCHEMA_VERSION = 4
+# 5: intervals and what follows from them. 4: passes, failed tries, turns of conversations. 3: eta and sigma.
+# 2: answers that a query lists are choices, and part of a row's key
+SCHEMA_VERSION = 5
 
 
 class Tokens(BaseModel):
@@ -102,6 +104,20 @@ class Assessment(BaseModel):
     fusion: FusionSettings | None = Field(
         default=None, description="The settings that made q; their eta may be auto."
     )
+    interval: Interval | None = Field(
+        default=None, description="Where the true quality lies with 90 % probability, 1..5."
+    )
+    answer_set: AnswerSet | None = Field(
+        default=None, description="Of a question: the choices among which the right one is, with 90 %."
+    )
+    no_interval: str | None = Field(
+        default=None, description="Why a rating has no interval, or a question no set of answers."
+    )
+    not_sure: str | None = Field(
+        default=None,
+        description="Why the answer is held back: its interval is wider than abstain_wider_than allows.",
+    )
+    gate: Gate | None = Field(default=None, description="Whether the picture passes at_least.")
     tools: list[ToolExecutionLog] = []
     plan: PlannerOutput | None = None
     plan_corrections: list[str] = []
@@ -125,6 +141,20 @@ class Assessment(BaseModel):
     both_orders: bool = Field(
         default=False,
         description="True where the letters were also read with A for Bad, and p_c is the mean of both.",
+    )
+    order_gap: float | None = Field(
+        default=None, description="How many levels the two orders' expected levels lie apart."
+    )
+    crops: int = Field(
+        default=0, description="Crops whose letters make up half of p_c; 0 where none were read."
+    )
+    crop_spread: float | None = Field(
+        default=None, description="Standard deviation of the crops' expected levels."
+    )
+    voters: list[str] = Field(default=[], description="The tools that q_bar is the mean of.")
+    disagreement: float | None = Field(
+        default=None,
+        description="From the lowest to the highest score of the tools that vote or check, in levels.",
     )
     tokens: Tokens | None = None
     seen: Seen | None = None
@@ -178,7 +208,8 @@ class Assessment(BaseModel):
         if self.error:
             return f"failed: {self.error.removeprefix(f'{one_line(self.image)}: ')}"
         if self.level:
-            return f"{self.letter} {self.level}, q {self.q:.2f}"
+            rated = f"{self.letter} {self.level}, q {self.q:.2f}"
+            return f"not sure: {rated}" if self.not_sure else rated
         if self.letter and self.choices and self.p_c:
             return f"{self.letter}. {chosen_answer(self.choices, self.letter)}, p {self.p_c[self.letter]:.2f}"
         return self.final_answer or "no answer"
@@ -197,6 +228,7 @@ class Assessment(BaseModel):
             ("reference", self.reference),
             ("query", self.query),
             ("answer", self.answer),
+            ("90 % interval", self.interval and f"{self.interval.low:.2f} to {self.interval.high:.2f}"),
         ]
         rows += [
             (f"{letter} {word}", f"{p:.3f}")

@@ -13,17 +13,25 @@ NAMED = 5  # pictures in each list
 
 
 class Tally:
-    """What a batch came to: counts by level or answer, the best and worst pictures, failures."""
+    """What a batch came to: counts by level or answer, the mean score, the best and worst pictures, what was
+    held back, what passed a gate, failures. Answers that were held back are counted apart and in no mean."""
 
     def __init__(self) -> None:
         self.answers: Counter[str] = Counter()
         self.failed: list[tuple[str, str]] = []
+        self.not_sure: list[tuple[str, str]] = []
+        self.gate: Counter[str] = Counter()
         self._scored: list[tuple[float, str]] = []
 
     def add(self, row: dict[str, Any]) -> None:
         """Counts a row (a JSON object of assess.py)."""
         if row["error"]:
             self.failed.append((row["image"], row["error"]))
+            return
+        if row.get("gate"):
+            self.gate[row["gate"]["verdict"]] += 1
+        if row.get("not_sure"):
+            self.not_sure.append((row["image"], row["not_sure"]))
         elif row["q"] is not None:
             self.answers[row["final_answer"]] += 1
             self._scored.append((row["q"], row["image"]))
@@ -35,19 +43,28 @@ class Tally:
     @property
     def total(self) -> int:
         """Rows counted."""
-        return sum(self.answers.values()) + len(self.failed)
+        return sum(self.answers.values()) + len(self.failed) + len(self.not_sure)
 
     def text(self, assessed: int, seconds: float) -> str:
         """The summary; `assessed` of the rows were made in the last `seconds`."""
-        failures = f"; {len(self.failed)} failed" if self.failed else ""
+        others = f"; {len(self.not_sure)} not sure" if self.not_sure else ""
+        others += f"; {len(self.failed)} failed" if self.failed else ""
         counts = ", ".join(self._counts()) or "none assessed"
-        lines = wrapped(f"{self.total} pictures: {counts}{failures}", indent="")
+        lines = wrapped(f"{self.total} pictures: {counts}{others}", indent="")
+        lines += self._verdicts()
         lines += self._ranking() + self._failures()
         if assessed and seconds:
             rate = assessed / seconds
             each = f"{rate:.1f} pictures a second" if rate >= 1 else f"{1 / rate:.1f} seconds a picture"
             lines.append(f"{each} ({assessed} in {seconds:.0f} s)")
         return safe_lines(lines)
+
+    def _verdicts(self) -> list[str]:
+        """How many pictures passed the gate, where there is one."""
+        if not self.gate:
+            return []
+        counts = ", ".join(f"{self.gate[verdict]} {verdict}" for verdict in ("pass", "fail", "unsure"))
+        return wrapped(f"gate: {counts}", indent="")
 
     def _counts(self) -> list[str]:
         """How many pictures got each answer; all levels in their order where any was scored."""
@@ -63,9 +80,13 @@ class Tally:
             return []
         best = heapq.nlargest(2 * NAMED, self._scored, key=itemgetter(0))
         if len(self._scored) <= 2 * NAMED:
-            return ["by score:", *map(_score_line, best)]
+            return [f"by score, mean {self._mean():.2f}:", *map(_score_line, best)]
         worst = heapq.nsmallest(NAMED, self._scored, key=itemgetter(0))
-        return ["best:", *map(_score_line, best[:NAMED]), "worst:", *map(_score_line, worst)]
+        mean = f"mean q {self._mean():.2f} of {len(self._scored)} pictures"
+        return [mean, "best:", *map(_score_line, best[:NAMED]), "worst:", *map(_score_line, worst)]
+
+    def _mean(self) -> float:
+        return sum(q for q, _ in self._scored) / len(self._scored)
 
     def _failures(self) -> list[str]:
         if not self.failed:

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from agentic_iqa_local.assessment import assess, unassessed
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.inputs import Item, row_key
-from agentic_iqa_local.nodes.summarizer import ROLE
+from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services

@@ -25,6 +25,7 @@ from agentic_iqa_local.pairs import doubts
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.services import ALONE, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, PlannerError
+from agentic_iqa_local.sureness import Sureness
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.views import View, native_views
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMSession
@@ -116,7 +117,7 @@ class OpenImages:
 
     Each model is opened once on each view, whichever roles use it, so that the images are prefilled once;
     each tool runs once on each region. `warnings` collects what a user must know about this assessment,
-    `failed_tries` what the model said in vain.
+    `failed_tries` what the model said in vain; `sureness` is how sure the answer has to be.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class OpenImages:
         observer: Observer | None = None,
     ):
         self.services, self.observer = services, observer or Observer()
+        self.sureness = Sureness(services.settings.decisions)
         self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
         self.warnings: list[str] = []
         self.failed_tries: list[PlannerError] = []

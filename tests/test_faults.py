@@ -26,7 +26,7 @@ from agentic_iqa_local.evidence import evidence_warnings, object_votes, votes
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.iqa_tools.calibration import LogisticMap, fit_logistic
-from agentic_iqa_local.nodes.summarizer import read_and_fuse
+from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.prompts import summarizer_prompt
 from agentic_iqa_local.request import check_choices
 from agentic_iqa_local.rows import RowsError

@@ -46,7 +46,7 @@ from agentic_iqa_local.runs import Results, identity
 from agentic_iqa_local.studies.analysis import analyse
 from agentic_iqa_local.studies.compare import Named, compare
 from agentic_iqa_local.studies.datasets import DATASETS, load_dataset
-from agentic_iqa_local.studies.fitting import fit_run
+from agentic_iqa_local.studies.fitting import fit_runs
 from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.run import Plan
 from agentic_iqa_local.studies.store import Store, StoreError, check_file, read_run
@@ -587,7 +587,7 @@ def test_descriptions_of_a_study(changes, tmp_path):
         run, rows = read_run(folder)
         analyse(run, rows, dataset_info(run), draws=10)
         compare([Named("b", *read_run(right)), Named("a", run, rows)], modes=["logits"], draws=10)
-        fit_run(folder, "srcc", split=None, share=0.5)
+        fit_runs([folder], "srcc", split=None, share=0.5)
 
     refused(UserError, all_of_it)
 

@@ -484,7 +484,8 @@ def test_a_changed_copy_is_validated_and_keeps_the_rest():
         (
             FusionResult,
             {"mode": "uniform", "vlm_letter": None, "p_c": {}, "off_letter_mass": None},
-            dict.fromkeys(("alpha", "q_bar", "q", "dq_dqbar", "eta", "sigma")) | {"both_orders": False},
+            dict.fromkeys(("alpha", "q_bar", "q", "dq_dqbar", "eta", "sigma", "order_gap", "crop_spread", "disagreement"))
+                | {"both_orders": False, "crops": 0, "voters": []},
         ),
         (
             PassRecord,

@@ -37,7 +37,7 @@ from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_p
 from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
-from agentic_iqa_local.studies.fitting import fit_letters, fit_run
+from agentic_iqa_local.studies.fitting import fit_letters, fit_runs
 from agentic_iqa_local.studies.inference import POSITIONS, infer
 from agentic_iqa_local.studies.questions import accuracy
 from agentic_iqa_local.studies.readings import (
@@ -257,7 +257,7 @@ def test_the_rps_fit_of_a_manifest_wants_its_range(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(run))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DatasetError, match=r"my40\.csv: .* --mos-range LOW HIGH"):
-        fit_run(tmp_path, "rps", split=None, share=0.5)
+        fit_runs([tmp_path], "rps", split=None, share=0.5)
     # make_rows' scores are within 0..9
     run["dataset"] |= {
         "low": 0.0,
@@ -265,7 +265,7 @@ def test_the_rps_fit_of_a_manifest_wants_its_range(tmp_path):
         "scale": "absolute categories",
     }
     (tmp_path / "run.json").write_text(json.dumps(run))
-    fit = fit_run(tmp_path, "rps", split=None, share=0.5)
+    fit = fit_runs([tmp_path], "rps", split=None, share=0.5)
     assert 0 < fit.after <= fit.before < 1
 
 
@@ -604,7 +604,7 @@ def test_a_fit_names_its_rows_and_is_read_again(tmp_path):
     run["identity"] |= {"model": "M"}
     (tmp_path / "run.json").write_text(json.dumps(run))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    fit = fit_run(tmp_path, "rps", split=None, share=0.5)
+    fit = fit_runs([tmp_path], "rps", split=None, share=0.5)
     groups = {row["group"] for row in rows}
     used = {row["group"] for row in rows if row["key"] in fit.keys}
     assert len(used) == len(groups) // 2  # whole scenes
@@ -613,9 +613,9 @@ def test_a_fit_names_its_rows_and_is_read_again(tmp_path):
     assert read_fit(tmp_path / "fit.json") == fit
     for share, message in ((0.999, "not use"), (1.0, "between 0 and 1"), (-0.5, "between 0 and 1")):
         with pytest.raises(FitError, match=message):
-            fit_run(tmp_path, "srcc", split=None, share=share)
+            fit_runs([tmp_path], "srcc", split=None, share=share)
     with pytest.raises(FitError, match="found none; the splits are unknown: use --share"):
-        fit_run(tmp_path, "srcc", split="val", share=0.3)
+        fit_runs([tmp_path], "srcc", split="val", share=0.3)
     (tmp_path / "bad.json").write_text(json.dumps({"temperature": 1}))
     with pytest.raises(FitError, match="expected a fit"):
         read_fit(tmp_path / "bad.json")

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings
 
-SETTINGS = ("config", "model", "models", "engine", "mode", "fit", "background")
+SETTINGS = (
+    *("config", "model", "models", "engine", "mode", "fit", "background"),
+    *("target_width", "most_reads", "most_seconds", "abstain_wider_than", "at_least", "error_rate"),
+)
 
 
 def add_set_up(options: argparse._ActionsContainer) -> None:

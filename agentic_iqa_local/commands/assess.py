@@ -10,6 +10,7 @@ examples:
   {assess} scans/ --pipeline letters --out results.jsonl --csv results.csv
   {assess} --manifest images.csv --out results.jsonl --resume --retry-failed
   {assess} photo.jpg --config qwen2_5_vl_7b --gpu 0
+  {assess} scans/ --at-least Good --error-rate 0.05 --strict --csv gate.csv
   {assess} --list-tools
 Without a picture the sample photograph that ships is assessed.
 
@@ -19,8 +20,9 @@ Ctrl-C or a full disk the same command with --resume goes on.
 With --interactive questions about one picture are read from stdin, one a line ("Rate it", then "And the
 sky?"), until its end, "exit" or "quit". The picture stays open, and each question is told of those before it;
 Ctrl-C stops a question, or between two the session. Exit status: 0 all assessed, 1 some picture failed (its
-row has "error") or the batch could not go on, 2 wrong usage or a model that cannot run, 130 interrupted by
-Ctrl-C or a polite kill (the rows so far are written).
+row has "error") or the batch could not go on, 2 wrong usage or a model that cannot run, with --strict 4 where
+a picture fails --at-least and 3 where an answer is not sure, 130 interrupted by Ctrl-C or a polite kill (the
+rows so far are written).
 """
 
 import argparse

@@ -22,6 +22,7 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     _what(parser)
     _where(parser)
     _how(parser)
+    _how_sure(parser)
     _output(parser)
     args = parser.parse_intermixed_args(argv)  # pictures may stand before and behind options
     args.pictures += args.image
@@ -30,6 +31,7 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
         _check_interactive(parser, args)
     _check_output(parser, args)
     _check_question(parser, args)
+    _check_how_sure(parser, args)
     return args
 
 
@@ -102,7 +104,7 @@ def _how(parser: Parser) -> None:
         "--fit",
         type=Path,
         metavar="FILE",
-        help="temperature and η from a fit of study.py, for the model it was made with",
+        help="temperature, η and the intervals of q from a fit of study.py, for the model it was made with",
     )
     how.add_argument(
         "--max-replan-iterations",
@@ -127,6 +129,62 @@ def _how(parser: Parser) -> None:
         metavar="S",
         help="seconds for one picture, after which its row is a failure and the others go on (default: 600)",
     )
+
+
+def _how_sure(parser: Parser) -> None:
+    sure = parser.add_argument_group(
+        "how sure", "each rating has an interval that holds the true quality with 90 %% probability"
+    )
+    sure.add_argument(
+        "--abstain-wider-than",
+        type=float,
+        metavar="W",
+        help="answers whose interval is wider than W levels are held back: not sure",
+    )
+    sure.add_argument(
+        "--at-least",
+        metavar="LEVEL",
+        help="pass, fail or unsure: is the quality LEVEL (A to D, Good, or a number from 1 to 5) or better?",
+    )
+    sure.add_argument(
+        "--error-rate",
+        type=float,
+        metavar="X",
+        help="how often pass or fail of --at-least may be wrong (default: 0.1)",
+    )
+    sure.add_argument(
+        "--target-width",
+        type=float,
+        metavar="W",
+        help=(
+            "look again while the interval is wider than W levels: the letters in the other order, then those"
+            " of crops, then another plan; and stop once it is as narrow"
+        ),
+    )
+    sure.add_argument(
+        "--most-reads", type=int, metavar="N", help="letter reads that --target-width may take in all"
+    )
+    sure.add_argument(
+        "--most-seconds",
+        type=float,
+        metavar="S",
+        help="seconds after which --target-width asks for nothing more",
+    )
+    sure.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit status 4 where a picture fails --at-least, 3 where an answer is not sure",
+    )
+
+
+def _check_how_sure(parser: Parser, args: argparse.Namespace) -> None:
+    for option in ("most_reads", "most_seconds"):
+        if getattr(args, option) is not None and args.target_width is None:
+            parser.error(f"--{option.replace('_', '-')}: expected with --target-width, which it limits")
+    if args.error_rate is not None and args.at_least is None:
+        parser.error("--error-rate: expected with --at-least")
+    if args.strict and args.at_least is None and args.abstain_wider_than is None:
+        parser.error("--strict: expected with --at-least or --abstain-wider-than")
 
 
 def _output(parser: Parser) -> None:

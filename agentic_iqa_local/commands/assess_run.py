@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # The rest is imported where it is needed, so that --help and wrong usage are answered at once.
 
+UNSURE, FAILS = 3, 4  # exit statuses of --strict
 LONGEST_COMMAND = 2000  # characters, to be repeated in a message
 
 
@@ -217,7 +218,10 @@ class AssessRun:
 
             write_whole(args.csv, csv_text(self._rows), encoding="utf-8-sig")
             console.say(one_line(f"{tally.total} rows as a table in {args.csv}"))
-        return int(bool(tally.failed))
+        if tally.failed:
+            return 1
+        unsure = tally.not_sure or tally.gate["unsure"]
+        return 0 if not args.strict else FAILS if tally.gate["fail"] else UNSURE if unsure else 0
 
 
 def _command_to_go_on() -> str:

@@ -19,17 +19,25 @@ def add_fit(commands: Subcommands) -> None:
     command = add_command(
         commands,
         "fit",
-        "p_c's temperature and η from a part of a run, for assess.py --fit and report --fit",
+        "p_c's temperature and η, and intervals of q, from a part of a run, for assess.py and report --fit",
         "Fits on a part of a run and writes a file that says on which rows, by which objective and how much"
         " it gained. report --fit leaves those rows out. rps: ranked probability score (absolute category"
         " scales; of a manifest run --mos-range gives it); srcc: any scale; spread: without human scores,"
-        " E[level] spreads as far as the tools' mean does. Where a parameter runs to a bound there is no"
-        " fit.",
+        " E[level] spreads as far as the tools' mean does; keep: both stay as configured. Where a parameter"
+        " runs to a bound there is no fit. On absolute category scales the file calibrates the intervals of q"
+        " too. With keep, several runs make one file, runs on questions calibrate the sets of answers, and"
+        " --share 1 uses all rows.",
         "runs/koniq10k --split val --objective rps --out fit.json",
         "runs/my40 --objective srcc --share 0.5 --out fit.json",
+        'runs/syn runs/questions --objective keep --share 1 --called "synthetic distortions" --out fit.json',
     )
-    command.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    command.add_argument("--objective", choices=("rps", "srcc", "spread"), default="rps", help="default: rps")
+    command.add_argument("run", type=Path, nargs="+", metavar="RUN", help="folder of a run")
+    command.add_argument(
+        "--objective", choices=("rps", "srcc", "spread", "keep"), default="rps", help="default: rps"
+    )
+    command.add_argument(
+        "--called", metavar="TEXT", help="what rows call the set that intervals are calibrated on"
+    )
     command.add_argument("--split", metavar="NAME", help="official split to fit on, such as train or val")
     command.add_argument(
         "--share",
@@ -43,14 +51,24 @@ def add_fit(commands: Subcommands) -> None:
 
 
 def fit(args: argparse.Namespace) -> int:
-    from agentic_iqa_local.studies.fitting import fit_run
+    from agentic_iqa_local.studies.fitting import fit_runs
     from agentic_iqa_local.studies.store import check_file
 
     place = check_file(args.out)
-    found = fit_run(args.run, args.objective, split=args.split, share=args.share)
+    found = fit_runs(args.run, args.objective, split=args.split, share=args.share, called=args.called)
     found.write(place)
-    print(one_line(f"{found.account}; written to {args.out}"))
+    print(one_line(f"{found.account}; {_calibrated(found)}; written to {args.out}"))
     return 0
+
+
+def _calibrated(fit: "Fit") -> str:
+    """What the fit says of intervals."""
+    if fit.intervals is None:
+        return "intervals of q are not calibrated, they need an absolute category scale"
+    ratings, questions = len(fit.intervals.ratings), len(fit.intervals.questions)
+    what = [f"intervals of q for {ratings} ways to assess"] if ratings else []
+    what += ["sets of answers"] if questions else []
+    return f"calibrates {' and '.join(what)}"
 
 
 def add_report(commands: Subcommands) -> None:

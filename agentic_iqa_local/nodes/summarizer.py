@@ -16,11 +16,18 @@ from langgraph.runtime import Runtime
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.conversation import earlier_lines
-from agentic_iqa_local.evidence import contradictions, find_gaps, should_replan, tool_scores, votes
-from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, Mode
+from agentic_iqa_local.evidence import checks, contradictions, find_gaps, should_replan, tool_scores, votes
+from agentic_iqa_local.intervals import Look
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.replies import SummaryReply, letter_reply, summary_reply
+from agentic_iqa_local.nodes.letter_reading import (
+    ROLE,
+    answer_letter,
+    read_and_fuse,
+    read_choices,
+    scoring_prompts,
+)
+from agentic_iqa_local.nodes.replies import SummaryReply, summary_reply
 from agentic_iqa_local.passes import record, support
 from agentic_iqa_local.prompts import (
     ANSWER_PREFIX,
@@ -38,22 +45,23 @@ from agentic_iqa_local.reasoning import (
     speaks_for_another,
 )
 from agentic_iqa_local.replanning import REPLAN_HISTORY_LIMIT, append_replan_reason, may_replan
-from agentic_iqa_local.score_fusion import ScoreFusion, letter_probabilities, written_probabilities
 from agentic_iqa_local.state import (
     AgenticIQAState,
     Basis,
     ExecutorOutput,
     FusionResult,
+    Gap,
+    PlannerOutput,
     SummarizerOutput,
     revised,
 )
+from agentic_iqa_local.sureness import Sureness
 from agentic_iqa_local.text import one_line
-from agentic_iqa_local.vlm_client import VLMError, VLMSession
+from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.workbench import Context, OpenImages, opened
 
 logger = logging.getLogger(__name__)
 
-ROLE = "summarizer"
 UNABLE = "Unable to determine"
 UNPARSED = "VLM output parsing failed"
 NO_EVIDENCE = "No distortion analysis or tool scores were available; judged from the image directly."
@@ -94,36 +102,44 @@ def summarizer_node(
                     state["query"],
                     evidence,
                     images,
-                    scoring=scoring,
+                    plan=plan,
                     choices=choices,
-                    both_orders=_reads_both_orders(state),
+                    look=_first_look(state),
                     earlier=earlier_lines(state.get("prior_context")),
                 )
             except InvalidAnswer as error:  # of a letter: without logits
                 result = _unable(error)
-            return close_pass(state, basis, result, images.lap())
+            return close_pass(state, basis, result, images.lap(), images.sureness)
     except (VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Summarizer failed: %s", reason)
         return {"error": f"Summarizer: {reason}"}
 
 
-def _reads_both_orders(state: AgenticIQAState) -> bool:
-    """Whether the last pass asks for it, or did it."""
+def _first_look(state: AgenticIQAState) -> Look:
+    """How closely the letters are looked at to begin with: in both orders where the last pass asks for it,
+    and as closely as it did in the end."""
     result = state.get("summarizer_result")
     if not (result and result.need_replan):
-        return False
-    return any(gap.kind == "letters" for gap in result.gaps) or bool(
-        result.fusion and result.fusion.both_orders
-    )
+        return "one order"
+    if result.fusion and result.fusion.crops:
+        return "crops"
+    asked = any(gap.kind == "letters" for gap in result.gaps)
+    return "both orders" if asked or (result.fusion and result.fusion.both_orders) else "one order"
 
 
 def close_pass(
-    state: AgenticIQAState, basis: Basis, result: SummarizerOutput, cost: tuple[int, float]
+    state: AgenticIQAState,
+    basis: Basis,
+    result: SummarizerOutput,
+    cost: tuple[int, float],
+    sureness: Sureness,
 ) -> dict[str, Any]:
     """The state's changes after a pass: its own result on its own `basis`, or that of an earlier pass that is
     better supported, and whether to plan again. `cost` is in tokens and seconds."""
     gaps = [] if result.error else find_gaps(basis.evidence, basis.plan, result.fusion)
+    if not gaps and (gap := _width_gap(result, basis, sureness)):
+        gaps = [gap]
     answer = revised(result, basis=basis, gaps=gaps)
     earlier = _earlier_answer(state)
     latest = record(answer, basis, earlier, cost)
@@ -139,8 +155,8 @@ def close_pass(
     answer = revised(answer, passes=passes[-REPLAN_HISTORY_LIMIT:])
     iteration = state.get("iteration_count", 0)
     changes |= {"summarizer_result": answer, "iteration_count": iteration}
-    need_replan, reason = should_replan(basis.evidence, basis.plan.query_scope, basis.plan, answer.fusion)
-    if result.error or not need_replan:
+    reason = _what_to_close(answer, basis, sureness)
+    if result.error or reason is None:
         return changes
     if not may_replan(state):
         logger.warning("Max replanning iterations reached")
@@ -151,6 +167,30 @@ def close_pass(
         "iteration_count": iteration + 1,
         "replan_history": append_replan_reason(state.get("replan_history", []), iteration + 1, reason),
     }
+
+
+def _width_gap(result: SummarizerOutput, basis: Basis, sureness: Sureness) -> Gap | None:
+    """What is to be measured with more tools: a fused score whose interval is wider than asked for, though
+    its letters were read as closely as they can be."""
+    if result.error or result.fusion is None:
+        return None
+    width, wanted = sureness.width(result.fusion, basis.plan), sureness.decisions.target_width
+    if width is None or wanted is None or width <= wanted:
+        return None
+    return Gap(kind="tools", reason=f"q's interval is {width:.1f} levels wide, {wanted:g} were asked for")
+
+
+def _what_to_close(answer: SummarizerOutput, basis: Basis, sureness: Sureness) -> str | None:
+    """The reason for another pass; None where the evidence suffices. Where a width is asked for, that of the
+    interval decides, and the budget."""
+    if answer.fusion and (width := sureness.width(answer.fusion, basis.plan)) is not None:
+        wanted = sureness.decisions.target_width
+        if wanted is not None and (width <= wanted or not sureness.affords_replan()):
+            return None
+    need_replan, reason = should_replan(basis.evidence, basis.plan.query_scope, basis.plan, answer.fusion)
+    if not need_replan and (gap := _width_gap(answer, basis, sureness)):
+        return gap.reason
+    return reason if need_replan else None
 
 
 def _earlier_answer(state: AgenticIQAState) -> SummarizerOutput | None:
@@ -165,24 +205,30 @@ def summarize(
     evidence: ExecutorOutput | None,
     images: OpenImages,
     *,
-    scoring: bool,
+    plan: PlannerOutput,
     choices: Sequence[str] | None,
-    both_orders: bool = False,
+    look: Look = "one order",
     earlier: Sequence[str] = (),
 ) -> SummarizerOutput:
-    """The answer, without the replan decision; `both_orders` reads the scoring letters also with A for Bad.
-    Where the reasoning fails three times, the fusion that was read stays in it. Raises VLMError, and
-    InvalidAnswer where no letter could be had.
+    """The answer, without the replan decision; `look` is how closely the scoring letters are looked at to
+    begin with. Where the reasoning fails three times, the fusion that was read stays in it. Raises VLMError,
+    and InvalidAnswer where no letter could be had.
     """
+    scoring = is_scoring(plan, choices)
     prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices, earlier=earlier)
-    backward = None
-    if scoring and both_orders:
-        backward = summarizer_prompt(query, evidence, scoring=True, earlier=earlier, reversed_letters=True)
     scores = votes(evidence, images.services.settings.fusion.vote)
     letters: Sequence[str] | None = None
     fusion: FusionResult | None = None
     if scoring:
-        letters, fusion = LETTERS, read_and_fuse(prompt, scores, images, backward)
+        letters = LETTERS
+        fusion = read_and_fuse(
+            scoring_prompts(query, evidence, earlier),
+            scores,
+            images,
+            checks=checks(evidence),
+            look=look,
+            plan=plan,
+        )
     elif choices:
         letters = choice_letters(choices)
         fusion = read_choices(prompt, letters, images)
@@ -297,124 +343,3 @@ def _notes(
             f" {fusion.vlm_letter or 'not read'})."
         )
     return notes
-
-
-def fusion_of(settings: FusionSettings, sigma: float | None) -> ScoreFusion:
-    """The fusion that the configuration describes. α is a Gaussian likelihood of q̄ with variance σ², so that
-    `eta: auto` is 1/(2σ²); without tools (None) α is uniform whatever η is."""
-    eta = settings.eta
-    if eta == "auto":
-        eta = 1 / (2 * sigma**2) if sigma else 1.0
-    return ScoreFusion(
-        eta, temperature=settings.temperature, classification_confidence=settings.classification_confidence
-    )
-
-
-def answer_letter(fusion: FusionResult) -> str:
-    """The letter that a fusion answers with: of the level nearest to q, or of the likeliest choice. Raises
-    ValueError where there is neither."""
-    if fusion.q is not None:
-        return ScoreFusion().map_to_level(fusion.q)
-    if fusion.vlm_letter is None:
-        raise ValueError("fusion: expected a score or a letter, got neither")
-    return fusion.vlm_letter
-
-
-def read_and_fuse(
-    prompt: Prompt, tools: Sequence[tuple[str, float]], images: OpenImages, backward: Prompt | None = None
-) -> FusionResult:
-    """p_c from the model's letters, averaged over the image's views, fused with the scores (1..5) of `tools`.
-    `backward` is the prompt whose letters mean the opposite levels; with it p_c is the mean of both readings.
-    """
-    settings, scores = images.services.settings.fusion, [score for _, score in tools]
-    sigma = None
-    if settings.eta == "auto" and tools:
-        maps = images.services.tools.maps
-        reachable = {name: maps[name].reachable for name, _ in tools if name in maps}
-        sigma = load_reliability().sigma_of_mean(tools, reachable)
-    fusion = fusion_of(settings, sigma)
-    letters = read_probabilities(prompt, LETTERS, images, backward)
-    p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in letters.p_c.items()}
-    if not scores:
-        images.note("no tool scores: q rests on the model's letters alone")  # ScoreFusion logs it
-    return revised(
-        letters,
-        alpha=fusion.compute_perceptual_weights(scores),
-        q_bar=fusion.mean_score(scores),
-        q=fusion.fuse_scores(scores, p_c),
-        dq_dqbar=fusion.sensitivity(scores, p_c),
-        eta=fusion.eta if scores else None,
-        sigma=sigma,
-        both_orders=backward is not None,
-    )
-
-
-def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> FusionResult:
-    """Probabilities of the user's own choices. Raises VLMError in uniform mode: no letter is preferred there,
-    so none can be answered."""
-    read = read_probabilities(prompt, letters, images)
-    if read.vlm_letter is None:
-        raise VLMError(
-            "mode uniform reads no letters, so it cannot answer a question with choices",
-            "use logits or classification",
-        )
-    return read
-
-
-def read_probabilities(
-    prompt: Prompt, letters: Sequence[str], images: OpenImages, backward: Prompt | None = None
-) -> FusionResult:
-    """The letters' part of a fusion, averaged over the image's views and, with `backward`, whose letters mean
-    the opposite levels, over both prompts. Raises VLMError, and InvalidAnswer where no logits are read."""
-    settings, mode = images.services.settings.fusion, usable_mode(images)
-    if mode == "uniform":
-        p_c = dict.fromkeys(letters, 1 / len(letters))
-        return FusionResult(mode=mode, vlm_letter=None, p_c=p_c, off_letter_mass=None)
-    readings, off_masses = [], []
-    for view in range(len(images.views(ROLE))):
-        session = images.session(ROLE, view)
-        for asked in filter(None, (backward, prompt)):  # the reasoning goes on from the last one
-            reading, off_mass = read_once(session, asked, letters, mode, images)
-            if asked is backward:
-                reading = dict(zip(letters, reversed(reading.values()), strict=True))
-            readings.append(reading)
-            off_masses += [] if off_mass is None else [off_mass]
-        if view > 0:
-            images.close_session(ROLE, view)
-    p_c = {letter: sum(reading[letter] for reading in readings) / len(readings) for letter in letters}
-    off_mass = sum(off_masses) / len(off_masses) if off_masses else None
-    if off_mass is not None and off_mass > settings.off_letter_warning:
-        images.warn(
-            f"{off_mass:.0%} of the probability lies off the letters {letters[0]}–{letters[-1]}: "
-            "this model hardly takes the answer format, trust its letters less"
-        )
-    likeliest = max(p_c, key=p_c.__getitem__)
-    return FusionResult(mode=mode, vlm_letter=likeliest, p_c=p_c, off_letter_mass=off_mass)
-
-
-def usable_mode(images: OpenImages) -> Mode:
-    """The configured mode, or what the configuration allows for a model that gives no logits. Raises VLMError
-    where it allows nothing."""
-    settings = images.services.settings.fusion
-    if settings.mode != "logits" or (client := images.services.client(ROLE)).reads_logits:
-        return settings.mode
-    if settings.on_missing_logits == "error":
-        raise VLMError(
-            f"{client.name}: expected a client that reads logits, this one cannot",
-            "use mode classification or set on_missing_logits: classification",
-        )
-    images.warn(f"{client.name} gives no logits: p_c comes from the generated letter (classification)")
-    return "classification"
-
-
-def read_once(
-    session: VLMSession, prompt: Prompt, letters: Sequence[str], mode: Mode, images: OpenImages
-) -> tuple[dict[str, float], float | None]:
-    """(probability of each letter, probability off the letters) of one prompt on one view; without logits the
-    written letter's, and None."""
-    settings = images.services.settings.fusion
-    if mode == "logits":
-        read = session.read_letters(prompt, ANSWER_PREFIX, letters)
-        return letter_probabilities(read.logprobs, settings.temperature), read.off_letter_mass
-    answer = ask(session, prompt, letter_reply(letters), images.services.section(ROLE)).final_answer
-    return written_probabilities(answer, letters, settings.classification_confidence), None

@@ -3,6 +3,7 @@
 rps       minimises the ranked probability score of the fused distribution w ∝ α·p against the human levels:
           for scales of absolute categories
 srcc      maximises SRCC of q with the human scores: for any scale
+keep      fits neither: for the calibration of intervals alone
 spread    needs no human scores: chooses the temperature at which E[level] from p_c alone spreads as far as
           the tools' mean does over the same images, so that neither side of the product is the sharper by its
           units; η stays
@@ -14,7 +15,7 @@ that one of them is taken that is closest to the configuration.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 
 from agentic_iqa_local.fit import HIGHEST, LOWEST, SCALES, Fit, FitError, Objective
+from agentic_iqa_local.intervals import IntervalCalibration
 from agentic_iqa_local.score_fusion import fused_distribution
+from agentic_iqa_local.studies.calibrating import Cases, answers, calibrate, cases
 from agentic_iqa_local.studies.datasets import DatasetInfo, listed
 from agentic_iqa_local.studies.readings import (
     LEVELS,
@@ -44,32 +47,114 @@ NOTHING = 0.001  # of SRCC or of the ranked probability score: what three digits
 FEWEST = 20
 
 
-def fit_run(folder: Path, objective: Objective, *, split: str | None, share: float) -> Fit:
+@dataclass(frozen=True)
+class _Source:
+    """The rows of a run that a fit uses."""
+
+    folder: Path
+    run: dict[str, Any]
+    rows: list[Row]
+    info: DatasetInfo
+
+    @property
+    def made_with(self) -> tuple[str, str, dict[str, Any]]:
+        """What runs of one fit must share: data set, model and fusion."""
+        return self.info.key, self.run["identity"]["model"], self.run["fusion"]
+
+
+def fit_runs(
+    folders: Sequence[Path],
+    objective: Objective,
+    *,
+    split: str | None,
+    share: float,
+    called: str | None = None,
+) -> Fit:
     """A fit on the rows of an official `split`, or on a `share` of the scenes (of the images, where there are
-    none) drawn with seed 0. Raises FitError, StoreError, StudyError, DatasetError."""
+    none) drawn with seed 0, of runs with the same data set, model and fusion. With "keep" runs on questions
+    calibrate sets of answers. `called` is what rows call the set. Raises FitError, StoreError, StudyError,
+    DatasetError."""
+    sources = [_source(folder, objective, split=split, share=share) for folder in folders]
+    rated = [source for source in sources if source.info.kind != "MCQ"]
+    questions = [source for source in sources if source.info.kind == "MCQ"]
+    if other := next((s for s in rated if s.made_with != rated[0].made_with), None):
+        raise FitError(
+            f"{other.folder}: expected the data set, model and fusion of {rated[0].folder}, got others",
+            "fit them apart",
+        )
+    models = {source.run["identity"]["model"] for source in sources}
+    if len(models) > 1:
+        raise FitError(f"{sources[-1].folder}: expected a run with the model of the others", "fit them apart")
+    first = (rated or questions)[0]
+    letters = Letters.of(fusion_settings(first.run))
+    rows = [row for source in rated for row in source.rows]
+    fit = Fit(
+        letters.temperature,
+        "auto" if letters.eta == "auto" else float(letters.eta),
+        objective,
+        0.0,
+        0.0,
+        first.info.key,
+        first.run["identity"]["model"],
+        (),
+    )
+    if objective != "keep":
+        fit = fit_letters(
+            rows,
+            objective,
+            targets=_targets(rows, first.info, objective),
+            letters=letters,
+            dataset=first.info.key,
+            model=fit.model,
+        )
+    used = [row for source in sources for row in source.rows]
+    return replace(
+        fit,
+        keys=tuple(dict.fromkeys(row["key"] for row in used)),
+        groups=tuple(sorted({row["group"] for row in used if row.get("group") is not None})),
+        intervals=_intervals(
+            rated, questions, replace(letters, temperature=fit.temperature, eta=fit.eta), called
+        ),
+    )
+
+
+def _source(folder: Path, objective: Objective, *, split: str | None, share: float) -> _Source:
     run, rows = read_run(folder)
     info = dataset_info(run)
-    if info.kind == "MCQ":
+    if info.kind == "MCQ" and objective != "keep":
         raise FitError(
             f"{folder}: expected a run on images with human scores, got one on questions",
-            "fit on a scored run",
+            "fit on a scored run; --objective keep calibrates the sets of answers alone",
         )
     used = _of_split(folder, rows, split) if split is not None else _drawn(rows, share)
-    if len(used) == len(rows):
+    if len(used) == len(rows) and objective != "keep":
         raise FitError(
             f"{folder}: expected rows that the fit does not use, it would use all {len(rows)}",
             "choose a split or a share",
         )
-    fit = fit_letters(
-        used,
-        objective,
-        targets=_targets(used, info, objective),
-        letters=Letters.of(fusion_settings(run)),
-        dataset=info.key,
-        model=run["identity"]["model"],
+    return _Source(folder, run, used, info)
+
+
+def _intervals(
+    rated: Sequence[_Source], questions: Sequence[_Source], letters: Letters, called: str | None
+) -> IntervalCalibration | None:
+    """What calibrates the intervals of answers that are fused with the parameters `letters`; None where no
+    row has a place on the scale 1..5."""
+    known: list[Cases] = []
+    for source in rated:
+        if source.info.scale == "absolute categories" and source.info.low is not None:
+            truth = np.clip([source.info.to_levels(row["mos"]) for row in source.rows], LEVELS[0], LEVELS[-1])
+            known += cases(source.rows, truth, source.run, letters)
+    images = {row["sha256"] for source in (*rated, *questions) for row in source.rows if row.get("sha256")}
+    first = (*rated, *questions)[0]
+    return calibrate(
+        known,
+        answers([row for source in questions for row in source.rows]),
+        run=first.run,
+        letters=letters,
+        source=called or first.info.title,
+        images=len(images),
     )
-    groups = sorted({row["group"] for row in used if row["group"] is not None})
-    return replace(fit, keys=tuple(row["key"] for row in used), groups=tuple(groups))
 
 
 def _of_split(folder: Path, rows: Sequence[Row], split: str) -> list[Row]:
@@ -86,11 +171,11 @@ def _of_split(folder: Path, rows: Sequence[Row], split: str) -> list[Row]:
 
 def _drawn(rows: Sequence[Row], share: float) -> list[Row]:
     """The rows of a share of the scenes, drawn with seed 0. Raises FitError."""
-    if not 0 < share < 1:
-        raise FitError(f"--share {share:g}: expected a share of the scenes between 0 and 1, such as 0.3")
-    units = sorted({row["group"] or row["key"] for row in rows})
+    if not 0 < share <= 1:
+        raise FitError(f"--share {share:g}: expected a share of the scenes from 0 to 1, such as 0.3")
+    units = sorted({row.get("group") or row["key"] for row in rows})
     drawn = set(np.random.default_rng(0).permutation(units)[: round(share * len(units))])
-    return [row for row in rows if (row["group"] or row["key"]) in drawn]
+    return [row for row in rows if (row.get("group") or row["key"]) in drawn]
 
 
 def _targets(rows: Sequence[Row], info: DatasetInfo, objective: Objective) -> np.ndarray | None:

@@ -26,8 +26,8 @@ from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.replies import letter_reply
-from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import ExecutorOutput

@@ -17,7 +17,7 @@ from agentic_iqa_local.batch import Batch
 from agentic_iqa_local.batch_worker import BatchWorker
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import describe_device
-from agentic_iqa_local.nodes.summarizer import ROLE
+from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.provenance import commit, folder_hash, of_settings, versions
 from agentic_iqa_local.request import check_query

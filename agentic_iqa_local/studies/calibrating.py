@@ -1,0 +1,284 @@
+"""Calibrates the intervals of q, and the sets of answers, on the stored rows of runs whose truth is known.
+
+What q lets expect of the truth is a line, and a picture's difficulty a sum of `intervals.FEATURES` with
+weights that are not negative; both are learned here. A picture's own error and difficulty come from a line
+and weights that have not seen its scene (cross-conformal prediction: Vovk, 2015), those that are kept from
+all pictures. With fewer than ENOUGH pictures nothing is learned: the line is q itself, and all pictures are
+alike difficult.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from agentic_iqa_local.evidence import checks, votes
+from agentic_iqa_local.intervals import (
+    FEATURES,
+    LEAST_DIFFICULTY,
+    LEVELS,
+    Answers,
+    Condition,
+    Errors,
+    IntervalCalibration,
+    Look,
+    features,
+)
+from agentic_iqa_local.iqa_tools.calibration import read_map_file
+from agentic_iqa_local.iqa_tools.reliability import load_reliability
+from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
+from agentic_iqa_local.prompts import choice_letters
+from agentic_iqa_local.request import Pipeline
+from agentic_iqa_local.score_fusion import fused_distribution
+from agentic_iqa_local.state import ExecutorOutput
+from agentic_iqa_local.studies.inference import CROPS
+from agentic_iqa_local.studies.readings import Letters, Row, etas, letter_logprobs, probabilities
+from agentic_iqa_local.studies.study import fusion_settings
+
+FOLDS = 5
+ENOUGH = 60  # pictures, from which a line and weights are learned
+READS: dict[Pipeline, str] = {"agent": "all_evidence", "letters": "image_alone"}
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Pictures assessed under one condition: fused scores and truth (pictures,), in 1..5, FEATURES
+    (pictures, features), the scene of each, the tools that voted, and which of the rows these are."""
+
+    condition: Condition
+    q: np.ndarray
+    truth: np.ndarray
+    features: np.ndarray
+    scenes: np.ndarray
+    voters: tuple[tuple[str, ...], ...]
+    rows: np.ndarray
+
+    def part(self, chosen: np.ndarray) -> "Cases":
+        """Those of the pictures that `chosen`, (pictures,) of truth values, names."""
+        voters = tuple(v for v, kept in zip(self.voters, chosen, strict=True) if kept)
+        arrays = {name: getattr(self, name)[chosen] for name in ("q", "truth", "features", "scenes", "rows")}
+        return replace(self, voters=voters, **arrays)
+
+
+@dataclass(frozen=True)
+class _Tools:
+    """What the tools say of each row (rows,), nan where nothing: the mean of those that vote, its error σ,
+    the sharpness η, how far tools lie apart, and which vote."""
+
+    q_bar: np.ndarray
+    sigma: np.ndarray
+    eta: np.ndarray
+    disagreement: np.ndarray
+    voters: list[tuple[str, ...]]
+
+
+def cases(rows: Sequence[Row], truth: np.ndarray, run: dict[str, Any], letters: Letters) -> list[Cases]:
+    """The rows as each pipeline and look would have assessed them, with temperature and η of `letters`;
+    `truth` is (rows,), in 1..5."""
+    reference = np.array([row.get("reference") is not None for row in rows])
+    found = []
+    for pipeline, read in READS.items():
+        tools = _agent_tools(rows, letters) if pipeline == "agent" else _configured_tools(rows, run, letters)
+        for look in ("one order", "both orders", "crops"):
+            p, order_gap, crop_spread = _letters(rows, read, look, letters.temperature)
+            usable = np.isfinite(p).all(1) & np.isfinite(tools.q_bar) & np.isfinite(truth)
+            for given in (False, True):
+                at = np.flatnonzero(usable & (reference == given))
+                if not len(at):
+                    continue
+                q = fused_distribution(p[at], tools.q_bar[at], tools.eta[at]) @ np.array(LEVELS)
+                found.append(
+                    Cases(
+                        Condition(pipeline=pipeline, reference=given, look=look),
+                        q,
+                        truth[at],
+                        features(
+                            p[at],
+                            tools.q_bar[at],
+                            tools.eta[at],
+                            sigma=tools.sigma[at],
+                            disagreement=tools.disagreement[at],
+                            order_gap=order_gap[at],
+                            crop_spread=crop_spread[at],
+                        ),
+                        np.array([rows[i]["group"] or rows[i]["key"] for i in at]),
+                        tuple(tools.voters[i] for i in at),
+                        at,
+                    )
+                )
+    return found
+
+
+def _letters(
+    rows: Sequence[Row], read: str, look: Look, temperature: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(p, how far both orders lie apart, the crops' spread) of a look at each row, nan where it was not
+    read."""
+    nothing, levels = np.full(len(rows), np.nan), np.array(LEVELS)
+    usual = probabilities(rows, read, temperature=temperature)
+    if look == "one order":
+        return usual, nothing, nothing
+    opposite = probabilities(rows, read, ("reversed",), temperature)
+    whole, order_gap = (usual + opposite) / 2, np.abs((usual - opposite) @ levels)
+    if look == "both orders":
+        return whole, order_gap, nothing
+    crops = probabilities(rows, CROPS, ("forward", "reversed"), temperature)
+    return (whole + crops) / 2, order_gap, _crop_spread(rows, temperature)
+
+
+def _crop_spread(rows: Sequence[Row], temperature: float) -> np.ndarray:
+    spread = np.full(len(rows), np.nan)
+    orders = (letter_logprobs(rows, CROPS, order) for order in ("forward", "reversed"))
+    for i, (usual, opposite) in enumerate(zip(*orders, strict=True)):
+        if len(usual) and len(opposite):
+            p = [np.exp(x / temperature) for x in (usual, opposite)]
+            p = sum(x / x.sum(1, keepdims=True) for x in p) / 2
+            spread[i] = (p @ np.array(LEVELS)).std()
+    return spread
+
+
+def _agent_tools(rows: Sequence[Row], letters: Letters) -> _Tools:
+    q_bar, sigma, disagreement = (np.full(len(rows), np.nan) for _ in range(3))
+    voters: list[tuple[str, ...]] = [()] * len(rows)
+    for i, row in enumerate(rows):
+        if not row.get("evidence"):
+            continue
+        evidence = ExecutorOutput.model_validate(row["evidence"])
+        voting = votes(evidence, letters.vote)
+        if not voting:
+            continue
+        scores = [score for _, score in (*voting, *checks(evidence))]
+        q_bar[i], disagreement[i] = np.mean([s for _, s in voting]), max(scores) - min(scores)
+        voters[i] = tuple(sorted({tool for tool, _ in voting}))
+        stored = ((row.get("agent") or {}).get("fusion") or {}).get("sigma")
+        sigma[i] = np.nan if stored is None or letters.eta != "auto" else stored
+    return _Tools(q_bar, sigma, etas(rows, letters.eta), disagreement, voters)
+
+
+def _configured_tools(rows: Sequence[Row], run: dict[str, Any], letters: Letters) -> _Tools:
+    """The pipeline letters measures with the configured tools, which all vote."""
+    q_bar, sigma, eta, disagreement = (np.full(len(rows), np.nan) for _ in range(4))
+    voters: list[tuple[str, ...]] = [()] * len(rows)
+    maps, _ = read_map_file(SHIPPED_MAPS)
+    reachable = {name: found.reachable for name, found in maps.items()}
+    for i, row in enumerate(rows):
+        names = run["tools"]["full_reference" if row.get("reference") is not None else "no_reference"]
+        scores = [(name, row.get("tools", {}).get(name, {}).get("normalized")) for name in names]
+        if not scores or any(score is None for _, score in scores):
+            continue
+        values = [score for _, score in scores]
+        q_bar[i], disagreement[i] = np.mean(values), max(values) - min(values)
+        error = load_reliability().sigma_of_mean(scores, reachable)
+        if letters.eta == "auto":
+            sigma[i], eta[i] = error, 1 / (2 * error**2)
+        else:
+            eta[i] = float(letters.eta)
+        voters[i] = tuple(sorted(names))
+    return _Tools(q_bar, sigma, eta, disagreement, voters)
+
+
+def _by_condition(found: Sequence[Cases]) -> list[Cases]:
+    """The pictures of several runs, those of one condition together."""
+    together: dict[Condition, Cases] = {}
+    for known in found:
+        if before := together.get(known.condition):
+            arrays = {
+                name: np.concatenate([getattr(before, name), getattr(known, name)])
+                for name in ("q", "truth", "features", "scenes", "rows")
+            }
+            known = replace(known, voters=before.voters + known.voters, **arrays)
+        together[known.condition] = known
+    return list(together.values())
+
+
+def errors(known: Cases, rng: np.random.Generator) -> Errors:
+    """What calibrates pictures like these; `rng` draws the folds."""
+    error, difficulty = np.empty(len(known.q)), np.empty(len(known.q))
+    if len(known.q) < ENOUGH:
+        line, weights = (0.0, 1.0), np.eye(len(FEATURES))[0]
+        error[:], difficulty[:] = known.truth - known.q, 1.0
+    else:
+        fold = _folds(known.scenes, rng)
+        for k in range(FOLDS):
+            rest, held = known.part(fold != k), known.part(fold == k)
+            line, weights = _learned(rest)
+            error[fold == k] = held.truth - line[0] - line[1] * held.q
+            difficulty[fold == k] = np.maximum(held.features @ weights, LEAST_DIFFICULTY)
+        line, weights = _learned(known)
+    return Errors(
+        condition=known.condition,
+        line=line,
+        weights=tuple(map(float, weights)),
+        errors=tuple(error.round(5).tolist()),
+        difficulties=tuple(difficulty.round(5).tolist()),
+        tools=tuple(sorted(set(known.voters))),
+    )
+
+
+def _folds(scenes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The fold of each picture, (pictures,): those of a scene have the same."""
+    names, which = np.unique(scenes, return_inverse=True)
+    return (rng.permutation(len(names)) % FOLDS)[which]
+
+
+def _learned(known: Cases) -> tuple[tuple[float, float], np.ndarray]:
+    """(offset and slope of the truth by q, weights of FEATURES for its distance from that line)."""
+    slope, offset = np.polyfit(known.q, known.truth, 1)
+    distance = np.abs(known.truth - offset - slope * known.q)
+    return (float(offset), float(slope)), nnls(known.features, distance)[0]
+
+
+def answers(rows: Sequence[Row]) -> list[Answers]:
+    """Questions whose right answer is known, as the agent answered them, with a reference and without."""
+    found = []
+    for given in (False, True):
+        asked = [
+            (len(row["choices"]), 1 - row["probabilities"][row["answer"]])
+            for row in rows
+            if row.get("probabilities") and (row.get("reference") is not None) == given
+            if len(row["probabilities"]) == len(choice_letters(row["choices"]))
+        ]
+        if asked:
+            sizes, scores = zip(*asked, strict=True)
+            found.append(
+                Answers(
+                    pipeline="agent",
+                    reference=given,
+                    choices=sizes,
+                    nonconformity=tuple(min(1.0, max(0.0, score)) for score in scores),
+                )
+            )
+    return found
+
+
+def calibrate(
+    rated: Sequence[Cases],
+    questions: Sequence[Answers],
+    *,
+    run: dict[str, Any],
+    letters: Letters,
+    source: str,
+    images: int,
+    seed: int = 0,
+) -> IntervalCalibration | None:
+    """The calibration that these pictures and questions make; None where there are none."""
+    rng = np.random.default_rng(seed)
+    if not rated and not questions:
+        return None
+    return IntervalCalibration(
+        source=source,
+        images=images,
+        date=time.strftime("%Y-%m-%d"),
+        model=run["identity"]["model"],
+        dtype=run["model"]["dtype"],
+        quantization=run["model"]["quantization"],
+        query=run["identity"]["reads"]["query"],
+        mode=fusion_settings(run).mode,
+        temperature=letters.temperature,
+        eta="auto" if letters.eta == "auto" else float(letters.eta),
+        ratings=tuple(errors(known, rng) for known in _by_condition(rated)),
+        questions=tuple(questions),
+    )
