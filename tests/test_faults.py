@@ -21,7 +21,8 @@ from scripted import (
 
 from agentic_iqa_local import assess, run_pipeline
 from agentic_iqa_local.batch import _Attempt
-from agentic_iqa_local.config import FusionSettings, Settings
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config_sections import FusionSettings
 from agentic_iqa_local.evidence import evidence_warnings, object_votes, votes
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolReading
