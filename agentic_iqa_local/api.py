@@ -63,6 +63,8 @@ def choose_settings(
         settings = _with_fit(settings, Path(_path("fit", fit)))
     if mode:
         settings = settings.with_mode(mode)
+    if unknown := sorted(decisions.keys() - Decisions.__annotations__.keys()):
+        raise TypeError(f"got an unexpected option '{unknown[0]}'")
     if decisions:
         settings = settings.with_decisions(**decisions)
     return settings.with_background(background) if background else settings

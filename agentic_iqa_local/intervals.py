@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from crepes import ConformalPredictiveSystem
 
 COVERAGE = 0.9
-BELOW = 0.65  # of what is left out: errors beyond the upper end gather on clean pictures, so fewer are allowed
+BELOW = (
+    0.65  # of what is left out: errors beyond the upper end gather on clean pictures, so fewer are allowed
+)
 WIDENED = 0.95  # taken in its place where a picture is not quite like those of the calibration
 LOWEST, HIGHEST = float(min(LEVEL_WORDS)), float(max(LEVEL_WORDS))
 LEAST_DIFFICULTY = 0.05  # levels

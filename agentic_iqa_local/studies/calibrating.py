@@ -6,6 +6,7 @@ are kept are those of the others (split conformal prediction). With fewer than E
 learned: the line is q itself, all pictures are alike difficult, and every one of them is kept.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,6 @@ from agentic_iqa_local.intervals import (
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
-from agentic_iqa_local.prompts import choice_letters
 from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.state import ExecutorOutput
@@ -41,6 +41,7 @@ LEARNED_ON = 0.3  # of the scenes
 RIDGE = 1.0  # like the share above chosen on synthetic distortions, 150 pictures at a time
 ENOUGH = 100  # pictures
 READS: dict[Pipeline, str] = {"agent": "all_evidence", "letters": "image_alone"}
+PROBABILITIES: dict[Pipeline, str] = {"agent": "probabilities", "letters": "alone"}  # of a question's choices
 
 
 @dataclass(frozen=True)
@@ -229,20 +230,20 @@ def _learned(known: Cases) -> tuple[tuple[float, float], np.ndarray]:
 
 
 def answers(rows: Sequence[Row]) -> list[Answers]:
-    """Questions whose right answer is known, as the agent answered them, with a reference and without."""
+    """Questions whose right answer is known, as each pipeline answered them, with a reference and without."""
     found = []
-    for given in (False, True):
+    for (pipeline, stored), given in itertools.product(PROBABILITIES.items(), (False, True)):
         asked = [
-            (len(row["choices"]), 1 - row["probabilities"][row["answer"]])
+            (len(row["choices"]), 1 - p[row["answer"]])
             for row in rows
-            if row.get("probabilities") and (row.get("reference") is not None) == given
-            if len(row["probabilities"]) == len(choice_letters(row["choices"]))
+            if (p := row.get(stored)) and (row.get("reference") is not None) == given
+            if len(p) == len(row["choices"])
         ]
         if asked:
             sizes, scores = zip(*asked, strict=True)
             found.append(
                 Answers(
-                    pipeline="agent",
+                    pipeline=pipeline,
                     reference=given,
                     choices=sizes,
                     nonconformity=tuple(min(1.0, max(0.0, score)) for score in scores),
@@ -261,17 +262,18 @@ def calibrate(
     images: int,
     seed: int = 0,
 ) -> IntervalCalibration | None:
-    """The calibration that these pictures and questions make; None where there are none."""
-    rng = np.random.default_rng(seed)
-    if not rated and not questions:
+    """The calibration that these pictures and questions make; None where there are none, or the run does not
+    tell in which numbers its model computed."""
+    rng, model = np.random.default_rng(seed), run["model"]
+    if not (rated or questions) or not {"dtype", "quantization"} <= model.keys():
         return None
     return IntervalCalibration(
         source=source,
         images=images,
         date=time.strftime("%Y-%m-%d"),
         model=run["identity"]["model"],
-        dtype=run["model"]["dtype"],
-        quantization=run["model"]["quantization"],
+        dtype=model["dtype"],
+        quantization=model["quantization"],
         query=run["identity"]["reads"]["query"],
         mode=fusion_settings(run).mode,
         temperature=letters.temperature,
