@@ -71,8 +71,8 @@ def choose_settings(
 
 
 class Decisions(TypedDict, total=False):
-    """How sure answers have to be, see `config_sections.DecisionSettings`; `at_least` is a level's letter or word, or
-    a number from 1 to 5."""
+    """How sure answers have to be, see `config_sections.DecisionSettings`; `at_least` is a level's letter or
+    word, or a number from 1 to 5."""
 
     target_width: float
     most_reads: int
