@@ -3,6 +3,7 @@
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,18 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local import IQA
+from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.assessment import answered, assess, question
-from agentic_iqa_local.config import Settings
+from agentic_iqa_local.calibrations import calibration_for
+from agentic_iqa_local.commands.assess import main
+from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.config_sections import ConfigError, DecisionSettings
+from agentic_iqa_local.fit import Fit
 from agentic_iqa_local.intervals import FEATURES, LOOKS, Answers, Condition, Errors, IntervalCalibration
 from agentic_iqa_local.levels import lower_edge
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse, scoring_prompts
 from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.state import FusionResult, PlannerOutput
 from agentic_iqa_local.sureness import Sureness
 from agentic_iqa_local.tally import Tally
@@ -301,3 +307,67 @@ def test_the_embedded_model_has_an_interval_that_tells_where_it_is_from():
     assert row.interval.calibrated_on.startswith("synthetic distortions")
     assert json.loads(json.dumps(row.to_dict()))["interval"]["condition"]["pipeline"] == "letters"
     assert f"{row.interval.low:.2f} and {row.interval.high:.2f}" in row.explain()
+
+
+EMBEDDED = {"name": "embedded", "dtype": "float32", "quantization": "none"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": "another"}, "calibrated with another model than embedded"),
+        ({"dtype": "bfloat16"}, "calibrated with dtype bfloat16, this model runs with float32"),
+        ({"quantization": "4bit"}, "calibrated with quantization 4bit, this model runs with none"),
+        ({"temperature": 2.0}, "calibrated with temperature 2 and η auto, here they are 1 and auto"),
+    ],
+)
+def test_a_calibration_of_another_set_up_is_refused(tmp_path, change, reason):
+    folder = load_settings().folder("transformers.embedded")
+    of = calibration(**{"model": folder_hash(folder)} | change)
+    fit = Fit(of.temperature, "auto", "keep", 0.0, 0.0, "manifest", of.model, ("a.png",), intervals=of)
+    fit.write(tmp_path / "fit.json")
+    settings = Settings(decisions=DecisionSettings(calibration=str(tmp_path / "fit.json")))
+    found, why = calibration_for(settings, folder, EMBEDDED)
+    assert found is None
+    assert reason in why
+    assert "study.py fit" in why
+
+
+def test_a_fit_brings_its_intervals(tmp_path):
+    folder = load_settings().folder("transformers.embedded")
+    of = calibration(model=folder_hash(folder), tools=(("LocalNR",),), source="my pictures")
+    Fit(1.0, "auto", "keep", 0.0, 0.0, "manifest", of.model, ("a.png",), intervals=of).write(
+        tmp_path / "fit.json"
+    )
+    with IQA(cpu=True, fit=tmp_path / "fit.json", pipeline="letters") as iqa:
+        row = iqa(SAMPLE)
+    assert row.error is None
+    assert row.interval.calibrated_on == "my pictures, 201 pictures, 2026-11-24"
+    # NIQE votes too in the pipeline letters: not as in this calibration
+    assert row.interval.widened == ["no picture of the calibration was measured by just LocalNR, NIQE"]
+
+
+def test_a_fit_without_intervals_says_so(tmp_path):
+    folder = load_settings().folder("transformers.embedded")
+    fit = Fit(1.0, 1.0, "srcc", 0.7, 0.8, "manifest", folder_hash(folder), ("a.png",))
+    fit.write(tmp_path / "fit.json")
+    settings = choose_settings(fit=tmp_path / "fit.json")
+    found, why = calibration_for(settings, folder, EMBEDDED)
+    assert found is None
+    assert why.endswith("fit.json calibrates none; fit it anew with study.py fit")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--most-reads", "3"], "--most-reads: expected with --target-width, which it limits"),
+        (["--error-rate", "0.1"], "--error-rate: expected with --at-least"),
+        (["--strict"], "--strict: expected with --at-least or --abstain-wider-than"),
+        (["--at-least", "super"], "at_least: expected a level from D (Poor) to A (Excellent) or a number"),
+        (["--target-width", "9"], "target_width: Input should be less than or equal to 4"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_sentence(options, message, capfd):
+    with suppress(SystemExit):
+        assert main([str(SAMPLE), *options]) == 2
+    assert message in capfd.readouterr().err
