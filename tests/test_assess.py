@@ -155,8 +155,6 @@ def test_reference_of_another_size_fails_its_row(blocked, photo_path, tmp_path):
 @pytest.mark.parametrize(
     ("options", "status", "verdict"),
     [
-        (["--at-least", "1.2"], 0, "pass"),
-        (["--at-least", "5"], 4, "fail"),
         (["--abstain-wider-than", "0.1"], 3, None),
         (["--at-least", "5", "--abstain-wider-than", "0.1"], 4, "fail"),
     ],
