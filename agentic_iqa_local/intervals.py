@@ -9,7 +9,6 @@ Nouretdinov, Manokhin and Gammerman, COPA 2018; errors in units of difficulty: P
 Vovk, AIA 2008.) Of other pictures that is no promise.
 """
 
-import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -129,19 +128,20 @@ class Errors(_Record):
         return round(1 / ((1 - COVERAGE) * min(BELOW, 1 - BELOW)))
 
     def ends(self, q: float, difficulty: float, coverage: float) -> tuple[float, float]:
-        """The interval's ends within 1..5, around a fused score."""
+        """The interval's ends within 1..5, around a fused score; an end beyond all errors is the scale's."""
         outside = 100 * (1 - coverage)  # percent
-        with warnings.catch_warnings():  # where an end lies beyond all errors, it is that of the scale
-            warnings.simplefilter("ignore", UserWarning)
-            low, high = self.system.predict_percentiles(
-                self.expected(np.array([q])),
-                np.array([difficulty]),
-                lower_percentiles=[round(outside * BELOW, 6)],
-                higher_percentiles=[round(100 - outside * (1 - BELOW), 6)],
-                y_min=LOWEST,
-                y_max=HIGHEST,
-            ).ravel()
-        return float(low), float(high)
+        below, above = round(outside * BELOW, 6), round(outside * (1 - BELOW), 6)
+        at = self.expected(np.array([q])), np.array([difficulty])
+        low, high = LOWEST, HIGHEST
+        if self._has(below):
+            (low,) = self.system.predict_percentiles(*at, lower_percentiles=[below]).ravel()
+        if self._has(above):
+            (high,) = self.system.predict_percentiles(*at, higher_percentiles=[100 - above]).ravel()
+        return float(np.clip(low, LOWEST, HIGHEST)), float(np.clip(high, LOWEST, HIGHEST))
+
+    def _has(self, percent: float) -> bool:
+        """Whether so few percent of the errors are at least one."""
+        return (len(self.errors) + 1) * percent >= 100
 
 
 class Interval(BaseModel):
