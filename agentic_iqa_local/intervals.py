@@ -166,7 +166,7 @@ class Interval(BaseModel):
 
 
 class AnswerSet(BaseModel):
-    """The smallest set of the choices' letters that holds the right one, with how much probability."""
+    """The fewest of the choices, the likeliest first, that hold the right one, with how much probability."""
 
     letters: list[str]
     coverage: float
@@ -174,18 +174,25 @@ class AnswerSet(BaseModel):
     widened: list[str] = []
 
 
+def reached(probabilities: np.ndarray) -> np.ndarray:
+    """For each choice the probability of all that are at least as likely, (choices,) → (choices,), to six
+    digits: how much of the probability a set must hold to hold it (adaptive prediction sets: Romano, Sesia
+    and Candès, NeurIPS 2020)."""
+    return np.minimum([probabilities[probabilities >= p].sum().round(6) for p in probabilities], 1.0)
+
+
 class Answers(_Record):
-    """Questions with choices whose answer is known: of each how many choices it has and 1 − p of the right
-    one."""
+    """Questions with choices whose answer is known: of each how many choices it has, and how much of the
+    probability is `reached` with the right one."""
 
     pipeline: Pipeline
     reference: bool
     choices: tuple[Annotated[int, Field(ge=2)], ...]
-    nonconformity: tuple[Annotated[float, Field(ge=0, le=1)], ...]
+    right: tuple[Annotated[float, Field(ge=0, le=1)], ...]
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Answers":
-        if not self.choices or len(self.choices) != len(self.nonconformity):
+        if not self.choices or len(self.choices) != len(self.right):
             raise ValueError("expected as many numbers of choices as questions, and at least one")
         return self
 
@@ -194,9 +201,9 @@ class Answers(_Record):
         return round(1 / (1 - COVERAGE)) - 1
 
     def like(self, choices: int) -> np.ndarray:
-        """The nonconformity of the questions with about as many choices, (questions,); of all where these
-        are too few."""
-        scores = np.array(self.nonconformity)
+        """What is reached with the right answer of the questions with about as many choices, (questions,); of
+        all where these are too few."""
+        scores = np.array(self.right)
         of_size = scores[[_size(n) == _size(choices) for n in self.choices]]
         return of_size if len(of_size) >= self.fewest else scores
 
@@ -279,7 +286,7 @@ class IntervalCalibration(_Record):
                 f" {COVERAGE:.0%} need: it holds all answers"
             )
         classifier = ConformalClassifier().fit(known)
-        alphas = 1 - np.array([list(probabilities.values())])
+        alphas = reached(np.array(list(probabilities.values())))[None]
         held = np.ravel(classifier.predict_set(alphas, confidence=coverage, smoothing=False))
         likeliest = max(probabilities, key=probabilities.__getitem__)
         letters = [

@@ -209,16 +209,17 @@ def test_answers_wider_than_allowed_are_held_back():
 @pytest.mark.parametrize(
     ("p", "letters"),
     [
-        ({"A": 0.9, "B": 0.1}, ["A"]),  # 1 − p of B is 0.9: beyond nine in ten of the known ones
-        ({"A": 0.55, "B": 0.45}, ["A", "B"]),  # 0.55 is well among them
+        ({"A": 0.9, "B": 0.06, "C": 0.04}, ["A"]),  # B is reached at 0.96
+        ({"A": 0.06, "B": 0.86, "C": 0.08}, ["B", "C"]),  # C is reached at 0.94, A at 1
+        ({"A": 0.5, "B": 0.3, "C": 0.2}, ["A", "B"]),
     ],
 )
 def test_a_set_holds_the_choices_that_are_not_ruled_out(p, letters):
-    """Known questions have 1 − p(right) of 0.00, 0.01, ... 0.99, times 0.8: an answer stays while 11 of 101
-    are at least as far off, thus up to 0.72."""
-    known = tuple(0.008 * i for i in range(100))
+    """Of the known questions 91 reach their right answer at 0.95 and nine at 1. A choice that is reached beyond
+    0.95 has nine of them at least as far off, and itself: 10 of 101, less than 10 %."""
+    known = (0.95,) * 91 + (1.0,) * 9
     of = calibration(
-        questions=(Answers(pipeline="letters", reference=False, choices=(2,) * 100, nonconformity=known),)
+        questions=(Answers(pipeline="letters", reference=False, choices=(3,) * 100, right=known),)
     )
     answers, why = sureness(of).answer_set(p, "logits", None)
     assert why is None
@@ -230,7 +231,7 @@ def test_a_set_of_two_choices_is_not_judged_by_questions_of_five():
         pipeline="agent",
         reference=False,
         choices=(2,) * 9 + (5,) * 20,
-        nonconformity=(0.1,) * 9 + (0.7,) * 20,
+        right=(0.1,) * 9 + (0.7,) * 20,
     )
     assert of.like(2).tolist() == [0.1] * 9
     assert len(of.like(3)) == 29  # nothing about as many choices: all of them
