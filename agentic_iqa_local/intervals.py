@@ -126,18 +126,38 @@ class Errors(_Record):
 
     def ends(self, q: float, difficulty: float, coverage: float) -> tuple[float, float]:
         """The interval's ends within 1..5, around a fused score."""
+        ((low, high),) = self.all_ends(np.array([q]), np.array([difficulty]), coverage)
+        return float(low), float(high)
+
+    def all_ends(self, q: np.ndarray, difficulty: np.ndarray, coverage: float) -> np.ndarray:
+        """The ends of the intervals around many fused scores, (pictures,) → (pictures, 2)."""
         outside = 100 * (1 - coverage)  # percent
         with warnings.catch_warnings():  # where an end lies beyond all errors, it is that of the scale
             warnings.simplefilter("ignore", UserWarning)
-            low, high = self.system.predict_percentiles(
-                self.expected(np.array([q])),
-                np.array([difficulty]),
+            return self.system.predict_percentiles(
+                self.expected(q),
+                difficulty,
                 lower_percentiles=[round(outside * BELOW, 6)],
                 higher_percentiles=[round(100 - outside * (1 - BELOW), 6)],
                 y_min=LOWEST,
                 y_max=HIGHEST,
-            ).ravel()
-        return float(low), float(high)
+            )
+
+    @cached_property
+    def _scaled(self) -> np.ndarray:
+        return np.sort(np.array(self.errors) / np.array(self.difficulties))
+
+    def probability_at_least(self, q: np.ndarray, difficulty: np.ndarray, quality: float) -> np.ndarray:
+        """That the truth of pictures is `quality` or better: the share of the `predictive` values that are,
+        (pictures,)."""
+        below = np.searchsorted(self._scaled, (quality - self.expected(q)) / difficulty)
+        return 1 - below / len(self._scaled)
+
+    def quantiles(self, q: np.ndarray, difficulty: np.ndarray, count: int) -> np.ndarray:
+        """`count` equally probable values of the truth of pictures, rising, (pictures, count); they may lie
+        beyond the scale."""
+        spaced = np.quantile(self._scaled, (np.arange(count) + 0.5) / count)
+        return self.expected(q)[:, None] + difficulty[:, None] * spaced
 
 
 class Interval(BaseModel):

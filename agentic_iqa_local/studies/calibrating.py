@@ -3,8 +3,8 @@
 What q lets expect of the truth is a line, and a picture's difficulty a sum of `intervals.FEATURES` with
 weights that are not negative; both are learned here. A picture's own error and difficulty come from a line
 and weights that have not seen its scene (cross-conformal prediction: Vovk, 2015), those that are kept from
-all pictures. With fewer than ENOUGH pictures nothing is learned: the line is q itself, and all pictures are
-alike difficult.
+all pictures. With fewer than ENOUGH pictures, or fewer scenes than FOLDS, nothing is learned: the line is q
+itself, and all pictures are alike difficult.
 """
 
 import time
@@ -197,7 +197,7 @@ def _by_condition(found: Sequence[Cases]) -> list[Cases]:
 def errors(known: Cases, rng: np.random.Generator) -> Errors:
     """What calibrates pictures like these; `rng` draws the folds."""
     error, difficulty = np.empty(len(known.q)), np.empty(len(known.q))
-    if len(known.q) < ENOUGH:
+    if len(known.q) < ENOUGH or len(np.unique(known.scenes)) < FOLDS:
         line, weights = (0.0, 1.0), np.eye(len(FEATURES))[0]
         error[:], difficulty[:] = known.truth - known.q, 1.0
     else:
