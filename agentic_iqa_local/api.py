@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, get_args, overload
 
-from agentic_iqa_local.config import ConfigError, Settings, load_settings
+from agentic_iqa_local.config import Settings, load_settings
+from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.levels import Mode
 from agentic_iqa_local.request import Pipeline, check_choices, check_limit, check_query
 from agentic_iqa_local.state import revised
@@ -40,7 +41,7 @@ def choose_settings(
     **decisions: Unpack["Decisions"],
 ) -> Settings:
     """The settings of a configuration with what the options change in it; `decisions` are those of
-    `config.DecisionSettings`. Raises ConfigError.
+    `config_sections.DecisionSettings`. Raises ConfigError.
 
     `models` becomes $AGENTIC_IQA_MODELS of this process, which everything that looks for models reads.
     """
@@ -62,14 +63,16 @@ def choose_settings(
         settings = _with_fit(settings, Path(_path("fit", fit)))
     if mode:
         settings = settings.with_mode(mode)
+    if unknown := sorted(decisions.keys() - Decisions.__annotations__.keys()):
+        raise TypeError(f"got an unexpected option '{unknown[0]}'")
     if decisions:
         settings = settings.with_decisions(**decisions)
     return settings.with_background(background) if background else settings
 
 
 class Decisions(TypedDict, total=False):
-    """How sure answers have to be, see `config.DecisionSettings`; `at_least` is a level's letter or word, or
-    a number from 1 to 5."""
+    """How sure answers have to be, see `config_sections.DecisionSettings`; `at_least` is a level's letter or
+    word, or a number from 1 to 5."""
 
     target_width: float
     most_reads: int

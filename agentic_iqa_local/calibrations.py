@@ -5,12 +5,9 @@ from typing import Any
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.fit import read_fit
-from agentic_iqa_local.intervals import IntervalCalibration
-from agentic_iqa_local.paths import ROOT
+from agentic_iqa_local.intervals import SHIPPED, IntervalCalibration
 from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.sureness import NO_FIT
-
-SHIPPED = ROOT / "configs" / "intervals.json"
 
 
 def calibration_for(

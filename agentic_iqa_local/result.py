@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.config_sections import FusionSettings
 from agentic_iqa_local.intervals import AnswerSet, Interval
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.prompts import chosen_answer

@@ -18,7 +18,9 @@ from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.files import FileError, place_for, read_json
 from agentic_iqa_local.inputs import row_key
+from agentic_iqa_local.intervals import SHIPPED as SHIPPED_INTERVALS
 from agentic_iqa_local.levels import LETTER_TO_LEVEL
+from agentic_iqa_local.offline.store import file_hash
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters
 from agentic_iqa_local.provenance import folder_hash, of_settings
 from agentic_iqa_local.request import Pipeline
@@ -220,15 +222,22 @@ def identity(
     CalibrationError for tool maps that cannot be read.
     """
     configuration = settings.model_dump(
-        mode="json", exclude={"tools": {"cache"}, "models": {"__all__": {"path"}}}
+        mode="json",
+        exclude={
+            "tools": {"cache"},
+            "decisions": {"calibration"},
+            "models": {"__all__": {"path"}},
+        },
     )
     limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
+    intervals = Path(settings.decisions.calibration or SHIPPED_INTERVALS)
     folders = {settings.folder(settings.role(role).backend) for role in ROLES[pipeline]}
     return (
         configuration
         | of_settings(settings, device)
         | {
             "schema version": SCHEMA_VERSION,
+            "interval calibration": file_hash(intervals) if intervals.is_file() else None,
             "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
             "pipeline": pipeline,
             "max_replan_iterations": limit,

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
-from agentic_iqa_local.config import DecisionSettings
+from agentic_iqa_local.config_sections import DecisionSettings
 from agentic_iqa_local.intervals import (
     AnswerSet,
     Condition,

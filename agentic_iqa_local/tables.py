@@ -86,6 +86,10 @@ def _columns(letters: list[str], tools: list[str]) -> list[str]:
         "answer",
         "level",
         "q",
+        "q_low",
+        "q_high",
+        "not_sure",
+        "gate",
         "tools_mean",
         "model_letter",
         *(f"p_{letter}" for letter in letters),
@@ -110,6 +114,7 @@ def _cells(row: Row) -> Row:
         "answer": _answer(row),
         "level": LEVEL_WORDS[LETTER_TO_LEVEL[row["final_answer"]]] if scored else "",
         "q": row["q"],
+        **_sureness(row),
         "tools_mean": row["q_bar"],
         "model_letter": row["vlm_letter"],
         "distortions": "; ".join(_distortions(row)),
@@ -128,6 +133,17 @@ def _cells(row: Row) -> Row:
                 f"{run['tool_name']} 1-5": run["normalized_score"],
             }
     return cells
+
+
+def _sureness(row: Row) -> Row:
+    """The ends of the interval, why the answer is held back, and the gate's verdict."""
+    interval, gate = row.get("interval") or {}, row.get("gate") or {}
+    return {
+        "q_low": interval.get("low"),
+        "q_high": interval.get("high"),
+        "not_sure": row.get("not_sure"),
+        "gate": gate.get("verdict"),
+    }
 
 
 def _distortions(row: Row) -> list[str]:

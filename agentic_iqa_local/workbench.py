@@ -18,7 +18,7 @@ from langgraph.runtime import Runtime
 from PIL import Image
 from pydantic import BaseModel
 
-from agentic_iqa_local.config import ImageSettings
+from agentic_iqa_local.config_sections import ImageSettings
 from agentic_iqa_local.images import LoadedImage, load_image, load_pair, same_pixels
 from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
 from agentic_iqa_local.pairs import doubts

@@ -30,7 +30,8 @@ from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.batch import BatchError
 from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands.console import Console
-from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.images import LoadedImage
 from agentic_iqa_local.inputs import Item, ManifestError, read_manifest, row_key
 from agentic_iqa_local.iqa_tools import ToolError

@@ -6,7 +6,8 @@ import pytest
 import yaml
 from conftest import EMBEDDED, ROOT, TINY
 
-from agentic_iqa_local.config import CONFIGS, ConfigError, Settings, find_config, load_settings, model_folder
+from agentic_iqa_local.config import CONFIGS, Settings, find_config, load_settings, model_folder
+from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.offline.store import models_root
 
 SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if not p.stem.startswith("tool_"))

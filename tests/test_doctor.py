@@ -17,7 +17,8 @@ from conftest import EMBEDDED, MODELS, ROOT, TINY
 from pydantic import ValidationError
 
 from agentic_iqa_local import paths
-from agentic_iqa_local.config import ModelSettings, Settings, ToolSettings, load_settings
+from agentic_iqa_local.config import Settings, load_settings
+from agentic_iqa_local.config_sections import ModelSettings, ToolSettings
 from agentic_iqa_local.doctor import folders, machine, memory, models, tools
 from agentic_iqa_local.doctor.checks import GIB, Check, Setup, check
 from agentic_iqa_local.doctor.process import Apart

@@ -9,7 +9,7 @@ import pytest
 from conftest import EMBEDDED, ROOT
 from PIL import Image
 
-from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.offline.assembly import RECORD, read_record, small_files, weights_are_right
 from agentic_iqa_local.paths import EMBEDDED_PARTS, SMOLLM2_WHEEL

@@ -21,12 +21,13 @@ from scripted import (
 
 from agentic_iqa_local import assess, run_pipeline
 from agentic_iqa_local.batch import _Attempt
-from agentic_iqa_local.config import FusionSettings, Settings
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config_sections import FusionSettings
 from agentic_iqa_local.evidence import evidence_warnings, object_votes, votes
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.iqa_tools.calibration import LogisticMap, fit_logistic
-from agentic_iqa_local.nodes.letter_reading import read_and_fuse
+from agentic_iqa_local.nodes.letter_reading import read_and_fuse, scoring_prompts
 from agentic_iqa_local.prompts import summarizer_prompt
 from agentic_iqa_local.request import check_choices
 from agentic_iqa_local.rows import RowsError
@@ -41,7 +42,8 @@ from agentic_iqa_local.vlm_client import LetterRead, TokenUsage, VLMError
 from agentic_iqa_local.work import Assessing
 from agentic_iqa_local.workbench import OpenImages
 
-PROMPT = summarizer_prompt("Rate the perceptual quality of this image.", None, scoring=True)
+QUERY = "Rate the perceptual quality of this image."
+PROMPT, PROMPTS = summarizer_prompt(QUERY, None, scoring=True), scoring_prompts(QUERY, None)
 
 
 class Views(ScriptedClient):
@@ -87,7 +89,7 @@ def opened(picture: str, client: ScriptedClient, **fusion) -> OpenImages:
 @pytest.mark.parametrize("eta", [0.25, 1.0, 4.0])
 def test_alpha_is_as_sharp_as_the_settings_eta(picture, eta):
     images = opened(picture, ScriptedClient(scripted_answers()), eta=eta)
-    fusion = read_and_fuse(PROMPT, [("NIQE", 2.0), ("PIQE", 3.0)], images)
+    fusion = read_and_fuse(PROMPTS, [("NIQE", 2.0), ("PIQE", 3.0)], images)
     weights = {c: math.exp(-eta * (2.5 - c) ** 2) for c in range(1, 6)}  # (2) of the paper, with q̄ 2.5
     assert fusion.eta == eta
     assert fusion.alpha == pytest.approx({c: w / sum(weights.values()) for c, w in weights.items()})
@@ -97,7 +99,7 @@ def test_alpha_and_the_mean_rest_on_all_tools(picture):
     """Scores 1 and 5 have the mean 3, so that α is symmetric around 3; from one of them alone it leans."""
     images = opened(picture, ScriptedClient(scripted_answers()), eta=1.0)
     for scores in ([("NIQE", 1.0), ("PIQE", 5.0)], [("PIQE", 5.0), ("NIQE", 1.0)]):
-        fusion = read_and_fuse(PROMPT, scores, images)
+        fusion = read_and_fuse(PROMPTS, scores, images)
         assert fusion.q_bar == 3.0
         assert fusion.alpha[1] == pytest.approx(fusion.alpha[5])
         assert fusion.alpha[2] == pytest.approx(fusion.alpha[4])
@@ -107,7 +109,7 @@ def test_alpha_and_the_mean_rest_on_all_tools(picture):
 def test_letters_and_what_lies_off_them_are_means_over_all_views(large):
     client = Views()
     images = opened(large, client)
-    fusion = read_and_fuse(PROMPT, [("NIQE", 3.0)], images)
+    fusion = read_and_fuse(PROMPTS, [("NIQE", 3.0)], images)
     assert len(client.sessions) == 5
     assert fusion.off_letter_mass == pytest.approx((0.1 + 0.2 + 0.3 + 0.4 + 0.5) / 5)
     assert fusion.p_c == pytest.approx({"A": 0.2, "B": 0, "C": 0, "D": 0, "E": 0.8}, abs=1e-9)
@@ -116,7 +118,7 @@ def test_letters_and_what_lies_off_them_are_means_over_all_views(large):
 def test_sessions_of_further_views_are_closed_as_soon_as_they_are_read(large):
     client = Views()
     images = opened(large, client)
-    read_and_fuse(PROMPT, [("NIQE", 3.0)], images)
+    read_and_fuse(PROMPTS, [("NIQE", 3.0)], images)
     assert [session.closed for session in client.sessions] == [False, True, True, True, True]
     images.close()
     assert all(session.closed for session in client.sessions)

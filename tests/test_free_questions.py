@@ -10,7 +10,7 @@ from conftest import DATA
 from PIL import Image
 from pydantic import ValidationError
 
-from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.config_sections import FusionSettings
 from agentic_iqa_local.laboratory.training.free_questions import (
     Question,
     QuestionedPicture,

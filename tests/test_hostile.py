@@ -22,7 +22,8 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.config import CONFIGS, ConfigError, RoleSettings, Settings, load_settings
+from agentic_iqa_local.config import CONFIGS, Settings, load_settings
+from agentic_iqa_local.config_sections import ConfigError, RoleSettings
 from agentic_iqa_local.images import ImageError, load_image, load_pair
 from agentic_iqa_local.inputs import ManifestError, read_manifest
 from agentic_iqa_local.laboratory import endurance

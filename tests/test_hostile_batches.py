@@ -33,7 +33,8 @@ from agentic_iqa_local.api import IQA
 from agentic_iqa_local.assessment import assess, file_sha256
 from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands.console import Console, SafeStream
-from agentic_iqa_local.config import ConfigError, load_settings
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.fit import Fit, FitError, read_fit
 from agentic_iqa_local.images import ImageError, load_image

@@ -25,7 +25,7 @@ from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_s
 
 from agentic_iqa_local import IQA, assess
 from agentic_iqa_local.api import choose_settings
-from agentic_iqa_local.config import ConfigError
+from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.devices import DeviceError
 from agentic_iqa_local.doctor.checks import Setup
 from agentic_iqa_local.doctor.examination import examinations

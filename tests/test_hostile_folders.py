@@ -19,7 +19,8 @@ from conftest import TINY
 from families import build
 from safetensors.torch import load_file, save_file
 
-from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.files import FileError, open_regular, parse_json, read_bytes, read_json
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt

@@ -20,7 +20,8 @@ from scripted import ScriptedTools
 from agentic_iqa_local import runs
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.commands.assess import main
-from agentic_iqa_local.config import ConfigError, ModelSettings, Settings, load_settings
+from agentic_iqa_local.config import Settings, load_settings
+from agentic_iqa_local.config_sections import ConfigError, ModelSettings
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file

@@ -37,7 +37,8 @@ from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands import bundle, console, fit_tools, study
 from agentic_iqa_local.commands import doctor as doctor_command
 from agentic_iqa_local.commands import store as store_command
-from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.doctor.checks import Setup, as_text, check
 from agentic_iqa_local.fit import Fit, FitError, read_fit
 from agentic_iqa_local.images import load_image

@@ -12,7 +12,8 @@ from conftest import ROOT
 from PIL import Image
 
 from agentic_iqa_local import assess, run_pipeline
-from agentic_iqa_local.config import ModelSettings, Settings
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.graph import build_graph, initial_state, run_graph
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.prompts import DEFAULT_QUERY

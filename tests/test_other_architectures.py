@@ -7,7 +7,8 @@ from families import FAMILIES, build
 from PIL import Image
 
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.config import ModelSettings, Settings
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.replies import detection_reply, summary_reply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, summarizer_prompt

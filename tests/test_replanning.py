@@ -20,7 +20,8 @@ from scripted import (
 )
 
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.config import ModelSettings, Settings
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.evidence import (
     apart,
     contradictions,

@@ -86,11 +86,12 @@ def test_a_row_holds_every_read_and_the_agents_own_score(stored, services):
     assert [row["key"] for row in rows] == [f"{i}.png" for i in range(6)]
     for row in rows:
         assert "error" not in row
-        assert list(row["reads"]) == ["image_alone", "without_scores", "all_evidence"]
-        for read in row["reads"].values():
-            (view,) = read["views"]
-            assert set(view["forward"]) == set(view["reversed"]) == set(LETTERS)
-            assert view["generated"] in LETTERS
+        assert list(row["reads"]) == ["image_alone", "image_alone/crops", "without_scores", "all_evidence"]
+        for name, read in row["reads"].items():
+            assert len(read["views"]) == (5 if name == "image_alone/crops" else 1)
+            for view in read["views"]:
+                assert set(view["forward"]) == set(view["reversed"]) == set(LETTERS)
+                assert name == "image_alone/crops" or view["generated"] in LETTERS
         assert {tool: set(found) for tool, found in row["tools"].items()} == {
             tool: {"raw", "normalized", "seconds"} for tool in TOOLS
         }
@@ -125,7 +126,12 @@ def test_letters_are_read_at_every_position(manifest, services):
         contexts=["image_alone"],
         positions=POSITIONS,
     )
-    assert list(row["reads"]) == ["image_alone", "image_alone/bare", "image_alone/after_reasoning"]
+    assert list(row["reads"]) == [
+        "image_alone",
+        "image_alone/bare",
+        "image_alone/after_reasoning",
+        "image_alone/crops",
+    ]
     first = [list(read["views"][0]["forward"].values()) for read in row["reads"].values()]
     assert all(a != b for a, b in itertools.combinations(first, 2))
     assert "generated" not in row["reads"]["image_alone/bare"]["views"][0]
@@ -590,11 +596,11 @@ def test_a_fit_of_the_first_format_is_read_with_its_sign_and_one_of_a_later_form
     fit = Fit(2.0, 0.5, "srcc", 0.71, 0.73, "koniq10k", "M", ("a.jpg",))
     fit.write(tmp_path / "fit.json")
     written = json.loads((tmp_path / "fit.json").read_text())
-    assert (written.pop("format"), written["before"], written["after"]) == (2, 0.71, 0.73)
+    assert (written.pop("format"), written["before"], written["after"]) == (3, 0.71, 0.73)
     (tmp_path / "old.json").write_text(json.dumps(written | {"before": -0.71, "after": -0.73}))
     assert read_fit(tmp_path / "old.json") == fit
-    (tmp_path / "later.json").write_text(json.dumps(written | {"format": 3}))
-    with pytest.raises(FitError, match="format 3, which a later version writes"):
+    (tmp_path / "later.json").write_text(json.dumps(written | {"format": 4}))
+    with pytest.raises(FitError, match="format 4, which a later version writes"):
         read_fit(tmp_path / "later.json")
 
 
@@ -611,7 +617,7 @@ def test_a_fit_names_its_rows_and_is_read_again(tmp_path):
     assert all(fit.used(row) == (row["group"] in used) for row in rows)  # failed rows of these scenes too
     fit.write(tmp_path / "fit.json")
     assert read_fit(tmp_path / "fit.json") == fit
-    for share, message in ((0.999, "not use"), (1.0, "between 0 and 1"), (-0.5, "between 0 and 1")):
+    for share, message in ((0.999, "not use"), (1.0, "not use"), (-0.5, "from 0 to 1")):
         with pytest.raises(FitError, match=message):
             fit_runs([tmp_path], "srcc", split=None, share=share)
     with pytest.raises(FitError, match="found none; the splits are unknown: use --share"):

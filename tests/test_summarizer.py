@@ -18,7 +18,8 @@ from scripted import (
 )
 
 from agentic_iqa_local import services, vlm_client
-from agentic_iqa_local.config import DEFAULT_CONFIG, FusionSettings, Settings
+from agentic_iqa_local.config import DEFAULT_CONFIG, Settings
+from agentic_iqa_local.config_sections import FusionSettings
 from agentic_iqa_local.evidence import contradictions, should_replan, tool_scores
 from agentic_iqa_local.nodes.summarizer import summarizer_node, without_words
 from agentic_iqa_local.prompts import (

@@ -11,7 +11,7 @@ import pytest
 
 from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands.console import Formatter, SafeStream, exit_status, like_ctrl_c, safe_streams
-from agentic_iqa_local.config import ConfigError
+from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.offline.manifest import BundleError
 from agentic_iqa_local.text import one_line, path_text, printable, whole_sentences

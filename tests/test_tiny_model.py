@@ -10,7 +10,7 @@ from conftest import DATA, TINY
 from PIL import Image
 from scipy.stats import spearmanr
 
-from agentic_iqa_local.config import RoleSettings
+from agentic_iqa_local.config_sections import RoleSettings
 from agentic_iqa_local.laboratory.training.card import training_seconds, weights_hash, write_card
 from agentic_iqa_local.laboratory.training.evaluate import Judgement, expected_level, summarise, with_interval
 from agentic_iqa_local.nodes.ask import ask

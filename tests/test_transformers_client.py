@@ -10,7 +10,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.replies import (
     PlannerReply,

@@ -130,7 +130,8 @@ def add_places(parser: argparse.ArgumentParser) -> None:
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    from agentic_iqa_local.config import ConfigError, load_settings
+    from agentic_iqa_local.config import load_settings
+    from agentic_iqa_local.config_sections import ConfigError
     from agentic_iqa_local.iqa_tools import ToolError
 
     return exit_status(
@@ -180,7 +181,7 @@ def collect(args: argparse.Namespace, settings: "Settings") -> int:
 def model_places(args: argparse.Namespace, settings: "Settings", name: str) -> dict[str, Path]:
     """Each model folder's name, and where it lies on this machine if it does. Raises ConfigError for a --repo
     of another folder."""
-    from agentic_iqa_local.config import ConfigError
+    from agentic_iqa_local.config_sections import ConfigError
 
     backends = dict.fromkeys(settings.role(role).backend for role in ("planner", "executor", "summarizer"))
     places = {folder_of(settings, backend): Path(settings.model(backend).path or "") for backend in backends}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.devices import choose_dtype
 from agentic_iqa_local.doctor.checks import GIB, Finding, Setup, check, gib
 from agentic_iqa_local.doctor.models import renderer_of

@@ -203,7 +203,7 @@ def train(args: argparse.Namespace) -> None:
 
 def evaluate(args: argparse.Namespace) -> None:
     from agentic_iqa_local.api import IQA
-    from agentic_iqa_local.config import ModelSettings
+    from agentic_iqa_local.config_sections import ModelSettings
     from agentic_iqa_local.laboratory.training import evaluate as measure
     from agentic_iqa_local.laboratory.training.card import weights_hash, write_card
     from agentic_iqa_local.laboratory.training.free_questions import asked, load_questions

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.config_sections import FusionSettings
 from agentic_iqa_local.intervals import Look
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, Mode

@@ -14,7 +14,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
-from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.config_sections import FusionSettings
 from agentic_iqa_local.conversation import earlier_lines
 from agentic_iqa_local.evidence import checks, contradictions, find_gaps, should_replan, tool_scores, votes
 from agentic_iqa_local.intervals import Look

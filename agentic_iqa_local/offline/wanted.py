@@ -211,7 +211,7 @@ def snapshot(repo: Repo, downloads: Path) -> list[Wanted]:
 
 def folder_of(settings: "Settings", backend: str) -> str:
     """Where the configuration looks for a model, relative to the models folder. Raises ConfigError."""
-    from agentic_iqa_local.config import ConfigError
+    from agentic_iqa_local.config_sections import ConfigError
 
     name = backend.partition(".")[2]
     options = settings.models.get(name)

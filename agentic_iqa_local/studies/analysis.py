@@ -45,7 +45,7 @@ from agentic_iqa_local.text import one_line
 
 BASELINE = CLASSIFICATION.name
 WORST = 10
-MODES_OF_LOOKS: dict[Look, str] = {"one order": LOGITS.name, "both orders": "logits, both orders"}
+LOOKED: dict[Look, str] = {"one order": LOGITS.name, "both orders": "logits, both orders"}
 TOKENS = ("prefilled", "reused", "decoded")
 PRODUCT_TOLERANCE = 1e-6
 PRODUCT_MODES = {"logits": LOGITS, "classification": CLASSIFICATION, "uniform": UNIFORM}  # by fusion.mode
@@ -124,14 +124,17 @@ def _tables(
         by_level=within(study, "level"),
         by_subset=within(study, "subset"),
         calibration=calibration(study, rng),
-        risk_coverage=risk_coverage_table(
-            study, vote, {MODES_OF_LOOKS[k]: w for k, w in intervals.widths.items() if k in MODES_OF_LOOKS}
-        ),
+        risk_coverage=risk_coverage_table(study, vote, _widths(intervals)),
         **intervals.tables,
         cost=_cost(study),
         exposures=_exposure_table(study),
         failures=_failures(study.rows),
     )
+
+
+def _widths(intervals: IntervalTables) -> dict[str, np.ndarray]:
+    """Of the intervals, by the mode whose look they are of."""
+    return {LOOKED[look]: widths for look, widths in intervals.widths.items() if look in LOOKED}
 
 
 def _check_scores(rows: Sequence[Row], info: DatasetInfo, name: str) -> None:

@@ -1,12 +1,12 @@
 """Calibrates the intervals of q, and the sets of answers, on the stored rows of runs whose truth is known.
 
 What q lets expect of the truth is a line, and a picture's difficulty a sum of `intervals.FEATURES` with
-weights that are not negative; both are learned here. A picture's own error and difficulty come from a line
-and weights that have not seen its scene (cross-conformal prediction: Vovk, 2015), those that are kept from
-all pictures. With fewer than ENOUGH pictures, or fewer scenes than FOLDS, nothing is learned: the line is q
-itself, and all pictures are alike difficult.
+weights that are not negative; both are learned on a part of the scenes, and the errors and difficulties that
+are kept are those of the others (split conformal prediction). With fewer than ENOUGH pictures, or a single
+scene, nothing is learned: the line is q itself, all pictures are alike difficult, and every one is kept.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,6 @@ from agentic_iqa_local.intervals import (
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
-from agentic_iqa_local.prompts import choice_letters
 from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.state import ExecutorOutput
@@ -38,9 +37,11 @@ from agentic_iqa_local.studies.inference import CROPS
 from agentic_iqa_local.studies.readings import Letters, Row, etas, letter_logprobs, probabilities
 from agentic_iqa_local.studies.study import fusion_settings
 
-FOLDS = 5
-ENOUGH = 60  # pictures, from which a line and weights are learned
+LEARNED_ON = 0.3  # of the scenes
+RIDGE = 1.0  # like the share above chosen on synthetic distortions, 150 pictures at a time
+ENOUGH = 100  # pictures
 READS: dict[Pipeline, str] = {"agent": "all_evidence", "letters": "image_alone"}
+PROBABILITIES: dict[Pipeline, str] = {"agent": "probabilities", "letters": "alone"}  # of a question's choices
 
 
 @dataclass(frozen=True)
@@ -195,19 +196,15 @@ def _by_condition(found: Sequence[Cases]) -> list[Cases]:
 
 
 def errors(known: Cases, rng: np.random.Generator) -> Errors:
-    """What calibrates pictures like these; `rng` draws the folds."""
-    error, difficulty = np.empty(len(known.q)), np.empty(len(known.q))
-    if len(known.q) < ENOUGH or len(np.unique(known.scenes)) < FOLDS:
-        line, weights = (0.0, 1.0), np.eye(len(FEATURES))[0]
-        error[:], difficulty[:] = known.truth - known.q, 1.0
-    else:
-        fold = _folds(known.scenes, rng)
-        for k in range(FOLDS):
-            rest, held = known.part(fold != k), known.part(fold == k)
-            line, weights = _learned(rest)
-            error[fold == k] = held.truth - line[0] - line[1] * held.q
-            difficulty[fold == k] = np.maximum(held.features @ weights, LEAST_DIFFICULTY)
-        line, weights = _learned(known)
+    """What calibrates pictures like these; `rng` draws the scenes that line and weights are learned on."""
+    line, weights = (0.0, 1.0), np.eye(len(FEATURES))[0]
+    names, scene = np.unique(known.scenes, return_inverse=True)
+    if len(known.q) >= ENOUGH and len(names) > 1:
+        to_learn = rng.permutation(len(names))[scene] < LEARNED_ON * len(names)
+        line, weights = _learned(known.part(to_learn))
+        known = known.part(~to_learn)
+    error = known.truth - line[0] - line[1] * known.q
+    difficulty = np.maximum(known.features @ weights, LEAST_DIFFICULTY)
     return Errors(
         condition=known.condition,
         line=line,
@@ -218,34 +215,35 @@ def errors(known: Cases, rng: np.random.Generator) -> Errors:
     )
 
 
-def _folds(scenes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The fold of each picture, (pictures,): those of a scene have the same."""
-    names, which = np.unique(scenes, return_inverse=True)
-    return (rng.permutation(len(names)) % FOLDS)[which]
-
-
 def _learned(known: Cases) -> tuple[tuple[float, float], np.ndarray]:
-    """(offset and slope of the truth by q, weights of FEATURES for its distance from that line)."""
+    """(offset and slope of the truth by q, weights of FEATURES for its distance from that line).
+
+    The weights are least squares that are drawn towards equal difficulty by RIDGE, in units of the features'
+    variances: few pictures say little of what makes one difficult.
+    """
     slope, offset = np.polyfit(known.q, known.truth, 1)
     distance = np.abs(known.truth - offset - slope * known.q)
-    return (float(offset), float(slope)), nnls(known.features, distance)[0]
+    equal = np.where(np.array(FEATURES) == "constant", distance.mean(), 0.0)
+    pull = np.sqrt(RIDGE * len(distance)) * np.diag(known.features.std(0))
+    table = np.vstack([known.features, pull])
+    return (float(offset), float(slope)), nnls(table, np.concatenate([distance, pull @ equal]))[0]
 
 
 def answers(rows: Sequence[Row]) -> list[Answers]:
-    """Questions whose right answer is known, as the agent answered them, with a reference and without."""
+    """Questions whose right answer is known, as each pipeline answered them, with a reference and without."""
     found = []
-    for given in (False, True):
+    for (pipeline, stored), given in itertools.product(PROBABILITIES.items(), (False, True)):
         asked = [
-            (len(row["choices"]), 1 - row["probabilities"][row["answer"]])
+            (len(row["choices"]), 1 - p[row["answer"]])
             for row in rows
-            if row.get("probabilities") and (row.get("reference") is not None) == given
-            if len(row["probabilities"]) == len(choice_letters(row["choices"]))
+            if (p := row.get(stored)) and (row.get("reference") is not None) == given
+            if len(p) == len(row["choices"])
         ]
         if asked:
             sizes, scores = zip(*asked, strict=True)
             found.append(
                 Answers(
-                    pipeline="agent",
+                    pipeline=pipeline,
                     reference=given,
                     choices=sizes,
                     nonconformity=tuple(min(1.0, max(0.0, score)) for score in scores),
@@ -264,17 +262,18 @@ def calibrate(
     images: int,
     seed: int = 0,
 ) -> IntervalCalibration | None:
-    """The calibration that these pictures and questions make; None where there are none."""
-    rng = np.random.default_rng(seed)
-    if not rated and not questions:
+    """The calibration that these pictures and questions make; None where there are none, or the run does not
+    tell in which numbers its model computed."""
+    rng, model = np.random.default_rng(seed), run["model"]
+    if not (rated or questions) or not {"dtype", "quantization"} <= model.keys():
         return None
     return IntervalCalibration(
         source=source,
         images=images,
         date=time.strftime("%Y-%m-%d"),
         model=run["identity"]["model"],
-        dtype=run["model"]["dtype"],
-        quantization=run["model"]["quantization"],
+        dtype=model["dtype"],
+        quantization=model["quantization"],
         query=run["identity"]["reads"]["query"],
         mode=fusion_settings(run).mode,
         temperature=letters.temperature,

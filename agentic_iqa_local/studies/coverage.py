@@ -21,8 +21,8 @@ VALUES = 41  # of a picture's predictive distribution: enough for the probabilit
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One calibration's word on pictures, arrays (pictures,) in levels: which of the cases they are, the truth
-    that q lets expect, the interval's ends, whether the truth lies between, whether it is widened, and the
+    """One calibration's word on pictures, arrays (pictures,) in levels: which of the cases they are, the
+    truth that q lets expect, the interval's ends, whether the truth lies between, whether it is widened, and the
     widths of intervals with the same half width for all pictures, around the expected truth and around q
     (nan where that one is not known). `values` (pictures, VALUES) are equally probable values of the truth;
     `at_least` (pictures, thresholds) probabilities that it is that or better."""
@@ -77,7 +77,7 @@ def trial(
 
 def half_width(distances: np.ndarray) -> float:
     """Of the interval with the same width for all pictures: the ⌈(n + 1) · 0.9⌉-th smallest of the n absolute
-    distances, infinite where there are too few (split conformal prediction: Lei et al., JASA 2018, alg. 2)."""
+    distances, infinite where there are too few (split conformal: Lei et al., JASA 2018, algorithm 2)."""
     rank = math.ceil(round((len(distances) + 1) * COVERAGE, 9))
     return float(np.sort(np.abs(distances))[rank - 1]) if rank <= len(distances) else math.inf
 

@@ -105,10 +105,14 @@ def answer(
     observer: Observer | None = None,
 ) -> dict[str, Any]:
     """A multiple-choice question through the whole agent: the probability of each choice and the letter that
-    was answered."""
+    was answered; `alone` are the probabilities by the pipeline letters, which reads the picture alone."""
     result = assess(image, reference, question, choices, services=services, observer=observer)
+    alone = assess(
+        image, reference, question, choices, pipeline="letters", services=services, observer=observer
+    )
     return {
         "probabilities": result.p_c and list(result.p_c.values()),
+        "alone": alone.p_c and list(alone.p_c.values()),
         "answered": result.final_answer if result.error is None else None,
         "plan": result.plan and result.plan.model_dump(mode="json"),
         "cost": {

@@ -1,5 +1,5 @@
-"""What are the intervals of q worth on a run: how often they hold the truth, how wide they are, what is gained
-by leaving the widest out, and how often a verdict of `--at-least` is wrong?
+"""What are the intervals of q worth on a run: how often they hold the truth, how wide they are, what is
+gained by leaving the widest out, and how often a verdict of `--at-least` is wrong?
 
 Each table has a line for every condition (pipeline, reference, look) that the run's rows allow, under the
 calibration that is given and under the run's own, cross-fitted by halves.

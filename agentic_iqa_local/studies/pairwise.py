@@ -1,6 +1,7 @@
 """Of two of a run's pictures, how often does q rank the better one higher, and how often is it the likelier
 better one, as its probability says?"""
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -36,7 +37,7 @@ def pairwise(study: Study, known: Cases, whole: Trial) -> Iterator[Row]:
     for which, among in (("all", np.ones_like(alike)), ("same scene", alike)):
         if which == "same scene" and all(name is None for name in names):
             continue
-        for low, high in zip(APART[:-1], APART[1:], strict=True):
+        for low, high in itertools.pairwise(APART):
             chosen = (np.abs(difference) > low) & (np.abs(difference) <= high) & among
             if chosen.any():
                 bin_name = f"{low:g} to {high:g}" if high < math.inf else f"beyond {low:g}"
@@ -76,7 +77,7 @@ def _by_confidence(
     confidence = np.maximum(better, 1 - better)
     ahead = np.where(better == 0.5, 0.5, (better > 0.5) == (truth[first] > truth[second]))
     place = np.clip(np.searchsorted(CONFIDENCE, confidence, side="right") - 1, 0, len(CONFIDENCE) - 2)
-    for i, (low, high) in enumerate(zip(CONFIDENCE[:-1], CONFIDENCE[1:], strict=True)):
+    for i, (low, high) in enumerate(itertools.pairwise(CONFIDENCE)):
         kept = place == i
         if not kept.any():
             continue

@@ -95,12 +95,12 @@ TABLES = {
         (
             "How often the interval holds the truth, with a 95 % bootstrap interval, and how wide it is, in"
             " levels. “One order” is one letter read, “both orders” two, “crops” those and the crops in both"
-            " orders. “Own” calibrations are made on a random half of the run's scenes and judged on the other,"
-            " 20 times; “sd” is over these. A constant interval is as wide for all pictures: around the same"
-            " line of q, and around q itself. On the scale “levels” the truth is the human scale, stretched"
-            " linearly to 1 to 5. On the scale “ranks” the picture with rank r by human score is given the r-th"
-            " of the truths that q lets expect: that judges the order and leaves aside where a set's raters"
-            " place a level, so it says less, and it flatters, since the run lends its own spread."
+            " orders. The run's own calibrations are made on a random half of its scenes and judged on the"
+            " other, 20 times; “sd” is over these. A constant interval is as wide for all pictures: around the"
+            " same line of q, and around q itself. On the scale “levels” the truth is the human scale,"
+            " stretched linearly to 1 to 5. On the scale “ranks” the picture with rank r by human score is"
+            " given the r-th of the truths that q lets expect. That judges the order and leaves aside where a"
+            " set's raters place a level; it flatters, since the run lends the truth its own spread."
         ),
     ),
     "intervals_within": (

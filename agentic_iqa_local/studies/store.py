@@ -87,6 +87,7 @@ class _StudyRow(BaseModel):
     answer: int | None = None
     answered: str | None = None
     probabilities: list[float] | None = None
+    alone: list[float] | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

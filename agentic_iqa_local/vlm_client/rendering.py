@@ -22,7 +22,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoProcessor
 from transformers.image_utils import SizeDict
 
-from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.prompts import Prompt, chat_messages
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError

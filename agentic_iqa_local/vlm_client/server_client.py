@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from PIL import Image
 from pydantic import BaseModel
 
-from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import httpx
 from pydantic import ValidationError
 
-from agentic_iqa_local.config import ConfigError, server_key, split_server
+from agentic_iqa_local.config_sections import ConfigError, server_key, split_server
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
 from agentic_iqa_local.vlm_client.server_answers import Answer

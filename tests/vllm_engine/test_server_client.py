@@ -12,7 +12,8 @@ import pytest
 from conftest import TINY
 
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.replies import PlannerReply, summary_reply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, planner_prompt, summarizer_prompt

@@ -10,7 +10,8 @@ from conftest import TINY
 from PIL import Image
 
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, summary_reply
 from agentic_iqa_local.prompts import (

@@ -3,7 +3,7 @@
 import pytest
 from families import build
 
-from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, summarizer_prompt

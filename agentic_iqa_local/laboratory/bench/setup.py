@@ -118,7 +118,8 @@ def pictures(count: int, side: int, scratch: Path, name: str) -> list[tuple[Path
 
 def services_of(arm: str, args: argparse.Namespace, folder: Path, tools=None):
     """Services of one arm, loaded."""
-    from agentic_iqa_local.config import ModelSettings, load_settings
+    from agentic_iqa_local.config import load_settings
+    from agentic_iqa_local.config_sections import ModelSettings
     from agentic_iqa_local.devices import choose_device, describe_device
     from agentic_iqa_local.services import Services
 

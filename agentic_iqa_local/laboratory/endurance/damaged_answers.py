@@ -144,7 +144,7 @@ class OneAnswer:
 def examine_answer(schema: type, prefix: str, text: str) -> str:
     """Whether `ask` took it as valid or refused it. Raises Wrong for a reply that does not say `text`, and
     what `ask` raises."""
-    from agentic_iqa_local.config import RoleSettings
+    from agentic_iqa_local.config_sections import RoleSettings
     from agentic_iqa_local.nodes.ask import TRIES, InvalidAnswer, ask
     from agentic_iqa_local.prompts import Prompt
 

@@ -14,7 +14,8 @@ from PIL import Image
 
 from agentic_iqa_local import score_fusion
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.config import RoleSettings, load_settings
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.config_sections import RoleSettings
 from agentic_iqa_local.images import load_image
 from agentic_iqa_local.laboratory.training.choices import four_choices, yes_or_no
 from agentic_iqa_local.laboratory.training.queries import draw_query
