@@ -105,7 +105,7 @@ def cases(rows: Sequence[Row], truth: np.ndarray, run: dict[str, Any], letters: 
                             order_gap=order_gap[at],
                             crop_spread=crop_spread[at],
                         ),
-                        np.array([rows[i]["group"] or rows[i]["key"] for i in at]),
+                        np.array([rows[i]["group"] or rows[i]["key"] for i in at.tolist()]),
                         tuple(tools.voters[i] for i in at),
                         at,
                     )

@@ -22,10 +22,10 @@ VALUES = 41  # of a picture's predictive distribution: enough for the probabilit
 @dataclass(frozen=True, eq=False)
 class Trial:
     """One calibration's word on pictures, arrays (pictures,) in levels: which of the cases they are, the
-    truth that q lets expect, the interval's ends, whether the truth lies between, whether it is widened, and the
-    widths of intervals with the same half width for all pictures, around the expected truth and around q
-    (nan where that one is not known). `values` (pictures, VALUES) are equally probable values of the truth;
-    `at_least` (pictures, thresholds) probabilities that it is that or better."""
+    truth that q lets expect, the interval's ends, whether the truth lies between them, whether it is widened,
+    and the widths of intervals with the same half width for all pictures, around the expected truth and
+    around q (nan where that one is not known). `values` (pictures, VALUES) are equally probable values of the
+    truth; `at_least` (pictures, thresholds) probabilities that it is that or better."""
 
     at: np.ndarray
     expected: np.ndarray

@@ -28,7 +28,7 @@ from agentic_iqa_local.studies.coverage import (
 from agentic_iqa_local.studies.given import Given
 from agentic_iqa_local.studies.letters import mean_interval
 from agentic_iqa_local.studies.pairwise import pairwise
-from agentic_iqa_local.studies.readings import LEVELS, Letters, Row
+from agentic_iqa_local.studies.readings import LEVELS, Letters
 from agentic_iqa_local.studies.statistics import srcc
 from agentic_iqa_local.studies.study import Study, Table, fusion_settings, mean, spread
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS
@@ -183,7 +183,7 @@ def _named(known: Cases) -> str:
     return f"the pipeline {condition.pipeline} {reference} a reference, {condition.look}"
 
 
-def _line(study: Study, judged: _Judged) -> Row:
+def _line(study: Study, judged: _Judged) -> dict[str, Any]:
     known, trials = judged.known, judged.trials
     covered = mean_interval(study, judged.rows(study, "covered"))
     coverages = [float(found.covered.mean()) for found in trials]
@@ -202,7 +202,7 @@ def _line(study: Study, judged: _Judged) -> Row:
     }
 
 
-def _within(study: Study, judged: _Judged) -> Iterator[Row]:
+def _within(study: Study, judged: _Judged) -> Iterator[dict[str, Any]]:
     covered, width = judged.rows(study, "covered"), judged.rows(study, "width")
     for by, labels in _labels(study, judged.known):
         for value in sorted({label for label in labels if label is not None}):
@@ -238,7 +238,7 @@ def _labels(study: Study, known: Cases) -> Iterator[tuple[str, list[Any]]]:
     yield "fifth of q", fifths
 
 
-def _abstaining(study: Study, judged: _Judged) -> Iterator[Row]:
+def _abstaining(study: Study, judged: _Judged) -> Iterator[dict[str, Any]]:
     """Error and SRCC of the pictures that are kept when those with the widest intervals are left out."""
     whole, known = judged.whole, judged.known
     error = np.abs(known.truth - np.clip(whole.expected, LEVELS[0], LEVELS[-1]))
@@ -256,7 +256,7 @@ def _abstaining(study: Study, judged: _Judged) -> Iterator[Row]:
         }
 
 
-def _gates(judged: _Judged) -> Iterator[Row]:
+def _gates(judged: _Judged) -> Iterator[dict[str, Any]]:
     for i, (letter, quality) in enumerate(zip(GATES, _GATE_QUALITY, strict=True)):
         counted = np.array([_verdicts(found, judged.known.truth, i, quality) for found in judged.trials])
         asked, decided, wrong = counted.mean(axis=0)

@@ -4,12 +4,12 @@ better one, as its probability says?"""
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from agentic_iqa_local.studies.calibrating import Cases
 from agentic_iqa_local.studies.coverage import Trial
-from agentic_iqa_local.studies.readings import Row
 from agentic_iqa_local.studies.statistics import Draws
 from agentic_iqa_local.studies.study import Study, mean
 
@@ -20,7 +20,7 @@ MOST_DRAWS = 200  # each takes a product of matrices of all pairs
 PAIRS = 20_000  # whose probability is looked at
 
 
-def pairwise(study: Study, known: Cases, whole: Trial) -> Iterator[Row]:
+def pairwise(study: Study, known: Cases, whole: Trial) -> Iterator[dict[str, Any]]:
     """A line for each bin of the human difference, over all pairs and over those of one scene, and one for
     each bin of the probability that the likelier one is better. Pairs of equal human scores are left out."""
     rng = np.random.default_rng(0)
@@ -45,7 +45,7 @@ def pairwise(study: Study, known: Cases, whole: Trial) -> Iterator[Row]:
     yield from _by_confidence(truth, whole.values[at], draws, rng)
 
 
-def _share(chosen: np.ndarray, right: np.ndarray, draws: Draws) -> Row:
+def _share(chosen: np.ndarray, right: np.ndarray, draws: Draws) -> dict[str, Any]:
     """The share of the `chosen` pairs, (pictures, pictures), that is `right`, with the interval over the
     draws: a pair counts as often as a draw holds both pictures, and once a copy where they share a unit."""
     together = chosen & (draws.unit[:, None] == draws.unit[None, :])
@@ -68,7 +68,7 @@ def _share(chosen: np.ndarray, right: np.ndarray, draws: Draws) -> Row:
 
 def _by_confidence(
     truth: np.ndarray, values: np.ndarray, draws: Draws, rng: np.random.Generator
-) -> Iterator[Row]:
+) -> Iterator[dict[str, Any]]:
     first, second = np.triu_indices(len(truth), 1)
     unequal = np.flatnonzero(truth[first] != truth[second])
     drawn = unequal if len(unequal) <= PAIRS else rng.choice(unequal, PAIRS, replace=False)
