@@ -304,7 +304,8 @@ def _notes(study: Study, *, compared_with_agent: bool, fitted: Letters | None) -
             f" {gap:.2g}; {one.sum()} rows have only one of the two.{verdict}"
         )
     if fitted:
-        yield f"“logits, fitted”: temperature {fitted.temperature:g}, η {fitted.eta:g}, from {fitted.source}."
+        eta = fitted.eta if isinstance(fitted.eta, str) else f"{fitted.eta:g}"
+        yield f"“logits, fitted”: temperature {fitted.temperature:g}, η {eta}, from {fitted.source}."
     if study.tables["by_subset"]:
         yield (
             "The subset predicts the score in this set: read the figures within subsets before those over all"
