@@ -78,12 +78,13 @@ def test_a_report_with_that_fit_and_without(runs, tmp_path, capsys):
         page = (out / "report.html").read_text()
         assert "No calibration of the run" in page  # of so few pictures
         assert "own for the pipeline agent without a reference, one order" in page
-        assert (out / "intervals.csv").exists() == (name == "fitted")
     with (tmp_path / "fitted" / "intervals.csv").open() as file:
         lines = list(csv.DictReader(file))
     # one picture's error: no interval but the whole scale, which holds everything
     assert {(line["coverage"], line["width"], line["n"]) for line in lines} == {("1", "4", "2")}
     assert {line["calibration"] for line in lines} == {"the fit"}
+    with (tmp_path / "plain" / "intervals.csv").open() as file:  # the same model as the shipped calibration's
+        assert {line["calibration"] for line in csv.DictReader(file)} == {"shipped"}
     assert "calibrated" not in capsys.readouterr().err
 
 
