@@ -128,20 +128,42 @@ class Errors(_Record):
         return round(1 / ((1 - COVERAGE) * min(BELOW, 1 - BELOW)))
 
     def ends(self, q: float, difficulty: float, coverage: float) -> tuple[float, float]:
-        """The interval's ends within 1..5, around a fused score; an end beyond all errors is the scale's."""
+        """The interval's ends within 1..5, around a fused score."""
+        ((low, high),) = self.all_ends(np.array([q]), np.array([difficulty]), coverage)
+        return float(low), float(high)
+
+    def all_ends(self, q: np.ndarray, difficulty: np.ndarray, coverage: float) -> np.ndarray:
+        """The ends of the intervals around many fused scores, (pictures,) → (pictures, 2), within 1..5; an
+        end beyond all errors is the scale's."""
         outside = 100 * (1 - coverage)  # percent
         below, above = round(outside * BELOW, 6), round(outside * (1 - BELOW), 6)
-        at = self.expected(np.array([q])), np.array([difficulty])
-        low, high = LOWEST, HIGHEST
+        at = self.expected(q), difficulty
+        ends = np.tile([LOWEST, HIGHEST], (len(q), 1))
         if self._has(below):
-            (low,) = self.system.predict_percentiles(*at, lower_percentiles=[below]).ravel()
+            ends[:, 0] = self.system.predict_percentiles(*at, lower_percentiles=[below]).ravel()
         if self._has(above):
-            (high,) = self.system.predict_percentiles(*at, higher_percentiles=[100 - above]).ravel()
-        return float(np.clip(low, LOWEST, HIGHEST)), float(np.clip(high, LOWEST, HIGHEST))
+            ends[:, 1] = self.system.predict_percentiles(*at, higher_percentiles=[100 - above]).ravel()
+        return np.clip(ends, LOWEST, HIGHEST)
 
     def _has(self, percent: float) -> bool:
         """Whether so few percent of the errors are at least one."""
         return (len(self.errors) + 1) * percent >= 100
+
+    @cached_property
+    def _scaled(self) -> np.ndarray:
+        return np.sort(np.array(self.errors) / np.array(self.difficulties))
+
+    def probability_at_least(self, q: np.ndarray, difficulty: np.ndarray, quality: float) -> np.ndarray:
+        """That the truth of pictures is `quality` or better: the share of the `predictive` values that are,
+        (pictures,)."""
+        below = np.searchsorted(self._scaled, (quality - self.expected(q)) / difficulty)
+        return 1 - below / len(self._scaled)
+
+    def quantiles(self, q: np.ndarray, difficulty: np.ndarray, count: int) -> np.ndarray:
+        """`count` equally probable values of the truth of pictures, rising, (pictures, count); they may lie
+        beyond the scale."""
+        spaced = np.quantile(self._scaled, (np.arange(count) + 0.5) / count)
+        return self.expected(q)[:, None] + difficulty[:, None] * spaced
 
 
 class Interval(BaseModel):

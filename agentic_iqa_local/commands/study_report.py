@@ -164,6 +164,7 @@ def _study(
     """The analysis of a run with human scores. Raises FitError for a fit of another model."""
     from agentic_iqa_local.fit import FitError
     from agentic_iqa_local.studies.analysis import analyse
+    from agentic_iqa_local.studies.given import given_calibration
     from agentic_iqa_local.studies.readings import Letters
     from agentic_iqa_local.studies.study import dataset_info
 
@@ -182,6 +183,7 @@ def _study(
         baseline=args.baseline,
         comparator=args.comparator,
         fitted=Letters(fitted.temperature, fitted.eta, source=fitted.source) if fitted else None,
+        given=given_calibration(run, rows, fitted),
     )
 
 

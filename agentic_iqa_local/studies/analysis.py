@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
+from agentic_iqa_local.intervals import Look
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.studies.agreement import KRCC_DRAWS, against_parts, differences, mode_table, within
 from agentic_iqa_local.studies.datasets import DatasetInfo, listed
+from agentic_iqa_local.studies.given import Given
+from agentic_iqa_local.studies.interval_tables import IntervalTables, interval_tables
 from agentic_iqa_local.studies.leakage import Exposure, exposures, training_of_model
 from agentic_iqa_local.studies.letters import calibration, distinct_letters, rank_errors, risk_coverage_table
 from agentic_iqa_local.studies.readings import (
@@ -42,6 +45,7 @@ from agentic_iqa_local.text import one_line
 
 BASELINE = CLASSIFICATION.name
 WORST = 10
+LOOKED: dict[Look, str] = {"one order": LOGITS.name, "both orders": "logits, both orders"}
 TOKENS = ("prefilled", "reused", "decoded")
 PRODUCT_TOLERANCE = 1e-6
 PRODUCT_MODES = {"logits": LOGITS, "classification": CLASSIFICATION, "uniform": UNIFORM}  # by fusion.mode
@@ -58,10 +62,11 @@ def analyse(
     baseline: str = BASELINE,
     comparator: str | None = None,
     fitted: Letters | None = None,
+    given: Given | None = None,
 ) -> Study:
     """All figures of a run. `baseline` is the mode that every other is compared with, `comparator` the part
     that the fusion is to be judged against, both named before any figure is looked at; `fitted` adds the mode
-    "logits, fitted".
+    "logits, fitted", `given` is a calibration of the intervals beside the run's own.
 
     Raises StudyError where there are no scored rows, no known direction of the scores, or no such baseline or
     comparator.
@@ -99,13 +104,17 @@ def analyse(
         comparator,
     )
     study.letters.update(distinct_letters(modes))
-    study.tables.update(_tables(study, letters.vote, rng))
+    intervals = interval_tables(study, letters, given)
+    study.tables.update(_tables(study, letters.vote, rng, intervals))
     study.worst.extend(_worst(study))
     study.notes.extend(map(one_line, _notes(study, compared_with_agent=own in modes, fitted=fitted)))
+    study.notes.extend(map(one_line, intervals.notes))
     return study
 
 
-def _tables(study: Study, vote: str, rng: np.random.Generator) -> dict[str, list[dict[str, Any]]]:
+def _tables(
+    study: Study, vote: str, rng: np.random.Generator, intervals: IntervalTables
+) -> dict[str, list[dict[str, Any]]]:
     """Every table by its name."""
     return dict(
         modes=mode_table(study),
@@ -115,11 +124,17 @@ def _tables(study: Study, vote: str, rng: np.random.Generator) -> dict[str, list
         by_level=within(study, "level"),
         by_subset=within(study, "subset"),
         calibration=calibration(study, rng),
-        risk_coverage=risk_coverage_table(study, vote),
+        risk_coverage=risk_coverage_table(study, vote, _widths(intervals)),
+        **intervals.tables,
         cost=_cost(study),
         exposures=_exposure_table(study),
         failures=_failures(study.rows),
     )
+
+
+def _widths(intervals: IntervalTables) -> dict[str, np.ndarray]:
+    """Of the intervals, by the mode whose look they are of."""
+    return {LOOKED[look]: widths for look, widths in intervals.widths.items() if look in LOOKED}
 
 
 def _check_scores(rows: Sequence[Row], info: DatasetInfo, name: str) -> None:
@@ -289,7 +304,8 @@ def _notes(study: Study, *, compared_with_agent: bool, fitted: Letters | None) -
             f" {gap:.2g}; {one.sum()} rows have only one of the two.{verdict}"
         )
     if fitted:
-        yield f"“logits, fitted”: temperature {fitted.temperature:g}, η {fitted.eta:g}, from {fitted.source}."
+        eta = fitted.eta if isinstance(fitted.eta, str) else f"{fitted.eta:g}"
+        yield f"“logits, fitted”: temperature {fitted.temperature:g}, η {eta}, from {fitted.source}."
     if study.tables["by_subset"]:
         yield (
             "The subset predicts the score in this set: read the figures within subsets before those over all"

@@ -2,8 +2,8 @@
 
 What q lets expect of the truth is a line, and a picture's difficulty a sum of `intervals.FEATURES` with
 weights that are not negative; both are learned on a part of the scenes, and the errors and difficulties that
-are kept are those of the others (split conformal prediction). With fewer than ENOUGH pictures nothing is
-learned: the line is q itself, all pictures are alike difficult, and every one of them is kept.
+are kept are those of the others (split conformal prediction). With fewer than ENOUGH pictures, or a single
+scene, nothing is learned: the line is q itself, all pictures are alike difficult, and every one is kept.
 """
 
 import itertools
@@ -106,7 +106,7 @@ def cases(rows: Sequence[Row], truth: np.ndarray, run: dict[str, Any], letters: 
                             order_gap=order_gap[at],
                             crop_spread=crop_spread[at],
                         ),
-                        np.array([rows[i]["group"] or rows[i]["key"] for i in at]),
+                        np.array([rows[i]["group"] or rows[i]["key"] for i in at.tolist()]),
                         tuple(tools.voters[i] for i in at),
                         at,
                     )
@@ -199,8 +199,8 @@ def _by_condition(found: Sequence[Cases]) -> list[Cases]:
 def errors(known: Cases, rng: np.random.Generator) -> Errors:
     """What calibrates pictures like these; `rng` draws the scenes that line and weights are learned on."""
     line, weights = (0.0, 1.0), np.eye(len(FEATURES))[0]
-    if len(known.q) >= ENOUGH:
-        names, scene = np.unique(known.scenes, return_inverse=True)
+    names, scene = np.unique(known.scenes, return_inverse=True)
+    if len(known.q) >= ENOUGH and len(names) > 1:
         to_learn = rng.permutation(len(names))[scene] < LEARNED_ON * len(names)
         line, weights = _learned(known.part(to_learn))
         known = known.part(~to_learn)

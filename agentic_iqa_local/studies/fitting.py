@@ -127,6 +127,11 @@ def _source(folder: Path, objective: Objective, *, split: str | None, share: flo
             "fit on a scored run; --objective keep calibrates the sets of answers alone",
         )
     used = _of_split(folder, rows, split) if split is not None else _drawn(rows, share)
+    if not used:
+        raise FitError(
+            f"{folder}: expected rows to fit on, --share {share:g} of {len(rows)} rows is none",
+            "take a larger share, or let the run go on first",
+        )
     if len(used) == len(rows) and objective != "keep":
         raise FitError(
             f"{folder}: expected rows that the fit does not use, it would use all {len(rows)}",

@@ -1,6 +1,7 @@
 """Tables of the letters' probabilities: how they are calibrated, and what their uncertainty is good for."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def calibration(study: Study, rng: np.random.Generator) -> Table:
                 "ece": letters_calibration_error(p, level),
                 "accuracy": mean(correct),
                 "mean_confidence": mean(confidence),
-                **spread("rps", _mean_interval(study, losses[names])),
+                **spread("rps", mean_interval(study, losses[names])),
                 "rps_uniform": ranked_probability_score(np.full_like(p, 0.2), level),
                 "levels_from": source,
                 "off_the_scale": int(outside[judged].sum()),
@@ -67,7 +68,7 @@ def calibration(study: Study, rng: np.random.Generator) -> Table:
     baseline = next((loss for names, loss in losses.items() if study.baseline in names), None)
     if baseline is not None:
         for row, loss in zip(table, losses.values(), strict=True):
-            row |= spread("rps_difference", _mean_interval(study, loss - baseline))
+            row |= spread("rps_difference", mean_interval(study, loss - baseline))
     return table
 
 
@@ -88,7 +89,7 @@ def _human_levels(study: Study, rng: np.random.Generator) -> tuple[np.ndarray, n
     return monotone_map(study.quality[fit], together[fit])(study.quality), ~held, source
 
 
-def _mean_interval(study: Study, values: np.ndarray) -> Figure:
+def mean_interval(study: Study, values: np.ndarray) -> Figure:
     """The mean of one number a row (nan where there is none), with its interval on the study's draws."""
     kept = np.isfinite(values)
     weights = study.draws.weights[:, kept]
@@ -115,7 +116,9 @@ def rank_errors(scores: np.ndarray, quality: np.ndarray) -> np.ndarray:
     return (rankdata(scores) - rankdata(quality)) / len(scores)
 
 
-def risk_coverage_table(study: Study, vote: str) -> Table:
+def risk_coverage_table(study: Study, vote: str, widths: Mapping[str, np.ndarray]) -> Table:
+    """By what the letters and the tools are unsure of, and by the width of the interval of q, (rows,), where
+    `widths` has one for a mode."""
     q_bar = tool_means(study.rows, vote)
     table = []
     for name, reading in study.modes.items():
@@ -129,6 +132,7 @@ def risk_coverage_table(study: Study, vote: str) -> Table:
         for signal, values in (
             ("entropy", uncertain),
             ("VLM–tool disagreement", np.abs(reading.p @ LEVELS - q_bar)),
+            ("width of the interval", widths.get(name, np.full(len(answered), np.nan))),
         ):
             usable = answered & np.isfinite(values)
             if not usable.any():

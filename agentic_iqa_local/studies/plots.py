@@ -13,11 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from agentic_iqa_local.intervals import COVERAGE
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.studies.study import Study
 from agentic_iqa_local.text import one_line
 
-BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
+BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#777777"
+COLORS = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", "#e69f00")
 LEVEL_COLORS = ["#ca0020", "#f4a582", "#d9d9d9", "#92c5de", "#0571b0"]  # levels 1..5
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,
@@ -217,11 +219,59 @@ def _risk_coverage(study: Study) -> Figure | None:
         return None
     figure = Figure(figsize=(4.6, 3), layout="constrained")
     axes = figure.subplots()
-    for (signal, curve), color in zip(study.curves.items(), (BLUE, ORANGE), strict=False):
+    for (signal, curve), color in zip(study.curves.items(), (BLUE, ORANGE, GREEN), strict=False):
         axes.plot(curve.coverage, curve.risk, color=color, linewidth=1.2, label=f"kept by {signal}")
         axes.axhline(curve.risk[-1], color=color, linewidth=0.6, linestyle="--")
     axes.set(xlabel="coverage", ylabel="mean rank error", xlim=(0, 1), ylim=(0, None))
     axes.legend(frameon=False)
+    return figure
+
+
+def _abstaining(study: Study) -> Figure | None:
+    """Mean error over the share kept; a panel for each pipeline and calibration, a line for each look."""
+    parts: dict[tuple[str, ...], dict[str, list[dict[str, Any]]]] = {}
+    for row in study.tables["abstaining"]:
+        title = f"{row['pipeline']}, {row['calibration']}, {row['scale']}"
+        name = f"{row['look']}, {row['reference']} reference"
+        parts.setdefault((title,), {}).setdefault(name, []).append(row)
+    colors = dict(zip(dict.fromkeys(n for part in parts.values() for n in part), COLORS, strict=False))
+
+    def plot(axes: Axes, title: tuple[str, ...]) -> None:
+        for name, rows in parts[title].items():
+            kept = [float(row["kept"].removesuffix(" %")) for row in rows]
+            axes.plot(kept, [row["mean_error"] for row in rows], color=colors.get(name, GREY), linewidth=1.2)
+        axes.set(ylim=(0, None))
+
+    figure = _grid(list(parts), plot, "pictures kept, %", "mean error, levels", bottom=0.8)
+    if figure:
+        lines = [Patch(color=color) for color in colors.values()]
+        figure.legend(lines, list(colors), loc="lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _coverage(study: Study) -> Figure | None:
+    """Coverage by family or level of the agent's intervals after one letter read."""
+    table = [
+        row
+        for row in study.tables["intervals_within"]
+        if (row["pipeline"], row["look"]) == ("agent", "one order") and row["by"] != "distortion"
+    ]
+    if not table:
+        return None
+    figure = Figure(figsize=(7, 0.8 + 0.22 * len(table)), layout="constrained")
+    axes = figure.subplots()
+    for place, row in enumerate(table):
+        axes.plot([row["coverage_low"], row["coverage_high"]], [place, place], color=BLUE, linewidth=1.2)
+        axes.plot(row["coverage"], place, "o", color=BLUE, markersize=4)
+    labels = [
+        _label(
+            f"{row['by']} {row['value']}, {row['reference']} reference, {row['calibration']} ({row['scale']})"
+        )
+        for row in table
+    ]
+    axes.axvline(COVERAGE, color=GREY, linewidth=0.8)
+    axes.set(yticks=range(len(table)), yticklabels=labels, xlabel="share of pictures whose truth is inside")
+    axes.invert_yaxis()
     return figure
 
 
@@ -239,5 +289,10 @@ PLOTS: dict[str, tuple[str, Callable[[Study], Figure | None]]] = {
     "by_distortion": ("SRCC within each distortion type", lambda study: _bars(study, "distortion")),
     "by_level": ("SRCC within each level", lambda study: _bars(study, "level")),
     "by_subset": ("SRCC within each subset", lambda study: _bars(study, "subset")),
+    "intervals_within": (
+        "Coverage of the agent's 90 % intervals after one letter read, within parts, with 95 % intervals",
+        _coverage,
+    ),
+    "abstaining": ("Error of the pictures kept when the widest intervals are left out", _abstaining),
     "risk_coverage": ("Risk over coverage of the product's mode; dashed: nothing set aside", _risk_coverage),
 }

@@ -90,6 +90,49 @@ TABLES = {
             " “risk 100” is what no signal gives."
         ),
     ),
+    "intervals": (
+        "Intervals of q that hold 90 %",
+        (
+            "How often the interval holds the truth, with a 95 % bootstrap interval, and how wide it is, in"
+            " levels. “One order” is one letter read, “both orders” two, “crops” those and the crops in both"
+            " orders. The run's own calibrations are made on a random half of its scenes and judged on the"
+            " other, 20 times; “sd” is over these. A constant interval is as wide for all pictures: around"
+            " the same line of q, and around q itself. On the scale “levels” the truth is the human scale,"
+            " stretched linearly to 1 to 5. On the scale “ranks” the picture with rank r by human score is"
+            " given the r-th of the truths that q lets expect. That judges the order and leaves aside where a"
+            " set's raters place a level; it flatters, since the run lends the truth its own spread."
+        ),
+    ),
+    "intervals_within": (
+        "Intervals of q within parts",
+        "Of the same intervals: which pictures they hold less often. Small parts differ by chance.",
+    ),
+    "abstaining": (
+        "What abstaining gains",
+        (
+            "The pictures with the widest intervals are left out. The error is the distance between the truth"
+            " and what q lets expect, in levels. “Own” calibrations are those of the first of the 20 splits,"
+            " each half under that of the other. Where few pictures are clearly good or bad among those that"
+            " are kept, SRCC falls for that reason alone."
+        ),
+    ),
+    "gates": (
+        "Verdicts of --at-least, error rate 10 %",
+        (
+            "The share of the pictures that are decided, pass or fail, and how many of these wrongly, with"
+            " Wilson's 95 % interval; of the 20 halves the means, the interval for as many pictures as one"
+            " half decides."
+        ),
+    ),
+    "pairwise": (
+        "Which of two pictures is better",
+        (
+            "Of pairs of pictures, by how far their human scores lie apart in levels: the share that q ranks"
+            " rightly, with a 95 % bootstrap interval (200 draws). By the probability of the likelier, from"
+            " independent draws of both predictive distributions: the mean probability beside the share that"
+            " is right, of 20,000 pairs at most. Pairs of equal human scores are left out."
+        ),
+    ),
     "cost": (
         "Cost of an image",
         (

@@ -1,0 +1,94 @@
+"""Of two of a run's pictures, how often does q rank the better one higher, and how often is it the likelier
+better one, as its probability says?"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from agentic_iqa_local.studies.calibrating import Cases
+from agentic_iqa_local.studies.coverage import Trial
+from agentic_iqa_local.studies.statistics import Draws
+from agentic_iqa_local.studies.study import Study, mean
+
+MOST = 2000  # pictures whose pairs are all looked at
+APART = (0.0, 0.5, 1.0, 2.0, math.inf)  # levels between the human scores
+CONFIDENCE = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+MOST_DRAWS = 200  # each takes a product of matrices of all pairs
+PAIRS = 20_000  # whose probability is looked at
+
+
+def pairwise(study: Study, known: Cases, whole: Trial) -> Iterator[dict[str, Any]]:
+    """A line for each bin of the human difference, over all pairs and over those of one scene, and one for
+    each bin of the probability that the likelier one is better. Pairs of equal human scores are left out."""
+    rng = np.random.default_rng(0)
+    at = np.arange(len(known.q))
+    if len(at) > MOST:
+        at = np.sort(rng.choice(at, MOST, replace=False))
+    truth, q, scenes = known.truth[at], known.q[at], known.scenes[at]
+    draws = Draws(study.draws.counts[:MOST_DRAWS], study.draws.unit[known.rows[at]], study.draws.over)
+    difference = np.triu(truth[:, None] - truth[None, :], 1)
+    ranked = np.sign(q[:, None] - q[None, :]) * np.sign(difference)
+    right = np.where(ranked == 0, 0.5, ranked > 0)
+    alike = scenes[:, None] == scenes[None, :]
+    names = [row.get("group") for row in study.rows]
+    for which, among in (("all", np.ones_like(alike)), ("same scene", alike)):
+        if which == "same scene" and all(name is None for name in names):
+            continue
+        for low, high in itertools.pairwise(APART):
+            chosen = (np.abs(difference) > low) & (np.abs(difference) <= high) & among
+            if chosen.any():
+                bin_name = f"{low:g} to {high:g}" if high < math.inf else f"beyond {low:g}"
+                yield {"pairs": which, "by": "levels apart", "bin": bin_name} | _share(chosen, right, draws)
+    yield from _by_confidence(truth, whole.values[at], draws, rng)
+
+
+def _share(chosen: np.ndarray, right: np.ndarray, draws: Draws) -> dict[str, Any]:
+    """The share of the `chosen` pairs, (pictures, pictures), that is `right`, with the interval over the
+    draws: a pair counts as often as a draw holds both pictures, and once a copy where they share a unit."""
+    together = chosen & (draws.unit[:, None] == draws.unit[None, :])
+    apart = (chosen & ~together).astype(np.float32)
+    weights = draws.weights.astype(np.float32)
+    sums = [
+        ((weights @ (apart * of)) * weights).sum(axis=1) + weights @ (together * of).sum(axis=1)
+        for of in (right.astype(np.float32), np.ones_like(apart))
+    ]
+    on_draws = sums[0][sums[1] > 0] / sums[1][sums[1] > 0]
+    low, high = np.quantile(on_draws, [0.025, 0.975]) if len(on_draws) else (math.nan, math.nan)
+    return {
+        "n": int(chosen.sum()),
+        "expected": math.nan,
+        "right": mean(right[chosen]),
+        "right_low": float(low),
+        "right_high": float(high),
+    }
+
+
+def _by_confidence(
+    truth: np.ndarray, values: np.ndarray, draws: Draws, rng: np.random.Generator
+) -> Iterator[dict[str, Any]]:
+    first, second = np.triu_indices(len(truth), 1)
+    unequal = np.flatnonzero(truth[first] != truth[second])
+    drawn = unequal if len(unequal) <= PAIRS else rng.choice(unequal, PAIRS, replace=False)
+    first, second = first[drawn], second[drawn]
+    better = np.array([_better(values[a], values[b]) for a, b in zip(first, second, strict=True)])
+    confidence = np.maximum(better, 1 - better)
+    ahead = np.where(better == 0.5, 0.5, (better > 0.5) == (truth[first] > truth[second]))
+    place = np.clip(np.searchsorted(CONFIDENCE, confidence, side="right") - 1, 0, len(CONFIDENCE) - 2)
+    for i, (low, high) in enumerate(itertools.pairwise(CONFIDENCE)):
+        kept = place == i
+        if not kept.any():
+            continue
+        chosen, right = np.zeros((len(truth), len(truth)), bool), np.zeros((len(truth), len(truth)))
+        chosen[first[kept], second[kept]], right[first[kept], second[kept]] = True, ahead[kept]
+        found = _share(chosen, right, draws) | {"expected": mean(confidence[kept])}
+        yield {"pairs": "all", "by": "probability of the likelier", "bin": f"{low:g} to {high:g}"} | found
+
+
+def _better(one: np.ndarray, other: np.ndarray) -> float:
+    """The probability that a draw of one, (values,), is above one of the other, both rising; equal ones
+    count half."""
+    below = np.searchsorted(other, one) + np.searchsorted(other, one, side="right")
+    return float(below.mean() / 2 / len(other))
