@@ -132,9 +132,7 @@ class Ranked(BaseModel):
 
     place: int = Field(description="1 is the best.")
     index: int = Field(description="Which of the rated pictures it is, in the order given, from 0 on.")
-    strength: float = Field(
-        description="Bradley–Terry strength, in log-odds; those of an order have mean 0."
-    )
+    strength: float = Field(description="Bradley–Terry strength, in log-odds; those of an order have mean 0.")
     better_than_next: float | None = Field(
         description="Probability that it is better than the picture at the next place; None for the last."
     )
@@ -312,10 +310,7 @@ class Judge:
                     assessment=candidates[i].row,
                 )
             )
-        pairs = [
-            ComparedPair(first=i, second=j, **dict(result))
-            for (i, j), result in looked.items()
-        ]
+        pairs = [ComparedPair(first=i, second=j, **dict(result)) for (i, j), result in looked.items()]
         notes = list(dict.fromkeys(line for pair in pairs for line in pair.notes))
         return Ranking(
             order=order, failed=list(failed), pairs=pairs, pairwise_reads=self.reads - before, notes=notes
@@ -357,9 +352,7 @@ def compare(
     ValueError and TypeError as `assess` does.
     """
     with ExitStack() as files:
-        judge, candidates, rows = _assessed(
-            files, [first, second], reference, pipeline, pairwise, services
-        )
+        judge, candidates, rows = _assessed(files, [first, second], reference, pipeline, pairwise, services)
         found = Comparison(first=rows[0], second=rows[1])
         found.error = next((row.error or "" for row in rows if unrated(row)), None)
         if found.error is None:
@@ -403,18 +396,14 @@ def _assessed(
     rows, candidates = [], []
     for picture in pictures:
         file = files.enter_context(as_file(picture))
-        row = assess(
-            file.path, original and original.path, pipeline=pipeline, services=services
-        )
+        row = assess(file.path, original and original.path, pipeline=pipeline, services=services)
         row.image, row.error = str(file.name), row.error and file.hide(row.error)
         rows.append(row)
         if not unrated(row):
             candidates.append(candidate(row, Path(file.path), services.settings))
     client = services.client(ROLE)
     read = None if pairwise is False else lambda one, other: read_pair(client, one, other)
-    judge = Judge(
-        services.settings, pipeline, reference is not None, read=read, always=bool(pairwise)
-    )
+    judge = Judge(services.settings, pipeline, reference is not None, read=read, always=bool(pairwise))
     return judge, candidates, rows
 
 

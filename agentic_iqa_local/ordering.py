@@ -6,14 +6,16 @@ and Grossglauser, NeurIPS 2015); a comparison that is probable rather than decid
 side.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import choix
 import numpy as np
 
 PAIRS_PER_PICTURE = 3
-NEAR = 4  # places in the order by prior strength: pairs that lie farther apart tell little
+NEAR = 4  # places in the order by prior strength
 MOST_PICTURES = 2000  # the comparisons are kept as a square matrix
+REGULARISATION = 1e-7  # of the strengths, which else could grow beyond numbers
 SURE = 0.999  # a comparison counts for no more, so that the strengths stay finite
 
 
@@ -21,17 +23,26 @@ def pairs_to_compare(
     prior: Sequence[float], probability: Callable[[int, int], float], per_picture: int = PAIRS_PER_PICTURE
 ) -> list[tuple[int, int]]:
     """At most `per_picture`·n pairs of the n pictures whose prior strengths are given (greater is better):
-    all neighbours in their order, so that every two pictures are linked, and of those up to NEAR places apart
-    the ones whose `probability` is nearest to ½. The better picture by `prior` stands first."""
+    all neighbours in their order, so that every two pictures are linked; one link of each over 2, 4, 8, ...
+    places, since along neighbours alone errors would add up; and of the pairs up to NEAR places apart those
+    whose `probability` is nearest to ½. The better picture by `prior` stands first."""
     order = sorted(range(len(prior)), key=lambda i: -prior[i])
-    neighbours = list(zip(order, order[1:], strict=False))
+    neighbours = list(itertools.pairwise(order))
+    reaches = [2**k for k in range(1, len(order).bit_length()) if 2**k < len(order)]
+    links: dict[tuple[int, int], None] = {}
+    for place in range(len(order)):
+        reach = reaches[place % len(reaches)] if reaches else 0
+        if reach and place + reach < len(order):
+            links[order[place], order[place + reach]] = None
     others = [
-        (order[place], order[place + apart])
+        pair
         for apart in range(2, NEAR + 1)
-        for place in range(len(order) - apart)
+        for pair in zip(order, order[apart:], strict=False)
+        if pair not in links
     ]
     others.sort(key=lambda pair: abs(probability(*pair) - 0.5))
-    return neighbours + others[: max(0, per_picture * len(order) - len(neighbours))]
+    chosen = [*neighbours, *links]
+    return chosen + others[: max(0, per_picture * len(order) - len(chosen))]
 
 
 def strengths(
@@ -45,5 +56,7 @@ def strengths(
     for (i, j), p in comparisons.items():
         wins[i, j] = min(SURE, max(1 - SURE, p))
         wins[j, i] = 1 - wins[i, j]
-    start = np.array(prior) - np.mean(prior)
-    return choix.ilsr_pairwise_dense(wins, initial_params=start, max_iter=1000, tol=1e-6)
+    start = np.array(prior, np.float64) - float(np.mean(prior))
+    return choix.ilsr_pairwise_dense(
+        wins, alpha=REGULARISATION, initial_params=start, max_iter=1000, tol=1e-6
+    )

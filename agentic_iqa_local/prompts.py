@@ -146,7 +146,8 @@ class Prompt:
         """The same prompt after a plan about regions that the query does not name."""
         names = json.dumps(list(invented), ensure_ascii=False)
         return replace(
-            self, case=f'{self.case}\nThe query does not name {names}. Name regions that stand in it, else "Global".'
+            self,
+            case=f'{self.case}\nThe query does not name {names}. Name regions that stand in it, else "Global".',
         )
 
     def holding_to(self, facts: str) -> "Prompt":

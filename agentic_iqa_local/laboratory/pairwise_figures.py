@@ -1,6 +1,7 @@
 """How often are the better of two versions and the best of a burst found, how sure is that, and what does it
 cost? Figures of stored versions and reads, without a model."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -156,7 +157,7 @@ def calibration(pairs: Sequence[Pair], judge: Judge) -> dict[str, Any]:
 def _calibrated(p: np.ndarray, better: np.ndarray) -> dict[str, Any]:
     sure, right = np.maximum(p, 1 - p), (p > 0.5) == better
     bins = []
-    for low, high in zip(BINS, BINS[1:], strict=False):
+    for low, high in itertools.pairwise(BINS):
         inside = (sure >= low) & ((sure < high) | (high == 1.0))
         if inside.any():
             mean = round(float(sure[inside].mean()), 4)
@@ -178,9 +179,7 @@ def scenes(versions: Sequence[Version]) -> dict[str, Any]:
     ]
     clean = [version.fingerprint for version in versions if _is(version, CLEAN)]
     other = [
-        bool(np.mean(one != two) <= MOST_DIFFERENT)
-        for i, one in enumerate(clean)
-        for two in clean[i + 1 :]
+        bool(np.mean(one != two) <= MOST_DIFFERENT) for i, one in enumerate(clean) for two in clean[i + 1 :]
     ]
     return {"versions_seen_as_the_same": share(same), "photographs_seen_as_the_same": share(other)}
 

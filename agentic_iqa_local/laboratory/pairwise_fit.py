@@ -57,15 +57,14 @@ def cross_validated(pairs: Sequence[Pair], names: Sequence[str]) -> np.ndarray:
     x = _mirrored(_differences(pairs, names))
     better = np.array([pair.better for pair in pairs])
     photos = np.array([pair.first.photo for pair in pairs] * 2)
-    found = cross_val_predict(
-        _model(),
-        x,
-        np.concatenate([better, ~better]),
-        groups=photos,
-        cv=GroupKFold(FOLDS),
-        method="predict_proba",
-    )
-    return found[: len(pairs), 1]
+    return _predicted(x, np.concatenate([better, ~better]), photos)
+
+
+def _predicted(x: np.ndarray, target: np.ndarray, photos: np.ndarray) -> np.ndarray:
+    """Of the first half of the rows, which the second mirrors, the probability by other photographs' fit."""
+    folds = GroupKFold(FOLDS)
+    found = cross_val_predict(_model(), x, target, groups=photos, cv=folds, method="predict_proba")
+    return np.asarray(found)[: len(x) // 2, 1]
 
 
 def log_loss(p: np.ndarray, better: np.ndarray) -> float:
@@ -117,21 +116,18 @@ def read_weight(
 ) -> float:
     """Weight of a pairwise read's log-odds beside the weighted differences; 0 unless it makes the log loss of
     other photographs' pairs smaller."""
-    read = [pair for pair in pairs if _key(pair) in reads]
+    read = [pair for pair in pairs if (key := _key(pair)) and key in reads]
     if len({pair.first.photo for pair in read}) < FOLDS:
         return 0.0
     known = _differences(read, list(weights)) @ np.array(list(weights.values()))
     signs = np.array([1 if pair.first.severity < pair.second.severity else -1 for pair in read])
-    odds = signs * np.array([logit(reads[_key(pair)]) for pair in read])
+    odds = signs * np.array([logit(reads[pair.first.photo, pair.first.series]) for pair in read])
     better = np.array([pair.better for pair in read])
     target = np.concatenate([better, ~better])
     photos = np.array([pair.first.photo for pair in read] * 2)
 
     def loss(columns: list[np.ndarray]) -> float:
-        x = _mirrored(np.stack(columns, axis=1))
-        folds = GroupKFold(FOLDS)
-        p = cross_val_predict(_model(), x, target, groups=photos, cv=folds, method="predict_proba")
-        return log_loss(p[: len(read), 1], better)
+        return log_loss(_predicted(_mirrored(np.stack(columns, axis=1)), target, photos), better)
 
     if loss([known, odds]) >= loss([known]):
         return 0.0
