@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from scipy.stats import mannwhitneyu
 from scripted import ScriptedClient, ScriptedTools, scripted_services
 
-from agentic_iqa_local import IQA, comparison, compare, rank
+from agentic_iqa_local import IQA, compare, comparison, rank
 from agentic_iqa_local.assessment import unassessed
 from agentic_iqa_local.comparison import Candidate, Judge, PairwiseRead
 from agentic_iqa_local.config import Settings
@@ -184,9 +184,7 @@ class TestOrdering:
     def test_strengths_are_those_of_decided_comparisons(self):
         # ten comparisons of each pair of three pictures, decided 7:3, 6:4 and 8:2, by choix's own optimiser
         decided = {(0, 1): 0.7, (1, 2): 0.6, (0, 2): 0.8}
-        data = [
-            pair if k < 10 * p else pair[::-1] for pair, p in decided.items() for k in range(10)
-        ]
+        data = [pair if k < 10 * p else pair[::-1] for pair, p in decided.items() for k in range(10)]
         expected = choix.opt_pairwise(3, data, alpha=1e-9)
         np.testing.assert_allclose(strengths(3, decided, [0.0] * 3), expected, atol=1e-3)
 
@@ -223,7 +221,9 @@ class TestJudge:
         judge = judge_with(fit_of({"q": 4.0}, pairwise=0.5), read=lambda *_: a_read(0.8))
         assert judge.compare(one, other).probability == pytest.approx(sigmoid(0.5 * logit(0.8)))
 
-    @pytest.mark.parametrize(("weight", "always", "reads"), [(0.0, False, 0), (0.0, True, 1), (0.5, False, 1)])
+    @pytest.mark.parametrize(
+        ("weight", "always", "reads"), [(0.0, False, 0), (0.0, True, 1), (0.5, False, 1)]
+    )
     def test_pairs_are_read_where_that_counts_or_is_asked_for(self, weight, always, reads):
         judge = judge_with(fit_of({"q": 4.0}, pairwise=weight), read=lambda *_: a_read(0.8), always=always)
         result = judge.compare(*candidates([rated(3.0), rated(3.1, "b.png")]))
@@ -235,7 +235,9 @@ class TestJudge:
         judge = judge_with(fit_of({"q": 4.0}, pairwise=0.5), read=lambda *_: a_read(0.5))
         ranking = judge.rank(candidates(rows))
         assert ranking.pairwise_reads == len(ranking.pairs) <= PAIRS_PER_PICTURE * 60
-        assert [ranked.assessment.image for ranked in ranking.order] == [f"{i}.png" for i in range(59, -1, -1)]
+        assert [ranked.assessment.image for ranked in ranking.order] == [
+            f"{i}.png" for i in range(59, -1, -1)
+        ]
         assert [ranked.place for ranked in ranking.order] == list(range(1, 61))
 
     def test_too_many_pictures_are_refused(self, monkeypatch):
@@ -245,7 +247,9 @@ class TestJudge:
 
     def test_groups_have_their_best(self):
         rows = [rated(3.0, "a.png"), rated(2.0, "b.png"), rated(3.4, "c.png")]
-        groups = list(best_of_groups(judge_with(fit_of({"q": 4.0})), candidates(rows, [SCENE, ~SCENE, SCENE])))
+        groups = list(
+            best_of_groups(judge_with(fit_of({"q": 4.0})), candidates(rows, [SCENE, ~SCENE, SCENE]))
+        )
         assert [(group.number, group.best) for group in groups] == [(1, "c.png"), (2, "b.png")]
         assert [ranked.index for ranked in groups[0].order] == [2, 0]
         assert {(pair.first, pair.second) for pair in groups[0].pairs} == {(2, 0)}
@@ -370,4 +374,3 @@ class TestCompare:
         with IQA(pipeline="letters", cpu=True) as iqa:
             assert iqa.compare(photo_path, noisy_path).better.image == photo_path
             assert iqa.rank([noisy_path, photo_path]).best.image == photo_path
-

@@ -4,7 +4,8 @@ pairwise read adds, and what it all costs; and fits configs/comparisons.json.
 python -m agentic_iqa_local.laboratory.pairwise versions --photos PHOTOS --part training --out training.jsonl
 python -m agentic_iqa_local.laboratory.pairwise reads --photos PHOTOS --part training --out reads.jsonl
 python -m agentic_iqa_local.laboratory.pairwise fit training.jsonl --reads reads.jsonl
-python -m agentic_iqa_local.laboratory.pairwise report held_out.jsonl --reads reads.jsonl --out FILE
+python -m agentic_iqa_local.laboratory.pairwise report held_out.jsonl --reads reads.jsonl --photos PHOTOS \\
+    --people ROWS --out FILE
 
 `versions` and `reads` draw the same pictures where --part, --seed, --photographs, --pairs and --bursts are
 the same. `fit` takes training photographs, `report` those that are held out.
@@ -18,17 +19,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from agentic_iqa_local.commands.console import Parser, bar
 from agentic_iqa_local.comparison import Judge
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.devices import choose_device, describe_device
-from agentic_iqa_local.laboratory.pairwise_figures import figures
+from agentic_iqa_local.laboratory.pairwise_figures import cut_and_turned, figures
 from agentic_iqa_local.laboratory.pairwise_fit import fit_pairs
+from agentic_iqa_local.laboratory.pairwise_people import against_people
 from agentic_iqa_local.laboratory.pairwise_versions import Collection, read_versions
 from agentic_iqa_local.preference import SHIPPED, PairFits, read_fits
 from agentic_iqa_local.provenance import commit, folder_hash, machine
 from agentic_iqa_local.rows import write_whole
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.synthetic.photos import split_photos
 
 PACKAGES = ("torch", "transformers", "pyiqa", "imagehash", "choix", "scikit-learn")
 
@@ -52,6 +57,8 @@ def main(argv: list[str] | None = None) -> int:
         using.add_argument("versions", nargs="+", type=Path, help="what `versions` wrote")
         using.add_argument("--reads", type=Path, help="what `reads` wrote")
         using.add_argument("--out", type=Path, default=SHIPPED if name == "fit" else None)
+        using.add_argument("--photos", type=Path, help="their clean photographs, for copies of them")
+        using.add_argument("--people", type=Path, help="rows.jsonl of a study on human scores")
         using.add_argument("--source", default="synthetic distortions of training photographs")
     for command in commands.choices.values():
         command.add_argument("--config", help="a set-up (default: embedded)")
@@ -95,10 +102,16 @@ def fit(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
+def _held_out(photos: Path) -> list[Image.Image]:
+    _, files = split_photos(photos)
+    return [Image.open(file).convert("RGB") for file in files]
+
+
 def report(args: argparse.Namespace, settings: Settings) -> int:
     """Writes the figures with the machine, the versions and the date."""
     versions = read_versions(args.versions)
     judge = Judge(settings, "letters", any(version.row.reference is not None for version in versions))
+    people = [json.loads(line) for line in args.people.read_text().splitlines()] if args.people else []
     text = json.dumps(
         {
             "date": datetime.date.today().isoformat(),
@@ -106,6 +119,8 @@ def report(args: argparse.Namespace, settings: Settings) -> int:
             "machine": machine(PACKAGES) | {"device": describe_device(choose_device())},
             "fit": judge.fit and judge.fit.model_dump(),
             "figures": figures(versions, judge, _reads(args)),
+            "copies": args.photos and cut_and_turned(_held_out(args.photos)),
+            "people": people and against_people(people, settings, versions[0].row.model or {}),
         },
         indent=1,
     )

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from scipy.stats import binomtest
 
 from agentic_iqa_local.comparison import Candidate, Judge
 from agentic_iqa_local.laboratory.pairwise_fit import Pair, log_loss, pairs_of_photographs
 from agentic_iqa_local.laboratory.pairwise_versions import CLEAN, IN_BURST, PAIR, Version
-from agentic_iqa_local.near_duplicates import MOST_DIFFERENT
+from agentic_iqa_local.near_duplicates import MOST_DIFFERENT, fingerprint, same_scene
 from agentic_iqa_local.ordering import pairs_to_compare
 from agentic_iqa_local.preference import measurements
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS
@@ -182,6 +183,30 @@ def scenes(versions: Sequence[Version]) -> dict[str, Any]:
         bool(np.mean(one != two) <= MOST_DIFFERENT) for i, one in enumerate(clean) for two in clean[i + 1 :]
     ]
     return {"versions_seen_as_the_same": share(same), "photographs_seen_as_the_same": share(other)}
+
+
+def cut_and_turned(photographs: Sequence[Image.Image]) -> dict[str, Any]:
+    """How often a copy of a photograph that was resized, cut or turned is seen as the same scene."""
+    found: dict[str, list[bool]] = defaultdict(list)
+    for photo in photographs:
+        own = fingerprint(photo)
+        for name, copy in _copies(photo):
+            found[name].append(same_scene(own, fingerprint(copy)))
+    return {name: share(same) for name, same in found.items()}
+
+
+def _copies(photo: Image.Image) -> Iterator[tuple[str, Image.Image]]:
+    width, height = photo.size
+
+    def middle(part: float, picture: Image.Image) -> Image.Image:
+        left, top = round(width * (1 - part) / 2), round(height * (1 - part) / 2)
+        return picture.crop((left, top, width - left, height - top))
+
+    yield "a quarter of each side", photo.resize((width // 4, height // 4))
+    for part in (0.95, 0.9, 0.8):
+        yield f"the middle {part:.0%} of each side", middle(part, photo)
+    yield "without 3 % on the left", photo.crop((round(0.03 * width), 0, width, height))
+    yield "turned by 2°", middle(0.93, photo.rotate(2, Image.Resampling.BICUBIC))
 
 
 def linear() -> dict[str, float]:
