@@ -1,5 +1,6 @@
 """compare() and rank(): probabilities, near-duplicates, pairwise reads and orders."""
 
+import itertools
 import json
 import math
 
@@ -172,7 +173,7 @@ class TestOrdering:
         assert len(pairs) <= PAIRS_PER_PICTURE * count
         assert len({frozenset(pair) for pair in pairs}) == len(pairs)
         order = sorted(range(count), key=lambda i: -prior[i])
-        assert set(zip(order, order[1:], strict=False)) <= set(pairs)
+        assert set(itertools.pairwise(order)) <= set(pairs)
 
     def test_strengths_of_consistent_probabilities_are_the_true_ones(self):
         # where P(i beats j) is sigmoid(s_i − s_j), the likelihood is greatest at s itself (up to a constant)

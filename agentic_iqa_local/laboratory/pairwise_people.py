@@ -1,5 +1,5 @@
-"""Do people prefer the picture that comparisons prefer? Pairs of different photographs with human scores, from
-a study's stored rows, as the pipeline letters would have assessed them."""
+"""Do people prefer the picture that comparisons prefer? Pairs of different photographs with human scores,
+from a study's stored rows, as the pipeline letters would have assessed them."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
