@@ -1,8 +1,9 @@
 """An image quality assessment agent that runs wholly on this machine.
 
-    from agentic_iqa_local import IQA, assess
+    from agentic_iqa_local import IQA, assess, compare
     result = assess("photo.jpg")  # the embedded set-up
     print(result.level, result.q, result.p_c)
+    print(compare("before.jpg", "after.jpg").probability)  # that the first is better
     with IQA(config="qwen2_5_vl_7b", gpu=0) as iqa:
         results = iqa(["photo.jpg", array, pillow_image])
         conversation = iqa.open("photo.jpg")
@@ -22,12 +23,28 @@ _PUBLIC = {
     "Conversation": "api",
     "assess": "assessment",
     "Assessment": "result",
+    "Comparison": "comparison",
+    "Ranking": "comparison",
+    "compare": "comparison",
+    "rank": "comparison",
     "run_pipeline": "graph",
     "visualize_graph": "graph",
     "ScoreFusion": "score_fusion",
 }
 
-__all__ = ["IQA", "Assessment", "Conversation", "ScoreFusion", "assess", "run_pipeline", "visualize_graph"]
+__all__ = [
+    "IQA",
+    "Assessment",
+    "Comparison",
+    "Conversation",
+    "Ranking",
+    "ScoreFusion",
+    "assess",
+    "compare",
+    "rank",
+    "run_pipeline",
+    "visualize_graph",
+]
 
 
 def __getattr__(name: str) -> Any:

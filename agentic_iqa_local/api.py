@@ -22,6 +22,7 @@ from agentic_iqa_local.vlm_client import BACKENDS
 # What pulls in torch, LangGraph or a model's processor is imported where it is used: the command line checks
 # its options with this module before anything is loaded.
 if TYPE_CHECKING:
+    from agentic_iqa_local.comparison import Comparison, Ranking
     from agentic_iqa_local.pictures import Picture
     from agentic_iqa_local.result import Assessment
     from agentic_iqa_local.services import Services
@@ -240,6 +241,32 @@ class IQA:
         return results if several else results[0]
 
     __call__ = assess
+
+    def compare(
+        self,
+        first: "Picture",
+        second: "Picture",
+        reference: "Picture | None" = None,
+        pairwise: bool | None = None,
+    ) -> "Comparison":
+        """Which of two pictures is better, by this set-up's pipeline; see `comparison.compare`."""
+        from agentic_iqa_local.comparison import compare
+
+        services, how = self._opened(), {"pipeline": self.pipeline, "pairwise": pairwise}
+        return compare(first, second, reference=reference, services=services, **how)
+
+    def rank(
+        self,
+        pictures: "Sequence[Picture]",
+        reference: "Picture | None" = None,
+        pairwise: bool | None = None,
+    ) -> "Ranking":
+        """The order of pictures from the best to the worst, by this set-up's pipeline; see
+        `comparison.rank`."""
+        from agentic_iqa_local.comparison import rank
+
+        services, how = self._opened(), {"pipeline": self.pipeline, "pairwise": pairwise}
+        return rank(pictures, reference=reference, services=services, **how)
 
     def open(self, image: "Picture", reference: "Picture | None" = None) -> "Conversation":
         """A conversation about a picture, which stays open for it. Raises what `Conversation` does, and

@@ -8,7 +8,7 @@ cache serves every role, "system_first" is the paper's order.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
@@ -18,6 +18,7 @@ PromptLayout = Literal["images_first", "system_first"]
 
 TEST_PREAMBLE = "The image is the test image."
 PAIR_PREAMBLE = "The first image is the pristine reference, the second image is the test image."
+TWO_PICTURES_PREAMBLE = "Two images are shown, one after the other. Neither is a reference."
 DEFAULT_QUERY = "Rate the perceptual quality of this image."
 STRICTER = "Return ONLY valid JSON"
 # Part of the case, since the Summarizer's templates are the paper's.
@@ -105,6 +106,16 @@ Return the JSON:
 }
 """
 
+COMPARISON_TEMPLATE = """System:
+You compare the technical quality of two images. Judge sharpness, noise, compression, exposure and colour, not content.
+Answer which of the two images has the better quality.
+Return the JSON:
+{
+  "final_answer": "<one letter>"
+}
+"""
+FIRST_AND_SECOND = ("The first image", "The second image")
+
 _OPTIONS = [f"{letter}. {LEVEL_WORDS[LETTER_TO_LEVEL[letter]]}\n" for letter in LETTERS]
 _REVERSED_OPTIONS = [f"{letter}. {LEVEL_WORDS[6 - LETTER_TO_LEVEL[letter]]}\n" for letter in LETTERS]
 REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(
@@ -120,35 +131,37 @@ ANSWER_PREFIX = '{"final_answer": "'
 
 @dataclass(frozen=True)
 class Prompt:
-    """One role's text: its instructions (a template) and the case at hand (query and evidence)."""
+    """One role's text: its instructions (a template) and the case at hand (query and evidence). `preamble` says
+    what the images are, where they are neither a test image nor a reference with one."""
 
     instructions: str
     case: str
+    preamble: str | None = None
 
     def stricter(self) -> "Prompt":
         """The same prompt after an invalid answer."""
-        return Prompt(self.instructions, f"{self.case}\n{STRICTER}.")
+        return replace(self, case=f"{self.case}\n{STRICTER}.")
 
     def without_regions(self, invented: Sequence[str]) -> "Prompt":
         """The same prompt after a plan about regions that the query does not name."""
         names = json.dumps(list(invented), ensure_ascii=False)
-        return Prompt(
-            self.instructions,
-            f'{self.case}\nThe query does not name {names}. Name regions that stand in it, else "Global".',
+        return replace(
+            self,
+            case=f'{self.case}\nThe query does not name {names}. Name regions that stand in it, else "Global".',
         )
 
     def holding_to(self, facts: str) -> "Prompt":
         """The same prompt after an answer that contradicted its evidence."""
-        return Prompt(self.instructions, f"{self.case}\nYour reasoning must agree with this: {facts}")
+        return replace(self, case=f"{self.case}\nYour reasoning must agree with this: {facts}")
 
 
 def chat_messages(prompt: Prompt, images: int, layout: PromptLayout) -> list[dict[str, Any]]:
-    """`prompt` as chat messages for `images` (1, or 2 with the reference first), in transformers' content
+    """`prompt` as chat messages for `images` (1; or 2, the reference first where its preamble says no other), in transformers' content
     format."""
     if images not in (1, 2):
         raise ValueError(f"chat_messages: expected 1 image, or 2 with the reference first, got {images}")
     instructions = prompt.instructions.removeprefix("System:\n").rstrip("\n")
-    preamble = TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE
+    preamble = prompt.preamble or (TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE)
     pictures = [{"type": "image"}] * images
     if layout == "images_first":
         text = f"{preamble}\n{instructions}\n\n{prompt.case}"
@@ -311,3 +324,10 @@ def summarizer_prompt(
             lines.append(f"Damaged part of the picture: {evidence.damaged_part}")
     template = REVERSED_SCORING_PROMPT_TEMPLATE if reversed_letters else SCORING_PROMPT_TEMPLATE
     return Prompt(template if scoring else EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
+
+
+def comparison_prompt(reversed_letters: bool = False) -> Prompt:
+    """Asks which of two images is better: A is the first, or with `reversed_letters` the second."""
+    answers = FIRST_AND_SECOND[::-1] if reversed_letters else FIRST_AND_SECOND
+    lines = _query("Which image has the better quality?", answers)
+    return Prompt(COMPARISON_TEMPLATE, "\n".join(lines), TWO_PICTURES_PREAMBLE)

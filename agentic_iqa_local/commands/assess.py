@@ -11,6 +11,8 @@ examples:
   {assess} --manifest images.csv --out results.jsonl --resume --retry-failed
   {assess} photo.jpg --config qwen2_5_vl_7b --gpu 0
   {assess} scans/ --at-least Good --error-rate 0.05 --strict --csv gate.csv
+  {assess} --compare before.jpg after.jpg
+  {assess} --best-of burst/
   {assess} --list-tools
 Without a picture the sample photograph that ships is assessed.
 
@@ -38,6 +40,7 @@ from pathlib import Path
 from agentic_iqa_local.commands import chosen_settings
 from agentic_iqa_local.commands.assess_options import parse
 from agentic_iqa_local.commands.assess_run import AssessRun, show
+from agentic_iqa_local.commands.compare_run import CompareRun, check_number
 from agentic_iqa_local.commands.console import Console, exit_status, like_ctrl_c, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.paths import ROOT, command
@@ -75,6 +78,8 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
     check_pictures(args, items)
     if args.interactive and len(items) != 1:
         raise UsageError(f"--interactive: expected one picture, got {len(items)}", "name one of them")
+    if args.compare or args.best_of:
+        check_number(args, items)
     args.out, args.csv = result_file("--out", args.out), result_file("--csv", args.csv)
     check_table(args, items)
     if args.engine != "server" and not args.list_tools:
@@ -91,6 +96,8 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
         from agentic_iqa_local.commands.interactive import converse
 
         return converse(args, settings, items[0], device, console, show)
+    if args.compare or args.best_of:
+        return CompareRun(args, settings, items, device, console).finish()
     return AssessRun(args, settings, items, device, console).finish()
 
 

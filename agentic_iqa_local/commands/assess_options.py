@@ -5,6 +5,7 @@ from pathlib import Path
 
 from agentic_iqa_local import __version__
 from agentic_iqa_local.commands import add_set_up
+from agentic_iqa_local.commands.compare_options import add_compare_options, check_compare
 from agentic_iqa_local.commands.console import Parser
 from agentic_iqa_local.paths import command
 
@@ -22,10 +23,12 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     _what(parser)
     _where(parser)
     _how(parser)
+    add_compare_options(parser)
     _how_sure(parser)
     _output(parser)
     args = parser.parse_intermixed_args(argv)  # pictures may stand before and behind options
     args.pictures += args.image
+    check_compare(parser, args)
     _check_pictures(parser, args)
     if args.interactive:
         _check_interactive(parser, args)
@@ -89,10 +92,9 @@ def _how(parser: Parser) -> None:
     how.add_argument(
         "--pipeline",
         choices=("agent", "letters"),
-        default="agent",
         help=(
             "agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for"
-            " volume (default: agent)"
+            " volume (default: agent, but letters to compare)"
         ),
     )
     how.add_argument(

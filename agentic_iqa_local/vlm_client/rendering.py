@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +266,7 @@ class Renderer:
     def messages(self, prompt: Prompt, images: int) -> list[dict[str, Any]]:
         """`prompt` as chat messages, its case defused."""
         return chat_messages(
-            Prompt(prompt.instructions, self.defuse(prompt.case)), images, self.settings.prompt_layout
+            replace(prompt, case=self.defuse(prompt.case)), images, self.settings.prompt_layout
         )
 
     def render(self, prompt: Prompt, images: int, answer_prefix: str = "") -> Rendered:
