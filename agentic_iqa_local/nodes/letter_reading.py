@@ -123,7 +123,8 @@ class _Reading:
     """Reads the letters of one picture: the whole of it, and its crops."""
 
     def __init__(self, prompts: ScoringPrompts, mode: Mode, images: OpenImages):
-        self.prompts, self.mode, self.images = prompts, mode, images
+        self.prompts, self.images = prompts, images
+        self.mode: Mode = mode
 
     def whole(self, letters: _Letters, *, usual: bool = True, opposite: bool = False) -> None:
         """Every view in the orders asked for; the reasoning goes on from the usual one, read last."""
