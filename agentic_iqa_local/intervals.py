@@ -9,7 +9,6 @@ Nouretdinov, Manokhin and Gammerman, COPA 2018; errors in units of difficulty: P
 Vovk, AIA 2008.) Of other pictures that is no promise.
 """
 
-import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -129,23 +128,27 @@ class Errors(_Record):
         return round(1 / ((1 - COVERAGE) * min(BELOW, 1 - BELOW)))
 
     def ends(self, q: float, difficulty: float, coverage: float) -> tuple[float, float]:
-        """The interval's ends within 1..5, around a fused score."""
+        """The interval's ends within 1..5, around a fused score; an end beyond all errors is the scale's."""
         ((low, high),) = self.all_ends(np.array([q]), np.array([difficulty]), coverage)
         return float(low), float(high)
 
     def all_ends(self, q: np.ndarray, difficulty: np.ndarray, coverage: float) -> np.ndarray:
         """The ends of the intervals around many fused scores, (pictures,) → (pictures, 2)."""
         outside = 100 * (1 - coverage)  # percent
-        with warnings.catch_warnings():  # where an end lies beyond all errors, it is that of the scale
-            warnings.simplefilter("ignore", UserWarning)
-            return self.system.predict_percentiles(
-                self.expected(q),
-                difficulty,
-                lower_percentiles=[round(outside * BELOW, 6)],
-                higher_percentiles=[round(100 - outside * (1 - BELOW), 6)],
-                y_min=LOWEST,
-                y_max=HIGHEST,
+        below, above = round(outside * BELOW, 6), round(outside * (1 - BELOW), 6)
+        expected = self.expected(q)
+        low, high = np.full(len(q), LOWEST), np.full(len(q), HIGHEST)
+        if self._has(below):
+            low = np.ravel(self.system.predict_percentiles(expected, difficulty, lower_percentiles=[below]))
+        if self._has(above):
+            high = np.ravel(
+                self.system.predict_percentiles(expected, difficulty, higher_percentiles=[100 - above])
             )
+        return np.clip(np.stack([low, high], axis=1), LOWEST, HIGHEST)
+
+    def _has(self, percent: float) -> bool:
+        """Whether so few percent of the errors are at least one."""
+        return (len(self.errors) + 1) * percent >= 100
 
     @cached_property
     def _scaled(self) -> np.ndarray:
@@ -186,7 +189,7 @@ class Interval(BaseModel):
 
 
 class AnswerSet(BaseModel):
-    """The smallest set of the choices' letters that holds the right one, with how much probability."""
+    """The fewest of the choices, the likeliest first, that hold the right one, with how much probability."""
 
     letters: list[str]
     coverage: float
@@ -194,18 +197,25 @@ class AnswerSet(BaseModel):
     widened: list[str] = []
 
 
+def reached(probabilities: np.ndarray) -> np.ndarray:
+    """For each choice the probability of all that are at least as likely, (choices,) → (choices,), to six
+    digits: how much of the probability a set must hold to hold it (adaptive prediction sets: Romano, Sesia
+    and Candès, NeurIPS 2020)."""
+    return np.minimum([probabilities[probabilities >= p].sum().round(6) for p in probabilities], 1.0)
+
+
 class Answers(_Record):
-    """Questions with choices whose answer is known: of each how many choices it has and 1 − p of the right
-    one."""
+    """Questions with choices whose answer is known: of each how many choices it has, and how much of the
+    probability is `reached` with the right one."""
 
     pipeline: Pipeline
     reference: bool
     choices: tuple[Annotated[int, Field(ge=2)], ...]
-    nonconformity: tuple[Annotated[float, Field(ge=0, le=1)], ...]
+    right: tuple[Annotated[float, Field(ge=0, le=1)], ...]
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Answers":
-        if not self.choices or len(self.choices) != len(self.nonconformity):
+        if not self.choices or len(self.choices) != len(self.right):
             raise ValueError("expected as many numbers of choices as questions, and at least one")
         return self
 
@@ -214,9 +224,9 @@ class Answers(_Record):
         return round(1 / (1 - COVERAGE)) - 1
 
     def like(self, choices: int) -> np.ndarray:
-        """The nonconformity of the questions with about as many choices, (questions,); of all where these
-        are too few."""
-        scores = np.array(self.nonconformity)
+        """What is reached with the right answer of the questions with about as many choices, (questions,); of
+        all where these are too few."""
+        scores = np.array(self.right)
         of_size = scores[[_size(n) == _size(choices) for n in self.choices]]
         return of_size if len(of_size) >= self.fewest else scores
 
@@ -299,7 +309,7 @@ class IntervalCalibration(_Record):
                 f" {COVERAGE:.0%} need: it holds all answers"
             )
         classifier = ConformalClassifier().fit(known)
-        alphas = 1 - np.array([list(probabilities.values())])
+        alphas = reached(np.array(list(probabilities.values())))[None]
         held = np.ravel(classifier.predict_set(alphas, confidence=coverage, smoothing=False))
         likeliest = max(probabilities, key=probabilities.__getitem__)
         letters = [

@@ -150,3 +150,30 @@ def test_reference_of_another_size_fails_its_row(blocked, photo_path, tmp_path):
     assert "80" in row["error"]
     assert "512" in row["error"]
     assert row["q"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "verdict"),
+    [
+        (["--abstain-wider-than", "0.1"], 3, None),
+        (["--at-least", "5", "--abstain-wider-than", "0.1"], 4, "fail"),
+    ],
+)
+def test_strict_tells_by_its_exit_status(blocked, tmp_path, options, status, verdict):
+    """The sample is Fair: surely better than 1.2, surely not 5, and its interval is wider than 0.1."""
+    out = tmp_path / "rows.jsonl"
+    done = run(
+        blocked,
+        ROOT / "tests" / "data" / "sumac.png",
+        "--cpu",
+        "--pipeline",
+        "letters",
+        "--strict",
+        "--out",
+        out,
+        *options,
+    )
+    assert done.returncode == status, done.stderr
+    row = json.loads(out.read_text())
+    assert row["error"] is None
+    assert (row["gate"] or {}).get("verdict") == verdict

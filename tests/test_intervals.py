@@ -155,21 +155,19 @@ def test_a_difficulty_is_never_nothing():
 
 
 def answers(choices: int, scores) -> Answers:
-    return Answers(
-        pipeline="agent", reference=False, choices=(choices,) * len(scores), nonconformity=tuple(scores)
-    )
+    return Answers(pipeline="agent", reference=False, choices=(choices,) * len(scores), right=tuple(scores))
 
 
 def test_the_set_of_answers_holds_what_known_questions_do_not_rule_out():
-    """99 questions with 1 − p of the right choice 0.01 ... 0.99: the 90th of them is 0.90, so that a choice
-    stays while 1 − p is 0.90 or less."""
+    """99 questions whose right choice was reached with 0.01 ... 0.99 of the probability: the 90th of them is
+    0.90, so that a choice stays while it is reached with 0.90 or less."""
     part = answers(4, np.arange(1, 100) / 100)
     known = calibration(questions=(part,))
-    found = known.answer_set(part, {"A": 0.55, "B": 0.3, "C": 0.11, "D": 0.04})
-    assert found.letters == ["A", "B", "C"]
+    found = known.answer_set(part, {"A": 0.11, "B": 0.3, "C": 0.04, "D": 0.55})  # 0.96, 0.85, 1, 0.55
+    assert found.letters == ["B", "D"]
     assert found.widened == []
-    wider = known.answer_set(part, {"A": 0.55, "B": 0.3, "C": 0.09, "D": 0.06}, ["another query"])
-    assert wider.letters == ["A", "B", "C", "D"]  # 95 %: up to 0.95
+    wider = known.answer_set(part, {"A": 0.09, "B": 0.3, "C": 0.06, "D": 0.55}, ["another query"])
+    assert wider.letters == ["A", "B", "D"]  # 0.94, with 95 %
     assert wider.coverage == 0.9
 
 
@@ -192,7 +190,7 @@ def test_questions_of_about_as_many_choices_are_taken_where_there_are_enough():
         pipeline="agent",
         reference=False,
         choices=(2,) * 9 + (4,) * 3,
-        nonconformity=(0.1,) * 9 + (0.7,) * 3,
+        right=(0.1,) * 9 + (0.7,) * 3,
     )
     assert part.like(2).tolist() == [0.1] * 9
     assert len(part.like(4)) == 12
@@ -216,4 +214,4 @@ def test_records_refuse_what_is_not_whole(change, message):
 
 def test_questions_refuse_what_is_not_whole():
     with pytest.raises(ValidationError, match="as many numbers of choices"):
-        Answers(pipeline="agent", reference=False, choices=(2, 2), nonconformity=(0.1,))
+        Answers(pipeline="agent", reference=False, choices=(2, 2), right=(0.1,))

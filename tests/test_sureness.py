@@ -3,6 +3,7 @@
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,18 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local import IQA
+from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.assessment import answered, assess, question
-from agentic_iqa_local.config import Settings
+from agentic_iqa_local.calibrations import calibration_for
+from agentic_iqa_local.commands.assess import main
+from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.config_sections import ConfigError, DecisionSettings
+from agentic_iqa_local.fit import Fit
 from agentic_iqa_local.intervals import FEATURES, LOOKS, Answers, Condition, Errors, IntervalCalibration
 from agentic_iqa_local.levels import lower_edge
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse, scoring_prompts
 from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.state import FusionResult, PlannerOutput
 from agentic_iqa_local.sureness import Sureness
 from agentic_iqa_local.tally import Tally
@@ -203,16 +209,17 @@ def test_answers_wider_than_allowed_are_held_back():
 @pytest.mark.parametrize(
     ("p", "letters"),
     [
-        ({"A": 0.9, "B": 0.1}, ["A"]),  # 1 − p of B is 0.9: beyond nine in ten of the known ones
-        ({"A": 0.55, "B": 0.45}, ["A", "B"]),  # 0.55 is well among them
+        ({"A": 0.9, "B": 0.06, "C": 0.04}, ["A"]),  # B is reached at 0.96
+        ({"A": 0.06, "B": 0.86, "C": 0.08}, ["B", "C"]),  # C is reached at 0.94, A at 1
+        ({"A": 0.5, "B": 0.3, "C": 0.2}, ["A", "B"]),
     ],
 )
 def test_a_set_holds_the_choices_that_are_not_ruled_out(p, letters):
-    """Known questions have 1 − p(right) of 0.00, 0.01, ... 0.99, times 0.8: an answer stays while 11 of 101
-    are at least as far off, thus up to 0.72."""
-    known = tuple(0.008 * i for i in range(100))
+    """Of the known questions 91 reach their right answer at 0.95 and nine at 1. A choice that is reached beyond
+    0.95 has nine of them at least as far off, and itself: 10 of 101, less than 10 %."""
+    known = (0.95,) * 91 + (1.0,) * 9
     of = calibration(
-        questions=(Answers(pipeline="letters", reference=False, choices=(2,) * 100, nonconformity=known),)
+        questions=(Answers(pipeline="letters", reference=False, choices=(3,) * 100, right=known),)
     )
     answers, why = sureness(of).answer_set(p, "logits", None)
     assert why is None
@@ -224,7 +231,7 @@ def test_a_set_of_two_choices_is_not_judged_by_questions_of_five():
         pipeline="agent",
         reference=False,
         choices=(2,) * 9 + (5,) * 20,
-        nonconformity=(0.1,) * 9 + (0.7,) * 20,
+        right=(0.1,) * 9 + (0.7,) * 20,
     )
     assert of.like(2).tolist() == [0.1] * 9
     assert len(of.like(3)) == 29  # nothing about as many choices: all of them
@@ -301,3 +308,67 @@ def test_the_embedded_model_has_an_interval_that_tells_where_it_is_from():
     assert row.interval.calibrated_on.startswith("synthetic distortions")
     assert json.loads(json.dumps(row.to_dict()))["interval"]["condition"]["pipeline"] == "letters"
     assert f"{row.interval.low:.2f} and {row.interval.high:.2f}" in row.explain()
+
+
+EMBEDDED = {"name": "embedded", "dtype": "float32", "quantization": "none"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": "another"}, "calibrated with another model than embedded"),
+        ({"dtype": "bfloat16"}, "calibrated with dtype bfloat16, this model runs with float32"),
+        ({"quantization": "4bit"}, "calibrated with quantization 4bit, this model runs with none"),
+        ({"temperature": 2.0}, "calibrated with temperature 2 and η auto, here they are 1 and auto"),
+    ],
+)
+def test_a_calibration_of_another_set_up_is_refused(tmp_path, change, reason):
+    folder = load_settings().folder("transformers.embedded")
+    of = calibration(**{"model": folder_hash(folder)} | change)
+    fit = Fit(of.temperature, "auto", "keep", 0.0, 0.0, "manifest", of.model, ("a.png",), intervals=of)
+    fit.write(tmp_path / "fit.json")
+    settings = Settings(decisions=DecisionSettings(calibration=str(tmp_path / "fit.json")))
+    found, why = calibration_for(settings, folder, EMBEDDED)
+    assert found is None
+    assert reason in why
+    assert "study.py fit" in why
+
+
+def test_a_fit_brings_its_intervals(tmp_path):
+    folder = load_settings().folder("transformers.embedded")
+    of = calibration(model=folder_hash(folder), tools=(("LocalNR",),), source="my pictures")
+    Fit(1.0, "auto", "keep", 0.0, 0.0, "manifest", of.model, ("a.png",), intervals=of).write(
+        tmp_path / "fit.json"
+    )
+    with IQA(cpu=True, fit=tmp_path / "fit.json", pipeline="letters") as iqa:
+        row = iqa(SAMPLE)
+    assert row.error is None
+    assert row.interval.calibrated_on == "my pictures, 201 pictures, 2026-11-24"
+    # NIQE votes too in the pipeline letters: not as in this calibration
+    assert row.interval.widened == ["no picture of the calibration was measured by just LocalNR, NIQE"]
+
+
+def test_a_fit_without_intervals_says_so(tmp_path):
+    folder = load_settings().folder("transformers.embedded")
+    fit = Fit(1.0, 1.0, "srcc", 0.7, 0.8, "manifest", folder_hash(folder), ("a.png",))
+    fit.write(tmp_path / "fit.json")
+    settings = choose_settings(fit=tmp_path / "fit.json")
+    found, why = calibration_for(settings, folder, EMBEDDED)
+    assert found is None
+    assert why.endswith("fit.json calibrates none; fit it anew with study.py fit")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--most-reads", "3"], "--most-reads: expected with --target-width, which it limits"),
+        (["--error-rate", "0.1"], "--error-rate: expected with --at-least"),
+        (["--strict"], "--strict: expected with --at-least or --abstain-wider-than"),
+        (["--at-least", "super"], "at_least: expected a level from D (Poor) to A (Excellent) or a number"),
+        (["--target-width", "9"], "target_width: Input should be less than or equal to 4"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_sentence(options, message, capfd):
+    with suppress(SystemExit):
+        assert main([str(SAMPLE), *options]) == 2
+    assert message in capfd.readouterr().err

@@ -26,6 +26,7 @@ from agentic_iqa_local.intervals import (
     IntervalCalibration,
     Look,
     features,
+    reached,
 )
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
@@ -234,7 +235,7 @@ def answers(rows: Sequence[Row]) -> list[Answers]:
     found = []
     for (pipeline, stored), given in itertools.product(PROBABILITIES.items(), (False, True)):
         asked = [
-            (len(row["choices"]), 1 - p[row["answer"]])
+            (len(row["choices"]), reached(np.array(p))[row["answer"]])
             for row in rows
             if (p := row.get(stored)) and (row.get("reference") is not None) == given
             if len(p) == len(row["choices"])
@@ -246,7 +247,7 @@ def answers(rows: Sequence[Row]) -> list[Answers]:
                     pipeline=pipeline,
                     reference=given,
                     choices=sizes,
-                    nonconformity=tuple(min(1.0, max(0.0, score)) for score in scores),
+                    right=tuple(map(float, scores)),
                 )
             )
     return found

@@ -276,7 +276,31 @@ def test_whole_assessments_agree(vllm_services, services, photo_path, noisy_path
     ]
     assert ours.p_c == pytest.approx(theirs.p_c, abs=BOUND)
     assert ours.q == pytest.approx(theirs.q, abs=1e-3)
+    assert ours.interval is not None
+    assert theirs.interval is not None
+    assert (ours.interval.low, ours.interval.high) == pytest.approx(
+        (theirs.interval.low, theirs.interval.high), abs=0.01
+    )
     assert ours.seen == theirs.seen
+
+
+def test_every_look_agrees(vllm_services, services, noisy_path):
+    """No interval is as narrow as asked for, so that both orders and the crops are read."""
+    ours, theirs = (
+        assess(
+            noisy_path,
+            pipeline="letters",
+            services=Services(
+                each.settings.with_decisions(target_width=0.01), "cpu", each.pool.clients, each.tools
+            ),
+        )
+        for each in (vllm_services, services)
+    )
+    assert ours.error is None
+    assert ours.crops == theirs.crops == 5
+    assert ours.order_gap == pytest.approx(theirs.order_gap, abs=0.01)
+    assert ours.crop_spread == pytest.approx(theirs.crop_spread, abs=0.01)
+    assert ours.p_c == pytest.approx(theirs.p_c, abs=BOUND)
 
 
 def test_eight_assessments_at_once_equal_themselves_alone(vllm_services, photo, tmp_path):
