@@ -66,7 +66,8 @@ def test_a_fit_of_pictures_and_questions_calibrates_both(runs, tmp_path, capsys)
     expected = [row["mos"] - row["agent"]["fusion"]["q"] for row in rows]
     assert part.errors == pytest.approx(expected, abs=1e-4)
     answers = next(part for part in found.intervals.questions if part.pipeline == "agent")
-    assert answers.nonconformity == pytest.approx([1 - row["probabilities"][0] for row in questions])
+    given = [row["probabilities"] for row in questions]  # Yes is right: a set holds it with p, or with all
+    assert answers.right == pytest.approx([yes if yes > no else 1.0 for yes, no in given], abs=1e-6)
     assert answers.choices == (2, 2)
 
 
