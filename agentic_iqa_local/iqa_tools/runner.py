@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -29,6 +29,9 @@ from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, ToolError, ToolSpec, 
 from agentic_iqa_local.iqa_tools.weights import Weights
 from agentic_iqa_local.offline.store import file_hash, models_root
 from agentic_iqa_local.paths import ROOT, command
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.iqa_tools.similarity_maps import SimilarityMap
 
 SHIPPED_MAPS = ROOT / "configs" / "tool_maps.yaml"
 PATCH_SEED = 0
@@ -166,6 +169,25 @@ class ToolRunner:
             except RuntimeError as error:
                 raise ToolError(
                     f"{spec.name} failed on an image of {image.width}×{image.height}: {error}"
+                ) from error
+
+    def similarity_maps(self, image: Image.Image, reference: Image.Image) -> dict[str, SimilarityMap]:
+        """The maps of SSIM, GMSD and FSIM between two RGB pictures of one size. Raises ToolError as `measure`
+        does."""
+        for name in ("SSIM", "GMSD", "FSIM"):
+            _used_pictures(self._present(name), image, reference)
+        import torch
+
+        with self._lock:
+            import_pyiqa(self.weights.root)
+            from agentic_iqa_local.iqa_tools.similarity_maps import similarity_maps
+
+            try:
+                with torch.inference_mode():
+                    return similarity_maps(self._tensor(image), self._tensor(reference))
+            except RuntimeError as error:
+                raise ToolError(
+                    f"similarity maps failed on an image of {image.width}×{image.height}: {error}"
                 ) from error
 
     def _key(
