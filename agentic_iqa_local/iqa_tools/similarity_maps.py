@@ -1,9 +1,8 @@
-"""Where a picture differs from its reference: the maps that SSIM, GMSD and FSIM are made of, as pyiqa computes
-them.
+"""Where a picture differs from its reference: the maps that SSIM, GMSD and FSIM are made of.
 
-Each is a map of similarities, 1 where nothing was lost. pyiqa returns their pooled scores alone, so that the
-last steps stand here: the mean of SSIM's map, the standard deviation of GMSD's and the weighted mean of
-FSIM's are pyiqa's own scores.
+Each is a map of similarities, 1 where nothing was lost, computed as pyiqa does. It returns their pooled
+scores alone, so that the last steps stand here: the mean of SSIM's map, the standard deviation of GMSD's and the
+weighted mean of FSIM's are pyiqa's own scores.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ MAPS = ("SSIM", "GMSD", "FSIM")
 
 @dataclass(frozen=True)
 class SimilarityMap:
-    """A metric's map, rows×columns float32 of similarities of about 0..1, which covers the whole picture
-    but for a few pixels of its edge; `weights` of the same shape where the metric's score is a weighted mean."""
+    """A metric's map, rows×columns float32 of similarities of about 0..1, which covers the whole picture but
+    for a few pixels of its edge; `weights` of the same shape where its score is a weighted mean."""
 
     values: np.ndarray
     weights: np.ndarray | None = None
@@ -59,7 +58,9 @@ def similarity_maps(picture: torch.Tensor, reference: torch.Tensor) -> dict[str,
 def _ssim(picture: torch.Tensor, reference: torch.Tensor) -> SimilarityMap:
     """Wang et al., IEEE TIP 13(4), 2004, equation 13 at each place (pyiqa: float64, luma)."""
     lumas = [preprocess_rgb(x, True, 255).double() for x in (picture, reference)]
-    return SimilarityMap(_plain(ssim(*lumas, data_range=255, get_ssim_map=True)))
+    values = ssim(*lumas, data_range=255, get_ssim_map=True)
+    assert isinstance(values, torch.Tensor)  # a pair with other options
+    return SimilarityMap(_plain(values))
 
 
 def _gmsd(picture: torch.Tensor, reference: torch.Tensor) -> SimilarityMap:
@@ -83,7 +84,8 @@ def _fsim(picture: torch.Tensor, reference: torch.Tensor) -> SimilarityMap:
     congruency = [_phase_congruency(x[:, :1]) for x in (one, other)]
     gradients = [gradient_map(x[:, :1], kernels) for x in (one, other)]
     chroma = similarity_map(one[:, 1:2], other[:, 1:2], 200) * similarity_map(one[:, 2:], other[:, 2:], 200)
-    similarity = similarity_map(*congruency, 0.85) * similarity_map(*gradients, 160) * chroma.abs() ** 0.03
+    similarity = similarity_map(congruency[0], congruency[1], 0.85) * chroma.abs() ** 0.03
+    similarity = similarity * similarity_map(gradients[0], gradients[1], 160)
     return SimilarityMap(_plain(similarity), _plain(torch.maximum(*congruency)))
 
 

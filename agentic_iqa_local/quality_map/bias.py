@@ -1,4 +1,4 @@
-"""What cropping a picture to tiles does to the letters of a model, as it was measured on clean photographs."""
+"""What cropping a picture to tiles does to a model's letters, as it was measured on clean photographs."""
 
 import json
 from functools import lru_cache

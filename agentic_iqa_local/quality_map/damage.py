@@ -13,30 +13,30 @@ def damaged_boxes(tiles: Tiling, cells: np.ndarray) -> list[DamagedBox]:
     """At most MOST_BOXES windows of about a tile's size that do not overlap, the worst first, each CLEARLY
     below the median of `cells` (rows×columns of quality, nan where nothing was read)."""
     median, found = float(np.nanmedian(cells)), []
-    windows = _windows(tiles, cells)
-    while windows and len(found) < MOST_BOXES:
-        q, box = windows[0]
+    left = windows(tiles, cells)
+    while left and len(found) < MOST_BOXES:
+        q, box = left[0]
         if median - q < CLEARLY:
             break
         found.append(DamagedBox(box=box, q=q, below=median - q))
-        windows = [(other, place) for other, place in windows if not _overlap(place, box)]
+        left = [(other, place) for other, place in left if not _overlap(place, box)]
     return found
 
 
-def _windows(tiles: Tiling, cells: np.ndarray) -> list[tuple[float, Box]]:
-    """(mean quality, box) of every window of whole cells that is about as large as a tile, the worst first."""
+def windows(tiles: Tiling, cells: np.ndarray) -> list[tuple[float, Box]]:
+    """(mean quality, box) of every window of whole cells that is about as large as a tile, worst first."""
     rows, columns = cells.shape
     high = max(1, round(tiles.tile * rows / tiles.ys[-1]))
     wide = max(1, round(tiles.tile * columns / tiles.xs[-1]))
-    windows = []
+    found = []
     for row in range(rows - high + 1):
         for column in range(columns - wide + 1):
             part = cells[row : row + high, column : column + wide]
             if not np.isnan(part).any():
                 left, top = tiles.xs[column], tiles.ys[row]
                 box = left, top, tiles.xs[column + wide], tiles.ys[row + high]
-                windows.append((float(part.mean()), box))
-    return sorted(windows)
+                found.append((float(part.mean()), box))
+    return sorted(found)
 
 
 def _overlap(one: Box, other: Box) -> bool:

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 TILE = 192  # pixels a side, at least: see docs/maps.md for the sizes that were tried
 LARGER = (1, 4 / 3, 2, 8 / 3)  # times the smallest tile, for pictures that would need too many
 AT_ONCE = 32  # tiles after which the time is looked at
+TOOL_WEIGHT = 0.8  # of LocalNR's level beside the letters': see docs/maps.md
+# Mean pseudo-MOS of held-out photographs whose strongest synthetic distortion has severity 0 to 5
+# (models/tiny/README.md).
+LEVEL_OF_SEVERITY = (4.27, 3.57, 3.16, 2.69, 2.15, 1.81)
 TYPE_PREFIX = '{"Global": ["'  # the Executor's own answer up to its first distortion
 
 
@@ -60,13 +64,20 @@ def make_map(images: OpenImages, request: MapRequest) -> tuple[QualityMap, dict[
     bias, note = known_bias(images, tiles.tile)
     levels, stopped = _read(images, tiles, request.seconds - (time.perf_counter() - began))
     shift = bias.levels if bias else 0.0
-    cells = tiles.cells([None if level is None else min(max(level - shift, 1.0), 5.0) for level in levels])
+    letters = tiles.cells([None if level is None else min(max(level - shift, 1.0), 5.0) for level in levels])
+    notes = [note] if note else []
+    tool = _tool_levels(images, tiles, notes)
+    weight = 0.0 if tool is None else TOOL_WEIGHT
+    cells = letters if tool is None else (1 - weight) * letters + weight * tool
     q_map = QualityMap(
         tile=tiles.tile,
         stride=tiles.stride,
         xs=list(tiles.xs),
         ys=list(tiles.ys),
-        q=[[None if np.isnan(q) else float(q) for q in row] for row in cells],
+        q=_as_lists(cells),
+        letters=_as_lists(letters),
+        tool=None if tool is None else tool.tolist(),
+        tool_weight=weight,
         median=float(np.nanmedian(cells)),
         worst=[_named(images, box) for box in damaged_boxes(tiles, cells)],
         bias=bias,
@@ -79,7 +90,7 @@ def make_map(images: OpenImages, request: MapRequest) -> tuple[QualityMap, dict[
             seconds=0,
             stopped=stopped,
         ),
-        notes=[note] if note else [],
+        notes=notes,
     )
     similarity = _similarity(images, q_map.notes)
     q_map.similarity = {
@@ -118,7 +129,8 @@ def _tiling(images: OpenImages, request: MapRequest) -> Tiling:
 
 def _read(images: OpenImages, tiles: Tiling, seconds: float) -> tuple[list[float | None], str | None]:
     """(the expected level of each tile's letters, None where it was not read; why it was not)."""
-    boxes, levels = tiles.boxes, [None] * len(tiles.boxes)
+    boxes = tiles.boxes
+    levels: list[float | None] = [None] * len(boxes)
     prompt, began = summarizer_prompt(DEFAULT_QUERY, None, scoring=True), time.perf_counter()
     order, stopped = tiles.order(), None
     for first in range(0, len(order), AT_ONCE):
@@ -140,6 +152,23 @@ def read_boxes(
     reads = images.read_parts(ROLE, boxes, prompt, answer_prefix, answers)
     temperature = images.services.settings.fusion.temperature if answers == LETTERS else 1.0
     return [letter_probabilities(read.logprobs, temperature) for read in reads]
+
+
+def _tool_levels(images: OpenImages, tiles: Tiling, notes: list[str]) -> np.ndarray | None:
+    """rows×columns: the level of each cell by LocalNR, from the severity of the strongest distortion that it
+    sees there; None, and why in `notes`, where the tool cannot run."""
+    try:
+        with images.observer.measuring("LocalNR", images.services) as tools:
+            places = tools.examine(images.image.pixels).places
+    except ToolError as error:
+        notes.append(one_line(f"the map rests on the letters alone: {error}"))
+        return None
+    severity = np.max([tiles.resampled(grid) for grid in places.values()], axis=0)
+    return np.interp(severity, range(6), LEVEL_OF_SEVERITY)
+
+
+def _as_lists(cells: np.ndarray) -> list[list[float | None]]:
+    return [[None if np.isnan(level) else float(level) for level in row] for row in cells]
 
 
 def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:

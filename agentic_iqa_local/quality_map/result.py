@@ -86,7 +86,8 @@ class QualityMap(BaseModel):
     """The quality of a picture from place to place.
 
     Each tile is read by itself at native resolution, with the scoring prompt and without evidence. A cell's
-    quality is the mean over the tiles that cover it, weighted by how much of it each covers.
+    level by the letters is the mean over the tiles that cover it, weighted by how much of it each covers; its
+    level by LocalNR follows from the severity that this tool sees there. q is the weighted mean of both.
     """
 
     tile: int = Field(description="Side of a tile in pixels: what is read.")
@@ -96,6 +97,11 @@ class QualityMap(BaseModel):
     q: list[list[float | None]] = Field(
         description="Quality of each cell, 1..5, row by row from the top; null where no tile was read."
     )
+    letters: list[list[float | None]] = Field(description="Level of each cell by the letters alone, 1..5.")
+    tool: list[list[float]] | None = Field(
+        description="Level of each cell by LocalNR alone, 1..5; None where the tool could not run."
+    )
+    tool_weight: float = Field(description="Of the tool's level in q, 0..1.")
     median: float = Field(description="Of the cells.")
     worst: list[DamagedBox] = Field(
         description="At most three boxes that do not overlap, the worst first; empty where none stands out."

@@ -19,8 +19,8 @@ FEWEST = 3  # tiles along a side: with fewer no part of the picture stands out a
 class Tiling:
     """Overlapping tiles of a picture and the cells that they score, all in pixels.
 
-    `lefts` and `tops` are where tiles begin, in columns and rows; `xs` and `ys` the edges of the cells. A cell
-    is smaller than a tile: what lies around it is the context in which it is judged.
+    `lefts` and `tops` are where tiles begin, in columns and rows; `xs` and `ys` the edges of the cells. A
+    cell is smaller than a tile: what lies around it is the context in which it is judged.
     """
 
     tile: int
@@ -64,9 +64,13 @@ class Tiling:
         with np.errstate(invalid="ignore"):
             return np.where(weights > 0, (down @ (values * known) @ across.T) / weights, np.nan)
 
-    def box(self, row: int, column: int) -> Box:
-        """A cell's box."""
-        return self.xs[column], self.ys[row], self.xs[column + 1], self.ys[row + 1]
+    def resampled(self, grid: np.ndarray) -> np.ndarray:
+        """rows×columns float64: the mean in each cell of another grid, whose cells are of equal size and
+        cover the picture."""
+        down, across = (
+            _shares(edges, length) for edges, length in ((self.ys, grid.shape[0]), (self.xs, grid.shape[1]))
+        )
+        return down @ grid @ across.T
 
 
 def _overlaps(edges: Sequence[int], starts: Sequence[int], tile: int) -> np.ndarray:
@@ -74,6 +78,14 @@ def _overlaps(edges: Sequence[int], starts: Sequence[int], tile: int) -> np.ndar
     low, high = np.array(edges[:-1])[:, None], np.array(edges[1:])[:, None]
     begin = np.array(starts)[None]
     return np.clip(np.minimum(high, begin + tile) - np.maximum(low, begin), 0, None).astype(float)
+
+
+def _shares(edges: Sequence[int], count: int) -> np.ndarray:
+    """cells×count: how much of each cell lies in each of `count` equal parts of the side; rows sum to 1."""
+    parts = np.linspace(0, edges[-1], count + 1)
+    low, high = np.array(edges[:-1])[:, None], np.array(edges[1:])[:, None]
+    shared = np.clip(np.minimum(high, parts[1:]) - np.maximum(low, parts[:-1]), 0, None)
+    return shared / shared.sum(1, keepdims=True)
 
 
 def tiling(width: int, height: int, sides: Sequence[int], max_tiles: int) -> Tiling | None:
