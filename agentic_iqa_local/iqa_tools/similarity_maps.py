@@ -1,8 +1,8 @@
 """Where a picture differs from its reference: the maps that SSIM, GMSD and FSIM are made of.
 
 Each is a map of similarities, 1 where nothing was lost, computed as pyiqa does. It returns their pooled
-scores alone, so that the last steps stand here: the mean of SSIM's map, the standard deviation of GMSD's and the
-weighted mean of FSIM's are pyiqa's own scores.
+scores alone, so that the last steps stand here: the mean of SSIM's map, the standard deviation of GMSD's and
+the weighted mean of FSIM's are pyiqa's own scores.
 """
 
 from __future__ import annotations

@@ -4,11 +4,13 @@
     python -m agentic_iqa_local.laboratory.planted_damage bias --photos DIR --out configs/tile_bias.json
 
 `find` plants blur, noise, blocks or colour of severity 2 to 5 in a random quarter of each held-out
-photograph, five times with other draws, and asks whether the centre of the worst window lies in that quarter and how much
-the window and the thresholded map overlap it. Beside it stand the letters alone, LocalNR alone, and NIQE and
-PIQE on the same tiles, averaged over cells in the same way. `--split training` does it on those to tune on;
---rows keeps each picture's grids, and goes on where an earlier run ended. `bias` measures the mean over clean training photographs of the tiles'
-expected level less that of the whole photograph.
+photograph, five times with other draws. It asks whether the centre of the worst window lies in that quarter,
+and how much the window and the thresholded map overlap it. Beside it stand the letters alone, LocalNR alone,
+and NIQE and PIQE on the same tiles, averaged over cells in the same way. `--split training` takes photographs
+to tune on; --rows keeps each picture's grids, and goes on where an earlier run ended.
+
+`bias` measures the mean over clean training photographs of the tiles' expected level less that of the whole
+photograph.
 """
 
 import argparse

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def make_map(images: OpenImages, request: MapRequest) -> tuple[QualityMap, dict[
         tool=None if tool is None else tool.tolist(),
         tool_weight=weight,
         median=float(np.nanmedian(cells)),
-        worst=[_named(images, box) for box in damaged_boxes(tiles, cells)],
+        worst=[_measured(images, _named(images, box)) for box in damaged_boxes(tiles, cells)],
         bias=bias,
         cost=MapCost(
             tiles=len(levels),
@@ -182,6 +183,17 @@ def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
         return damaged
     likeliest = max(p, key=p.__getitem__)
     return damaged.model_copy(update={"distortion": likeliest, "probability": p[likeliest], "distortions": p})
+
+
+def _measured(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
+    """A damaged box with the scores of the configured tools on it alone; those that cannot measure as small a
+    picture are left out."""
+    settings = images.services.settings.tools
+    scores = {}
+    for tool in settings.full_reference if images.reference else settings.no_reference:
+        with suppress(ToolError):
+            scores[tool] = images.score(tool, damaged.box).normalized
+    return damaged.model_copy(update={"tools": scores})
 
 
 def _similarity(images: OpenImages, notes: list[str]) -> dict[str, SimilarityMap]:

@@ -56,6 +56,9 @@ class DamagedBox(BaseModel):
     distortions: dict[str, float] = Field(
         default={}, description="Probability of each type of distortion; sums to 1."
     )
+    tools: dict[str, float] = Field(
+        default={}, description="Scores of the configured tools on this box alone, 1..5; not part of q."
+    )
 
 
 class TileBias(BaseModel):
