@@ -115,6 +115,7 @@ def account(row: Assessment) -> str:
         ("Tools", tools_in_words(row) if row.plan or row.tools else None),
         ("Score", None if row.q is None else wrapped(score_in_words(row))),
         ("How sure", sureness_in_words(row)),
+        ("Where the damage is", map_in_words(row)),
         ("Why", wrapped(row.quality_reasoning) if row.quality_reasoning else None),
     ]
     lines = wrapped(headline(row), indent="") + wrapped(f"Query: {row.query}")
@@ -124,6 +125,27 @@ def account(row: Assessment) -> str:
     if row.warnings:
         lines += ["", "Warnings", *paragraphs(row.warnings)]
     return safe_lines(lines + _cost_lines(row))
+
+
+def map_in_words(row: Assessment) -> list[str] | None:
+    """What a map found and cost, or why there is none; None where none was asked for."""
+    if row.map is None:
+        return wrapped(row.no_map) if row.no_map else None
+    found, cost = row.map, row.map.cost
+    lines = [
+        f"q {box.q:.2f} in pixels {box.box[0]}–{box.box[2]} × {box.box[1]}–{box.box[3]}, {box.below:.2f} below"
+        f" the map's median of {found.median:.2f}"
+        + (f": {box.distortion}, p {box.probability:.2f}" if box.distortion else "")
+        for box in found.worst
+    ] or [f"No part is clearly worse than the rest: the map's median is {found.median:.2f}."]
+    if found.bias:
+        lines.append(f"Corrected by {found.bias.levels:+.2f} levels that tiles of {found.tile} pixels add.")
+    lines += [
+        f"{cost.read} of {cost.tiles} tiles of {found.tile}×{found.tile} read in {cost.seconds:.1f} s",
+        *found.notes,
+        *filter(None, (cost.stopped, found.png and f"drawn to {found.png}", found.not_drawn)),
+    ]
+    return paragraphs(lines)
 
 
 def _plan_lines(row: Assessment) -> list[str] | None:
