@@ -129,23 +129,16 @@ def account(row: Assessment) -> str:
 
 def map_in_words(row: Assessment) -> list[str] | None:
     """What a map found and cost, or why there is none; None where none was asked for."""
-    if row.map is None:
+    if (found := row.map) is None:
         return wrapped(row.no_map) if row.no_map else None
-    found, cost = row.map, row.map.cost
     lines = [
-        f"q {box.q:.2f} in pixels {box.box[0]}–{box.box[2]} × {box.box[1]}–{box.box[3]}, {box.below:.2f} below"
-        f" the map's median of {found.median:.2f}"
-        + (f": {box.distortion}, p {box.probability:.2f}" if box.distortion else "")
+        (f"{box.distortion} (p {box.probability:.2f})" if box.distortion else "Damage")
+        + f": q {box.q:.2f}, {box.below:.2f} below the map's median, pixels {box.box[:2]} to {box.box[2:]}"
         for box in found.worst
     ] or [f"No part is clearly worse than the rest: the map's median is {found.median:.2f}."]
-    if found.bias:
-        lines.append(f"Corrected by {found.bias.levels:+.2f} levels that tiles of {found.tile} pixels add.")
-    lines += [
-        f"{cost.read} of {cost.tiles} tiles of {found.tile}×{found.tile} read in {cost.seconds:.1f} s",
-        *found.notes,
-        *filter(None, (cost.stopped, found.png and f"drawn to {found.png}", found.not_drawn)),
-    ]
-    return paragraphs(lines)
+    cost = f"{found.cost.read} of {found.cost.tiles} tiles of {found.tile}×{found.tile} pixels were read"
+    lines += [f"{cost} in {found.cost.seconds:.1f} s", *found.notes, found.cost.stopped, found.not_drawn]
+    return paragraphs(filter(None, [*lines, found.png and f"drawn to {found.png}"]))
 
 
 def _plan_lines(row: Assessment) -> list[str] | None:

@@ -191,13 +191,14 @@ def _tool_table(found: dict) -> str:
 
 def _map_table(found: dict) -> str:
     lines = [
-        "| pixels a side | tiles | plain assessment, s | map, s | map / plain | tokens, plain | tokens, map |",
+        "| pixels a side | tiles | plain assessment, s | map, s | ratio | tokens, plain | tokens, map |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in found["maps"]:
+        tiles = f"{row['tiles']} of {row['tile']}×{row['tile']}"
         lines.append(
-            f"| {found['side']} | {row['tiles']} of {row['tile']}×{row['tile']} | {row['plain_seconds']:.2f} |"
-            f" {row['map_seconds']:.2f} | {row['ratio']:.2f} | {row['plain_tokens']} | {row['map_tokens']} |"
+            f"| {found['side']} | {tiles} | {row['plain_seconds']:.2f} | {row['map_seconds']:.2f} |"
+            f" {row['ratio']:.2f} | {row['plain_tokens']} | {row['map_tokens']} |"
         )
     verdict = _verdict(found["median_ratio"] <= MAP_BAR)
     lines += ["", f"Median of map / plain: {found['median_ratio']:.2f}, bar ≤ {MAP_BAR}: {verdict}."]
