@@ -24,9 +24,9 @@ from agentic_iqa_local.text import one_line
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.similarity_maps import SimilarityMap
 
-STYLE: dict[Any, Any] = {"text.parse_math": False, "font.size": 8, "axes.titlesize": 8, "figure.dpi": 110}
-PANEL = 3.4  # inches a side
-LONGEST_SIDE = 640  # pixels of what is drawn of the picture
+STYLE: dict[Any, Any] = {"text.parse_math": False, "font.size": 8, "axes.titlesize": 8, "figure.dpi": 100, "savefig.dpi": 100}
+PANEL = 3.2  # inches a side
+LONGEST_SIDE = 480  # pixels of what is drawn of the picture
 COLOURS = "RdYlBu"  # from red (bad) to blue (excellent): told apart by the colour-blind too
 PER_ROW = 3
 WORDS = [LEVEL_WORDS[level] for level in range(1, 6)]
