@@ -24,7 +24,19 @@ from agentic_iqa_local.text import one_line
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.similarity_maps import SimilarityMap
 
-STYLE: dict[Any, Any] = {"text.parse_math": False, "font.size": 8, "axes.titlesize": 8, "figure.dpi": 100, "savefig.dpi": 100}
+STYLE: dict[Any, Any] = {
+    "text.parse_math": False,
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "figure.dpi": 100,
+    "savefig.dpi": 100,
+}
+    "text.parse_math": False,
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "figure.dpi": 100,
+    "savefig.dpi": 100,
+}
 PANEL = 3.2  # inches a side
 LONGEST_SIDE = 480  # pixels of what is drawn of the picture
 COLOURS = "RdYlBu"  # from red (bad) to blue (excellent): told apart by the colour-blind too

@@ -220,7 +220,7 @@ def mapped(images: OpenImages, request: MapRequest) -> dict[str, Any]:
     if request.png is not None:
         from agentic_iqa_local.quality_map.drawing import draw, write
 
-        title = f"q of {len(q_map.q) * len(q_map.q[0])} cells: median {q_map.median:.2f}"
+        title = f"quality from place to place: median {q_map.median:.2f} of 5"
         try:
             q_map.png = write(draw(q_map, images.image.pixels, title, similarity), request.png)
         except MapError as error:

@@ -202,6 +202,8 @@ def _map_table(found: dict) -> str:
         )
     verdict = _verdict(found["median_ratio"] <= MAP_BAR)
     lines += ["", f"Median of map / plain: {found['median_ratio']:.2f}, bar ≤ {MAP_BAR}: {verdict}."]
+    if found["environment"]["device"].get("device") == "cpu":
+        lines[-1] += f" Of the processor's own seconds: {found['median_processor_ratio']:.2f}."
     return "\n".join([*lines, ""])
 
 
