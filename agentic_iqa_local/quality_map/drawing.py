@@ -31,12 +31,6 @@ STYLE: dict[Any, Any] = {
     "figure.dpi": 100,
     "savefig.dpi": 100,
 }
-    "text.parse_math": False,
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "figure.dpi": 100,
-    "savefig.dpi": 100,
-}
 PANEL = 3.2  # inches a side
 LONGEST_SIDE = 480  # pixels of what is drawn of the picture
 COLOURS = "RdYlBu"  # from red (bad) to blue (excellent): told apart by the colour-blind too
