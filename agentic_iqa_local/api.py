@@ -24,6 +24,7 @@ from agentic_iqa_local.vlm_client import BACKENDS
 if TYPE_CHECKING:
     from agentic_iqa_local.comparison import Comparison, Ranking
     from agentic_iqa_local.pictures import Picture
+    from agentic_iqa_local.quality_map.result import MapRequest
     from agentic_iqa_local.result import Assessment
     from agentic_iqa_local.services import Services
 
@@ -190,6 +191,8 @@ class IQA:
         reference: "Picture | None" = ...,
         query: str | None = ...,
         choices: Sequence[str] | None = ...,
+        *,
+        map: "bool | str | Path | MapRequest" = ...,
     ) -> "Assessment": ...
     @overload
     def assess(
@@ -198,19 +201,22 @@ class IQA:
         reference: "Picture | Sequence[Picture | None] | None" = ...,
         query: str | None = ...,
         choices: Sequence[str] | None = ...,
+        *,
+        map: "bool | MapRequest" = ...,
     ) -> "list[Assessment]": ...
-    def assess(self, image, reference=None, query=None, choices=None):
+    def assess(self, image, reference=None, query=None, choices=None, *, map: Any = False):
         """The assessment of a picture, or of each in a list, in order.
 
         A picture is a path, a Pillow image, a NumPy array (uint8; H×W grey, H×W×3 RGB or H×W×4 RGBA) or the
         bytes of an image file. `reference` is its pristine original: for a list one for all, or a list of the
-        same length with None where there is none. `query` and `choices` are as for
-        `agentic_iqa_local.assess`. A picture that cannot be assessed has its reason in the result's `error`;
-        arguments that make no sense raise ValueError or TypeError before anything is loaded, a model that
-        cannot run VLMError.
+        same length with None where there is none. `query`, `choices` and `map` are as for
+        `agentic_iqa_local.assess`; maps of several pictures are drawn to no file. A picture that cannot be
+        assessed has its reason in the result's `error`; arguments that make no sense raise ValueError or
+        TypeError before anything is loaded, a model that cannot run VLMError.
         """
         from agentic_iqa_local.assessment import assess
         from agentic_iqa_local.pictures import check_picture
+        from agentic_iqa_local.quality_map.result import map_request
 
         services = self._opened()
         check_choices(choices)
@@ -224,6 +230,10 @@ class IQA:
                 f"reference: expected one, or a list of as many as there are pictures, {len(images)}, got"
                 f" {len(references)}"
             )
+        if several and (request := map_request(map)) and request.png:
+            raise ValueError(
+                f"map: expected True for several pictures, got one file, {request.png}; ask one by one"
+            )
         for picture in (*images, *(original for original in references if original is not None)):
             check_picture(picture)
         results = [
@@ -234,6 +244,7 @@ class IQA:
                 choices,
                 pipeline=self.pipeline,
                 max_replan_iterations=self.max_replan_iterations,
+                map=map,
                 services=services,
             )
             for picture, original in zip(images, references, strict=True)

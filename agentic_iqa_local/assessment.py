@@ -27,6 +27,8 @@ from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
+from agentic_iqa_local.quality_map.reading import mapped
+from agentic_iqa_local.quality_map.result import MapRequest, map_request
 from agentic_iqa_local.query import named_metrics
 from agentic_iqa_local.request import Pipeline, check_choices, check_query
 from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
@@ -50,6 +52,7 @@ def assess(
     *,
     pipeline: Pipeline = "agent",
     max_replan_iterations: int | None = None,
+    map: bool | str | Path | MapRequest = False,
     services: Services | None = None,
     observer: Observer | None = None,
 ) -> Assessment:
@@ -57,12 +60,14 @@ def assess(
     image file's bytes.
 
     `query` defaults to a rating; `choices` (2 to 10) makes it a multiple-choice question. `pipeline`
-    "letters" reads the letters once and runs the configured tools, without planning. Models and tools are
+    "letters" reads the letters once and runs the configured tools, without planning. `map` also maps the
+    quality from place to place, and draws it to a PNG where it is a path. Models and tools are
     loaded at the first call and kept; `observer` sees each call of them. Whatever goes wrong with this image
     is in the result's `error`; a model that cannot be loaded at all raises VLMError, and arguments that make
     no sense raise ValueError or TypeError.
     """
     check_choices(choices)
+    request = map_request(map)
     with as_file(image) as picture, nullcontext() if reference is None else as_file(reference) as original:
         services = services or load_services()
         state = question(picture, original, query, choices, max_replan_iterations, services.settings)
@@ -73,7 +78,7 @@ def assess(
             except ImageError as error:
                 return {"error": str(error), "sha256": file_sha256(state["image_path"])}
             try:
-                return answered(state, images, pipeline)
+                return answered(state, images, pipeline, request)
             finally:
                 images.close()
 
@@ -124,7 +129,9 @@ def assessment(
     return row
 
 
-def answered(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline) -> dict[str, Any]:
+def answered(
+    state: AgenticIQAState, images: OpenImages, pipeline: Pipeline, map: MapRequest | None = None
+) -> dict[str, Any]:
     """What a row holds of a question about opened images; whatever goes wrong with them is its `error`.
     Raises VLMError for a model that cannot be loaded."""
     services = images.services
@@ -143,6 +150,8 @@ def answered(state: AgenticIQAState, images: OpenImages, pipeline: Pipeline) -> 
         changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
     except (ImageError, ToolError, VLMError) as error:
         changes = {"error": str(error)}
+    if map is not None and not changes.get("error"):
+        changes |= mapped(images, map)
     return changes | _how_sure(changes, images.sureness) | _record(images)
 
 

@@ -115,6 +115,7 @@ def account(row: Assessment) -> str:
         ("Tools", tools_in_words(row) if row.plan or row.tools else None),
         ("Score", None if row.q is None else wrapped(score_in_words(row))),
         ("How sure", sureness_in_words(row)),
+        ("Where the damage is", map_in_words(row)),
         ("Why", wrapped(row.quality_reasoning) if row.quality_reasoning else None),
     ]
     lines = wrapped(headline(row), indent="") + wrapped(f"Query: {row.query}")
@@ -124,6 +125,20 @@ def account(row: Assessment) -> str:
     if row.warnings:
         lines += ["", "Warnings", *paragraphs(row.warnings)]
     return safe_lines(lines + _cost_lines(row))
+
+
+def map_in_words(row: Assessment) -> list[str] | None:
+    """What a map found and cost, or why there is none; None where none was asked for."""
+    if (found := row.map) is None:
+        return wrapped(row.no_map) if row.no_map else None
+    lines = [
+        (f"{box.distortion} (p {box.probability:.2f})" if box.distortion else "Damage")
+        + f": q {box.q:.2f}, {box.below:.2f} below the map's median, pixels {box.box[:2]} to {box.box[2:]}"
+        for box in found.worst
+    ] or [f"No part is clearly worse than the rest: the map's median is {found.median:.2f}."]
+    cost = f"{found.cost.read} of {found.cost.tiles} tiles of {found.tile}×{found.tile} pixels were read"
+    lines += [f"{cost} in {found.cost.seconds:.1f} s", *found.notes, found.cost.stopped, found.not_drawn]
+    return paragraphs(filter(None, [*lines, found.png and f"drawn to {found.png}"]))
 
 
 def _plan_lines(row: Assessment) -> list[str] | None:

@@ -9,6 +9,7 @@ from agentic_iqa_local.config_sections import FusionSettings
 from agentic_iqa_local.intervals import AnswerSet, Interval
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.prompts import chosen_answer
+from agentic_iqa_local.quality_map.result import QualityMap
 from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.state import (
     ExecutorOutput,
@@ -118,6 +119,10 @@ class Assessment(BaseModel):
         description="Why the answer is held back: its interval is wider than abstain_wider_than allows.",
     )
     gate: Gate | None = Field(default=None, description="Whether the picture passes at_least.")
+    map: QualityMap | None = Field(
+        default=None, description="The quality from place to place, where it was asked for."
+    )
+    no_map: str | None = Field(default=None, description="Why there is no map where one was asked for.")
     tools: list[ToolExecutionLog] = []
     plan: PlannerOutput | None = None
     plan_corrections: list[str] = []

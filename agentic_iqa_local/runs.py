@@ -216,10 +216,12 @@ def identity(
     choices: Sequence[str] | None,
     reference: Path | None,
     relative: bool,
+    maps: Any = None,
 ) -> dict[str, Any]:
     """What the rows of a run depend on, by the names that a user is told. `relative`: some paths are, so that
-    the working folder counts. Raises BundleError for a models folder whose manifest is damaged,
-    CalibrationError for tool maps that cannot be read.
+    the working folder counts; `maps`: the limits of the maps that the rows have, where they have any. Raises
+    BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that cannot be
+    read.
     """
     configuration = settings.model_dump(
         mode="json",
@@ -246,4 +248,5 @@ def identity(
             "reference": reference and path_text(reference.absolute()),
             "working folder": os.getcwd() if relative else None,
         }
+        | ({} if maps is None else {"map": maps})
     )

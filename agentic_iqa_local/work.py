@@ -6,7 +6,8 @@ study's inference is in `studies.run`.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,6 +15,7 @@ from agentic_iqa_local.assessment import assess, unassessed
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.inputs import Item, row_key
 from agentic_iqa_local.nodes.letter_reading import ROLE
+from agentic_iqa_local.quality_map.result import MapRequest
 from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
@@ -86,6 +88,8 @@ class Assessing(Work[Item, Assessment]):
     settings: Settings
     pipeline: Pipeline = "agent"
     max_replan_iterations: int | None = None
+    maps: Mapping[str, MapRequest] = field(default_factory=dict)
+    """What is asked of each item's map, by its key."""
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -99,6 +103,7 @@ class Assessing(Work[Item, Assessment]):
             item.choices,
             pipeline=self.pipeline,
             max_replan_iterations=self.max_replan_iterations,
+            map=self.maps.get(item.key, False),
             services=services,
             observer=observer,
         )

@@ -225,6 +225,18 @@ class OpenImages:
             self._closed_usage += session.usage
             session.close()
 
+    def read_parts(
+        self, role: str, boxes: Sequence[Box], prompt: Prompt, answer_prefix: str, letters: Sequence[str]
+    ) -> list[LetterRead]:
+        """The letters of parts of the picture, each by itself and without the reference, read in one batch by
+        the role's model. Raises VLMError."""
+        parts = [[self.image.pixels.crop(box)] for box in boxes]
+        self.observer.shown([part for (part,) in parts])
+        with self.observer.calling(MODEL):
+            found = self.services.client(role).read_many(parts, prompt, answer_prefix, letters)
+        self._closed_usage += found.usage
+        return found.reads
+
     def _open(self, client: VLMClient, box: Box) -> VLMSession:
         pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
         self.observer.shown(pictures)

@@ -25,6 +25,7 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     _how(parser)
     add_compare_options(parser)
     _how_sure(parser)
+    _map_options(parser)
     _output(parser)
     args = parser.parse_intermixed_args(argv)  # pictures may stand before and behind options
     args.pictures += args.image
@@ -35,6 +36,7 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     _check_output(parser, args)
     _check_question(parser, args)
     _check_how_sure(parser, args)
+    _check_map(parser, args)
     return args
 
 
@@ -189,6 +191,38 @@ def _check_how_sure(parser: Parser, args: argparse.Namespace) -> None:
         parser.error("--strict: expected with --at-least or --abstain-wider-than")
 
 
+def _map_options(parser: Parser) -> None:
+    maps = parser.add_argument_group("where the damage is")
+    maps.add_argument(
+        "--map",
+        type=Path,
+        metavar="PNG",
+        help=(
+            "read the picture tile by tile too: draw the quality from place to place to PNG and put it into"
+            " the row; for several pictures a folder, which gets NAME.map.png of each"
+        ),
+    )
+    maps.add_argument(
+        "--map-tiles", type=int, metavar="N", help="tiles that --map may read, 9 to 4096 (default: 256)"
+    )
+    maps.add_argument(
+        "--map-seconds",
+        type=float,
+        metavar="S",
+        help="seconds after which --map begins no more tiles (default: 120)",
+    )
+
+
+def _check_map(parser: Parser, args: argparse.Namespace) -> None:
+    for option in ("map_tiles", "map_seconds"):
+        if getattr(args, option) is not None and args.map is None:
+            parser.error(f"--{option.replace('_', '-')}: expected with --map, which it limits")
+    if args.map_tiles is not None and not 9 <= args.map_tiles <= 4096:
+        parser.error(f"--map-tiles: expected 9 to 4096, got {args.map_tiles}")
+    if args.map_seconds is not None and not args.map_seconds > 0:
+        parser.error(f"--map-seconds: expected more than 0, got {args.map_seconds:g}")
+
+
 def _output(parser: Parser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -310,6 +344,7 @@ def _check_interactive(parser: Parser, args: argparse.Namespace) -> None:
             "the pipeline letters has no Planner that takes a question up",
         ),
         ("--list-tools", args.list_tools, "give it alone"),
+        ("--map", args.map, "assess the picture once more with --map"),
     ):
         if given:
             parser.error(f"{option}: expected without --interactive; {instead}")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from agentic_iqa_local.commands.assess_maps import about_map, map_requests
 from agentic_iqa_local.commands.console import Console
 from agentic_iqa_local.commands.stopping import stopped_by_ctrl_c
 from agentic_iqa_local.text import one_line
@@ -47,6 +48,8 @@ class AssessRun:
             device,
             console,
         )
+        self.maps = map_requests(args, items)
+        self.without_map = 0
         self.results = self._open_results()
         done = self.results.done if self.results else set()
         self.left = [item for item in items if item.key not in done]
@@ -73,6 +76,7 @@ class AssessRun:
             choices=args.choices,
             reference=args.reference,
             relative=not all(path.is_absolute() for path in paths),
+            maps=None if args.map is None else [args.map_tiles, args.map_seconds],
         )
         retry = {item.key for item in self.items} if args.retry_failed else ()
         return Results(args.out, depends_on, resume=args.resume, retry=retry)
@@ -122,7 +126,7 @@ class AssessRun:
         from agentic_iqa_local.work import Assessing
 
         args, window = self.args, {"jobs": self.args.jobs, "timeout": self.args.timeout}
-        work = Assessing(self.settings, args.pipeline, args.max_replan_iterations)
+        work = Assessing(self.settings, args.pipeline, args.max_replan_iterations, self.maps)
         try:
             if len(self.left) == 1:
                 batch = Batch(Services(self.settings, self.device), work, **window)
@@ -179,6 +183,9 @@ class AssessRun:
         self.written += 1
         self.console.count(row.error is not None)
         show(self.args, row, self.console)
+        if self.maps and (reason := about_map(row)):
+            self.without_map += 1
+            self.console.say(f"error: {row.image}: {reason}")
 
     def _said(self, error: Exception) -> int:
         """Says why the batch ended; the exit status."""
@@ -218,7 +225,7 @@ class AssessRun:
 
             write_whole(args.csv, csv_text(self._rows), encoding="utf-8-sig")
             console.say(one_line(f"{tally.total} rows as a table in {args.csv}"))
-        if tally.failed:
+        if tally.failed or self.without_map:
             return 1
         unsure = tally.not_sure or tally.gate["unsure"]
         return 0 if not args.strict else FAILS if tally.gate["fail"] else UNSURE if unsure else 0

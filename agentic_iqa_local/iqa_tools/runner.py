@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -29,6 +29,10 @@ from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, ToolError, ToolSpec, 
 from agentic_iqa_local.iqa_tools.weights import Weights
 from agentic_iqa_local.offline.store import file_hash, models_root
 from agentic_iqa_local.paths import ROOT, command
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.iqa_tools.local_nr import Examination
+    from agentic_iqa_local.iqa_tools.similarity_maps import SimilarityMap
 
 SHIPPED_MAPS = ROOT / "configs" / "tool_maps.yaml"
 PATCH_SEED = 0
@@ -155,6 +159,11 @@ class ToolRunner:
     def damaged_part(self, image: Image.Image) -> str | None:
         """Where LocalNR sees damage: a quarter ("top left") or "everywhere"; None where it sees none. A
         picture that is too large for the tool is reduced first. Raises ToolError as `measure` does."""
+        return self.examine(image).damaged_part()
+
+    def examine(self, image: Image.Image) -> Examination:
+        """All that LocalNR says of an RGB picture, one that is too large for the tool reduced first. Raises
+        ToolError as `measure` does."""
         spec = self._present("LocalNR")
         _used_pictures(spec, image, None)
         if spec.most_megapixels and (share := spec.most_megapixels * 1e6 / (image.width * image.height)) < 1:
@@ -162,10 +171,29 @@ class ToolRunner:
             image = image.resize((width, height), Image.Resampling.BOX)
         with self._lock:
             try:
-                return self._metric(spec).examine(image).damaged_part()
+                return self._metric(spec).examine(image)
             except RuntimeError as error:
                 raise ToolError(
                     f"{spec.name} failed on an image of {image.width}×{image.height}: {error}"
+                ) from error
+
+    def similarity_maps(self, image: Image.Image, reference: Image.Image) -> dict[str, SimilarityMap]:
+        """The maps of SSIM, GMSD and FSIM between two RGB pictures of one size. Raises ToolError as `measure`
+        does."""
+        for name in ("SSIM", "GMSD", "FSIM"):
+            _used_pictures(self._present(name), image, reference)
+        import torch
+
+        with self._lock:
+            import_pyiqa(self.weights.root)
+            from agentic_iqa_local.iqa_tools.similarity_maps import similarity_maps
+
+            try:
+                with torch.inference_mode():
+                    return similarity_maps(self._tensor(image), self._tensor(reference))
+            except RuntimeError as error:
+                raise ToolError(
+                    f"similarity maps failed on an image of {image.width}×{image.height}: {error}"
                 ) from error
 
     def _key(

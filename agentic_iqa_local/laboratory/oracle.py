@@ -21,7 +21,14 @@ from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.state import PlannerOutput
 from agentic_iqa_local.synthetic.photos import Crop
-from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage
+from agentic_iqa_local.vlm_client import (
+    LetterRead,
+    ManyReads,
+    PixelLimits,
+    SeenImage,
+    TokenUsage,
+    read_each,
+)
 
 ON_LETTERS = (
     0.999  # of the probability; the rest lies on other tokens, as with a model that answers as it is asked to
@@ -45,6 +52,15 @@ class Oracle:
 
     def open(self, images: Sequence[Image.Image]) -> "OracleSession":
         return OracleSession(self, images)
+
+    def read_many(
+        self,
+        pictures: Sequence[Sequence[Image.Image]],
+        prompt: Prompt,
+        answer_prefix: str,
+        letters: Sequence[str],
+    ) -> ManyReads:
+        return read_each(self, pictures, prompt, answer_prefix, letters)
 
     def describe(self) -> dict[str, Any]:
         return {

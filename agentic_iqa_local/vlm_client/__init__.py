@@ -10,6 +10,7 @@ import importlib
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -191,6 +192,43 @@ class VLMSession(Protocol):
         """Frees the cache."""
 
 
+@dataclass(frozen=True)
+class ManyReads:
+    """The letters of many pictures, in their order, what was computed for them, and what the model saw of the
+    first."""
+
+    reads: list[LetterRead]
+    usage: TokenUsage
+    seen: SeenImage
+
+
+def read_each(
+    client: "VLMClient",
+    pictures: Sequence[Sequence["Image.Image"]],
+    prompt: "Prompt",
+    answer_prefix: str,
+    letters: Sequence[str],
+    at_once: int = 1,
+) -> ManyReads:
+    """`VLMClient.read_many` by a session for each picture, `at_once` of them at a time: for an engine that
+    batches what several threads ask of it, and for pictures that cannot be stacked."""
+
+    def read(images: Sequence["Image.Image"]) -> tuple[LetterRead, TokenUsage, SeenImage]:
+        session = client.open(images)
+        try:
+            return session.read_letters(prompt, answer_prefix, letters), session.usage, session.seen[-1]
+        finally:
+            session.close()
+
+    if at_once == 1:
+        found = [read(images) for images in pictures]
+    else:
+        with ThreadPoolExecutor(at_once) as threads:
+            found = list(threads.map(read, pictures))
+    reads, usages, seen = zip(*found, strict=True)
+    return ManyReads(list(reads), sum(usages, TokenUsage()), seen[0])
+
+
 class VLMClient(Protocol):
     """One loaded model."""
 
@@ -201,6 +239,17 @@ class VLMClient(Protocol):
 
     def open(self, images: Sequence["Image.Image"]) -> VLMSession:
         """A session on one image, or on [reference, test image]."""
+        ...
+
+    def read_many(
+        self,
+        pictures: Sequence[Sequence["Image.Image"]],
+        prompt: "Prompt",
+        answer_prefix: str,
+        letters: Sequence[str],
+    ) -> "ManyReads":
+        """What a session's `read_letters` would give of each of `pictures` (one or more, each the images of a
+        session), to rounding, at the cost of one batch. Raises VLMError."""
         ...
 
     def close(self) -> None:

@@ -15,7 +15,14 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.prompts import Prompt
-from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMError
+from agentic_iqa_local.vlm_client import (
+    LetterRead,
+    ManyReads,
+    SeenImage,
+    TokenUsage,
+    VLMError,
+    read_each,
+)
 from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
 from agentic_iqa_local.vlm_client.letters import read_letters
 from agentic_iqa_local.vlm_client.rendering import Expanded, Rendered, Renderer
@@ -76,6 +83,17 @@ class ServerClient:
     def open(self, images: Sequence[Image.Image]) -> "ServerSession":
         """A session on [test image] or [reference, test image]; nothing is sent yet."""
         return ServerSession(self, list(images))
+
+    def read_many(
+        self,
+        pictures: Sequence[Sequence[Image.Image]],
+        prompt: Prompt,
+        answer_prefix: str,
+        letters: Sequence[str],
+    ) -> ManyReads:
+        """The engine computes together what several threads ask of it."""
+        at_once = min(self.settings.max_in_flight, len(pictures))
+        return read_each(self, pictures, prompt, answer_prefix, letters, at_once)
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -27,12 +27,20 @@ from pydantic import BaseModel
 from transformers import AutoModelForImageTextToText, BitsAndBytesConfig, DynamicCache
 
 from agentic_iqa_local.config_sections import ModelSettings
-from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic, memory_ran_out
+from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic
 from agentic_iqa_local.prompts import Prompt
-from agentic_iqa_local.vlm_client import LetterRead, ModelLost, OutOfMemory, SeenImage, TokenUsage, VLMError
+from agentic_iqa_local.vlm_client import (
+    LetterRead,
+    ManyReads,
+    SeenImage,
+    TokenUsage,
+    VLMError,
+    transformers_batch,
+)
 from agentic_iqa_local.vlm_client.constraints import json_schema
 from agentic_iqa_local.vlm_client.letters import read_letters
-from agentic_iqa_local.vlm_client.rendering import Expanded, Renderer, first_line, loading
+from agentic_iqa_local.vlm_client.rendering import Expanded, Renderer, loading
+from agentic_iqa_local.vlm_client.transformers_batch import engine_errors
 from agentic_iqa_local.vlm_client.weight_files import Weights
 
 logger = logging.getLogger(__name__)
@@ -137,6 +145,15 @@ class TransformersClient:
     def open(self, images: Sequence[Image.Image]) -> "TransformersSession":
         """A session on [test image] or [reference, test image]; nothing is computed yet."""
         return TransformersSession(self, list(images))
+
+    def read_many(
+        self,
+        pictures: Sequence[Sequence[Image.Image]],
+        prompt: Prompt,
+        answer_prefix: str,
+        letters: Sequence[str],
+    ) -> ManyReads:
+        return transformers_batch.read_many(self, pictures, prompt, answer_prefix, letters)
 
     def close(self) -> None:
         """Lets the model go; the client cannot be used any more."""
@@ -311,20 +328,13 @@ class TransformersSession:
 
     @contextmanager
     def _engine_errors(self, on: str) -> Iterator[None]:
-        """Turns what torch raises into VLMError, OutOfMemory or ModelLost, and drops the cache."""
+        """As `engine_errors`, and drops the cache."""
         try:
-            yield
-        except (RuntimeError, MemoryError) as error:
+            with engine_errors(self.client.name, on):
+                yield
+        except VLMError:
             self._drop_cache()
-            if memory_ran_out(error):
-                raise OutOfMemory(
-                    f"{self.client.name}: memory ran out on {on} ({first_line(error)})",
-                    "lower max_pixels, quantise, assess fewer images at once, or use another device",
-                ) from error
-            failed = f"{self.client.name} failed on {on} ({first_line(error)})"
-            if isinstance(error, torch.AcceleratorError):  # the process's hold on its card is broken
-                raise ModelLost(failed, "the card has to be opened anew") from error
-            raise VLMError(failed) from error
+            raise
 
     def _crop(self, cache: DynamicCache, kept: int) -> bool:
         """Cuts the cache to its first `kept` tokens; False where it cannot be cut (sliding windows, linear

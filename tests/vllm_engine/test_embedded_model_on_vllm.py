@@ -30,3 +30,16 @@ def test_letters_equal_those_of_transformers(photo, noisy_path, dtype, bound):
             assert max(abs(one.logprobs[letter] - other.logprobs[letter]) for letter in LETTERS) < bound
     finally:
         ours.close()
+
+
+def test_many_reads_equal_single_ones(photo):
+    client = VllmClient("embedded", ModelSettings(path=str(EMBEDDED), dtype="float32"), "cpu")
+    try:
+        tiles = [[photo.crop((32 * i, 16 * i, 32 * i + 128, 16 * i + 128))] for i in range(5)]
+        many = client.read_many(tiles, SCORING, ANSWER_PREFIX, LETTERS)
+        assert many.usage.calls == 5
+        for read, images in zip(many.reads, tiles, strict=True):
+            single = client.open(images).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+            assert max(abs(read.logprobs[letter] - single.logprobs[letter]) for letter in LETTERS) < 1e-4
+    finally:
+        client.close()

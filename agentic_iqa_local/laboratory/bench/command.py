@@ -8,6 +8,7 @@
         --out benchmarks/gpu_quantization.json
     python scripts/bench.py tools --gpu 0 --side 1024 2048 4096 --out benchmarks/gpu_tools.json
     python scripts/bench.py tools --threads 1 --side 512 1024 2048 3464 --out benchmarks/cpu_tools.json
+    python scripts/bench.py maps --out benchmarks/cpu_maps.json
     python scripts/bench.py gaps --out benchmarks/planted_gaps.json
     python scripts/bench.py table --write docs/performance.md
 
@@ -19,6 +20,9 @@ of it. Programs: letters (one read), letters_twice (forward and reversed), agent
 agent), agent_scored (agent_nr with the tools' scores on disk already: what tools add), questions (five on one
 picture). `run` writes one JSON file with machine and versions; `table` makes the tables of
 docs/performance.md and bars from the committed files, and lists what has not been run.
+
+`maps` takes turns between a picture's plain assessment by the pipeline letters and its map, whose bar is four
+times as long.
 
 `gaps` plants one gap at a time in the first pass of assessments of synthetic pictures, and says how often the
 replans make it good, what they do to the error against the pseudo-MOS, and what they cost
@@ -36,6 +40,7 @@ from typing import Any
 
 from agentic_iqa_local.commands.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.laboratory.bench.maps import maps
 from agentic_iqa_local.laboratory.bench.parts import quantization, tools
 from agentic_iqa_local.laboratory.bench.replans import gaps
 from agentic_iqa_local.laboratory.bench.runs import PROGRAMS, cold, run
@@ -97,11 +102,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     tools.add_argument(
         "--threads", type=int, metavar="N", help="CPU cores that a tool may use (default: all)"
     )
+    maps = commands.add_parser("maps", help="what a map costs beside a plain assessment")
+    maps.add_argument("--images", type=int, default=5, help="pictures (default: %(default)s)")
     gaps = _add_gaps(commands)
-    for command in (run, cold, quantization, tools, gaps):
+    for command in (run, cold, quantization, tools, maps, gaps):
         command.add_argument("--gpu", metavar="N", help="GPU (default: CPU)")
         command.add_argument("--out", type=Path, help="result file (JSON)")
-    for command in (run, cold, quantization):
+    for command in (run, cold, quantization, maps):
         command.add_argument(
             "--model",
             type=Path,
@@ -109,10 +116,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
             help="model folder (default: embedded)",
         )
         command.add_argument(
-            "--build", choices=SHAPES, help="a random-weight Qwen2.5-VL of this size instead of --model"
-        )
-        command.add_argument(
             "--side", type=int, default=1024, help="pixels a side of the pictures (default: %(default)s)"
+        )
+    for command in (run, cold, quantization):
+        command.add_argument(
+            "--build", choices=SHAPES, help="a random-weight Qwen2.5-VL of this size instead of --model"
         )
         command.add_argument(
             "--dtype", default="auto", help="default: what the product would use on the device"
@@ -157,9 +165,8 @@ def write_measurements(args: argparse.Namespace) -> None:
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints goes to stderr
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
-    found = {"run": run, "cold": cold, "quantization": quantization, "tools": tools, "gaps": gaps}[
-        args.command
-    ](args)
+    commands = {"run": run, "cold": cold, "quantization": quantization, "tools": tools, "maps": maps}
+    found = (commands | {"gaps": gaps})[args.command](args)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from agentic_iqa_local.laboratory.bench.runs import BOUNDS, PROGRAMS
 from agentic_iqa_local.laboratory.bench.setup import ARMS, PACKAGES
 
+MAP_BAR = 4  # times the seconds of a plain assessment by the pipeline letters
 PLANNED = {  # result files that the table lists as not run while they are missing
     "gpu_embedded.json": "run --gpu 0",
     "gpu_3b.json": "run --gpu 0 --build 3B --arms naive shared",
@@ -23,6 +24,7 @@ def tables(folder: Path) -> str:
         "quantization": _quantization_table,
         "tools": _tool_table,
         "gaps": _gap_table,
+        "maps": _map_table,
     }
     parts = []
     for file in sorted(folder.glob("*.json")):
@@ -184,6 +186,24 @@ def _tool_table(found: dict) -> str:
             for s in sides
         )
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _map_table(found: dict) -> str:
+    lines = [
+        "| pixels a side | tiles | plain assessment, s | map, s | ratio | tokens, plain | tokens, map |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found["maps"]:
+        tiles = f"{row['tiles']} of {row['tile']}×{row['tile']}"
+        lines.append(
+            f"| {found['side']} | {tiles} | {row['plain_seconds']:.2f} | {row['map_seconds']:.2f} |"
+            f" {row['ratio']:.2f} | {row['plain_tokens']} | {row['map_tokens']} |"
+        )
+    verdict = _verdict(found["median_ratio"] <= MAP_BAR)
+    lines += ["", f"Median of map / plain: {found['median_ratio']:.2f}, bar ≤ {MAP_BAR}: {verdict}."]
+    if found["environment"]["device"].get("device") == "cpu":
+        lines[-1] += f" Of the processor's own seconds: {found['median_processor_ratio']:.2f}."
     return "\n".join([*lines, ""])
 
 
