@@ -295,19 +295,12 @@ class FusionResult(BaseModel):
     both_orders: bool = Field(
         default=False, description="Whether p_c is the mean of this reading and one with A for Bad."
     )
-    order_gap: float | None = Field(
-        default=None, description="How many levels the two orders' expected levels lie apart."
-    )
-    crops: int = Field(
-        default=0, description="Crops whose letters make up half of p_c; 0 where none were read."
-    )
-    crop_spread: float | None = Field(
-        default=None, description="Standard deviation of the crops' expected levels."
-    )
+    order_gap: float | None = Field(default=None, description="Levels between the means of both orders.")
+    crops: int = Field(default=0, description="Crops whose letters make up half of p_c.")
+    crop_spread: float | None = Field(default=None, description="Standard deviation of the crops' levels.")
     voters: list[str] = Field(default=[], description="The tools that q_bar is the mean of.")
     disagreement: float | None = Field(
-        default=None,
-        description="From the lowest to the highest score of the tools that vote or check, in levels.",
+        default=None, description="Levels between the tools that lie furthest apart."
     )
 
 
