@@ -35,7 +35,7 @@ from agentic_iqa_local.levels import LETTERS, PLACES
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.provenance import commit, folder_hash, machine
-from agentic_iqa_local.quality_map.damage import windows
+from agentic_iqa_local.quality_map.damage import CLEARLY, windows
 from agentic_iqa_local.quality_map.reading import make_map, read_boxes, tile_sides
 from agentic_iqa_local.quality_map.result import MapRequest, QualityMap
 from agentic_iqa_local.quality_map.tiles import Box, Tiling, tiling
@@ -222,7 +222,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "by_severity": by("severity"),
         }
     with_box = [row for row in rows if row["boxes"]]
-    result["map"]["shows_a_box"] = share([bool(row["boxes"]) for row in rows])
+    result["map"]["shows_a_box"] = share([row["found"]["map"]["below"] >= CLEARLY for row in rows])
     if with_box:
         result["map"]["names_the_family"] = share([row["named"] for row in with_box])
     return result
