@@ -299,7 +299,9 @@ class FusionResult(BaseModel):
     crops: int = Field(default=0, description="Crops whose letters make up half of p_c.")
     crop_spread: float | None = Field(default=None, description="Standard deviation of the crops' levels.")
     voters: list[str] = Field(default=[], description="The tools that q_bar is the mean of.")
-    disagreement: float | None = Field(default=None, description="Levels from the lowest tool to the highest.")
+    disagreement: float | None = Field(
+        default=None, description="Levels from the lowest tool to the highest."
+    )
 
 
 GapKind = Literal["executor", "analysis", "scores", "contradiction", "tools", "severity", "letters"]

@@ -155,7 +155,7 @@ def close_pass(
     answer = revised(answer, passes=passes[-REPLAN_HISTORY_LIMIT:])
     iteration = state.get("iteration_count", 0)
     changes |= {"summarizer_result": answer, "iteration_count": iteration}
-    reason = _what_to_close(answer, basis, sureness)
+    reason = _what_to_close(answer, basis, sureness, last=not may_replan(state))
     if result.error or reason is None:
         return changes
     if not may_replan(state):
@@ -180,15 +180,15 @@ def _width_gap(result: SummarizerOutput, basis: Basis, sureness: Sureness) -> Ga
     return Gap(kind="tools", reason=f"q's interval is {width:.1f} levels wide, {wanted:g} were asked for")
 
 
-def _what_to_close(answer: SummarizerOutput, basis: Basis, sureness: Sureness) -> str | None:
+def _what_to_close(answer: SummarizerOutput, basis: Basis, sureness: Sureness, *, last: bool) -> str | None:
     """The reason for another pass; None where the evidence suffices. Where a width is asked for, that of the
-    interval decides, and the budget."""
+    interval decides, and the budget; a wide interval after the `last` pass that is allowed is no reason."""
     if answer.fusion and (width := sureness.width(answer.fusion, basis.plan)) is not None:
         wanted = sureness.decisions.target_width
         if wanted is not None and (width <= wanted or not sureness.affords_replan()):
             return None
     need_replan, reason = should_replan(basis.evidence, basis.plan.query_scope, basis.plan, answer.fusion)
-    if not need_replan and (gap := _width_gap(answer, basis, sureness)):
+    if not (need_replan or last) and (gap := _width_gap(answer, basis, sureness)):
         return gap.reason
     return reason if need_replan else None
 
