@@ -258,7 +258,8 @@ class _File:
 def test_a_wide_interval_is_planned_again_and_a_narrow_one_is_not(large):
     wide = agent_passes(large, {"NIQE": 3.3, "LocalNR": 3.4}, target_width=1.0)
     assert wide["iteration_count"] == 2  # the third pass is the last that is allowed
-    assert len(wide["passes"]) == 3 and not wide["need_replan"]
+    assert len(wide["passes"]) == 3
+    assert not wide["need_replan"]
     assert "levels wide, 1 were asked for" in wide["replan_history"][0]
     narrow = agent_passes(large, {"NIQE": 3.3, "LocalNR": 3.4}, target_width=3.0)
     assert narrow["replan_history"] == []

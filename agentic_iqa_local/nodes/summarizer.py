@@ -44,7 +44,12 @@ from agentic_iqa_local.reasoning import (
     quarters_named,
     speaks_for_another,
 )
-from agentic_iqa_local.replanning import REPLAN_HISTORY_LIMIT, append_replan_reason, may_replan
+from agentic_iqa_local.replanning import (
+    REPLAN_HISTORY_LIMIT,
+    append_replan_reason,
+    may_replan,
+    replan_limit,
+)
 from agentic_iqa_local.state import (
     AgenticIQAState,
     Basis,
@@ -155,7 +160,7 @@ def close_pass(
     answer = revised(answer, passes=passes[-REPLAN_HISTORY_LIMIT:])
     iteration = state.get("iteration_count", 0)
     changes |= {"summarizer_result": answer, "iteration_count": iteration}
-    reason = _what_to_close(answer, basis, sureness, last=not may_replan(state))
+    reason = _what_to_close(answer, basis, sureness, last=iteration + 1 >= replan_limit(state))
     if result.error or reason is None:
         return changes
     if not may_replan(state):
