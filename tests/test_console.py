@@ -86,7 +86,7 @@ def test_text_fits_the_terminal(folder):
     begins there."""
     lines, _, status = on_a_terminal(folder / "0.png", "--cpu", "--explain")
     assert status == 0
-    headings = {"Plan", "Evidence", "Tools", "Score", "Why", "Warnings", ""}
+    headings = {"Plan", "Evidence", "Tools", "Score", "How sure", "Why", "Warnings", ""}
     starts = [line for line in lines if not line.startswith(" ") and line not in headings]
     assert all(line.startswith((str(folder)[:20], "Letters")) for line in starts), starts
 
@@ -108,7 +108,8 @@ def test_the_summary_counts_ranks_and_names_failures(folder):
     assert [row["error"] is None for row in rows] == [True, True, True, False]
     best = max((row for row in rows if row["q"]), key=lambda row: row["q"])
     said = done.stderr.splitlines()
-    assert said[said.index("by score:") + 1].split()[0] == f"{best['q']:.2f}"
+    mean = sum(row["q"] for row in rows if row["q"]) / 3
+    assert said[said.index(f"by score, mean {mean:.2f}:") + 1].split()[0] == f"{best['q']:.2f}"
     assert "broken.png" in said[said.index("failed:") + 1]
 
 

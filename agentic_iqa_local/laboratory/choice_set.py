@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from agentic_iqa_local.commands.console import bar, safe_streams
 from agentic_iqa_local.laboratory.training.choices import HOW_SEVERE, WHETHER, WHICH
 from agentic_iqa_local.laboratory.training.questions import words_of
 from agentic_iqa_local.laboratory.training.samples import visible_parts
@@ -66,6 +67,7 @@ KINDS: tuple[tuple[str, Callable[[Crop, random.Random], Asked]], ...] = (
 )
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("photos", type=Path, help="folder of clean photographs; the part held out is used")
@@ -75,14 +77,13 @@ def main(argv: list[str] | None = None) -> int:
     args.out.mkdir(parents=True)
     rng, drawn, rows = random.Random(SEED), np.random.default_rng(SEED), []
     photos = load_tiles(split_photos(args.photos)[1])
-    for i, photo in enumerate(photo for photo in photos for _ in range(args.per_photo)):
+    for i, photo in enumerate(bar([photo for photo in photos for _ in range(args.per_photo)])):
         name, (kind, ask) = f"{i:04}.png", KINDS[i % len(KINDS)]
         crop = Crop(draw_sample(photo, drawn), photo, quality=float("nan"))  # no question asks for it
         Image.fromarray(crop.sample.image).save(args.out / name)
         question, choices, right = ask(crop, rng)
         told = {"image": name, "question": question, "choices": "|".join(choices), "answer": right}
         rows.append(told | {"question_type": kind})
-        print(f"\r{i + 1} of {len(photos) * args.per_photo}", end="", file=sys.stderr)
     with (args.out / "questions.csv").open("w", newline="", encoding="utf-8") as file:
         write_csv(file, COLUMNS, rows)
     return 0

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from agentic_iqa_local.assessment import assess
+from agentic_iqa_local.commands.console import bar, safe_streams
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.provenance import commit, machine
 from agentic_iqa_local.request import Pipeline
@@ -45,10 +46,9 @@ def measure(
     for one in services.values():
         one.pool = first.pool
     rows: dict[str, list[Assessment]] = {name: [] for name in policies}
-    for i, (picture, _, _) in enumerate(pictures):
+    for i, (picture, _, _) in enumerate(bar(pictures)):
         for name in list(policies)[i % 3 :] + list(policies)[: i % 3]:
             rows[name].append(assess(picture, pipeline=pipeline, services=services[name]))
-        print(f"\r{i + 1} of {len(pictures)}", end="", file=sys.stderr)
     truth, scenes = np.array([mos for _, mos, _ in pictures]), np.array([scene for *_, scene in pictures])
     return {name: _figures(found, truth, scenes) for name, found in rows.items()}
 
@@ -78,6 +78,7 @@ def _figures(rows: list[Assessment], truth: np.ndarray, scenes: np.ndarray) -> d
     }
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("manifest", type=Path, help="CSV with image, mos (1..5) and group")

@@ -21,7 +21,7 @@ from typing import Any
 
 from PIL import Image
 
-from agentic_iqa_local.commands.console import Parser, bar
+from agentic_iqa_local.commands.console import Parser, bar, safe_streams
 from agentic_iqa_local.comparison import Judge
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.devices import choose_device, describe_device
@@ -38,6 +38,7 @@ from agentic_iqa_local.synthetic.photos import split_photos
 PACKAGES = ("torch", "transformers", "pyiqa", "imagehash", "choix", "scikit-learn")
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     parser = Parser.of("laboratory.pairwise", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)

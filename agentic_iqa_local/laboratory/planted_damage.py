@@ -28,7 +28,7 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage, stats
 
-from agentic_iqa_local.commands.console import Parser, safe_streams
+from agentic_iqa_local.commands.console import Parser, bar, safe_streams
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTERS, PLACES
@@ -238,17 +238,15 @@ def find(args: argparse.Namespace) -> dict[str, Any]:
     per_photo = -(-args.pictures // len(files))
     rows = _earlier(args.rows)[: args.pictures]
     with tempfile.TemporaryDirectory() as folder:
-        for number, case in enumerate(plant(files, per_photo), 1):
+        for number, case in enumerate(bar(plant(files, per_photo), total=args.pictures), 1):
             if number <= len(rows):
                 continue
             rows.append(examine(case, services, Path(folder)))
             if args.rows:
                 with args.rows.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
-            print(f"\r{number} of {args.pictures}", end="", file=sys.stderr)
             if number == args.pictures:
                 break
-    print(file=sys.stderr)
     return {
         "what": "damage planted in one quarter of clean photographs",
         "split": args.split,
@@ -281,7 +279,7 @@ def bias(args: argparse.Namespace) -> dict[str, Any]:
     services, prompt = Services(load_settings()), summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
     sides = [side for side in tile_sides(services.client(ROLE).limits) if side < SIDE]
     differences: dict[int, list[float]] = {side: [] for side in sides}
-    for number, file in enumerate(files, 1):
+    for file in bar(files):
         images = OpenImages(services, str(file))
         whole = min(images.image.width, SIDE), min(images.image.height, SIDE)
 
@@ -293,8 +291,6 @@ def bias(args: argparse.Namespace) -> dict[str, Any]:
         for side in sides:
             differences[side].append(level(_spread(*whole, side)) - of_whole)
         images.close()
-        print(f"\r{number} of {len(files)}", end="", file=sys.stderr)
-    print(file=sys.stderr)
     folder = services.settings.folder(services.section(ROLE).backend)
     return {
         "model": folder_hash(folder),
