@@ -1,0 +1,91 @@
+"""Pages in a real browser: Chromium, driven by Playwright, with every request and console message noted.
+
+Chromium is the system's own (Debian: apt-get install chromium), or the one at $CHROMIUM. Tests that need it say
+that they did not run where there is none.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SIZES = {"wide": (1280, 800), "phone": (390, 844)}  # CSS pixels
+SCREENSHOTS = os.environ.get("SCREENSHOTS")  # a folder: the pages' pictures are drawn into it anew
+
+needs_chromium = pytest.mark.skipif(
+    not CHROMIUM, reason="NOT RUN: Chromium is not installed (apt-get install chromium, or set CHROMIUM)"
+)
+
+
+@dataclass
+class Watched:
+    """A page, and what was seen of it: the addresses it asked for, errors and warnings of its console, and
+    exceptions of its scripts."""
+
+    page: Any
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def strangers(self, *own: str) -> list[str]:
+        """The addresses asked for that begin with none of `own`, and are neither data nor made in the page."""
+        return [url for url in self.requests if not url.startswith((*own, "data:", "blob:", "about:"))]
+
+
+@contextmanager
+def browser_page(*, size: str = "wide", dark: bool = False, **options) -> Iterator[Watched]:
+    """A new page in a browser of its own. `options` go to Playwright's `new_context`."""
+    from playwright.sync_api import sync_playwright
+
+    width, height = SIZES[size]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", **options
+        )
+        watched = Watched(page := context.new_page())
+        page.on("request", lambda request: watched.requests.append(request.url))
+        page.on("pageerror", lambda error: watched.complaints.append(str(error)))
+        page.on(
+            "console",
+            lambda said: said.type in ("error", "warning") and watched.complaints.append(said.text),
+        )
+        try:
+            yield watched
+        finally:
+            browser.close()
+
+
+def axe_findings(page) -> list[str]:
+    """The serious and critical findings of axe-core on the page as it is now, one a line."""
+    import axe_playwright_python
+
+    script = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+    page.evaluate(script + "\n;0")  # evaluated by the debugger, which a Content-Security-Policy does not hold back
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return [
+        f"{rule['impact']} {rule['id']}: {node['html'][:200]}"
+        for rule in found
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+
+
+def screenshot(page, name: str) -> None:
+    """Draws what the page's window shows into $SCREENSHOTS, where that is set, as NAME.png."""
+    if SCREENSHOTS:
+        page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png")
