@@ -153,12 +153,13 @@ class ModelSettings(Section):
             "vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest."
         ),
     )
-    server: str = Field(
+    server: str | list[str] = Field(
         default="http://127.0.0.1:8000",
         repr=False,
         description=(
-            "Backend server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs"
-            " in, instead of with $AGENTIC_IQA_SERVER_KEY; neither is ever written or shown."
+            "Backend server: where vLLM's OpenAI-compatible server listens, or a list of such addresses,"
+            " which share the work. http://USER:PASSWORD@HOST logs in, instead of with $AGENTIC_IQA_SERVER_KEY;"
+            " neither is ever written or shown."
         ),
     )
     served_name: str | None = Field(
@@ -177,13 +178,23 @@ class ModelSettings(Section):
 
     @field_validator("server")
     @classmethod
-    def _is_an_address(cls, address: str) -> str:
-        split_server(address)
-        return address
+    def _are_addresses(cls, addresses: str | list[str]) -> str | list[str]:
+        each = [addresses] if isinstance(addresses, str) else addresses
+        places = [split_server(address)[0] for address in each]
+        if not places or len(set(places)) < len(places):
+            raise ValueError("expected an address, or a list of different ones")
+        return addresses
+
+    @property
+    def servers(self) -> list[str]:
+        """The addresses of `server`, one or more."""
+        return [self.server] if isinstance(self.server, str) else self.server
 
     @field_serializer("server")
-    def _without_login(self, address: str) -> str:
-        return split_server(address)[0]
+    def _without_login(self, addresses: str | list[str]) -> str | list[str]:
+        if isinstance(addresses, str):
+            return split_server(addresses)[0]
+        return [split_server(address)[0] for address in addresses]
 
 
 class PlacedModel(ModelSettings):

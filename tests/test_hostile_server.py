@@ -62,7 +62,7 @@ def serving():
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             state.seen.append((self.path, self.headers["Authorization"]))
-            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.body = self.rfile.read(int(self.headers["Content-Length"] or 0))
             answer = state.answers.get(self.path, {})
             try:
                 if callable(answer):

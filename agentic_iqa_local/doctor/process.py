@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
+def _addresses(host: str) -> set[str]:
+    """A host's name and its addresses, as far as they are known."""
+    with suppress(OSError):
+        return {host} | {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    return {host}
+
+
 def block_network(settings: Settings, attempts: list[str]) -> None:
     """From now on Python's sockets of this process reach no address but that of a configured server, and this
     machine itself where vLLM's engine talks to itself. What else is tried fails as without a network, and is
@@ -35,10 +42,9 @@ def block_network(settings: Settings, attempts: list[str]) -> None:
     for backend in Setup(settings).backends:
         if backend.startswith("vllm."):
             allowed |= LOOPBACK
-        elif backend.startswith("server.") and (host := urlsplit(settings.model(backend).server).hostname):
-            allowed.add(host)
-            with suppress(OSError):
-                allowed |= {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+        elif backend.startswith("server."):
+            for address in settings.model(backend).servers:
+                allowed |= _addresses(urlsplit(address).hostname or "")
 
     def refuse(event: str, args: tuple[Any, ...]) -> None:
         if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):

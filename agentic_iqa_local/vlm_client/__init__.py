@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BACKENDS = {
     "transformers": "agentic_iqa_local.vlm_client.transformers_client:TransformersClient",
     "vllm": "agentic_iqa_local.vlm_client.vllm_client:VllmClient",
-    "server": "agentic_iqa_local.vlm_client.server_client:ServerClient",
+    "server": "agentic_iqa_local.vlm_client.several_servers:connect",
 }
 
 

@@ -57,6 +57,7 @@ class ServerClient:
                     " server starts",
                     "change it",
                 )
+        assert isinstance(settings.server, str)  # `several_servers` gives each its own client
         self.connection = Connection(settings.server, settings.server_timeout, self.renderer.folder)
         self.url = self.connection.url
         self.served = self._served_model()

@@ -73,7 +73,7 @@ class Connection:
             )
         if not response.is_success:
             gone = response.status_code in (502, 503, 504) or (
-                response.status_code == 500 and not self._healthy()
+                response.status_code == 500 and not self.healthy()
             )
             reason = self.shown(content.decode(errors="replace"))
             raise (ModelLost if gone else VLMError)(
@@ -129,7 +129,7 @@ class Connection:
             )
         return response, bytes(content)
 
-    def _healthy(self) -> bool:
+    def healthy(self) -> bool:
         """Whether the server's engine still runs; vLLM's server may outlive it."""
         try:
             return self._exchange("GET", "/health")[0].is_success
