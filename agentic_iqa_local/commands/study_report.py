@@ -229,7 +229,19 @@ def _write_studies(args: argparse.Namespace, studies: "list[Study]") -> None:
         print(markdown(*DATASETS_TABLE, table))
     else:
         print(markdown(*TABLES["modes"], studies[0].tables["modes"]))
+    _say_what_was_found(studies)
     print(one_line(f"Written to {args.out}: open {args.out / 'report.html'}"))
+
+
+def _say_what_was_found(studies: "list[Study]") -> None:
+    """Five sentences on each study."""
+    from agentic_iqa_local.studies.summary import summarize
+
+    for study in studies:
+        print(one_line(f"What {study.name} shows:"))
+        for sentence in summarize(study):
+            print(one_line(f"- {sentence.text}"))
+        print()
 
 
 def add_compare(commands: Subcommands) -> None:
