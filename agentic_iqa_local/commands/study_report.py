@@ -203,6 +203,7 @@ def _write_accuracy(folder: Path, run: dict[str, Any], rows: list[dict[str, Any]
 
 
 def _write_studies(args: argparse.Namespace, studies: "list[Study]") -> None:
+    from agentic_iqa_local.studies.page import write_html
     from agentic_iqa_local.studies.plots import draw
     from agentic_iqa_local.studies.report import (
         DATASETS_TABLE,
@@ -210,8 +211,8 @@ def _write_studies(args: argparse.Namespace, studies: "list[Study]") -> None:
         markdown,
         over_datasets,
         write_figures,
-        write_html,
         write_run,
+        write_summary,
         write_table,
         write_tables,
     )
@@ -221,6 +222,7 @@ def _write_studies(args: argparse.Namespace, studies: "list[Study]") -> None:
         folder = _part(args, study.name)
         write_tables(study, folder)
         write_run(study.run, folder)
+        write_summary(study, folder)
         write_figures(drawings, folder)
     write_html(parts, args.out / "report.html", pictures=args.pictures)
     if len(studies) > 1:
@@ -229,7 +231,19 @@ def _write_studies(args: argparse.Namespace, studies: "list[Study]") -> None:
         print(markdown(*DATASETS_TABLE, table))
     else:
         print(markdown(*TABLES["modes"], studies[0].tables["modes"]))
+    _say_what_was_found(studies)
     print(one_line(f"Written to {args.out}: open {args.out / 'report.html'}"))
+
+
+def _say_what_was_found(studies: "list[Study]") -> None:
+    """Five sentences on each study."""
+    from agentic_iqa_local.studies.summary import summarize
+
+    for study in studies:
+        print(one_line(f"What {study.name} shows:"))
+        for sentence in summarize(study):
+            print(one_line(f"- {sentence.text}"))
+        print()
 
 
 def add_compare(commands: Subcommands) -> None:

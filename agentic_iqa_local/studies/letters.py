@@ -20,6 +20,7 @@ from agentic_iqa_local.studies.statistics import (
 from agentic_iqa_local.studies.study import Study, Table, mean, spread
 
 COVERAGES = (100, 90, 75, 50, 25)  # percent
+BINS = 15  # of confidence
 
 
 def distinct_letters(modes: dict[str, Reading]) -> dict[tuple[str, ...], np.ndarray]:
@@ -109,6 +110,18 @@ def _fitting_rows(study: Study, rng: np.random.Generator) -> tuple[np.ndarray, s
     units = rng.permutation(study.draws.counts.shape[1])
     chosen = np.isin(study.draws.unit, units[: len(units) // 2])
     return chosen, f"half of the {study.draws.over.partition(',')[0]}, judged on the others"
+
+
+def reliability_bins(confidence: np.ndarray, correct: np.ndarray) -> list[dict[str, Any]]:
+    """Mean confidence and accuracy, both 0..1, and the number of rows of every bin of equal width that has
+    rows; each bin is closed on its right."""
+    which = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    count = np.bincount(which, minlength=BINS)
+    sums = [np.bincount(which, values, BINS) for values in (confidence, correct)]
+    return [
+        {"confidence": sums[0][i] / count[i], "accuracy": sums[1][i] / count[i], "n": int(count[i])}
+        for i in np.flatnonzero(count)
+    ]
 
 
 def rank_errors(scores: np.ndarray, quality: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 
 from agentic_iqa_local.intervals import COVERAGE
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.studies.letters import reliability_bins
 from agentic_iqa_local.studies.study import Study
 from agentic_iqa_local.text import one_line
 
@@ -32,7 +33,6 @@ STYLE: dict[Any, Any] = {
 }
 COLUMNS = 4
 FIFTHS = 5
-BINS = 15
 
 
 Shown = TypeVar("Shown", str, tuple[str, ...])
@@ -145,14 +145,12 @@ def _letters(study: Study) -> Figure | None:
 def _reliability(study: Study) -> Figure | None:
     def plot(axes: Axes, names: tuple[str, ...]) -> None:
         confidence, correct = study.reliability[names]
-        which = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-        count = np.bincount(which, minlength=BINS)
-        filled = count > 0
-        means = [np.bincount(which, values, BINS)[filled] / count[filled] for values in (confidence, correct)]
+        bins = reliability_bins(confidence, correct)
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
         axes.scatter(
-            *means,
-            s=6 + 120 * count[filled] / count.sum(),
+            [found["confidence"] for found in bins],
+            [found["accuracy"] for found in bins],
+            s=[6 + 120 * found["n"] / len(confidence) for found in bins],
             color=BLUE,
             alpha=0.7,
             linewidths=0,

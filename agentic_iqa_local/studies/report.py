@@ -1,33 +1,27 @@
-"""Writes a study down: tables as CSV and Markdown, figures as PNG and SVG, and one HTML page that asks
-nothing of the network.
+"""Writes a study down: tables as CSV and Markdown, figures as PNG and SVG, and report.json.
 
-Text of rows (queries, file names, a model's words) is untrusted: it is escaped wherever it goes. A data set's
-picture is opened only where the page is to show it.
+Text of rows (queries, file names, a model's words) is untrusted: it is escaped wherever it goes.
 """
 
-import base64
 import csv
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from io import BytesIO, StringIO
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-import jinja2
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
 
 from agentic_iqa_local.files import FileError, first_mistake, read_bytes, read_json
-from agentic_iqa_local.images import ImageError, load_image
 from agentic_iqa_local.rows import LARGEST_NOTE, write_whole
+from agentic_iqa_local.studies.figures import report_json
 from agentic_iqa_local.studies.plots import Drawing
 from agentic_iqa_local.studies.study import MARGIN, Study, StudyError, Table
 from agentic_iqa_local.tables import markdown_cell, write_csv
 from agentic_iqa_local.text import printable
-
-THUMBNAIL = 320  # pixels of the longest side
 
 Read = TypeVar("Read")
 Line = TypeVar("Line", bound=BaseModel)
@@ -197,7 +191,7 @@ def over_datasets(studies: Sequence[Study]) -> Table:
 # Tables as text
 
 
-def _number(value: Any) -> str:
+def cell_number(value: Any) -> str:
     """For a reader: — where there is no value."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "—"
@@ -208,18 +202,23 @@ def _number(value: Any) -> str:
     return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"
 
 
+def columns_of(table: Table) -> list[str]:
+    """The columns that a reader is shown."""
+    return [key for key in table[0] if not key.endswith(("_low", "_high", "_mark"))]
+
+
 def shown(table: Table) -> tuple[list[str], list[list[str]]]:
     """Headers and cells for a reader: an interval or a mark stands in the cell of its value."""
-    columns = [key for key in table[0] if not key.endswith(("_low", "_high", "_mark"))]
+    columns = columns_of(table)
     headers = [" ".join(HEADERS.get(word, word) for word in key.split("_")) for key in columns]
     return headers, [[_cell(row, key) for key in columns] for row in table]
 
 
 def _cell(row: dict[str, Any], key: str) -> str:
-    text = _number(row.get(key))
+    text = cell_number(row.get(key))
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
     if low is not None and not math.isnan(low):
-        text += f" ({_number(low)} to {_number(high)})"
+        text += f" ({cell_number(low)} to {cell_number(high)})"
     return f"{text} {mark}" if (mark := row.get(f"{key}_mark")) else text
 
 
@@ -267,6 +266,13 @@ def write_figures(drawings: Sequence[Drawing], folder: Path) -> None:
     for drawing in drawings:
         write_whole(folder / f"{drawing.name}.svg", drawing.svg)
         write_whole(folder / f"{drawing.name}.png", drawing.png)
+
+
+def write_summary(study: Study, folder: Path) -> None:
+    """report.json: the sentences of the summary and the numbers of the page's figures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(report_json(study), indent=1, ensure_ascii=False, allow_nan=False)
+    write_whole(folder / "report.json", printable(text))
 
 
 def write_run(run: dict[str, Any], folder: Path) -> None:
@@ -390,48 +396,3 @@ def _two(value: float | None) -> str:
 
 def _with_interval(value: float | None, low: float | None, high: float | None) -> str:
     return "—" if value is None else f"{_two(value)} ({_two(low)} to {_two(high)})"
-
-
-# The page
-
-
-def write_html(parts: Sequence[tuple[Study, Sequence[Drawing]]], file: Path, *, pictures: bool) -> None:
-    """One page with a section for each study and its drawings. `pictures` puts the worst images' thumbnails
-    into it."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters |= {"shown": shown, "number": _number, "uri": _uri, "json": _json}
-    studies = [study for study, _ in parts]
-    page = environment.get_template("report.html.jinja").render(
-        parts=parts,
-        over_datasets=(*DATASETS_TABLE, over_datasets(studies)) if len(parts) > 1 else None,
-        tables_of=tables_of,
-        thumbnail=_thumbnail if pictures else None,
-    )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, printable(page))
-
-
-def _uri(content: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False)
-
-
-def _thumbnail(row: dict[str, Any]) -> str | None:
-    """A small JPEG of a row's image as a data URI; None where it cannot be read any more."""
-    try:
-        image = load_image(row["image"]).pixels
-    except ImageError:
-        return None
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
-    content = BytesIO()
-    image.save(content, "JPEG", quality=80)
-    return _uri(content.getvalue(), "jpeg")

@@ -1,0 +1,118 @@
+"""The report's page: one HTML file with style, script and pictures inside, which asks nothing of the network.
+
+Text of rows (queries, file names, a model's words) is untrusted: it is escaped wherever it goes, and the
+page's policy runs no script but the one of this package.
+"""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from agentic_iqa_local import pages
+from agentic_iqa_local.images import ImageError, load_image
+from agentic_iqa_local.rows import write_whole
+from agentic_iqa_local.studies.charts import charts
+from agentic_iqa_local.studies.figures import figures
+from agentic_iqa_local.studies.plots import Drawing
+from agentic_iqa_local.studies.report import (
+    DATASETS_TABLE,
+    cell_number,
+    columns_of,
+    over_datasets,
+    shown,
+    tables_of,
+)
+from agentic_iqa_local.studies.study import Study, Table
+from agentic_iqa_local.studies.summary import summarize
+from agentic_iqa_local.text import printable
+
+THUMBNAIL = 320  # pixels of the longest side
+PAGES = Path(pages.__file__).parent
+TOPICS = {
+    "winner": "Which mode won",
+    "difference": "By how much",
+    "significance": "Is it significant",
+    "leaks": "What is leaked",
+    "failures": "What failed",
+}
+
+
+def write_html(parts: Sequence[tuple[Study, Sequence[Drawing]]], file: Path, *, pictures: bool) -> None:
+    """One page with a section for each study and its drawings. `pictures` puts the worst images' thumbnails
+    into it."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"number": cell_number, "uri": _uri, "json": _json, "cells": _cells}
+    style, script = ((PAGES / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    page = environment.get_template("report.html.jinja").render(
+        parts=parts,
+        style=Markup(style),
+        script=Markup(script),
+        policy=_policy(style, script),
+        topics=TOPICS,
+        summarize=summarize,
+        figures=figures,
+        charts=charts,
+        over_datasets=(*DATASETS_TABLE, over_datasets([study for study, _ in parts])) if parts[1:] else None,
+        tables_of=tables_of,
+        thumbnail=_thumbnail if pictures else None,
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, printable(page))
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing from anywhere, and of styles and scripts those of this page alone."""
+    allowed = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    return (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{allowed[0]}';"
+        f" script-src 'sha256-{allowed[1]}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _cells(table: Table) -> tuple[list[str], list[list[tuple[str, str]]]]:
+    """Headers, and cells as (what is shown, the number to sort by or nothing)."""
+    headers, cells = shown(table)
+    keys = columns_of(table)
+    return headers, [
+        [(text, _sort_key(row.get(key))) for text, key in zip(line, keys, strict=True)]
+        for row, line in zip(table, cells, strict=True)
+    ]
+
+
+def _sort_key(value: Any) -> str:
+    known = isinstance(value, int | float) and not math.isnan(value)
+    return repr(float(value)) if known else ""
+
+
+def _uri(content: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False)
+
+
+def _thumbnail(row: dict[str, Any]) -> str | None:
+    """A small JPEG of a row's image as a data URI; None where it cannot be read any more."""
+    try:
+        image = load_image(row["image"]).pixels
+    except ImageError:
+        return None
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    content = BytesIO()
+    image.save(content, "JPEG", quality=80)
+    return _uri(content.getvalue(), "jpeg")
