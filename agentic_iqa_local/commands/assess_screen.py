@@ -49,8 +49,14 @@ class Screen:
         if folder and not self._begun:
             self.console.show(one_line(f"{folder}{os.sep}"))
         self._begun = True
-        at = self._layout([short(picture) for picture in self.pictures])
-        self.console.show_coloured(picture_line(row, short(row.image), at, self.console.coloured))
+        at = self._layout([self._shown(short(picture)) for picture in self.pictures])
+        name = self._shown(short(row.image))
+        self.console.show_coloured(picture_line(row, name, at, self.console.coloured))
+
+    def _shown(self, name: str) -> str:
+        """The name with escapes for what the terminal's encoding lacks, so that its width is known."""
+        encoding = self.console.results.encoding or "utf-8"
+        return one_line(name).encode(encoding, "backslashreplace").decode(encoding)
 
     def _layout(self, names: list[str]) -> "Layout":
         """That of the terminal as it is now: it may have been resized."""
