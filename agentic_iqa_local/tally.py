@@ -7,7 +7,8 @@ from typing import Any
 
 from agentic_iqa_local.levels import LETTER_TO_LEVEL
 from agentic_iqa_local.prompts import chosen_answer
-from agentic_iqa_local.report import level_word, paragraphs, safe_lines, why_failed, wrapped
+from agentic_iqa_local.report import level_word, safe_lines, why_failed, wrapped
+from agentic_iqa_local.text import one_line
 
 NAMED = 5  # pictures in each list
 
@@ -45,14 +46,15 @@ class Tally:
         """Rows counted."""
         return sum(self.answers.values()) + len(self.failed) + len(self.not_sure)
 
-    def text(self, assessed: int, seconds: float) -> str:
-        """The summary; `assessed` of the rows were made in the last `seconds`."""
+    def text(self, assessed: int, seconds: float, *, ranked: bool = True) -> str:
+        """The summary; `assessed` of the rows were made in the last `seconds`. `ranked` is False where each
+        picture has its line already."""
         others = f"; {len(self.not_sure)} not sure" if self.not_sure else ""
         others += f"; {len(self.failed)} failed" if self.failed else ""
         counts = ", ".join(self._counts()) or "none assessed"
         lines = wrapped(f"{self.total} pictures: {counts}{others}", indent="")
         lines += self._verdicts()
-        lines += self._ranking() + self._failures()
+        lines += (self._ranking() if ranked else []) + self._failures()
         if assessed and seconds:
             rate = assessed / seconds
             each = f"{rate:.1f} pictures a second" if rate >= 1 else f"{1 / rate:.1f} seconds a picture"
@@ -89,10 +91,21 @@ class Tally:
         return sum(q for q, _ in self._scored) / len(self._scored)
 
     def _failures(self) -> list[str]:
-        if not self.failed:
-            return []
-        lines = ["failed:", *paragraphs(why_failed(image, error) for image, error in self.failed[:NAMED])]
-        return lines + ([f"  and {len(self.failed) - NAMED} more"] if len(self.failed) > NAMED else [])
+        """Each reason once, the commonest first, with the pictures that it holds for."""
+        reasons: dict[str, list[str]] = {}
+        for image, error in self.failed:
+            reasons.setdefault(error.removeprefix(f"{one_line(image)}: "), []).append(image)
+        commonest = sorted(reasons.items(), key=lambda item: -len(item[1]))
+        lines = ["failed:"] if commonest else []
+        for reason, images in commonest[:NAMED]:
+            if len(images) == 1:
+                lines += wrapped(why_failed(images[0], reason))
+            else:
+                more = f" and {len(images) - NAMED} more" if len(images) > NAMED else ""
+                lines += wrapped(f"{len(images)} pictures: {reason}")
+                lines += wrapped(f"{', '.join(images[:NAMED])}{more}", indent="    ")
+        left = sum(len(images) for _, images in commonest[NAMED:])
+        return lines + ([f"  and {left} more"] if left else [])
 
 
 def _score_line(scored: tuple[float, str]) -> str:

@@ -87,7 +87,6 @@ def test_several_pictures_are_ordered_and_a_bad_one_told(burst):
         (["--best-of", "a", "--interactive"], "--interactive: expected without --best-of"),
         (["--best-of", "a", "--choices", "x", "y"], "--choices: expected without --best-of"),
         (["--compare", "a.png", "b.png", "--query", "Is it noisy?"], "--query: expected without --compare"),
-        (["--best-of", "a", "--out", "rows.csv"], "--csv: expected without --best-of"),
         (["--best-of", "a", "--at-least", "Good"], "--at-least: expected without --best-of"),
         (["x.png", "--best-of", "a"], "x.png: expected without --best-of; name it behind --best-of"),
         (["a.png", "--pairwise", "always"], "--pairwise: expected with --compare or --best-of"),

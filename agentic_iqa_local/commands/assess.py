@@ -16,7 +16,8 @@ examples:
   {assess} --list-tools
 Without a picture the sample photograph that ships is assessed.
 
-On a terminal the answer is text; piped, or with --json, it is one JSON object a line on stdout and nothing
+On a terminal the answer is text, of several pictures one line each, coloured unless NO_COLOR is set;
+piped, or with --json, it is one JSON object a line on stdout and nothing
 else there. With --out the objects go to a file instead, each synced to disk as it is finished: after a kill,
 Ctrl-C or a full disk the same command with --resume goes on.
 With --interactive questions about one picture are read from stdin, one a line ("Rate it", then "And the

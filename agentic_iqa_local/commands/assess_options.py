@@ -256,6 +256,15 @@ def _output(parser: Parser) -> None:
         help="JSON lines on stdout on a terminal and with --out too",
     )
     output.add_argument(
+        "--sort",
+        choices=("q", "worst", "width", "name"),
+        help=(
+            "several pictures on a terminal: print their lines at the end, from the best q on, the worst on,"
+            " the widest interval on, or by name; rows of --out and in a pipe keep the order in which they"
+            " finish"
+        ),
+    )
+    output.add_argument(
         "--explain",
         action="store_true",
         help=(
@@ -306,10 +315,26 @@ def _check_output(parser: Parser, args: argparse.Namespace) -> None:
         if args.csv:
             parser.error(f"--out {args.out} --csv {args.csv}: expected one table; name --out .jsonl")
         args.out, args.csv = args.out.with_suffix(".jsonl"), args.out
+    if args.sort:
+        _check_sort(parser, args)
     if args.resume and not args.out:
         parser.error("--resume: expected --out FILE, the rows to go on with")
     if args.retry_failed and not args.resume:
         parser.error("--retry-failed: expected --out FILE --resume, the rows among which some failed")
+
+
+def _check_sort(parser: Parser, args: argparse.Namespace) -> None:
+    """Ends the program with one sentence where there are no lines to sort."""
+    for option, given in (
+        ("--explain", args.explain),
+        ("--json", args.json),
+        ("--interactive", args.interactive),
+        ("--compare", args.compare),
+        ("--best-of", args.best_of),
+        ("--list-tools", args.list_tools),
+    ):
+        if given:
+            parser.error(f"--sort: expected without {option}; it sorts one line for each picture")
 
 
 def _check_question(parser: Parser, args: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from agentic_iqa_local.commands.assess_maps import about_map, map_requests
+from agentic_iqa_local.commands.assess_screen import Screen
 from agentic_iqa_local.commands.console import Console
 from agentic_iqa_local.commands.stopping import stopped_by_ctrl_c
 from agentic_iqa_local.text import one_line
@@ -55,7 +56,8 @@ class AssessRun:
         self.left = [item for item in items if item.key not in done]
         self.written = 0
         self.tally = Tally()
-        self.kept: list[dict[str, Any]] = []  # for the table, where no file has the rows
+        self.kept: list[dict[str, Any]] = []  # for the table and for sorting, where no file has the rows
+        self.screen = Screen(args, [str(item.image) for item in items], console)
 
     def _open_results(self) -> "Results | None":
         """The file of rows, before anything is loaded; None without --out."""
@@ -178,11 +180,14 @@ class AssessRun:
         else:
             fields = row.to_dict()
             self.tally.add(fields)
-            if self.args.csv:
+            if self.args.csv or self.args.sort:
                 self.kept.append(fields)
         self.written += 1
         self.console.count(row.error is not None)
-        show(self.args, row, self.console)
+        if self.screen.lines:
+            self.screen.show(row)
+        else:
+            show(self.args, row, self.console)
         if self.maps and (reason := about_map(row)):
             self.without_map += 1
             self.console.say(f"error: {row.image}: {reason}")
@@ -211,8 +216,11 @@ class AssessRun:
         args, console, tally = self.args, self.console, self.tally
         for row in self.results.rows() if self.results else ():
             tally.add(row)
+        if args.sort:
+            self.screen.show_sorted(self._rows())
         if tally.total > 1:
-            console.say("\n" + tally.text(self.written, console.seconds if self.written else 0))
+            seconds = console.seconds if self.written else 0
+            console.say("\n" + tally.text(self.written, seconds, ranked=not self.screen.lines))
         if self.results:
             rows = f"{tally.total} rows in {args.out}"
             if tally.failed:

@@ -55,7 +55,6 @@ def check_compare(parser: Parser, args: argparse.Namespace) -> None:
         ("--query", args.query, "pictures are compared by their quality"),
         ("--choices", args.choices, "pictures are compared by their quality"),
         ("--resume", args.resume, "compare anew"),
-        ("--csv", args.csv or (args.out and args.out.suffix.lower() == ".csv"), "keep the rows with --out"),
         ("--at-least", args.at_least, "assess the pictures without it"),
         ("--abstain-wider-than", args.abstain_wider_than, "assess the pictures without it"),
         ("--map", getattr(args, "map", None), "map the pictures one by one"),

@@ -181,6 +181,11 @@ class CompareRun:
         if self.args.out:
             write_whole(self.args.out, "\n".join(map(_line, results)))
             self.console.say(one_line(f"{len(results)} rows in {self.args.out}"))
+        if self.args.csv:
+            from agentic_iqa_local.comparison_table import comparison_csv
+
+            write_whole(self.args.csv, comparison_csv(results), encoding="utf-8-sig")
+            self.console.say(one_line(f"the pictures as a table in {self.args.csv}"))
 
 
 def _line(result: "Result") -> str:

@@ -2,6 +2,7 @@
 lines never mixed."""
 
 import argparse
+import codecs
 import difflib
 import logging
 import os
@@ -215,6 +216,18 @@ class Console(AbstractContextManager):
         with self._without_bar():
             print(text, file=file or self.results, flush=True)
 
+    def show_coloured(self, text: str) -> None:
+        """As `show`, to the results, with the escape sequences of a line of `picture_lines`, whose other text
+        is safe."""
+        with self._without_bar():
+            print(text, file=getattr(self.results, "terminal", self.results), flush=True)
+
+    @property
+    def coloured(self) -> bool:
+        """Whether results go to a terminal that shows colours, and nobody has set NO_COLOR."""
+        dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        return self.results.isatty() and not dumb
+
     def say(self, text: str) -> None:
         """Prints to stderr, with the progress bar out of the way; on a terminal in lines that fit."""
         if sys.stderr.isatty():
@@ -260,9 +273,26 @@ class Console(AbstractContextManager):
         return gone
 
 
+PLAIN = {"█": "#", "░": ".", "–": "-", "−": "-", "…": "~", "×": "x"}
+
+
+def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
+    """What stands in, column for column, for drawing that an encoding lacks; an escape for other text."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    if (drawn := PLAIN.get(error.object[error.start])) is None:
+        return codecs.backslashreplace_errors(
+            UnicodeEncodeError(error.encoding, error.object, error.start, error.start + 1, error.reason)
+        )[0], error.start + 1
+    return drawn, error.start + 1
+
+
 def _take_stdout() -> SafeStream:
-    """The real stdout, which from now on is stderr for everybody else."""
-    results = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    """The real stdout, which from now on is stderr for everybody else: UTF-8, but on a terminal what that can
+    show, with ASCII in place of blocks and dashes."""
+    codecs.register_error("plain", _plain)
+    encoding = (sys.stdout.encoding or "utf-8") if os.isatty(1) else "utf-8"
+    results = os.fdopen(os.dup(1), "w", encoding=encoding, errors="plain", buffering=1)
     os.dup2(2, 1)
     return SafeStream(results)
 

@@ -1,0 +1,216 @@
+"""`agentic-iqa mcp`, asked by the protocol's own client over stdin and stdout."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import anyio
+import pytest
+from conftest import DATA, MODELS, ROOT
+from PIL import Image
+
+pytest.importorskip("mcp")
+
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "AGENTIC_IQA_MODELS": str(MODELS),
+    "PYTHONPATH": str(ROOT),
+}
+COMMAND = ["-m", "agentic_iqa_local", "mcp", "--cpu", "--root"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("served")
+    root = place / "root"
+    root.mkdir()
+    photo = Image.open(DATA / "sumac.png")
+    for i in range(3):
+        photo.crop((96 * i, 0, 96 * i + 224, 224)).save(root / f"{i}.png")
+    photo.save(place / "outside.png")
+    (root / "link.png").symlink_to(place / "outside.png")
+    (root / "away").symlink_to(place)
+    (root / "inside.png").symlink_to(root / "0.png")
+    (root / "broken.png").write_text("no picture")
+    (root / "\x1b[2J<script>.png").write_bytes((root / "0.png").read_bytes())
+    return root
+
+
+@pytest.fixture(scope="module")
+def answers(folder):
+    """What one server, whose models are loaded once, says to every call of this file."""
+    calls = {
+        "assess": ("assess", {"path": "0.png"}),
+        "letters": ("assess", {"path": "1.png", "pipeline": "letters"}),
+        "absolute": ("assess", {"path": str(folder / "0.png"), "pipeline": "letters"}),
+        "inside": ("assess", {"path": "inside.png", "pipeline": "letters"}),
+        "choices": ("assess", {"path": "0.png", "query": "Is it sharp?", "choices": ["Yes", "No"]}),
+        "reference": ("assess", {"path": "0.png", "reference": "1.png", "pipeline": "letters"}),
+        "compare": ("compare", {"paths": ["0.png", "1.png"]}),
+        "rank": ("compare", {"paths": ["0.png", "1.png", "2.png", "broken.png"]}),
+        "hostile": ("assess", {"path": "\x1b[2J<script>.png", "pipeline": "letters"}),
+        "missing": ("assess", {"path": "4.png"}),
+        "broken": ("assess", {"path": "broken.png"}),
+        "one choice": ("assess", {"path": "0.png", "choices": ["Yes"]}),
+        "one path": ("compare", {"paths": ["0.png"]}),
+        "outside": ("assess", {"path": "../outside.png"}),
+        "outside absolute": ("assess", {"path": str(folder.parent / "outside.png")}),
+        "link": ("assess", {"path": "link.png"}),
+        "linked folder": ("assess", {"path": "away/outside.png"}),
+        "reference outside": ("assess", {"path": "0.png", "reference": "link.png"}),
+        "compare outside": ("compare", {"paths": ["0.png", "link.png"]}),
+        "nul": ("assess", {"path": "0.png\x00"}),
+        "address": ("assess", {"path": "file:///etc/passwd"}),
+        "too long": ("assess", {"path": "x" * 5000}),
+        "wrong type": ("assess", {"path": ["0.png"]}),
+        "pipeline": ("assess", {"path": "0.png", "pipeline": "other"}),
+    }
+    found = {}
+
+    async def talk():
+        line = StdioServerParameters(command=sys.executable, args=[*COMMAND, str(folder)], env=ENVIRONMENT)
+        async with Client(stdio_client(line)) as client:
+            found["tools"] = (await client.list_tools()).tools
+            for name, (tool, arguments) in calls.items():
+                found[name] = await client.call_tool(tool, arguments)
+
+    anyio.run(talk)
+    return found
+
+
+def said(answer) -> str:
+    return answer.content[0].text
+
+
+def row_of(*arguments) -> dict:
+    line = [sys.executable, str(ROOT / "scripts" / "assess.py"), *map(str, arguments), "--cpu"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=os.environ | ENVIRONMENT)
+    return json.loads(done.stdout)
+
+
+def test_both_tools_say_what_they_take(answers):
+    tools = {tool.name: tool for tool in answers["tools"]}
+    assert set(tools) == {"assess", "compare"}
+    taken = set(tools["assess"].input_schema["properties"])
+    assert taken == {"path", "reference", "query", "choices", "pipeline", "map"}
+    assert tools["compare"].input_schema["required"] == ["paths"]
+
+
+@pytest.mark.parametrize(
+    ("name", "picture", "options"), [("assess", "0.png", []), ("letters", "1.png", ["--pipeline", "letters"])]
+)
+def test_an_answer_is_that_of_the_command(answers, folder, name, picture, options):
+    row, found = row_of(folder / picture, *options), answers[name]
+    assert not found.is_error
+    for field in ("q", "final_answer", "sha256", "p_c"):
+        assert found.structured_content[field] == row[field]
+    assert f"q {row['q']:.2f}" in said(found)
+
+
+def test_a_path_may_be_absolute_or_a_link_that_stays_inside(answers):
+    assert answers["absolute"].structured_content["q"] == answers["inside"].structured_content["q"]
+
+
+def test_a_question_and_a_reference(answers):
+    assert answers["choices"].structured_content["final_answer"] in ("A", "B")
+    assert answers["reference"].structured_content["reference"].endswith("1.png")
+
+
+def test_two_pictures_and_several(answers, folder):
+    row = row_of("--compare", folder / "0.png", folder / "1.png")
+    found = answers["compare"].structured_content
+    assert found["probability_first_is_better"] == pytest.approx(row["pair"]["probability"], abs=1e-6)
+    order = answers["rank"].structured_content
+    assert [ranked["place"] for ranked in order["order"]] == [1, 2, 3]
+    assert [os.path.basename(row["image"]) for row in order["failed"]] == ["broken.png"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing", "there is no such file"),
+        ("broken", "expected a PNG, JPEG"),
+        ("one choice", "expected 2 to 10 answers"),
+        ("one path", "expected 2 to 20 pictures"),
+    ],
+)
+def test_an_error_is_the_command_lines_sentence(answers, name, words):
+    assert answers[name].is_error
+    assert said(answers[name]).startswith("error: ")
+    assert words in said(answers[name])
+    assert "\n" not in said(answers[name])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["outside", "outside absolute", "link", "linked folder", "reference outside", "compare outside", "nul"],
+)
+def test_nothing_outside_of_the_root_is_read(answers, name):
+    assert answers[name].is_error
+    assert "below the folder that this server may read" in said(answers[name])
+
+
+def test_hostile_names_and_arguments(answers):
+    assert "\x1b" not in said(answers["hostile"])
+    assert answers["hostile"].structured_content["q"] == answers["absolute"].structured_content["q"]
+    for name in ("address", "too long", "wrong type", "pipeline"):
+        assert answers[name].is_error
+        assert "Traceback" not in said(answers[name])
+
+
+def begun(folder) -> subprocess.Popen:
+    """A server that has answered its first message."""
+    process = subprocess.Popen(
+        [sys.executable, *COMMAND, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | ENVIRONMENT,
+    )
+    about = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    }
+    send(process, {"id": 1, "method": "initialize", "params": about})
+    assert json.loads(process.stdout.readline())["result"]["serverInfo"]["name"] == "agentic-iqa"
+    send(process, {"method": "notifications/initialized"})
+    return process
+
+
+def send(process: subprocess.Popen, message: dict) -> None:
+    process.stdin.write(json.dumps({"jsonrpc": "2.0"} | message) + "\n")
+    process.stdin.flush()
+
+
+def test_stdout_carries_the_protocol_alone_and_a_closed_stdin_ends_it(folder):
+    process = begun(folder)
+    call = {"name": "assess", "arguments": {"path": "0.png", "pipeline": "letters"}}
+    send(process, {"id": 2, "method": "tools/call", "params": call})
+    answer = json.loads(process.stdout.readline())
+    assert answer["id"] == 2
+    rest, errors = process.communicate(timeout=60)
+    assert rest == ""
+    assert "Traceback" not in errors
+    assert process.returncode == 0
+
+
+def test_ctrl_c_ends_it(folder):
+    process = begun(folder)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert (process.returncode, rest, errors.strip()) == (130, "", "stopped")
+
+
+def test_a_root_that_is_no_folder(tmp_path):
+    line = [sys.executable, *COMMAND, str(tmp_path / "none")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=os.environ | ENVIRONMENT)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --root")
