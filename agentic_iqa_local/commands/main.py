@@ -14,6 +14,7 @@ from agentic_iqa_local.text import one_line
 COMMANDS = {
     "assess": ("assess", False, "assess pictures"),
     "doctor": ("doctor", False, "say whether a set-up will work on this machine"),
+    "serve": ("serve", False, "answer over HTTP: a page and an API, models loaded once"),
     "study": ("study", False, "study the agent on images with human scores"),
     "fit": ("fit_tools", False, "fit the maps from tools' raw scores to 1..5"),
     "bundle": (
