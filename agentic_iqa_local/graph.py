@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
@@ -56,13 +56,13 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     return decision
 
 
-def _told(role: str, node: Callable[..., AgenticIQAState]) -> Callable[..., AgenticIQAState]:
+def _told(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """The node, whose beginning and end the assessment's observer is told."""
 
     @functools.wraps(node)
     def run(
         state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Context] | None = None
-    ) -> AgenticIQAState:
+    ) -> dict[str, Any]:
         watches = runtime.context.images.observer if runtime and runtime.context else Observer()
         count = state.get("iteration_count", 0) + 1
         watches.step(role, "started", count)

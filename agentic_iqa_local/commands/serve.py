@@ -124,7 +124,7 @@ def serve(args: argparse.Namespace) -> int:
     token = token_for(args.host)
     settings = chosen_settings(args)
     if args.max_pixels:
-        from agentic_iqa_local.config_sections import revised
+        from agentic_iqa_local.state import revised
 
         settings = revised(settings, images=revised(settings.images, max_pixels=args.max_pixels))
     pipeline = args.pipeline or "agent"

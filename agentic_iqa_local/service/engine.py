@@ -1,4 +1,4 @@
-"""One queue before the models: what is asked goes to a process that has them, and each answer to whoever asked.
+"""One queue before the models: what is asked goes to a process that has them, each answer to whoever asked.
 
 The process may hang or die: `batch_worker` tries what was in hand again alone, and starts another. What waits
 here is bounded; asks of batches are taken only when nobody waits for an answer.

@@ -6,7 +6,7 @@ import ipaddress
 import json
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,7 +49,7 @@ class Guard:
     token: str | None
     hosts: Sequence[str] | None
     most_bytes: int
-    counted: dict[tuple[str, int], int] = field(default_factory=dict)
+    counted: MutableMapping[tuple[str, int], int] = field(default_factory=dict)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -61,6 +61,8 @@ class Guard:
             nonlocal began
             if message["type"] == "http.response.start":
                 began = True
+                route = getattr(scope.get("route"), "path", "other")
+                self.counted[(route, message["status"])] = self.counted.get((route, message["status"]), 0) + 1
                 names = {name.lower() for name, _ in message["headers"]}
                 more = {**HEADERS, "x-request-id": request}
                 message["headers"] = [
@@ -90,9 +92,9 @@ class Guard:
         if self.hosts is not None and not self._may(_name(host)):
             raise Refused(403, "foreign_host", "the Host header names another machine", "--allow-host NAME")
         origin = headers.get(b"origin")
-        if origin is not None and scope["method"] not in ("GET", "HEAD"):
-            if urlsplit(origin.decode("latin-1")).netloc.lower() != host.lower():
-                raise Refused(403, "foreign_origin", "a page of another origin may not ask here")
+        foreign = origin is not None and _place(origin.decode("latin-1")) != host.lower()
+        if foreign and scope["method"] not in ("GET", "HEAD"):
+            raise Refused(403, "foreign_origin", "a page of another origin may not ask here")
         path = scope["path"]
         if self.token and path.startswith("/v1/") and path not in OPEN:
             kind, _, given = headers.get(b"authorization", b"").partition(b" ")
@@ -110,6 +112,14 @@ class Guard:
 
     def _may(self, name: str) -> bool:
         return is_loopback(name) or name in (self.hosts or ())
+
+
+def _place(origin: str) -> str:
+    """The host and port of an origin; "" for one that is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _name(host: str) -> str:

@@ -35,10 +35,11 @@ class _Server(uvicorn.Server):
             for one in listening.sockets:
                 host, port = one.getsockname()[:2]
                 host = f"[{host}]" if ":" in host else host
-                print(one_line(f"http://{host}:{port}: {self.what}"), file=sys.stderr, flush=True)
+                sys.stderr.write(one_line(f"http://{host}:{port}: {self.what}") + "\n")
         if self.small:
             line = "the embedded model is small: its answers are coarse; --config names a larger one"
-            print(line, file=sys.stderr, flush=True)
+            sys.stderr.write(line + "\n")
+        sys.stderr.flush()
 
     def watch(self) -> None:
         self.engine.started.wait()
