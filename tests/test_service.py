@@ -53,7 +53,7 @@ def served(folder, *options, token=None, kill=False):
         process.wait(30)
 
 
-def png(seed, size=(96, 80)):
+def png(seed, size=(200, 192)):
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
@@ -106,7 +106,7 @@ def test_progress_comes_as_events(service):
 
 
 def test_pictures_are_compared_and_ordered(service):
-    files = [("images", (f"{seed}.png", png(seed, (64, 64)))) for seed in (3, 4, 5)]
+    files = [("images", (f"{seed}.png", png(seed))) for seed in (3, 4, 5)]
     two = service.post("/v1/compare", files=files[:2]).json()
     assert [two["first"]["image"], two["second"]["image"]] == ["3.png", "4.png"]
     assert 0 <= two["pair"]["probability"] <= 1
@@ -131,7 +131,7 @@ def test_what_cannot_be_asked_is_told(service):
 
 
 def test_thirty_two_clients_get_their_own_answers(service):
-    pictures = [png(seed, (64, 64)) for seed in range(200)]
+    pictures = [png(seed) for seed in range(200)]
 
     def ask(data):
         while True:

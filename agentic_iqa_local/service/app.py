@@ -252,7 +252,8 @@ def docs_page(schema: dict[str, Any]) -> str:
             parts.append(f"<dl>{''.join(rows)}</dl>")
     head = '<meta charset="utf-8"><title>HTTP API</title><link rel="stylesheet" href="/assets/app.css">'
     raw = '<p><a href="/openapi.json">openapi.json</a></p>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body><main><h1>HTTP API</h1>{raw}{"".join(parts)}</main></body></html>'
+    body = f"<main><h1>HTTP API</h1>{raw}{''.join(parts)}</main>"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
 
 
 def _body(
