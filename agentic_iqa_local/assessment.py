@@ -147,11 +147,18 @@ def answered(
         query=state["query"],
     )
     try:
-        changes = _letters(state, images) if pipeline == "letters" else _agent(state, images)
+        if pipeline == "letters":
+            images.observer.step("summarizer", "started")
+            changes = _letters(state, images)
+            images.observer.step("summarizer", "finished")
+        else:
+            changes = _agent(state, images)
     except (ImageError, ToolError, VLMError) as error:
         changes = {"error": str(error)}
     if map is not None and not changes.get("error"):
+        images.observer.step("map", "started")
         changes |= mapped(images, map)
+        images.observer.step("map", "finished")
     return changes | _how_sure(changes, images.sureness) | _record(images)
 
 

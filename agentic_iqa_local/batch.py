@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic
@@ -63,6 +63,11 @@ class _Attempt(Observer, Generic[AnyItem]):
     lost: str = ""  # why its model answers no more
     waiting: bool = False
     left_behind: bool = False
+    tell: Callable[..., None] | None = None  # takes the item's key and a step
+
+    def step(self, role: str, state: str, round: int = 1, what: str | None = None) -> None:
+        if self.tell and not self.left_behind:
+            self.tell(self.item.key, {"role": role, "state": state, "round": round, "what": what})
 
     def shown(self, pictures: Sequence[Image.Image]) -> None:
         self.pixels = max(picture.width * picture.height for picture in pictures)
@@ -70,7 +75,9 @@ class _Attempt(Observer, Generic[AnyItem]):
     @contextmanager
     def measuring(self, tool: str, services: Services) -> Iterator[ToolRunner]:
         with self.turns.turn(self) as tools, self.calling(tool):
+            self.step("tool", "started", what=tool)
             yield tools
+            self.step("tool", "finished", what=tool)
 
     @contextmanager
     def calling(self, what: str) -> Iterator[None]:
@@ -149,6 +156,7 @@ class Batch(Generic[AnyItem, Row]):
         self._hung: list[_Attempt[AnyItem]] = []
         self._finished: queue.SimpleQueue[tuple[_Attempt[AnyItem], Row]] = queue.SimpleQueue()
         self._suspects: dict[str, int] = {}
+        self.tell: Callable[..., None] | None = None  # takes an item's key and a step of its assessment
         self.row_hung = False  # whether the row that `rows` gave last is of an attempt that was left behind
 
     def load(self) -> None:
@@ -218,11 +226,14 @@ class Batch(Generic[AnyItem, Row]):
                 return
             if len(self._running) >= self.window or (item := next(items, None)) is None:
                 return
-            attempt = _Attempt(item, self._turns, self.window)
+            attempt = self._attempt(item)
             if item.key in self._suspects:
                 again.append(replace(attempt, tries=1))
             else:
                 self._start(attempt)
+
+    def _attempt(self, item: AnyItem, **options: Any) -> _Attempt[AnyItem]:
+        return _Attempt(item, self._turns, self.window, tell=self.tell, **options)
 
     def _start(self, attempt: _Attempt[AnyItem]) -> None:
         attempt.deadline = time.monotonic() + self.timeout
@@ -299,7 +310,7 @@ class Batch(Generic[AnyItem, Row]):
                 logger.warning(
                     "memory ran out with %d images at once; going on with %d", attempt.window, self.window
                 )
-            return _Attempt(attempt.item, self._turns, self.window, tries=1)
+            return self._attempt(attempt.item, tries=1)
         limits = self.services.client(ROLE).limits
         half = attempt.pixels // 2
         if (
@@ -308,7 +319,7 @@ class Batch(Generic[AnyItem, Row]):
             or half < max(limits.min_pixels, limits.factor**2)
         ):
             return None
-        return _Attempt(attempt.item, self._turns, self.window, tries=attempt.tries + 1, max_pixels=half)
+        return self._attempt(attempt.item, tries=attempt.tries + 1, max_pixels=half)
 
     def _final(self, attempt: _Attempt[AnyItem], row: Row) -> Row:
         """The row that is told of an attempt after which there is no other."""

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Generic
 
@@ -38,10 +39,23 @@ Message = tuple[Any, ...]  # its kind, and what belongs to it: see `_Child` and 
 
 class BatchWorker(Generic[AnyItem, Row]):
     """`batch.Batch` in a process of its own. `load` starts it with models and tools loaded; `rows` starts it
-    too where it is not there."""
+    too where it is not there.
 
-    def __init__(self, work: Work[AnyItem, Row], device: str, *, jobs: int = 1, timeout: float = TIMEOUT):
-        self.work, self.device, self.jobs, self.timeout = work, device, jobs, timeout
+    One that `stays` keeps its process when `rows` has ended, for the next call. Its items may be None: none
+    is ready now, ask again.
+    """
+
+    def __init__(
+        self,
+        work: Work[AnyItem, Row],
+        device: str,
+        *,
+        jobs: int = 1,
+        timeout: float = TIMEOUT,
+        stays: bool = False,
+    ):
+        self.work, self.device, self.jobs, self.timeout, self.stays = work, device, jobs, timeout, stays
+        self._heard = 0.0  # when, since the first item in hand was given
         self.stopping = False
         self.description: dict[str, Any] = {}
         self._worker: Worker | None = None
@@ -82,7 +96,9 @@ class BatchWorker(Generic[AnyItem, Row]):
             self._worker.end(patience=PATIENCE if idle else 0)
         self._worker, self._ready = None, False
 
-    def rows(self, items: Iterable[AnyItem], suspects: Mapping[str, int] | None = None) -> Iterator[Row]:
+    def rows(
+        self, items: Iterable[AnyItem | None], suspects: Mapping[str, int] | None = None
+    ) -> Iterator[Row]:
         """A row for each item, as soon as it is there. `suspects` are keys of items that earlier processes
         may have died of, each with how often one did while it was alone.
 
@@ -90,6 +106,7 @@ class BatchWorker(Generic[AnyItem, Row]):
         row hang, or the process does not start.
         """
         items, self._deaths, hung = iter(items), dict(suspects or {}), 0
+        keep = False
         try:
             while True:
                 while item := self._next(items):
@@ -99,7 +116,9 @@ class BatchWorker(Generic[AnyItem, Row]):
                         why = f"{MOST_DEATHS} processes died while they assessed this image alone"
                         yield self.work.failure(item, why)
                 if not self._in_hand:
-                    self.end(idle=not self._worn_out)
+                    keep = self.stays and not self._worn_out
+                    if not keep:
+                        self.end(idle=not self._worn_out)
                     return
                 match self._hear():
                     case None:
@@ -123,9 +142,13 @@ class BatchWorker(Generic[AnyItem, Row]):
                     case ("stopped",):  # of what is still in hand only answers were wanted
                         self._in_hand.clear()
         finally:
-            self.end()
+            if not keep:
+                self.end()
 
-    def _next(self, items: Iterator[AnyItem]) -> AnyItem | None:
+    def told(self, key: str, step: Mapping[str, Any]) -> None:
+        """A step of an item's work, where its work tells them."""
+
+    def _next(self, items: Iterator[AnyItem | None]) -> AnyItem | None:
         """The next item that the process may have now."""
         if self._worn_out and not self._in_hand:
             self.end()
@@ -135,6 +158,8 @@ class BatchWorker(Generic[AnyItem, Row]):
             return None
         if self._again:
             return self._again.popleft()
+        if self.stays and self._alone:  # the others may never end
+            return None if self._in_hand else self._alone.popleft()
         if not self._held:
             item = next(items, None)
             if item and item.key not in self._deaths:
@@ -146,6 +171,8 @@ class BatchWorker(Generic[AnyItem, Row]):
         return item or (self._alone.popleft() if self._alone else None)
 
     def _give(self, item: AnyItem) -> None:
+        if not self._in_hand:
+            self._heard = time.monotonic()
         self._in_hand.append(item)
         if self._worker is None:
             self._begin()
@@ -163,10 +190,11 @@ class BatchWorker(Generic[AnyItem, Row]):
         self._told_to_stop = False
 
     def _hear(self) -> Message | None:
-        """The next message; None where the process died, or gives no sign of life. Time in which this
-        process itself stood still does not count."""
+        """The next message, or that there is none now where another item may begin; None where the process
+        died, or gives no sign of life. Time in which this process itself stood still does not count."""
         assert self._worker
-        heard = looked = time.monotonic()
+        looked = time.monotonic()
+        self._heard = self._heard if self._in_hand else looked
         while True:
             if self.stopping and not self._told_to_stop:
                 self._told_to_stop = True
@@ -176,12 +204,15 @@ class BatchWorker(Generic[AnyItem, Row]):
             except (EOFError, OSError):
                 return None
             now = time.monotonic()
-            heard = now if message else heard + (now - looked if now - looked > STANDSTILL else 0)
+            stood_still = now - looked if now - looked > STANDSTILL else 0
+            self._heard = now if message else self._heard + stood_still
             looked = now
-            if message is None and self._ready and now - heard > self.timeout + GRACE:
+            if message is None and self._ready and now - self._heard > self.timeout + GRACE:
                 return None
             if message and self._is_for_rows(*message):
                 return message
+            if self.stays and message is None and 0 < len(self._in_hand) < self.jobs:
+                return ("none now",)
 
     def _is_for_rows(self, kind: str, *about: Any) -> bool:
         """Sees to what comes from the process and is neither a row nor an end: a line of its log, a sign of
@@ -190,12 +221,14 @@ class BatchWorker(Generic[AnyItem, Row]):
             (record,) = about
             if (told_by := logging.getLogger(record.name)).isEnabledFor(record.levelno):
                 told_by.handle(record)
+        elif kind == "step":
+            self.told(*about)
         elif kind == "refused":
             raise ModelLost(*about) if self._in_hand else VLMError(*about)
         elif kind == "ready":
             self._ready, self._failed_starts, (self.description,) = True, 0, about
             return not self._in_hand
-        return kind not in ("alive", "log")
+        return kind not in ("alive", "log", "step")
 
     def _after_death(self) -> Iterator[Row]:
         """Sees to what was in hand when the process died or fell silent. Raises BatchError where processes
@@ -292,6 +325,8 @@ def _serve(
         threading.Thread(target=task, daemon=True).start()
     try:
         child.batch = Batch(Services(work.settings, device), work, **window)
+        if work.tells:
+            child.batch.tell = partial(child.say, "step")
         if loads:
             child.batch.load()
         child.say("ready", child.batch.description)

@@ -2,11 +2,13 @@
 
 import functools
 import logging
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.runtime import Runtime
 from langsmith import tracing_context
 
 from agentic_iqa_local.images import ImageError
@@ -18,7 +20,7 @@ from agentic_iqa_local.replanning import DEFAULT_MAX_REPLAN_ITERATIONS, may_repl
 from agentic_iqa_local.request import check_choices, check_limit
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import AgenticIQAState
-from agentic_iqa_local.workbench import Context, OpenImages, open_images
+from agentic_iqa_local.workbench import Context, Observer, OpenImages, open_images
 
 logger = logging.getLogger(__name__)
 
@@ -54,18 +56,35 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     return decision
 
 
+def _told(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The node, whose beginning and end the assessment's observer is told."""
+
+    @functools.wraps(node)
+    def run(
+        state: AgenticIQAState, config: RunnableConfig | None = None, runtime: Runtime[Context] | None = None
+    ) -> dict[str, Any]:
+        watches = runtime.context.images.observer if runtime and runtime.context else Observer()
+        count = state.get("iteration_count", 0) + 1
+        watches.step(role, "started", count)
+        changes = node(state, config, runtime)
+        watches.step(role, "finished", count)
+        return changes
+
+    return run
+
+
 @functools.cache
 def build_graph(with_summarizer: bool = True) -> CompiledStateGraph[AgenticIQAState, Context]:
     """The graph, compiled once. Without the Summarizer it ends after the Executor and never replans."""
     graph = StateGraph(AgenticIQAState, context_schema=Context)
-    graph.add_node("planner", planner_node)
-    graph.add_node("executor", executor_node)
+    graph.add_node("planner", _told("planner", planner_node))
+    graph.add_node("executor", _told("executor", executor_node))
     graph.add_edge(START, "planner")
     graph.add_edge("planner", "executor")
     if not with_summarizer:
         graph.add_edge("executor", END)
         return graph.compile()
-    graph.add_node("summarizer", summarizer_node)
+    graph.add_node("summarizer", _told("summarizer", summarizer_node))
     graph.add_edge("executor", "summarizer")
     graph.add_conditional_edges("summarizer", decide_next_node, {"planner": "planner", "__end__": END})
     return graph.compile()

@@ -47,6 +47,9 @@ class Work(ABC, Generic[AnyItem, Row]):
     roles: tuple[str, ...]
     """The roles whose models it needs."""
 
+    tells: bool = False
+    """Whether the steps of each item's work are told to the process that waits for its row."""
+
     @abstractmethod
     def row(self, item: AnyItem, services: Services, observer: Observer) -> Row:
         """The item's row. Whatever is wrong with the item alone is told in the row; what is raised becomes a

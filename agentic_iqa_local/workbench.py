@@ -66,6 +66,9 @@ class Observer:
     max_pixels: int | None = None
     """How many pixels the model may see at once, where that is less than its own limit."""
 
+    def step(self, role: str, state: str, round: int = 1, what: str | None = None) -> None:
+        """A role, or what it does, has "started" or "finished", in the agent's first pass or a later one."""
+
     def shown(self, pictures: Sequence[Image.Image]) -> None:
         """The model is about to be opened on these."""
 

@@ -22,9 +22,9 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"agentic_iqa_local {__version__}")
     _what(parser)
     _where(parser)
-    _how(parser)
+    add_how(parser)
     add_compare_options(parser)
-    _how_sure(parser)
+    add_how_sure(parser)
     _map_options(parser)
     _output(parser)
     args = parser.parse_intermixed_args(argv)  # pictures may stand before and behind options
@@ -89,7 +89,7 @@ def _where(parser: Parser) -> None:
     add_set_up(where)
 
 
-def _how(parser: Parser) -> None:
+def add_how(parser: Parser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument(
         "--pipeline",
@@ -135,7 +135,7 @@ def _how(parser: Parser) -> None:
     )
 
 
-def _how_sure(parser: Parser) -> None:
+def add_how_sure(parser: Parser) -> None:
     sure = parser.add_argument_group(
         "how sure", "each rating has an interval that holds the true quality with 90 %% probability"
     )

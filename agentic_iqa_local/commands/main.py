@@ -15,6 +15,7 @@ COMMANDS = {
     "assess": ("assess", False, "assess pictures"),
     "doctor": ("doctor", False, "say whether a set-up will work on this machine"),
     "mcp": ("mcp", False, "serve assess and compare as tools of the Model Context Protocol"),
+    "serve": ("serve", False, "answer over HTTP: a page and an API, models loaded once"),
     "study": ("study", False, "study the agent on images with human scores"),
     "fit": ("fit_tools", False, "fit the maps from tools' raw scores to 1..5"),
     "bundle": (

@@ -1,0 +1,385 @@
+"""The routes of the service."""
+
+import asyncio
+import html
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+
+from agentic_iqa_local import __version__
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.ordering import MOST_PICTURES
+from agentic_iqa_local.request import Pipeline
+from agentic_iqa_local.service.batches import Batches
+from agentic_iqa_local.service.engine import Engine
+from agentic_iqa_local.service.errors import Refused
+from agentic_iqa_local.service.fields import (
+    OPTIONS,
+    Sent,
+    arguments,
+    bad,
+    check_known,
+    from_json,
+    name_of,
+    settings_for,
+    truth,
+)
+from agentic_iqa_local.service.pending import Pending, refused
+
+PAGE = Path(__file__).parent.parent / "pages" / "serve"
+ASSETS = {"app.js": "text/javascript", "app.css": "text/css", "icon.svg": "image/svg+xml"}
+LONGEST_FIELD = 64 * 1024  # bytes of a form's field that is no file
+PRESETS = (
+    ("Rate the quality", "", None),
+    ("Which distortion dominates?", "Which distortion dominates?", ["Blur", "Noise", "Compression", "None"]),
+    ("Is it sharp enough?", "Is the picture sharp enough to print?", ["Yes", "No"]),
+    (
+        "Too dark or too bright?",
+        "Is the picture too dark or too bright?",
+        ["Too dark", "Too bright", "Neither"],
+    ),
+)
+
+
+@dataclass
+class SetUp:
+    """What the service was started with. `seconds` for a request; at most `pictures` in one."""
+
+    settings: Settings
+    engine: Engine
+    batches: Batches
+    temporary: Path
+    pipeline: Pipeline
+    model: str
+    small: bool
+    backend: str
+    bytes: int
+    pictures: int
+    token_required: bool
+    keep: Path | None = None
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    failures: int = 0
+    seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the number of answers, their seconds
+
+
+async def sent_with(request: Request, set_up: SetUp, *, many: bool, extra: tuple[str, ...] = ()) -> Sent:
+    """A request's fields and pictures. Raises Refused."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        sent = await asyncio.to_thread(from_json, await request.body(), many, extra)
+    elif kind == "multipart/form-data":
+        sent = await _from_form(request, set_up, many, extra)
+    else:
+        raise Refused(415, "media_type", "expected multipart/form-data or application/json")
+    if not sent.pictures or (sent.pictures and not all(data for _, data in sent.pictures)):
+        raise bad(f"{'images' if many else 'image'}: expected a picture, got nothing")
+    if len(sent.pictures) > set_up.pictures:
+        raise Refused(413, "too_many", f"expected at most {set_up.pictures} pictures")
+    return sent
+
+
+async def _from_form(request: Request, set_up: SetUp, many: bool, extra: tuple[str, ...]) -> Sent:
+    picture = "images" if many else "image"
+    sent = Sent()
+    try:
+        form = await request.form(max_files=set_up.pictures + 1, max_fields=64, max_part_size=LONGEST_FIELD)
+    except HTTPException as error:
+        raise Refused(400, "bad_form", str(error.detail)) from error
+    except (ValueError, KeyError, UnicodeError) as error:
+        raise Refused(400, "bad_form", "the form could not be read") from error
+    async with _closing(form):
+        check_known(form.keys(), (picture, "reference", *OPTIONS, *extra))
+        for name, value in form.multi_items():
+            if isinstance(value, UploadFile) != (name in (picture, "reference")):
+                raise bad(f"{name}: expected a {'file' if name in (picture, 'reference') else 'text'}")
+            if isinstance(value, UploadFile):
+                one = name_of(value.filename), await value.read()
+                if name == "reference":
+                    sent.reference = one
+                else:
+                    sent.pictures.append(one)
+            elif name == "choices":
+                sent.options.setdefault(name, []).append(value)
+            else:
+                sent.options[name] = value
+    if not many and len(sent.pictures) > 1:
+        raise bad("image: expected one picture", "POST /v1/compare or /v1/batches takes several")
+    return sent
+
+
+class _closing:
+    def __init__(self, form: Any):
+        self._form = form
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._form.close()
+
+
+async def answer_to(request: Request, set_up: SetUp, sent: Sent, last: str, **ask: Any) -> Response:
+    """The answer to what was asked: JSON, or a stream of events whose last is called `last`."""
+    if set_up.engine.state != "ok":
+        raise Refused(503, set_up.engine.state, f"the model is {set_up.engine.state}", "ask again later")
+    pending = Pending(set_up.engine, set_up.temporary, sent, **ask)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return StreamingResponse(_stream(set_up, pending, last), media_type="text/event-stream")
+    return await _plain(request, set_up, pending)
+
+
+def _settled(set_up: SetUp, pending: Pending, answer: Any, began: float) -> str:
+    """The answer's JSON. Raises Refused where it has an error."""
+    set_up.seconds[0] += 1
+    set_up.seconds[1] += time.monotonic() - began
+    if answer.error is not None:
+        set_up.failures += 1
+        raise refused(answer, set_up.engine.timeout, stopping=set_up.engine.state != "ok")
+    if set_up.keep and answer.sha256:
+        (set_up.keep / f"{answer.sha256}.picture").write_bytes(pending.ask.image.read_bytes())
+        (set_up.keep / f"{answer.sha256}.json").write_text(answer.text + "\n")
+    return answer.text
+
+
+async def _plain(request: Request, set_up: SetUp, pending: Pending) -> Response:
+    began = time.monotonic()
+
+    async def answered() -> Any:
+        async for event in pending.events(set_up.engine.timeout):
+            if event and event[0] == "answer":
+                return event[1]
+
+    async def gone() -> None:
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.5)
+
+    waits = [asyncio.ensure_future(answered()), asyncio.ensure_future(gone())]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not waits[0].done():
+            return Response(status_code=499)
+        return Response(_settled(set_up, pending, waits[0].result(), began), media_type="application/json")
+    finally:
+        for wait in waits:
+            wait.cancel()
+        pending.leave()
+
+
+async def _stream(set_up: SetUp, pending: Pending, last: str) -> AsyncIterator[str]:
+    began = time.monotonic()
+    try:
+        yield _event("queued", json.dumps({"id": pending.key, "position": pending.position}))
+        async for event in pending.events(set_up.engine.timeout):
+            if event is None:
+                yield ": keep-alive\n\n"
+            elif event[0] == "progress":
+                yield _event("progress", json.dumps(event[1]))
+            else:
+                yield _event(last, _settled(set_up, pending, event[1], began))
+    except Refused as error:
+        if "row" in error.extra:
+            yield _event(last, json.dumps(error.extra["row"], ensure_ascii=False))
+        else:
+            yield _event("error", json.dumps(error.body(), ensure_ascii=False))
+    finally:
+        pending.leave()
+
+
+def _event(name: str, data: str) -> str:
+    return f"event: {name}\ndata: {data}\n\n"
+
+
+def make_app(set_up: SetUp) -> FastAPI:
+    """The application; what stands before it is in `guard`."""
+    app = FastAPI(title="agentic-iqa", version=__version__, docs_url=None, redoc_url=None)
+
+    @app.exception_handler(Refused)
+    async def refusal(_: Request, error: Refused) -> Response:
+        return JSONResponse(error.body(), error.status, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def other(_: Request, error: HTTPException) -> Response:
+        told = Refused(
+            error.status_code, "not_found" if error.status_code == 404 else "http", str(error.detail)
+        )
+        return JSONResponse(told.body(), error.status_code, error.headers)
+
+    _page(app)
+    _about(app, set_up)
+    _asking(app, set_up)
+    _batches(app, set_up)
+    return app
+
+
+def _page(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(PAGE / "index.html", media_type="text/html; charset=utf-8")
+
+    @app.get("/assets/{name}", include_in_schema=False)
+    async def asset(name: str) -> Response:
+        if name not in ASSETS or not (PAGE / name).is_file():
+            raise Refused(404, "not_found", "there is no such file")
+        return FileResponse(PAGE / name, media_type=ASSETS[name])
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(docs_page(app.openapi()))
+
+
+def docs_page(schema: dict[str, Any]) -> str:
+    """The routes of an OpenAPI description as a page."""
+    parts = []
+    for path, methods in schema["paths"].items():
+        for method, about in methods.items():
+            text = html.escape(about.get("description") or about.get("summary") or "")
+            parts.append(f"<h2>{method.upper()} {html.escape(path)}</h2><p>{text}</p>")
+            body = about.get("requestBody", {}).get("content", {}).get("multipart/form-data", {})
+            fields = body.get("schema", {}).get("properties", {})
+            rows = (
+                f"<dt><code>{html.escape(name)}</code></dt><dd>{html.escape(one.get('description', ''))}</dd>"
+                for name, one in fields.items()
+            )
+            parts.append(f"<dl>{''.join(rows)}</dl>")
+    head = '<meta charset="utf-8"><title>HTTP API</title><link rel="stylesheet" href="/assets/app.css">'
+    raw = '<p><a href="/openapi.json">openapi.json</a></p>'
+    body = f"<main><h1>HTTP API</h1>{raw}{''.join(parts)}</main>"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
+
+
+def _body(
+    picture: str, many: bool, extra: dict[str, str] | None = None, options: bool = True
+) -> dict[str, Any]:
+    file = {"type": "string", "format": "binary"}
+    properties: dict[str, Any] = {
+        picture: {"type": "array", "items": file, "description": "pictures"} if many else file,
+        "reference": file | {"description": "the pristine original"},
+    }
+    for name, about in ((OPTIONS if options else {}) | (extra or {})).items():
+        properties[name] = {"type": "string", "description": about}
+    schema = {"type": "object", "required": [picture], "properties": properties}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
+def _about(app: FastAPI, set_up: SetUp) -> None:
+    engine = set_up.engine
+
+    @app.get("/v1/info")
+    async def info() -> dict[str, Any]:
+        """What answers here, and within which limits."""
+        levels = [
+            {"letter": letter, "name": LEVEL_WORDS[level], "level": level}
+            for letter, level in LETTER_TO_LEVEL.items()
+        ]
+        return {
+            "version": __version__,
+            "model": set_up.model,
+            "small_model": set_up.small,
+            "engine": set_up.backend,
+            "device": engine.device,
+            "pipelines": ["agent", "letters"],
+            "modes": ["logits", "classification", "uniform"],
+            "presets": [{"label": a, "query": b, "choices": c} for a, b, c in PRESETS],
+            "levels": levels,
+            "limits": {
+                "bytes": set_up.bytes,
+                "pixels": set_up.settings.images.max_pixels,
+                "seconds": engine.timeout,
+                "pictures": set_up.pictures,
+            },
+            "token_required": set_up.token_required,
+        }
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        """Whether the service can answer."""
+        status = 200 if engine.state == "ok" else 503
+        return JSONResponse({"status": engine.state, "waiting": engine.waiting}, status)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Counters as Prometheus text."""
+        lines = ["# TYPE agentic_iqa_requests_total counter"]
+        lines += [
+            f'agentic_iqa_requests_total{{route="{route}",status="{status}"}} {count}'
+            for (route, status), count in sorted(set_up.requests.items())
+        ]
+        lines += [
+            "# TYPE agentic_iqa_failures_total counter",
+            f"agentic_iqa_failures_total {set_up.failures}",
+        ]
+        lines += ["# TYPE agentic_iqa_queue_length gauge", f"agentic_iqa_queue_length {engine.waiting}"]
+        count, seconds = set_up.seconds
+        lines += [
+            "# TYPE agentic_iqa_request_seconds summary",
+            f"agentic_iqa_request_seconds_sum {seconds:.3f}",
+        ]
+        lines.append(f"agentic_iqa_request_seconds_count {count:.0f}")
+        return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+
+def _asking(app: FastAPI, set_up: SetUp) -> None:
+    @app.post("/v1/assess", openapi_extra=_body("image", many=False))
+    async def assess(request: Request) -> Response:
+        """Assesses a picture: the row, or with Accept: text/event-stream its progress and then the row."""
+        sent = await sent_with(request, set_up, many=False)
+        ask = arguments(sent.options, set_up.pipeline)
+        settings = settings_for(sent.options, set_up.settings)
+        return await answer_to(request, set_up, sent, "row", settings=settings, **ask)
+
+    pairwise = {"pairwise": "true: the model sees every pair; false: none"}
+
+    @app.post("/v1/compare", openapi_extra=_body("images", many=True, extra=pairwise, options=False))
+    async def compare(request: Request) -> Response:
+        """Compares two pictures, or orders several."""
+        sent = await sent_with(request, set_up, many=True, extra=("pairwise",))
+        check_known(sent.options, ("pairwise", "images", "reference"))
+        if not 2 <= len(sent.pictures) <= MOST_PICTURES:
+            raise bad(f"images: expected 2 to {MOST_PICTURES} pictures, got {len(sent.pictures)}")
+        read = truth("pairwise", sent.options.get("pairwise"))
+        return await answer_to(
+            request, set_up, sent, "comparison", settings=set_up.settings, pipeline="letters", pairwise=read
+        )
+
+
+def _batches(app: FastAPI, set_up: SetUp) -> None:
+    batches = set_up.batches
+
+    @app.post("/v1/batches", openapi_extra=_body("images", many=True))
+    async def submit(request: Request) -> Response:
+        """Takes pictures to assess when nobody waits. The batch outlasts a restart."""
+        sent = await sent_with(request, set_up, many=True)
+        return JSONResponse(await asyncio.to_thread(batches.submit, sent), 202)
+
+    @app.get("/v1/batches")
+    def listed() -> list[dict[str, Any]]:
+        """Every batch, the newest first."""
+        return batches.all()
+
+    @app.get("/v1/batches/{name}")
+    def status(name: str) -> dict[str, Any]:
+        """How far a batch is."""
+        return batches.status(name)
+
+    @app.get("/v1/batches/{name}/rows")
+    def rows(name: str, request: Request) -> Response:
+        """A batch's rows so far, from number ?from=N on, one a line."""
+        start = request.query_params.get("from", "0")
+        if not (start.isascii() and start.isdigit() and len(start) < 10):
+            raise bad("from: expected a number, 0 or more")
+        return Response("".join(batches.rows(name, int(start))), media_type="application/x-ndjson")
+
+    @app.delete("/v1/batches/{name}")
+    def delete(name: str) -> Response:
+        """Deletes a batch and its rows."""
+        batches.delete(name)
+        return Response(status_code=204)

@@ -1,0 +1,170 @@
+"""What is asked of the service, and what is done with it in the process that has the models."""
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentic_iqa_local.assessment import assess, unassessed
+from agentic_iqa_local.comparison import Comparison, Judge, candidate, unrated
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.nodes.letter_reading import ROLE
+from agentic_iqa_local.pairwise_read import PairwiseRead, read_pair
+from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.request import Pipeline
+from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.services import Services
+from agentic_iqa_local.text import one_line
+from agentic_iqa_local.work import ROLES, Work, as_line
+from agentic_iqa_local.workbench import MODEL, Observer
+
+
+@dataclass(frozen=True)
+class Named:
+    """A picture that was sent: where it lies here, and its sender's name for it."""
+
+    path: Path
+    name: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request with its own options, under a key of its own. With several pictures they are compared."""
+
+    key: str
+    pictures: tuple[Named, ...]
+    settings: Settings
+    reference: Named | None = None
+    query: str | None = None
+    choices: tuple[str, ...] | None = None
+    pipeline: Pipeline = "agent"
+    max_replan_iterations: int | None = None
+    map: bool = False
+    pairwise: bool | None = None
+
+    @property
+    def image(self) -> Path:
+        return self.pictures[0].path
+
+
+@dataclass
+class Answer:
+    """What became of an ask: a row or a comparison as one line of JSON, and why there is no answer."""
+
+    key: str
+    text: str
+    error: str | None = None
+    sha256: str | None = None
+
+
+class Serving(Work[Ask, Answer]):
+    """An answer to each ask."""
+
+    tells = True
+
+    def __init__(self, settings: Settings, pipeline: Pipeline = "agent"):
+        self.settings, self.roles = settings, ROLES[pipeline]
+
+    def row(self, item: Ask, services: Services, observer: Observer) -> Answer:
+        own = _services_of(item, services)
+        rows = [_assessed(item, picture, own, observer) for picture in item.pictures]
+        if len(rows) > 1:
+            return _compared(item, rows, own, observer)
+        return _answer(item, rows[0])
+
+    def failure(self, item: Ask, error: str, sha256: str | None = None) -> Answer:
+        picture, original = item.pictures[0], item.reference and item.reference.name
+        row = unassessed(
+            picture.name, original, item.query or DEFAULT_QUERY, item.choices, item.pipeline, item.settings
+        )
+        row.error, row.sha256 = _hidden(one_line(error), item), sha256
+        return _answer(item, row)
+
+    def warned(self, row: Answer, line: str) -> Answer:
+        about = json.loads(row.text)
+        about["warnings"] = [*about.get("warnings", []), line]
+        row.text = one_line(json.dumps(about, ensure_ascii=False))
+        return row
+
+    def key(self, row: Answer) -> str:
+        return row.key
+
+    def error(self, row: Answer) -> str | None:
+        return row.error
+
+    def sha256(self, row: Answer) -> str | None:
+        return row.sha256
+
+    def line(self, row: Answer) -> str:
+        return row.text
+
+
+def _answer(item: Ask, row: Assessment) -> Answer:
+    return Answer(item.key, as_line(row), row.error, row.sha256)
+
+
+def _services_of(item: Ask, services: Services) -> Services:
+    """The loaded services under the ask's own settings."""
+    if item.settings == services.settings:
+        return services
+    own = copy.copy(services)
+    own.settings = item.settings
+    own.__dict__.pop("calibration", None)
+    return own
+
+
+def _hidden(text: str, item: Ask) -> str:
+    """`text` with the senders' names in place of the paths here."""
+    for file in (*item.pictures, *([item.reference] if item.reference else [])):
+        text = text.replace(str(file.path), one_line(file.name))
+    return text
+
+
+def _assessed(item: Ask, picture: Named, services: Services, observer: Observer) -> Assessment:
+    row = assess(
+        picture.path,
+        item.reference and item.reference.path,
+        item.query,
+        item.choices,
+        pipeline=item.pipeline,
+        max_replan_iterations=item.max_replan_iterations,
+        map=item.map,
+        services=services,
+        observer=observer,
+    )
+    row.image, row.reference = picture.name, item.reference and item.reference.name
+    row.error = row.error and _hidden(row.error, item)
+    row.warnings = [_hidden(line, item) for line in row.warnings]
+    return row
+
+
+def _compared(item: Ask, rows: list[Assessment], services: Services, observer: Observer) -> Answer:
+    def read(one: Any, other: Any) -> PairwiseRead:
+        with observer.calling(MODEL):
+            return read_pair(services.client(ROLE), one, other)
+
+    observer.step("comparison", "started")
+    judge = Judge(
+        item.settings,
+        item.pipeline,
+        item.reference is not None,
+        read=None if item.pairwise is False else read,
+        always=bool(item.pairwise),
+    )
+    failed = [row for row in rows if unrated(row)]
+    candidates = [
+        candidate(row, picture.path, item.settings)
+        for row, picture in zip(rows, item.pictures, strict=True)
+        if row.error is None
+    ]
+    if len(rows) == 2:
+        found = Comparison(first=rows[0], second=rows[1])
+        found.error = failed[0].error if failed else None
+        if not failed:
+            found.pair = judge.compare(*candidates)
+    else:
+        found = judge.rank(candidates, failed)
+    observer.step("comparison", "finished")
+    error = failed[0].error if failed and (len(rows) == 2 or not candidates) else None
+    return Answer(item.key, one_line(json.dumps(found.to_dict(), ensure_ascii=False)), error)

@@ -1,0 +1,198 @@
+"""One queue before the models: what is asked goes to a process that has them, each answer to whoever asked.
+
+The process may hang or die: `batch_worker` tries what was in hand again alone, and starts another. What waits
+here is bounded; asks of batches are taken only when nobody waits for an answer.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentic_iqa_local.batch import BatchError
+from agentic_iqa_local.batch_worker import BatchWorker
+from agentic_iqa_local.service.asks import Answer, Ask, Serving
+from agentic_iqa_local.vlm_client import ModelLost, VLMError
+
+logger = logging.getLogger(__name__)
+
+GLANCE = 0.1  # seconds between two looks at an empty queue
+AGAIN = 10.0  # seconds before a model that was lost is loaded again
+RECENT = 32  # answers whose seconds tell the rate
+
+Listener = Callable[[str, Any], None]
+"""Told ("progress", a step) any number of times, then ("answer", an `Answer`) once. Called by the engine's
+thread; must not block."""
+
+
+class Full(Exception):
+    """No place is left in the queue."""
+
+
+class Background(Protocol):
+    """Work for when nobody waits."""
+
+    def next_ask(self) -> Ask | None: ...
+
+    def answered(self, answer: Answer) -> None: ...
+
+
+@dataclass
+class _Waiting:
+    ask: Ask
+    listener: Listener
+
+
+class _LiveWorker(BatchWorker[Ask, Answer]):
+    def __init__(self, *args: Any, told: Callable[[str, Mapping[str, Any]], None], **options: Any):
+        super().__init__(*args, stays=True, **options)
+        self._tell_step = told
+
+    def told(self, key: str, step: Mapping[str, Any]) -> None:
+        self._tell_step(key, step)
+
+
+class Engine:
+    """Answers asks, `jobs` at once, each within `timeout` seconds; at most `places` wait.
+
+    `state` is "loading", "ok", "failing" (with the reason in `why`) or "stopped".
+    """
+
+    def __init__(
+        self, work: Serving, device: str, *, jobs: int = 1, timeout: float = 600.0, places: int = 64
+    ):
+        self.work, self.device, self.jobs, self.timeout, self.places = work, device, jobs, timeout, places
+        self.state, self.why = "loading", ""
+        self.background: Background | None = None
+        self.started = threading.Event()  # loaded, or failed to
+        self._turn = threading.Condition()
+        self._queue: deque[_Waiting] = deque()
+        self._given: dict[str, Listener] = {}
+        self._in_background: dict[str, Ask] = {}
+        self._put_back: deque[Ask] = deque()  # of batches, in hand when the process was lost
+        self._asks: dict[str, Ask] = {}
+        self._seconds: deque[float] = deque(maxlen=RECENT)
+        self._stopping = False
+        self._worker: _LiveWorker | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def retry_after(self) -> int:
+        """Seconds until a place may be free, from the rate of late."""
+        each = sum(self._seconds) / len(self._seconds) if self._seconds else 5.0
+        return max(1, min(600, round(each)))
+
+    def submit(self, ask: Ask, listener: Listener) -> int:
+        """Takes a place in the queue; the position, 0 where nothing is before it. Raises Full."""
+        with self._turn:
+            if len(self._queue) >= self.places:
+                raise Full
+            self._queue.append(_Waiting(ask, listener))
+            self._turn.notify()
+            return len(self._queue) - 1 + len(self._given)
+
+    def withdraw(self, key: str) -> bool:
+        """Frees the place of an ask that nobody waits for any more; False where it is in hand already."""
+        with self._turn:
+            for waiting in self._queue:
+                if waiting.ask.key == key:
+                    self._queue.remove(waiting)
+                    return True
+        return False
+
+    def stop(self, patience: float = 3.0) -> None:
+        """Ends the process of the models; what is not answered by then fails."""
+        with self._turn:
+            self._stopping, self.state = True, "stopped"
+            self._turn.notify()
+        if self._worker:
+            self._worker.stop()
+        self._thread.join(patience)
+        if self._worker:
+            self._worker.end()
+        self._fail_all("the service is stopping")
+
+    def _take(self) -> Ask | None:
+        with self._turn:
+            if self._stopping:
+                return None
+            if self._queue:
+                waiting = self._queue.popleft()
+                self._given[waiting.ask.key], self._asks[waiting.ask.key] = waiting.listener, waiting.ask
+                return waiting.ask
+        ask = self._put_back.popleft() if self._put_back else None
+        if ask is None and self.background:
+            ask = self.background.next_ask()
+        if ask:
+            self._in_background[ask.key] = ask
+        return ask
+
+    def _items(self, first: Ask) -> Iterator[Ask | None]:
+        yield first
+        while True:
+            yield self._take()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._worker = _LiveWorker(
+                    self.work, self.device, jobs=self.jobs, timeout=self.timeout, told=self._told
+                )
+                self._worker.load()
+                self.state, self.why = "ok", ""
+                self.started.set()
+                self._serve(self._worker)
+            except (BatchError, ModelLost, VLMError, OSError) as error:
+                if self._stopping:
+                    return
+                self.state, self.why = "failing", str(error)
+                logger.error("%s", error)
+                self._fail_all(str(error))
+                if not self.started.is_set():
+                    return self.started.set()
+                time.sleep(AGAIN)
+
+    def _serve(self, worker: _LiveWorker) -> None:
+        while not self._stopping:
+            first = self._take()
+            if first is None:
+                with self._turn:
+                    self._turn.wait_for(lambda: self._queue or self._stopping, GLANCE)
+                continue
+            began = time.monotonic()
+            for answer in worker.rows(self._items(first)):
+                self._seconds.append(time.monotonic() - began)
+                began = time.monotonic()
+                self._answered(answer)
+
+    def _answered(self, answer: Answer) -> None:
+        if self._in_background.pop(answer.key, None) and self.background:
+            self.background.answered(answer)
+        elif listener := self._given.pop(answer.key, None):
+            self._asks.pop(answer.key, None)
+            listener("answer", answer)
+
+    def _told(self, key: str, step: Mapping[str, Any]) -> None:
+        if listener := self._given.get(key):
+            listener("progress", step)
+
+    def _fail_all(self, why: str) -> None:
+        """Fails whatever is in hand or waits; asks of batches stay for the next start."""
+        with self._turn:
+            waiting, self._queue = list(self._queue), deque()
+        self._put_back.extend(self._in_background.values())
+        self._in_background.clear()
+        for key, ask in list(self._asks.items()):
+            self._answered(self.work.failure(ask, why))
+            self._asks.pop(key, None)
+        for one in waiting:
+            one.listener("answer", self.work.failure(one.ask, why))

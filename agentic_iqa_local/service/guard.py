@@ -1,0 +1,172 @@
+"""What stands before every route: hosts, origins, the token, limits of size and of patience, headers."""
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import logging
+import secrets
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentic_iqa_local.service.errors import Refused
+from agentic_iqa_local.text import one_line
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_TOKEN = 16  # characters
+PATIENCE = 15.0  # seconds for the next part of a body
+WHOLE_BODY = 300.0  # seconds for all of it
+OPEN = ("/v1/info",)  # of /v1, without a token
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": CSP,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+@dataclass
+class Guard:
+    """An ASGI application before `app`. `hosts` are names that requests may be sent to beside the loopback's;
+    None lets any pass. The body of a request has at most `most_bytes`."""
+
+    app: Any
+    token: str | None
+    hosts: Sequence[str] | None
+    most_bytes: int
+    counted: MutableMapping[tuple[str, int], int] = field(default_factory=dict)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        request, headers = secrets.token_hex(6), dict(scope["headers"])
+        began = False
+
+        async def answer(message: Any) -> None:
+            nonlocal began
+            if message["type"] == "http.response.start":
+                began = True
+                route = getattr(scope.get("route"), "path", "other")
+                self.counted[(route, message["status"])] = self.counted.get((route, message["status"]), 0) + 1
+                names = {name.lower() for name, _ in message["headers"]}
+                more = {**HEADERS, "x-request-id": request}
+                message["headers"] = [
+                    *message["headers"],
+                    *((k.encode(), v.encode()) for k, v in more.items() if k.encode() not in names),
+                ]
+                logger.info(
+                    "%s %s %s %d", request, scope["method"], one_line(scope["path"])[:200], message["status"]
+                )
+            await send(message)
+
+        try:
+            self._check(scope, headers)
+            await self.app(scope, _Body(receive, self.most_bytes), answer)
+        except Refused as error:
+            if not began:
+                await refuse(error, answer)
+        except Exception as error:
+            logger.error("%s: %s", request, one_line(f"{type(error).__name__}: {error}")[:500])
+            if not began:
+                await refuse(
+                    Refused(500, "internal", "the service failed", f"see its log: {request}"), answer
+                )
+
+    def _check(self, scope: Any, headers: dict[bytes, bytes]) -> None:
+        host = headers.get(b"host", b"").decode("latin-1")
+        if self.hosts is not None and not self._may(_name(host)):
+            raise Refused(403, "foreign_host", "the Host header names another machine", "--allow-host NAME")
+        origin = headers.get(b"origin")
+        foreign = origin is not None and _place(origin.decode("latin-1")) != host.lower()
+        if foreign and scope["method"] not in ("GET", "HEAD"):
+            raise Refused(403, "foreign_origin", "a page of another origin may not ask here")
+        path = scope["path"]
+        if self.token and path.startswith("/v1/") and path not in OPEN:
+            kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.token.encode()):
+                raise Refused(
+                    401,
+                    "token",
+                    "expected the service's token",
+                    "Authorization: Bearer TOKEN",
+                    WWW_Authenticate="Bearer",
+                )
+        with_length = headers.get(b"content-length", b"0")
+        if with_length.isdigit() and int(with_length) > self.most_bytes:
+            raise _too_large(self.most_bytes)
+
+    def _may(self, name: str) -> bool:
+        return is_loopback(name) or name in (self.hosts or ())
+
+
+def _place(origin: str) -> str:
+    """The host and port of an origin; "" for one that is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _name(host: str) -> str:
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _too_large(most: int) -> Refused:
+    return Refused(
+        413, "too_large", f"expected a body of at most {most} bytes", "send less, or raise --max-bytes"
+    )
+
+
+class _Body:
+    """A request's body within its limits. Raises Refused."""
+
+    def __init__(self, receive: Any, most: int):
+        self._receive, self._most, self._got, self._whole = receive, most, 0, False
+        self._until: float | None = None
+
+    async def __call__(self) -> Any:
+        if self._whole:
+            return await self._receive()
+        now = asyncio.get_running_loop().time()
+        self._until = self._until or now + WHOLE_BODY
+        try:
+            message = await asyncio.wait_for(self._receive(), max(0.01, min(PATIENCE, self._until - now)))
+        except TimeoutError:
+            raise Refused(408, "too_slow", "the body did not come in time", Connection="close") from None
+        self._got += len(message.get("body", b""))
+        self._whole = message["type"] != "http.request" or not message.get("more_body", False)
+        if self._got > self._most:
+            raise _too_large(self._most)
+        return message
+
+
+async def refuse(error: Refused, send: Any) -> None:
+    """The answer to a request that is refused."""
+    body = json.dumps(error.body(), ensure_ascii=False).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+    await send(
+        {
+            "type": "http.response.start",
+            "status": error.status,
+            "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})

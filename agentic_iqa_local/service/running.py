@@ -1,0 +1,114 @@
+"""The service from its start to its end."""
+
+import argparse
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.devices import choose_device
+from agentic_iqa_local.request import Pipeline
+from agentic_iqa_local.service.app import SetUp, make_app
+from agentic_iqa_local.service.asks import Serving
+from agentic_iqa_local.service.batches import Batches
+from agentic_iqa_local.service.engine import Engine
+from agentic_iqa_local.service.guard import Guard
+from agentic_iqa_local.text import one_line
+from agentic_iqa_local.vlm_client import VLMError
+
+STOPS_WITHIN = 5  # seconds
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens, and ends with a model that cannot be loaded."""
+
+    def __init__(self, config: Any, engine: Engine, what: str, small: bool):
+        super().__init__(config)
+        self.engine, self.what, self.small, self.failure = engine, what, small, ""
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        for listening in self.servers:
+            for one in listening.sockets:
+                host, port = one.getsockname()[:2]
+                host = f"[{host}]" if ":" in host else host
+                sys.stderr.write(one_line(f"http://{host}:{port}: {self.what}") + "\n")
+        if self.small:
+            line = "the embedded model is small: its answers are coarse; --config names a larger one"
+            sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    def watch(self) -> None:
+        self.engine.started.wait()
+        if self.engine.state == "failing":
+            self.failure, self.should_exit = self.engine.why, True
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        threading.Thread(target=self.engine.stop, daemon=True).start()
+        super().handle_exit(sig, frame)
+
+
+def run(
+    args: argparse.Namespace,
+    settings: Settings,
+    pipeline: Pipeline,
+    token: str | None,
+    temporary: Path,
+    spool: Path,
+) -> int:
+    """Serves until a signal; the exit status. Raises VLMError for a model that cannot be loaded."""
+    device = choose_device(args.gpu, args.cpu)
+    engine = Engine(
+        Serving(settings, "agent"), device, jobs=args.jobs, timeout=args.timeout, places=args.queue
+    )
+    batches = Batches(spool, settings, pipeline, args.batches_bytes)
+    engine.background = batches
+    backend = settings.role("summarizer").backend
+    model = settings.folder(backend).name
+    set_up = SetUp(
+        settings,
+        engine,
+        batches,
+        temporary,
+        pipeline,
+        model=model,
+        small=model in ("embedded", "tiny"),
+        backend=backend.partition(".")[0],
+        bytes=args.max_bytes,
+        pictures=args.max_pictures,
+        token_required=token is not None,
+        keep=args.keep,
+    )
+    hosts = None if token and not args.allow_host else [name.lower() for name in args.allow_host]
+    guard = Guard(make_app(set_up), token, hosts, args.max_bytes, set_up.requests)
+    config = uvicorn.Config(
+        guard,
+        host=args.host,
+        port=args.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        root_path=args.root_path,
+        proxy_headers=False,
+        timeout_graceful_shutdown=STOPS_WITHIN,
+        h11_max_incomplete_event_size=64 * 1024,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=15,
+    )
+    server = _Server(config, engine, f"{model} on {device}", set_up.small)
+    engine.start()
+    threading.Thread(target=server.watch, daemon=True).start()
+    try:
+        server.run()
+    except (KeyboardInterrupt, SystemExit):
+        pass
+    finally:
+        engine.stop()
+        batches.close()
+    if server.failure:
+        raise VLMError(server.failure)
+    return 0

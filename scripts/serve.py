@@ -1,0 +1,13 @@
+#!/usr/bin/env python
+"""Serves assessments over HTTP, from a checkout; an installation has it as agentic-iqa serve. See
+--help."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from agentic_iqa_local.commands.serve import main
+
+if __name__ == "__main__":
+    sys.exit(main())

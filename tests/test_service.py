@@ -1,0 +1,257 @@
+"""The service over HTTP, as a process of its own with the small model: answers, limits, batches, a kill."""
+
+import base64
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import numpy as np
+import pytest
+from conftest import ROOT
+from PIL import Image
+
+ALLOWED = {200, 202, 204, 400, 401, 403, 404, 405, 408, 411, 413, 415, 422, 429, 503, 504}
+TOKEN = "a-token-of-many-letters"
+
+
+@contextmanager
+def served(folder, *options, token=None, kill=False):
+    temporary = folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    environment.pop("AGENTIC_IQA_TOKEN", None)
+    if token:
+        environment["AGENTIC_IQA_TOKEN"] = token
+    words = [sys.executable, "scripts/serve.py", "--cpu", "--port", "0", "--batches", str(folder / "spool")]
+    log = (folder / "log").open("w+")
+    process = subprocess.Popen([*words, *options], cwd=ROOT, env=environment, stderr=log)
+    try:
+        until = time.monotonic() + 120
+        while not (found := re.search(r"http://127.0.0.1:(\d+)", (folder / "log").read_text())):
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        with httpx.Client(base_url=found[0], timeout=120, headers=headers) as client:
+            while client.get("/healthz").status_code != 200:
+                assert process.poll() is None, (folder / "log").read_text()
+                time.sleep(0.2)
+            client.process, client.temporary, client.log = process, temporary, folder / "log"
+            yield client
+    finally:
+        process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        process.wait(30)
+
+
+def png(seed, size=(200, 192)):
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("service"), "--pipeline", "letters", "--queue", "64") as client:
+        yield client
+
+
+def left_over(service):
+    """Files of requests that still lie in the service's folder, once the last answers have been seen to."""
+    for _ in range(50):
+        files = [file for file in service.temporary.glob("agentic-iqa-serve-*/**/*") if file.is_file()]
+        if not files:
+            return []
+        time.sleep(0.1)
+    return files
+
+
+def test_a_picture_is_answered_under_its_own_name(service):
+    data = png(1)
+    answer = service.post("/v1/assess", files={"image": ("../../etc/a b.png", data)})
+    row = answer.json()
+    assert answer.status_code == 200
+    assert row["image"] == "a b.png"
+    assert row["sha256"] == hashlib.sha256(data).hexdigest()
+    encoded = base64.b64encode(data).decode()
+    same = service.post("/v1/assess", json={"image": encoded, "image_name": "b.png", "pipeline": "letters"})
+    assert same.json()["q"] == row["q"]
+    assert left_over(service) == []
+
+
+def test_progress_comes_as_events(service):
+    with service.stream(
+        "POST",
+        "/v1/assess",
+        files={"image": ("a.png", png(2))},
+        data={"pipeline": "agent"},
+        headers={"Accept": "text/event-stream"},
+    ) as answer:
+        text = "".join(answer.iter_text())
+    names = re.findall(r"^event: (.+)$", text, re.M)
+    assert (names[0], names[-1]) == ("queued", "row")
+    steps = [json.loads(line) for line in re.findall(r"^event: progress\ndata: (.+)$", text, re.M)]
+    roles = [step["role"] for step in steps if step["state"] == "started"]
+    assert [role for role in roles if role != "tool"][:3] == ["planner", "executor", "summarizer"]
+
+
+def test_pictures_are_compared_and_ordered(service):
+    files = [("images", (f"{seed}.png", png(seed))) for seed in (3, 4, 5)]
+    two = service.post("/v1/compare", files=files[:2]).json()
+    assert [two["first"]["image"], two["second"]["image"]] == ["3.png", "4.png"]
+    assert 0 <= two["pair"]["probability"] <= 1
+    order = service.post("/v1/compare", files=files, data={"pairwise": "false"}).json()
+    assert len(order["order"]) == 3
+
+
+def test_what_cannot_be_asked_is_told(service):
+    files = {"image": ("a.png", png(6))}
+    wrong = service.post("/v1/assess", files=files, data={"pipelin": "agent"})
+    assert wrong.status_code == 400
+    assert wrong.json()["error"]["remedy"] == "did you mean pipeline?"
+    broken = service.post("/v1/assess", files={"image": ("a.png", b"no picture")})
+    assert broken.status_code == 422
+    assert broken.json()["row"]["image"] == "a.png"
+    assert "/tmp" not in broken.text
+    assert service.get("/", headers={"Host": "evil.example"}).status_code == 403
+    foreign = service.post("/v1/assess", files=files, headers={"Origin": "http://evil.example"})
+    assert foreign.status_code == 403
+    chunks = (b"x" * 2**20 for _ in range(200))
+    assert service.post("/v1/assess", content=chunks).status_code in (413, 415)
+
+
+def test_thirty_two_clients_get_their_own_answers(service):
+    pictures = [png(seed) for seed in range(200)]
+
+    def ask(data):
+        while True:
+            answer = service.post("/v1/assess", files={"image": ("a.png", data)})
+            if answer.status_code != 429:
+                return answer
+            time.sleep(0.5)
+
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(ask, pictures))
+    for data, answer in zip(pictures, answers, strict=True):
+        assert answer.status_code == 200
+        assert answer.json()["sha256"] == hashlib.sha256(data).hexdigest()
+
+
+def test_a_full_queue_says_when_to_come_again(tmp_path):
+    with served(tmp_path, "--queue", "1") as client, ThreadPoolExecutor(12) as pool:
+        ask = lambda seed: client.post("/v1/assess", files={"image": ("a.png", png(seed))})  # noqa: E731
+        answers = list(pool.map(ask, range(12)))
+        assert {answer.status_code for answer in answers} == {200, 429}
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_the_token_is_asked_for(tmp_path):
+    with served(tmp_path, token=TOKEN) as client:
+        for header in ("", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x"):
+            assert client.get("/v1/batches", headers={"Authorization": header}).status_code == 401
+        assert client.get("/v1/batches").json() == []
+        assert client.get("/v1/info", headers={"Authorization": ""}).json()["token_required"] is True
+
+
+def test_beyond_the_loopback_a_token_is_needed(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("AGENTIC_IQA_TOKEN", None)
+    for token in (None, "short"):
+        more = {"AGENTIC_IQA_TOKEN": token} if token else {}
+        words = [sys.executable, "scripts/serve.py", "--cpu", "--host", "0.0.0.0"]
+        run = subprocess.run(words, cwd=ROOT, env=environment | more, capture_output=True, text=True)
+        assert run.returncode == 2
+        assert "TOKEN" in run.stderr
+
+
+def test_a_batch_goes_on_after_a_kill(tmp_path):
+    pictures = [png(seed) for seed in range(24)]
+    files = [("images", (f"{i}.png", data)) for i, data in enumerate(pictures)]
+    with served(tmp_path, "--pipeline", "letters", kill=True) as client:
+        answer = client.post("/v1/batches", files=files)
+        assert answer.status_code == 202
+        name = answer.json()["id"]
+        while client.get(f"/v1/batches/{name}").json()["done"] < 3:
+            time.sleep(0.05)
+    half = tmp_path / "spool" / "x.partial"
+    half.mkdir()
+    with served(tmp_path, "--pipeline", "letters") as client:
+        assert not half.exists()
+        while (status := client.get(f"/v1/batches/{name}").json())["state"] != "finished":
+            time.sleep(0.1)
+        assert (status["done"], status["failed"]) == (24, 0)
+        rows = [json.loads(line) for line in client.get(f"/v1/batches/{name}/rows").text.splitlines()]
+        hashes = sorted(row["sha256"] for row in rows)
+        assert hashes == sorted(hashlib.sha256(data).hexdigest() for data in pictures)
+        assert len(client.get(f"/v1/batches/{name}/rows?from=20").text.splitlines()) == 4
+        assert not list((tmp_path / "spool" / name).glob("*.picture"))
+        assert client.delete(f"/v1/batches/{name}").status_code == 204
+        assert client.get(f"/v1/batches/{name}").status_code == 404
+        assert not (tmp_path / "spool" / name).exists()
+
+
+def raw(service, content):
+    """What the service says to bytes; b"" where it hangs up."""
+    with socket.create_connection((service.base_url.host, service.base_url.port), timeout=30) as one:
+        one.sendall(content)
+        one.shutdown(socket.SHUT_WR)
+        said = b""
+        while part := one.recv(65536):
+            said += part
+        return said
+
+
+def hostile(number):
+    """Headers and a body that nobody means well with."""
+    name = ["../../../etc/passwd", "a\0b.png", "<script>alert(1)</script>.png", "C:\\x\\..\\y", "é" * 3000][
+        number % 5
+    ]
+    form = f'--x\r\nContent-Disposition: form-data; name="image"; filename="{name}"\r\n\r\n'.encode()
+    huge = png(0, (8, 8)).replace((8).to_bytes(4, "big") * 2, (60000).to_bytes(4, "big") * 2, 1)
+    multipart, plain = "multipart/form-data; boundary=x", "application/json"
+    return [
+        (multipart, form + huge + b"\r\n--x--\r\n"),
+        (multipart, form + bytes([number % 256]) * 50),
+        (multipart, b"--x\r\nContent-Disposition: form-data\r\n\r\n--x--"),
+        ("multipart/form-data", form),
+        (plain, b"[" * 100_000),
+        (plain, b'{"image": "' + b"A" * number + b'"}'),
+        (plain, b'{"image": 5, "query": "\\u0000"}'),
+        (plain, b"\xff\xfe" + bytes([number % 256])),
+        (plain, json.dumps({"image": "AAAA", "choices": [name] * number}).encode()),
+        ("text/" + "x" * (number % 50), b"PK\x03\x04" * 10),
+    ][number % 10]
+
+
+def test_two_thousand_malformed_requests_do_no_harm(service):
+    before = service.process.pid
+    for number in range(1900):
+        kind, body = hostile(number)
+        path = ["/v1/assess", "/v1/compare", "/v1/batches"][number % 3]
+        answer = service.post(path, content=body, headers={"Content-Type": kind})
+        assert answer.status_code in ALLOWED - {200, 202}, (number, answer.status_code, answer.text[:200])
+        assert "Traceback" not in answer.text
+    for number in range(100):
+        said = raw(
+            service,
+            b"GET /assets/../../../etc/passwd%s HTTP/1.1\r\nHost: %b\r\n\r\n"
+            % (b"\x00" * (number % 3), [b"localhost", b"[", b"evil"][number % 3]),
+        )
+        assert b"Traceback" not in said
+        assert b"root:" not in said
+    assert service.get("/healthz").status_code == 200
+    assert service.process.pid == before
+    assert service.process.poll() is None
+    assert left_over(service) == []
+    assert "Traceback" not in service.log.read_text()
