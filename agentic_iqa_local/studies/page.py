@@ -5,7 +5,6 @@ page's policy runs no script but the one of this package.
 """
 
 import base64
-import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -35,7 +34,6 @@ from agentic_iqa_local.studies.summary import summarize
 from agentic_iqa_local.text import printable
 
 THUMBNAIL = 320  # pixels of the longest side
-PAGES = Path(pages.__file__).parent
 TOPICS = {
     "winner": "Which mode won",
     "difference": "By how much",
@@ -56,12 +54,12 @@ def write_html(parts: Sequence[tuple[Study, Sequence[Drawing]]], file: Path, *, 
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"number": cell_number, "uri": _uri, "json": _json, "cells": _cells}
-    style, script = ((PAGES / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    style, script = pages.source("report.css"), pages.source("report.js")
     page = environment.get_template("report.html.jinja").render(
         parts=parts,
         style=Markup(style),
         script=Markup(script),
-        policy=_policy(style, script),
+        policy=pages.policy(style, script),
         topics=TOPICS,
         summarize=summarize,
         figures=figures,
@@ -72,15 +70,6 @@ def write_html(parts: Sequence[tuple[Study, Sequence[Drawing]]], file: Path, *, 
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, printable(page))
-
-
-def _policy(style: str, script: str) -> str:
-    """Nothing from anywhere, and of styles and scripts those of this page alone."""
-    allowed = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
-    return (
-        f"default-src 'none'; img-src data:; style-src 'sha256-{allowed[0]}';"
-        f" script-src 'sha256-{allowed[1]}'; base-uri 'none'; form-action 'none'"
-    )
 
 
 def _cells(table: Table) -> tuple[list[str], list[list[tuple[str, str]]]]:

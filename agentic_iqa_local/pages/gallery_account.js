@@ -1,0 +1,130 @@
+// The full account of one row in the dialog.
+const dialog = byId("account");
+
+function section(title, ...children) {
+  const found = children.flat().filter(Boolean);
+  return found.length ? make("section", {}, make("h3", {}, title), found) : null;
+}
+
+const line = (text, kind = "p") => (text ? make(kind, {}, text) : null);
+const list = (texts, kind = "ul") => (texts?.length ? make(kind, {}, texts.map((text) => make("li", {}, text))) : null);
+
+function scale(row) {
+  const bands = [["E", 1, 1.5], ["D", 1.5, 2.5], ["C", 2.5, 3.5], ["B", 3.5, 4.5], ["A", 4.5, 5]].map(([letter, from, to]) =>
+    place(make(`div.band.level${letter}`, {}, make("span", {}, to - from < 1 ? letter : words.get(letter))), { flexGrow: to - from }));
+  const marks = [place(make("div.mark"), { left: share(row.q) })];
+  if (row.low !== undefined) {
+    marks.unshift(place(make("div.interval"), { left: share(row.low), right: `calc(100% - ${share(row.high)})` }));
+  }
+  return make("div.scale", { "aria-hidden": "true" }, make("div.bands", {}, bands), make("div.track", {}, marks));
+}
+
+function barsOf(entries) {
+  return make("table.bars", {}, make("tbody", {}, entries.map(([name, p, letter]) => make("tr", {},
+    make("th", { scope: "row" }, name),
+    make("td.wide", {}, make("div.bar-track", {}, place(make(`div.fill.level${letter}`), { width: `${100 * p}%` }))),
+    make("td", {}, number(p))))));
+}
+
+function tableOf(headers, lines) {
+  if (!lines.length) return null;
+  return make("div.scroll", { tabindex: 0, role: "region", "aria-label": headers.join(", ") }, make("table", {},
+    make("thead", {}, make("tr", {}, headers.map((header) => make("th", { scope: "col" }, header)))),
+    make("tbody", {}, lines.map((cells) => make("tr", {}, cells.map((cell) => make("td", {}, cell ?? "—")))))));
+}
+
+function portrait(row, told) {
+  const picture = pictures[row.picture];
+  if (picture.missing) return make("div.portrait.missing", {}, make("p", {}, picture.missing));
+  const large = item("large", row.picture);
+  const image = make("img", { alt: row.name, src: address(large ?? item("small", row.picture)), width: picture.size[0], height: picture.size[1] });
+  const boxes = (told.map?.worst ?? []).map((worst, i) => place(make("div.damage", { "aria-hidden": "true" }, make("span", {}, String(i + 1))), {
+    left: `${(100 * worst.box[0]) / picture.size[0]}%`, top: `${(100 * worst.box[1]) / picture.size[1]}%`,
+    width: `${(100 * (worst.box[2] - worst.box[0])) / picture.size[0]}%`, height: `${(100 * (worst.box[3] - worst.box[1])) / picture.size[1]}%`,
+  }));
+  const changed = row.sha256 && picture.sha256 !== row.sha256;
+  return make("div.portrait", {}, make("div.frame", {}, image, boxes),
+    changed ? make("p.alarm", {}, "The file has changed since it was assessed.") : null,
+    make("p.soft", {}, `${picture.size[0]} × ${picture.size[1]} pixels${large ? "" : ", shown as its thumbnail"} · `,
+      make("a", { href: picture.address, target: "_blank", rel: "noopener noreferrer" }, "Open the original")));
+}
+
+function verdicts(row, told) {
+  const found = [];
+  if (told.gate) {
+    const said = { pass: "Passes", fail: "Fails", unsure: "Unsure" }[told.gate.verdict];
+    found.push(make(`p.verdict.is-${told.gate.verdict}`, {}, make("strong", {}, said), ` at least ${number(told.gate.at_least, 1)}: ${Math.round(100 * told.gate.probability)} % probable`));
+  }
+  if (told.not_sure) found.push(make("p.verdict.is-unsure", {}, make("strong", {}, "Held back"), ` ${told.not_sure}`));
+  return found;
+}
+
+function rating(row, told) {
+  if (row.error) {
+    const [reason, remedy] = reasoned(row);
+    return [make("p.failure", {}, make("strong", {}, "Failed. "), reason), remedy ? make("p", {}, make("strong", {}, "What to do: "), remedy) : null];
+  }
+  const answer = row.answer ? [make("p.score", {}, row.answer), list(told.answer_set ? [`With ${Math.round(100 * told.answer_set.coverage)} % probability it is among ${told.answer_set.letters.join(", ")}`] : [])] : [];
+  if (!row.letter) return [...answer, ...verdicts(row, told)];
+  const interval = row.low === undefined ? told.no_interval ?? "" : `${Math.round(100 * told.interval.coverage)} % interval ${number(row.low)} to ${number(row.high)}`;
+  return [make("p.score", {}, make(`span.letter.level${row.letter}`, {}, row.letter), make("span", {}, `${number(row.q)} `, make("small", {}, words.get(row.letter)))),
+    scale(row), line(interval, "p.soft"), ...verdicts(row, told)];
+}
+
+function letters(row, told) {
+  const choices = told.choices;
+  return Object.entries(told.p_c ?? {}).map(([letter, p], i) =>
+    [choices ? `${letter}. ${choices[i] ?? ""}` : `${letter} ${words.get(letter) ?? ""}`, p, choices ? "N" : letter]);
+}
+
+function toolLines(told) {
+  return (told.tools ?? []).map((tool) => [
+    tool.tool_name, tool.error ? `failed: ${tool.error}` : number(tool.raw_score ?? 0, 3),
+    tool.normalized_score === null ? null : number(tool.normalized_score),
+    [tool.object_name === "Global" ? "" : tool.object_name, tool.trailing ? "checks only" : "", tool.outvoted ? "outvoted" : "",
+      tool.fallback ? "stands in" : "", tool.region === "crop" ? "on its box" : ""].filter(Boolean).join(", ") || "votes",
+    `${number(tool.execution_time)} s`,
+  ]);
+}
+
+function evidence(told) {
+  const found = Object.entries(told.evidence?.distortion_analysis ?? {}).flatMap(([object, seen]) => seen.map((one) =>
+    make("li", {}, make("strong", {}, `${object === "Global" ? "Whole picture" : object}: ${one.severity === "none" ? "no" : one.severity} ${one.type}`), one.explanation ? ` ${one.explanation}` : "")));
+  if (told.evidence?.damaged_part) found.push(make("li", {}, `Damaged part: ${told.evidence.damaged_part}`));
+  return found.length ? make("ul", {}, found) : null;
+}
+
+function worstBoxes(told) {
+  const worst = (told.map?.worst ?? []).map((one) =>
+    `q ${number(one.q)}, ${number(one.below)} below the median${one.distortion ? `: ${one.distortion}` : ""} (${one.box.join(", ")})`);
+  return [list(worst, "ol"), told.map && !worst.length ? line("No part is clearly worse than the rest.") : null, line(told.no_map), list(told.map?.notes)];
+}
+
+function cost(told) {
+  const tokens = told.tokens;
+  return [`${number(told.seconds ?? 0)} s`, tokens ? `${count(tokens.prefilled)} tokens read, ${count(tokens.reused)} reused, ${count(tokens.decoded)} written` : "",
+    told.model?.name ? `model ${told.model.name}` : "", told.pipeline ? `pipeline ${told.pipeline}` : ""].filter(Boolean).join(" · ");
+}
+
+/** Fills the dialog with a row. */
+function showAccount(row) {
+  const told = item("accounts", row.place) ?? {};
+  byId("heading").textContent = row.name;
+  const passes = (told.passes ?? []).map((pass) => [String(pass.number), pass.asked ?? "first look", pass.seen, pass.measured, pass.concluded, pass.kept ? "kept" : "given up", `${number(pass.seconds)} s`]);
+  const facts = [
+    make("div.rating", {}, rating(row, told)),
+    section("Question", line(told.query), told.reference ? line(`Reference: ${told.reference}`, "p.soft") : null),
+    section("Why", line(told.quality_reasoning)),
+    section("Letters", told.p_c ? barsOf(letters(row, told)) : null),
+    section("Evidence", evidence(told)),
+    section("Tools", tableOf(["Tool", "Raw", "1–5", "Part", "Time"], toolLines(told))),
+    section("Worst parts", worstBoxes(told)),
+    section("Passes", tableOf(["", "Asked", "Seen", "Measured", "Concluded", "", "Time"], passes)),
+    section("Warnings", list(told.warnings)),
+    section("Corrections", list([...(told.plan_corrections ?? []), ...(told.reasoning_corrections ?? [])])),
+    section("Cost", line(cost(told)), line(told.model?.notice, "p.soft")),
+    section("File", line(row.image, "p.path"), line(row.sha256 ? `SHA-256 ${row.sha256}` : "", "p.path.soft")),
+  ];
+  byId("content").replaceChildren(make("div.account", {}, portrait(row, told), make("div.facts", {}, facts.filter(Boolean))));
+  byId("content").scrollTop = 0;
+}
