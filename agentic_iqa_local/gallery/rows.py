@@ -109,13 +109,18 @@ def entry(row: Row, picture: int) -> Row:
         "error": row["error"],
         "sha256": row["sha256"],
     }
-    return _safe({key: value for key, value in found.items() if value not in (None, "", [], False)})
+    return _safe(_told(found))
 
 
 def account(row: Row) -> Row:
     """What the full view of a row shows."""
     kept = Assessment.model_validate(row).model_dump(mode="json", exclude=_LEFT_OUT)  # pyright: ignore[reportArgumentType]
-    return _safe({key: value for key, value in kept.items() if value not in (None, "", [], False)})
+    return _safe(_told(kept))
+
+
+def _told(fields: Row) -> Row:
+    """The fields that say something; a zero does."""
+    return {key: value for key, value in fields.items() if value or (value == 0 and value is not False)}
 
 
 def _answer(row: Row) -> str | None:

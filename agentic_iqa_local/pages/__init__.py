@@ -13,7 +13,7 @@ def source(*names: str) -> str:
 
 
 def policy(style: str, script: str) -> str:
-    """A Content-Security-Policy: nothing from anywhere, and of styles and scripts those of this page alone."""
+    """A Content-Security-Policy: nothing from anywhere, of styles and scripts those of this page alone."""
     allowed = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
     return (
         f"default-src 'none'; img-src data:; style-src 'sha256-{allowed[0]}';"
