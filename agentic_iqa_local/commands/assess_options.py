@@ -24,7 +24,11 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     _where(parser)
     add_how(parser)
     add_compare_options(parser)
-    add_how_sure(parser)
+    add_how_sure(parser).add_argument(
+        "--strict",
+        action="store_true",
+        help="exit status 4 where a picture fails --at-least, 3 where an answer is not sure",
+    )
     _map_options(parser)
     _output(parser)
     args = parser.parse_intermixed_args(argv)  # pictures may stand before and behind options
@@ -135,7 +139,7 @@ def add_how(parser: Parser) -> None:
     )
 
 
-def add_how_sure(parser: Parser) -> None:
+def add_how_sure(parser: Parser) -> argparse._ArgumentGroup:
     sure = parser.add_argument_group(
         "how sure", "each rating has an interval that holds the true quality with 90 %% probability"
     )
@@ -174,11 +178,7 @@ def add_how_sure(parser: Parser) -> None:
         metavar="S",
         help="seconds after which --target-width asks for nothing more",
     )
-    sure.add_argument(
-        "--strict",
-        action="store_true",
-        help="exit status 4 where a picture fails --at-least, 3 where an answer is not sure",
-    )
+    return sure
 
 
 def _check_how_sure(parser: Parser, args: argparse.Namespace) -> None:

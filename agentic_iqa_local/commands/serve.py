@@ -17,12 +17,17 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentic_iqa_local.commands import add_set_up, chosen_settings
 from agentic_iqa_local.commands.assess import UsageError, check_models
-from agentic_iqa_local.commands.assess_options import add_how, add_how_sure
+from agentic_iqa_local.commands.assess_options import MOST_JOBS, add_how, add_how_sure
 from agentic_iqa_local.commands.console import Parser, exit_status, safe_streams, start_logging
 from agentic_iqa_local.paths import command
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.config import Settings
+    from agentic_iqa_local.service.fields import Defaults
 
 MEBI = 2**20
 
@@ -50,6 +55,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for name in ("jobs", "queue", "max_bytes", "max_pixels", "max_pictures", "batches_bytes"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected 1 or more")
+    if args.jobs > MOST_JOBS:
+        parser.error(f"--jobs: expected 1 to {MOST_JOBS}")
+    if args.max_replan_iterations is not None and args.max_replan_iterations < 0:
+        parser.error("--max-replan-iterations: expected 0 or more")
     if not 0 <= args.port <= 65535:
         parser.error("--port: expected 0 to 65535")
     if not args.timeout > 0:
@@ -111,6 +120,23 @@ def batches_folder(args: argparse.Namespace) -> Path:
     return args.batches or Path(state) / "agentic-iqa" / "batches"
 
 
+def pipelines_here(args: argparse.Namespace, settings: "Settings") -> "Defaults":
+    """What requests may ask for. Raises UsageError where the models of --pipeline (agent) are not here; where
+    a server has them, it tells itself."""
+    from agentic_iqa_local.service.fields import Defaults
+
+    wanted, here = args.pipeline or "agent", []
+    for name in ("agent", "letters"):
+        try:
+            if args.engine != "server":
+                check_models(settings, name)
+            here.append(name)
+        except UsageError:
+            if name == wanted:
+                raise
+    return Defaults(wanted, tuple(here), args.max_replan_iterations)
+
+
 def serve(args: argparse.Namespace) -> int:
     """Serves until it is ended. Raises UserError."""
     try:
@@ -127,13 +153,16 @@ def serve(args: argparse.Namespace) -> int:
         from agentic_iqa_local.state import revised
 
         settings = revised(settings, images=revised(settings.images, max_pixels=args.max_pixels))
-    pipeline = args.pipeline or "agent"
-    if args.engine != "server":
-        check_models(settings, pipeline)
+    defaults = pipelines_here(args, settings)
     from agentic_iqa_local.service.running import run
 
     with contextlib.ExitStack() as files:
         temporary = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="agentic-iqa-serve-")))
-        if args.keep:
-            args.keep.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return run(args, settings, pipeline, token, temporary, batches_folder(args))
+        try:
+            if args.keep:
+                args.keep.mkdir(mode=0o700, parents=True, exist_ok=True)
+            batches_folder(args).mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"{error.filename}: expected a folder that can be made, got {error.strerror}"
+            raise UsageError(why, "choose another --keep or --batches") from error
+        return run(args, settings, defaults, token, temporary, batches_folder(args))

@@ -19,12 +19,12 @@ from agentic_iqa_local import __version__
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.ordering import MOST_PICTURES
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.service.batches import Batches
 from agentic_iqa_local.service.engine import Engine
 from agentic_iqa_local.service.errors import Refused
 from agentic_iqa_local.service.fields import (
     OPTIONS,
+    Defaults,
     Sent,
     arguments,
     bad,
@@ -59,7 +59,7 @@ class SetUp:
     engine: Engine
     batches: Batches
     temporary: Path
-    pipeline: Pipeline
+    defaults: Defaults
     model: str
     small: bool
     backend: str
@@ -130,7 +130,8 @@ class _closing:
 async def answer_to(request: Request, set_up: SetUp, sent: Sent, last: str, **ask: Any) -> Response:
     """The answer to what was asked: JSON, or a stream of events whose last is called `last`."""
     if set_up.engine.state != "ok":
-        raise Refused(503, set_up.engine.state, f"the model is {set_up.engine.state}", "ask again later")
+        why = f"the model is {set_up.engine.state}"
+        raise Refused(503, set_up.engine.state, why, "ask again later", Retry_After="10")
     pending = Pending(set_up.engine, set_up.temporary, sent, **ask)
     if "text/event-stream" in request.headers.get("accept", ""):
         return StreamingResponse(_stream(set_up, pending, last), media_type="text/event-stream")
@@ -143,7 +144,7 @@ def _settled(set_up: SetUp, pending: Pending, answer: Any, began: float) -> str:
     set_up.seconds[1] += time.monotonic() - began
     if answer.error is not None:
         set_up.failures += 1
-        raise refused(answer, set_up.engine.timeout, stopping=set_up.engine.state != "ok")
+        raise refused(answer, set_up.engine.timeout, set_up.engine.state)
     if set_up.keep and answer.sha256:
         (set_up.keep / f"{answer.sha256}.picture").write_bytes(pending.ask.image.read_bytes())
         (set_up.keep / f"{answer.sha256}.json").write_text(answer.text + "\n")
@@ -250,8 +251,8 @@ def docs_page(schema: dict[str, Any]) -> str:
                 for name, one in fields.items()
             )
             parts.append(f"<dl>{''.join(rows)}</dl>")
-    head = '<meta charset="utf-8"><title>HTTP API</title><link rel="stylesheet" href="/assets/app.css">'
-    raw = '<p><a href="/openapi.json">openapi.json</a></p>'
+    head = '<meta charset="utf-8"><title>HTTP API</title><link rel="stylesheet" href="assets/app.css">'
+    raw = '<p><a href="openapi.json">openapi.json</a></p>'
     body = f"<main><h1>HTTP API</h1>{raw}{''.join(parts)}</main>"
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
 
@@ -286,7 +287,7 @@ def _about(app: FastAPI, set_up: SetUp) -> None:
             "small_model": set_up.small,
             "engine": set_up.backend,
             "device": engine.device,
-            "pipelines": ["agent", "letters"],
+            "pipelines": list(set_up.defaults.pipelines),
             "modes": ["logits", "classification", "uniform"],
             "presets": [{"label": a, "query": b, "choices": c} for a, b, c in PRESETS],
             "levels": levels,
@@ -332,7 +333,7 @@ def _asking(app: FastAPI, set_up: SetUp) -> None:
     async def assess(request: Request) -> Response:
         """Assesses a picture: the row, or with Accept: text/event-stream its progress and then the row."""
         sent = await sent_with(request, set_up, many=False)
-        ask = arguments(sent.options, set_up.pipeline)
+        ask = arguments(sent.options, set_up.defaults)
         settings = settings_for(sent.options, set_up.settings)
         return await answer_to(request, set_up, sent, "row", settings=settings, **ask)
 
@@ -351,6 +352,11 @@ def _asking(app: FastAPI, set_up: SetUp) -> None:
         )
 
 
+def _base(request: Request) -> str:
+    """Where a proxy has put the service."""
+    return request.scope.get("root_path", "")
+
+
 def _batches(app: FastAPI, set_up: SetUp) -> None:
     batches = set_up.batches
 
@@ -358,17 +364,17 @@ def _batches(app: FastAPI, set_up: SetUp) -> None:
     async def submit(request: Request) -> Response:
         """Takes pictures to assess when nobody waits. The batch outlasts a restart."""
         sent = await sent_with(request, set_up, many=True)
-        return JSONResponse(await asyncio.to_thread(batches.submit, sent), 202)
+        return JSONResponse(await asyncio.to_thread(batches.submit, sent, _base(request)), 202)
 
     @app.get("/v1/batches")
-    def listed() -> list[dict[str, Any]]:
+    def listed(request: Request) -> list[dict[str, Any]]:
         """Every batch, the newest first."""
-        return batches.all()
+        return batches.all(_base(request))
 
     @app.get("/v1/batches/{name}")
-    def status(name: str) -> dict[str, Any]:
+    def status(name: str, request: Request) -> dict[str, Any]:
         """How far a batch is."""
-        return batches.status(name)
+        return batches.status(name, _base(request))
 
     @app.get("/v1/batches/{name}/rows")
     def rows(name: str, request: Request) -> Response:

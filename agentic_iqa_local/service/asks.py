@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,16 +60,22 @@ class Answer:
 
 
 class Serving(Work[Ask, Answer]):
-    """An answer to each ask."""
+    """An answer to each ask. No answer names a file below `folders`, but by its last name."""
 
     tells = True
 
-    def __init__(self, settings: Settings, pipeline: Pipeline = "agent"):
-        self.settings, self.roles = settings, ROLES[pipeline]
+    def __init__(
+        self,
+        settings: Settings,
+        pipelines: tuple[Pipeline, ...] = ("agent", "letters"),
+        folders: tuple[Path, ...] = (),
+    ):
+        self.settings, self.folders = settings, tuple(map(str, folders))
+        self.roles = tuple(dict.fromkeys(role for name in pipelines for role in ROLES[name]))
 
     def row(self, item: Ask, services: Services, observer: Observer) -> Answer:
         own = _services_of(item, services)
-        rows = [_assessed(item, picture, own, observer) for picture in item.pictures]
+        rows = [self._assessed(item, picture, own, observer) for picture in item.pictures]
         if len(rows) > 1:
             return _compared(item, rows, own, observer)
         return _answer(item, rows[0])
@@ -78,7 +85,7 @@ class Serving(Work[Ask, Answer]):
         row = unassessed(
             picture.name, original, item.query or DEFAULT_QUERY, item.choices, item.pipeline, item.settings
         )
-        row.error, row.sha256 = _hidden(one_line(error), item), sha256
+        row.error, row.sha256 = self._hidden(one_line(error), item), sha256
         return _answer(item, row)
 
     def warned(self, row: Answer, line: str) -> Answer:
@@ -99,6 +106,35 @@ class Serving(Work[Ask, Answer]):
     def line(self, row: Answer) -> str:
         return row.text
 
+    def _hidden(self, text: str, item: Ask) -> str:
+        """`text` with the senders' names in place of the paths here, and without any other path of ours."""
+        for file in (*item.pictures, *([item.reference] if item.reference else [])):
+            text = text.replace(str(file.path), one_line(file.name))
+        for folder in self.folders:
+            text = re.sub(re.escape(folder) + r"[^\s:;,'\"()\[\]]*", _last_name, text)
+        return text
+
+    def _assessed(self, item: Ask, picture: Named, services: Services, observer: Observer) -> Assessment:
+        row = assess(
+            picture.path,
+            item.reference and item.reference.path,
+            item.query,
+            item.choices,
+            pipeline=item.pipeline,
+            max_replan_iterations=item.max_replan_iterations,
+            map=item.map,
+            services=services,
+            observer=observer,
+        )
+        row.image, row.reference = picture.name, item.reference and item.reference.name
+        row.error = row.error and self._hidden(row.error, item)
+        row.warnings = [self._hidden(line, item) for line in row.warnings]
+        return row
+
+
+def _last_name(path: re.Match[str]) -> str:
+    return path[0].rstrip("/").rpartition("/")[2]
+
 
 def _answer(item: Ask, row: Assessment) -> Answer:
     return Answer(item.key, as_line(row), row.error, row.sha256)
@@ -112,31 +148,6 @@ def _services_of(item: Ask, services: Services) -> Services:
     own.settings = item.settings
     own.__dict__.pop("calibration", None)
     return own
-
-
-def _hidden(text: str, item: Ask) -> str:
-    """`text` with the senders' names in place of the paths here."""
-    for file in (*item.pictures, *([item.reference] if item.reference else [])):
-        text = text.replace(str(file.path), one_line(file.name))
-    return text
-
-
-def _assessed(item: Ask, picture: Named, services: Services, observer: Observer) -> Assessment:
-    row = assess(
-        picture.path,
-        item.reference and item.reference.path,
-        item.query,
-        item.choices,
-        pipeline=item.pipeline,
-        max_replan_iterations=item.max_replan_iterations,
-        map=item.map,
-        services=services,
-        observer=observer,
-    )
-    row.image, row.reference = picture.name, item.reference and item.reference.name
-    row.error = row.error and _hidden(row.error, item)
-    row.warnings = [_hidden(line, item) for line in row.warnings]
-    return row
 
 
 def _compared(item: Ask, rows: list[Assessment], services: Services, observer: Observer) -> Answer:

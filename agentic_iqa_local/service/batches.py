@@ -4,21 +4,27 @@ A row is on the disk before its picture is deleted, so a kill at any moment lose
 """
 
 import json
+import logging
 import os
 import secrets
 import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.config import Settings
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.rows import RowFile, write_whole
 from agentic_iqa_local.service.asks import Answer, Ask, Named
 from agentic_iqa_local.service.errors import Refused
-from agentic_iqa_local.service.fields import Sent, arguments, settings_for
+from agentic_iqa_local.service.fields import Defaults, Sent, arguments, settings_for
+from agentic_iqa_local.text import one_line
+
+logger = logging.getLogger(__name__)
 
 HALF = ".partial"  # a folder that is not yet submitted
 
@@ -33,6 +39,7 @@ class _Batch:
     given: set[int] = field(default_factory=set)
     began: float = 0.0
     fresh: int = 0  # rows since `began`
+    stopped: Refused | None = None  # why it does not go on
 
     @property
     def total(self) -> int:
@@ -44,10 +51,10 @@ class _Batch:
 
 class Batches:
     """The batches below `root` (made with mode 0700), in all at most `most_bytes` on the disk. Unfinished
-    ones go on. Raises OSError where the folder cannot be used."""
+    ones go on; one that cannot be read is left alone. Raises OSError where the folder cannot be used."""
 
-    def __init__(self, root: Path, settings: Settings, pipeline: Any, most_bytes: int):
-        self.root, self.settings, self.pipeline, self.most_bytes = root, settings, pipeline, most_bytes
+    def __init__(self, root: Path, settings: Settings, defaults: Defaults, most_bytes: int):
+        self.root, self.settings, self.defaults, self.most_bytes = root, settings, defaults, most_bytes
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._turn = threading.RLock()
         self._batches: dict[str, _Batch] = {}
@@ -55,12 +62,15 @@ class Batches:
             if folder.name.endswith(HALF):
                 shutil.rmtree(folder, ignore_errors=True)
             elif (folder / "batch.json").is_file():
-                self._open(folder)
+                try:
+                    self._open(folder)
+                except (UserError, OSError, ValueError, KeyError) as error:
+                    logger.warning("a batch is left alone: %s", one_line(f"{folder}: {error}"))
 
     def _open(self, folder: Path) -> _Batch:
+        about = json.loads((folder / "batch.json").read_text())
         rows = RowFile(folder / "rows.jsonl")
         rows.recover()
-        about = json.loads((folder / "batch.json").read_text())
         batch = _Batch(folder.name, folder, about, rows)
         for line in rows:
             batch.done[line["index"]] = line["row"].get("error") is not None
@@ -68,9 +78,10 @@ class Batches:
         self._batches[batch.id] = batch
         return batch
 
-    def submit(self, sent: Sent) -> dict[str, Any]:
-        """Stores a batch; its status. Raises Refused for options that make no sense, and for a full disk."""
-        arguments(sent.options, self.pipeline)
+    def submit(self, sent: Sent, base: str = "") -> dict[str, Any]:
+        """Stores a batch; its status, with links below `base`. Raises Refused for options that make no sense,
+        and for a full disk."""
+        arguments(sent.options, self.defaults)
         settings_for(sent.options, self.settings)
         size = sum(len(data) for _, data in sent.pictures)
         used = sum(file.stat().st_size for file in self.root.glob("*/*"))
@@ -82,7 +93,20 @@ class Batches:
                 "delete finished batches",
             )
         name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(8)}"
-        half = self.root / (name + HALF)
+        half, folder = self.root / (name + HALF), self.root / name
+        try:
+            self._store(sent, half)
+            with self._turn:
+                os.rename(half, folder)
+                return self.status(self._open(folder).id, base)
+        except (UserError, OSError) as error:
+            shutil.rmtree(half, ignore_errors=True)
+            logger.error("a batch could not be stored: %s", one_line(str(error)))
+            raise Refused(
+                503, "not_stored", f"the batch could not be stored{_told(error)}", "tell who runs the service"
+            ) from error
+
+    def _store(self, sent: Sent, half: Path) -> None:
         half.mkdir(mode=0o700)
         for index, (_, data) in enumerate(sent.pictures):
             write_whole(half / f"{index}.picture", data, sync=True)
@@ -95,43 +119,43 @@ class Batches:
             "submitted": time.time(),
         }
         write_whole(half / "batch.json", json.dumps(about), sync=True)
-        folder = self.root / name
-        with self._turn:
-            os.rename(half, folder)
-            return self.status(self._open(folder).id)
 
     def _found(self, name: str) -> _Batch:
         if name not in self._batches:
             raise Refused(404, "no_batch", "there is no such batch", "GET /v1/batches lists them")
         return self._batches[name]
 
-    def status(self, name: str) -> dict[str, Any]:
-        """How far a batch is. Raises Refused."""
+    def status(self, name: str, base: str = "") -> dict[str, Any]:
+        """How far a batch is, with links below `base`. Raises Refused."""
         with self._turn:
             batch = self._found(name)
             done, left = len(batch.done), batch.total - len(batch.done)
             each = (time.time() - batch.began) / batch.fresh if batch.fresh else None
-            state = "running" if batch.given or batch.fresh else "queued"
+            state = "stopped" if batch.stopped else "running" if batch.given or batch.fresh else "queued"
             return {
                 "id": name,
                 "state": "finished" if not left else state,
+                **(batch.stopped.body() if batch.stopped else {}),
                 "total": batch.total,
                 "done": done,
                 "failed": sum(batch.done.values()),
-                "seconds_left": round(each * left, 1) if each is not None else None,
-                "links": {"self": f"/v1/batches/{name}", "rows": f"/v1/batches/{name}/rows"},
+                "seconds_left": round(each * left, 1) if each is not None and not batch.stopped else None,
+                "links": {"self": f"{base}/v1/batches/{name}", "rows": f"{base}/v1/batches/{name}/rows"},
             }
 
-    def all(self) -> list[dict[str, Any]]:
+    def all(self, base: str = "") -> list[dict[str, Any]]:
         """Every batch's status, the newest first."""
         with self._turn:
             newest = sorted(self._batches.values(), key=lambda batch: batch.about["submitted"], reverse=True)
-            return [self.status(batch.id) for batch in newest]
+            return [self.status(batch.id, base) for batch in newest]
 
     def rows(self, name: str, start: int) -> Iterator[str]:
         """The rows from number `start` on, a line of JSON each. Raises Refused."""
         with self._turn:
-            lines = list(self._found(name).rows)[start:]
+            try:
+                lines = list(self._found(name).rows)[start:]
+            except (UserError, OSError) as error:
+                raise Refused(404, "no_rows", "the rows of this batch cannot be read any more") from error
         for line in lines:
             yield json.dumps(line["row"], ensure_ascii=False) + "\n"
 
@@ -142,18 +166,24 @@ class Batches:
             del self._batches[name]
             batch.rows.close()
             gone = batch.folder.with_name(name + HALF)
-            os.rename(batch.folder, gone)
+            with suppress(FileNotFoundError):
+                os.rename(batch.folder, gone)
         shutil.rmtree(gone, ignore_errors=True)
 
     def next_ask(self) -> Ask | None:
         """The next picture of the oldest batch that has one left."""
         with self._turn:
-            for batch in sorted(self._batches.values(), key=lambda batch: batch.about["submitted"]):
+            going_on = [batch for batch in self._batches.values() if not batch.stopped]
+            for batch in sorted(going_on, key=lambda batch: batch.about["submitted"]):
                 for index in range(batch.total):
                     if index not in batch.done and index not in batch.given:
                         batch.given.add(index)
                         batch.began = batch.began or time.time()
-                        return self._ask(batch, index)
+                        try:
+                            return self._ask(batch, index)
+                        except Refused as error:  # it was submitted to a service with other models
+                            batch.stopped = error
+                            break
         return None
 
     def _ask(self, batch: _Batch, index: int) -> Ask:
@@ -163,21 +193,31 @@ class Batches:
             (Named(batch.picture(index), about["names"][index]),),
             settings_for(about["options"], self.settings),
             reference and Named(batch.folder / "reference", reference),
-            **arguments(about["options"], self.pipeline),
+            **arguments(about["options"], self.defaults),
         )
 
     def answered(self, answer: Answer) -> None:
-        """Writes a row once, and deletes its picture."""
+        """Writes a row once, and deletes its picture. Where that cannot be done, the batch is stopped; its
+        pictures stay for the next start."""
         name, _, index = answer.key.partition("/")
         with self._turn:
             batch, number = self._batches.get(name), int(index)
-            if batch is None or number in batch.done:
+            if batch is None or batch.stopped or number in batch.done:
                 return
-            batch.rows.append(f'{{"index": {number}, "row": {answer.text}}}')
-            batch.done[number] = answer.error is not None
+            try:
+                batch.rows.append(f'{{"index": {number}, "row": {answer.text}}}')
+                batch.done[number] = answer.error is not None
+                batch.picture(number).unlink(missing_ok=True)
+            except (UserError, OSError) as error:
+                logger.error("batch %s is stopped: %s", name, one_line(str(error)))
+                batch.stopped = Refused(
+                    503,
+                    "not_stored",
+                    f"a row could not be written{_told(error)}",
+                    "once there is room, the batch goes on when the service is started again",
+                )
             batch.fresh += 1
             batch.given.discard(number)
-            batch.picture(number).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Lets go of the files."""
@@ -185,3 +225,9 @@ class Batches:
             for batch in self._batches.values():
                 batch.rows.close()
             self._batches.clear()
+
+
+def _told(error: BaseException) -> str:
+    """What the system says of it, without a path."""
+    reason = getattr(error, "strerror", None) or getattr(error.__cause__, "strerror", None)
+    return f" ({reason})" if reason else ""

@@ -5,6 +5,7 @@ here is bounded; asks of batches are taken only when nobody waits for an answer.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 from agentic_iqa_local.batch import BatchError
 from agentic_iqa_local.batch_worker import BatchWorker
 from agentic_iqa_local.service.asks import Answer, Ask, Serving
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
 
 logger = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ class Engine:
         self._put_back: deque[Ask] = deque()  # of batches, in hand when the process was lost
         self._asks: dict[str, Ask] = {}
         self._seconds: deque[float] = deque(maxlen=RECENT)
-        self._stopping = False
+        self._stopping, self._ending = False, threading.Lock()
         self._worker: _LiveWorker | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -87,9 +89,9 @@ class Engine:
         return len(self._queue)
 
     def retry_after(self) -> int:
-        """Seconds until a place may be free, from the rate of late."""
+        """Seconds until what waits now is answered, from the rate of late."""
         each = sum(self._seconds) / len(self._seconds) if self._seconds else 5.0
-        return max(1, min(600, round(each)))
+        return max(1, min(600, math.ceil(each * (self.waiting + 1))))
 
     def submit(self, ask: Ask, listener: Listener) -> int:
         """Takes a place in the queue; the position, 0 where nothing is before it. Raises Full."""
@@ -110,16 +112,18 @@ class Engine:
         return False
 
     def stop(self, patience: float = 3.0) -> None:
-        """Ends the process of the models; what is not answered by then fails."""
-        with self._turn:
-            self._stopping, self.state = True, "stopped"
-            self._turn.notify()
-        if self._worker:
-            self._worker.stop()
-        self._thread.join(patience)
-        if self._worker:
-            self._worker.end()
-        self._fail_all("the service is stopping")
+        """Ends the process of the models; what is not answered by then fails. May be called again, and waits
+        until that is done."""
+        with self._ending:
+            with self._turn:
+                self._stopping, self.state = True, "stopped"
+                self._turn.notify()
+            if self._worker:
+                self._worker.stop()
+            self._thread.join(patience)
+            if self._worker:
+                self._worker.end()
+            self._fail_all("the service is stopping")
 
     def _take(self) -> Ask | None:
         with self._turn:
@@ -151,15 +155,19 @@ class Engine:
                 self.state, self.why = "ok", ""
                 self.started.set()
                 self._serve(self._worker)
-            except (BatchError, ModelLost, VLMError, OSError) as error:
+            except Exception as error:  # the queue must not lose its thread
                 if self._stopping:
                     return
+                known = isinstance(error, (BatchError, ModelLost, VLMError, OSError))
                 self.state, self.why = "failing", str(error)
-                logger.error("%s", error)
-                self._fail_all(str(error))
+                logger.error("%s", one_line(str(error)), exc_info=None if known else error)
+                self._fail_all("the models are lost, and loaded again")
+                if self._worker:
+                    self._worker.end()
                 if not self.started.is_set():
                     return self.started.set()
-                time.sleep(AGAIN)
+                with self._turn:
+                    self._turn.wait_for(lambda: self._stopping, AGAIN)
 
     def _serve(self, worker: _LiveWorker) -> None:
         while not self._stopping:

@@ -116,7 +116,17 @@ def settings_for(options: Mapping[str, Any], base: Settings) -> Settings:
     return settings
 
 
-def arguments(options: Mapping[str, Any], pipeline: Pipeline) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Defaults:
+    """What a request leaves out: a pipeline of `pipelines`, which are those whose models are here, and how
+    often it may replan."""
+
+    pipeline: Pipeline
+    pipelines: tuple[Pipeline, ...]
+    max_replan_iterations: int | None = None
+
+
+def arguments(options: Mapping[str, Any], defaults: Defaults) -> dict[str, Any]:
     """What an ask takes of the options beside its settings. Raises Refused."""
     query, choices = options.get("query"), options.get("choices")
     limit = options.get("max_replan_iterations")
@@ -129,15 +139,20 @@ def arguments(options: Mapping[str, Any], pipeline: Pipeline) -> dict[str, Any]:
         check_choices(choices)
         if isinstance(limit, str):
             limit = int(limit) if limit.strip() else None
+        limit = defaults.max_replan_iterations if limit is None else limit
         if limit is not None:
             check_limit(limit)
     except (ValueError, TypeError) as error:
         raise bad(str(error)) from error
+    pipeline = _one_of("pipeline", options.get("pipeline"), get_args(Pipeline)) or defaults.pipeline
+    if pipeline not in defaults.pipelines:
+        here = ", ".join(defaults.pipelines)
+        raise bad(f"pipeline: the models of {pipeline} are not here", f"this service has: {here}")
     return {
         "query": query,
         "choices": choices and tuple(choices),
         "max_replan_iterations": limit,
-        "pipeline": _one_of("pipeline", options.get("pipeline"), get_args(Pipeline)) or pipeline,
+        "pipeline": pipeline,
         "map": truth("map", options.get("map")) or False,
     }
 

@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 SHORTEST_TOKEN = 16  # characters
 PATIENCE = 15.0  # seconds for the next part of a body
 WHOLE_BODY = 300.0  # seconds for all of it
-OPEN = ("/v1/info",)  # of /v1, without a token
+# what needs no token, beside /assets/
+OPEN = ("/", "/docs", "/openapi.json", "/healthz", "/metrics", "/v1/info")
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -95,8 +96,8 @@ class Guard:
         foreign = origin is not None and _place(origin.decode("latin-1")) != host.lower()
         if foreign and scope["method"] not in ("GET", "HEAD"):
             raise Refused(403, "foreign_origin", "a page of another origin may not ask here")
-        path = scope["path"]
-        if self.token and path.startswith("/v1/") and path not in OPEN:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if self.token and path not in OPEN and not path.startswith("/assets/"):
             kind, _, given = headers.get(b"authorization", b"").partition(b" ")
             if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.token.encode()):
                 raise Refused(

@@ -87,12 +87,12 @@ def out_of_time(seconds: float) -> Refused:
     return Refused(504, "out_of_time", f"there was no answer within {seconds:g} s", "raise --timeout")
 
 
-def refused(answer: Answer, seconds: float, *, stopping: bool) -> Refused:
-    """What stands in for an answer with an error."""
+def refused(answer: Answer, seconds: float, state: str) -> Refused:
+    """What stands in for an answer with an error, of an engine in `state`."""
     error = answer.error or ""
-    if stopping:
-        return Refused(503, "stopping", error)
-    if "timed out after" in error:
+    if state != "ok":
+        return Refused(503, state, error, "ask again later", Retry_After="10")
+    if error.startswith("timed out"):
         return out_of_time(seconds)
     row = json.loads(answer.text)
     return Refused(422, "not_assessed", error, extra={"row": row})

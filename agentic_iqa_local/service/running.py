@@ -10,11 +10,13 @@ import uvicorn
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import choose_device
-from agentic_iqa_local.request import Pipeline
+from agentic_iqa_local.offline.store import models_root
+from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.service.app import SetUp, make_app
 from agentic_iqa_local.service.asks import Serving
 from agentic_iqa_local.service.batches import Batches
 from agentic_iqa_local.service.engine import Engine
+from agentic_iqa_local.service.fields import Defaults
 from agentic_iqa_local.service.guard import Guard
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
@@ -54,17 +56,17 @@ class _Server(uvicorn.Server):
 def run(
     args: argparse.Namespace,
     settings: Settings,
-    pipeline: Pipeline,
+    defaults: Defaults,
     token: str | None,
     temporary: Path,
     spool: Path,
 ) -> int:
     """Serves until a signal; the exit status. Raises VLMError for a model that cannot be loaded."""
     device = choose_device(args.gpu, args.cpu)
-    engine = Engine(
-        Serving(settings, "agent"), device, jobs=args.jobs, timeout=args.timeout, places=args.queue
-    )
-    batches = Batches(spool, settings, pipeline, args.batches_bytes)
+    ours = (temporary, spool.absolute(), models_root().absolute(), ROOT, Path(sys.prefix))
+    work = Serving(settings, defaults.pipelines, ours)
+    engine = Engine(work, device, jobs=args.jobs, timeout=args.timeout, places=args.queue)
+    batches = Batches(spool, settings, defaults, args.batches_bytes)
     engine.background = batches
     backend = settings.role("summarizer").backend
     model = settings.folder(backend).name
@@ -73,7 +75,7 @@ def run(
         engine,
         batches,
         temporary,
-        pipeline,
+        defaults,
         model=model,
         small=model in ("embedded", "tiny"),
         backend=backend.partition(".")[0],

@@ -1,0 +1,125 @@
+"""The service in hard times: no room, models that are not there, processes that die, a proxy, a stop."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_service import TOKEN, png, served
+
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.service.asks import Answer, Serving
+from agentic_iqa_local.service.batches import Batches
+from agentic_iqa_local.service.engine import Engine
+from agentic_iqa_local.service.errors import Refused
+from agentic_iqa_local.service.fields import Defaults, Sent, arguments
+
+BOTH = Defaults("letters", ("agent", "letters"))
+
+
+def batches_in(folder, defaults=BOTH):
+    return Batches(folder, load_settings(), defaults, 2**30)
+
+
+def pictures(number):
+    return Sent(pictures=[(f"{i}.png", png(i)) for i in range(number)])
+
+
+def test_a_pipeline_without_its_models_is_refused_by_name():
+    with pytest.raises(Refused, match="the models of agent are not here") as refusal:
+        arguments({"pipeline": "agent"}, Defaults("letters", ("letters",)))
+    assert refusal.value.status == 400
+    assert arguments({"pipeline": "letters"}, Defaults("letters", ("letters",)))["pipeline"] == "letters"
+
+
+def test_the_services_own_limit_of_replans_holds_where_a_request_has_none():
+    defaults = Defaults("agent", ("agent",), max_replan_iterations=1)
+    assert arguments({}, defaults)["max_replan_iterations"] == 1
+    assert arguments({"max_replan_iterations": "3"}, defaults)["max_replan_iterations"] == 3
+
+
+def test_a_batch_whose_rows_cannot_be_written_is_stopped_with_a_reason_and_goes_on_later(tmp_path):
+    batches = batches_in(tmp_path / "spool")
+    name = batches.submit(pictures(2))["id"]
+    rows = tmp_path / "spool" / name / "rows.jsonl"
+    rows.rename(tmp_path / "away")
+    ask = batches.next_ask()
+    batches.answered(Answer(ask.key, "{}"))
+    status = batches.status(name)
+    assert (status["state"], status["done"]) == ("stopped", 0)
+    assert status["error"]["message"].startswith("a row could not be written")
+    assert str(tmp_path) not in json.dumps(status)
+    assert batches.next_ask() is None
+    batches.close()
+    (tmp_path / "away").rename(rows)
+    again = batches_in(tmp_path / "spool")
+    assert again.status(name)["state"] == "queued"
+    assert again.next_ask().key.startswith(name)
+    again.close()
+
+
+def test_a_batch_of_a_pipeline_that_is_gone_is_stopped(tmp_path):
+    batches = batches_in(tmp_path / "spool")
+    sent = pictures(1)
+    sent.options["pipeline"] = "agent"
+    name = batches.submit(sent)["id"]
+    batches.close()
+    fewer = batches_in(tmp_path / "spool", Defaults("letters", ("letters",)))
+    assert fewer.next_ask() is None
+    assert fewer.status(name)["state"] == "stopped"
+    assert "the models of agent" in fewer.status(name)["error"]["message"]
+    fewer.close()
+
+
+def test_a_batch_that_cannot_be_read_is_left_alone(tmp_path):
+    broken = tmp_path / "spool" / "20260101T000000-00"
+    broken.mkdir(parents=True)
+    (broken / "batch.json").write_text("{")
+    batches = batches_in(tmp_path / "spool")
+    assert batches.all() == []
+    assert (broken / "batch.json").is_file()
+    batches.close()
+
+
+def test_a_batch_that_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
+    batches = batches_in(tmp_path / "spool")
+
+    def full(*_):
+        raise OSError(28, "No space left on device", "/secret/place")
+
+    monkeypatch.setattr("agentic_iqa_local.service.batches.os.rename", full)
+    with pytest.raises(Refused, match="No space left on device") as refusal:
+        batches.submit(pictures(1))
+    assert refusal.value.status == 503
+    assert "/secret" not in str(refusal.value.body())
+    assert list((tmp_path / "spool").iterdir()) == []
+    batches.close()
+
+
+def test_retry_after_follows_the_queue_and_the_rate_of_late():
+    engine = Engine(Serving(load_settings()), "cpu", places=8)
+    assert engine.retry_after() == 5
+    engine._seconds.extend([2.0, 4.0])
+    for _ in range(4):
+        engine.submit(object(), lambda *_: None)
+    assert engine.retry_after() == 15
+
+
+def test_no_answer_names_a_folder_of_the_server():
+    work = Serving(load_settings(), folders=(Path("/srv/models"), Path("/tmp/x-1")))
+    line = "could not read /srv/models/embedded/a.bin: (/tmp/x-1/abc/0) but /etc/other"
+
+    class NoPictures:
+        pictures, reference = (), None
+
+    assert work._hidden(line, NoPictures()) == "could not read a.bin: (0) but /etc/other"
+
+
+def test_below_a_proxys_path_the_token_is_asked_for_all_the_same(tmp_path):
+    with served(tmp_path, "--root-path", "/iqa", token=TOKEN) as client:
+        for path in ("/v1/batches", "//v1/batches", "/v1/batches/", "/iqa/v1/batches"):
+            assert client.get(path, headers={"Authorization": ""}).status_code == 401
+        assert client.get("/v1/batches").json() == []
+        assert client.get("/v1/info", headers={"Authorization": ""}).status_code == 200
+        sent = client.post("/v1/batches", files=[("images", ("a.png", png(1)))])
+        assert sent.json()["links"]["self"] == f"/iqa/v1/batches/{sent.json()['id']}"
+        assert client.get("/openapi.json").json()["servers"] == [{"url": "/iqa"}]
