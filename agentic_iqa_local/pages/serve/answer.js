@@ -1,0 +1,139 @@
+// An assessment as a page part.
+import { card, download, el, lines, number, percent, table } from "./dom.js";
+import { bars, letterOf, scale, wordOf } from "./scale.js";
+import { pictures } from "./pictures.js";
+
+// row: as the command line's --json; image, reference: addresses of what was sent.
+export function answer(row, image, reference) {
+  const parts = [headline(row), row.error ? null : pictures(row, image, reference)];
+  if (!row.error) {
+    parts.push(letters(row), tools(row), evidence(row), sure(row), damage(row), passes(row));
+  }
+  if (row.warnings.length) parts.push(card("Warnings", lines(row.warnings)));
+  parts.push(cost(row));
+  return el("article", { class: "answer", "aria-label": `Answer on ${row.image}` }, parts.filter(Boolean));
+}
+
+function headline(row) {
+  if (row.error) {
+    return el("div", { class: "failed" }, el("strong", {}, `${row.image} could not be assessed`), el("p", {}, row.error));
+  }
+  const notice = row.model?.notice && el("p", { class: "notice" }, `Note: ${row.model.notice}.`);
+  if (row.q === null) return card(row.query, el("p", { class: "verdict" }, chosen(row)), why(row), notice);
+  const gate = row.gate && el("span", { class: `badge ${row.gate.verdict}` }, row.gate.verdict);
+  const letter = row.final_answer;
+  return card(null,
+    el("p", { class: "verdict" },
+      el("span", { class: `letter text-${letter}` }, `${row.not_sure ? "Not sure: " : ""}${wordOf(letter)}`),
+      el("span", { class: "q" }, `q ${number(row.q)}`, el("span", { class: "soft" }, " of 5")), gate),
+    scale(row.q, row.interval), why(row), notice);
+}
+
+function chosen(row) {
+  if (!row.choices || !row.p_c) return row.final_answer ?? "no answer";
+  const letter = row.final_answer;
+  return `${row.choices["ABCDEFGHIJ".indexOf(letter)] ?? letter} (p ${number(row.p_c[letter])})`;
+}
+
+const why = (row) => row.quality_reasoning && el("p", { class: "why" }, row.quality_reasoning);
+
+function letters(row) {
+  if (!row.p_c) return null;
+  const rated = row.q !== null;
+  const items = Object.entries(row.p_c).map(([letter, p]) => ({
+    label: rated ? `${letter} ${wordOf(letter)}` : `${letter} ${row.choices?.["ABCDEFGHIJ".indexOf(letter)] ?? ""}`,
+    share: p, text: percent(p), letter: rated ? letter : null,
+  }));
+  const weights = row.alpha && el("p", { class: "soft" },
+    `The tools' mean is ${number(row.q_bar)} of 5; fused with η ${number(row.eta)}. q moves by ${number(row.dq_dqbar)} when the tools' mean moves by one.`);
+  return card("How probable the model finds each answer", bars(items), weights);
+}
+
+function tools(row) {
+  if (!row.tools.length) return null;
+  const cells = row.tools.map((run) => [
+    run.tool_name, run.raw_score === null ? "—" : run.raw_score.toPrecision(4), run.normalized_score,
+    `${run.object_name}: ${run.distortion}`,
+    [run.error, run.fallback && "stands in for another tool", run.trailing && "checks, without a vote", run.outvoted && "outvoted",
+      run.region !== "global" && "saw a part of the picture"].filter(Boolean).join("; "),
+  ]);
+  return card("Tools", table(["tool", "raw score", "of 5", "measured", "remarks"], cells, "Tools"));
+}
+
+function evidence(row) {
+  const analysis = row.evidence?.distortion_analysis;
+  if (!analysis) return null;
+  const objects = Object.entries(analysis).map(([name, items]) => el("div", {}, el("h3", {}, name === "Global" ? "Whole picture" : name),
+    el("ul", { class: "lines" }, items.map((item) => el("li", {}, el("strong", {}, `${item.type}: ${item.severity}. `), item.explanation)))));
+  return card("Evidence", ...objects);
+}
+
+function sure(row) {
+  const told = [];
+  const { interval, gate } = row;
+  if (interval) {
+    told.push(`The true quality lies between ${number(interval.low)} and ${number(interval.high)} with ${percent(interval.coverage)} probability (calibrated on ${interval.calibrated_on}).`,
+      ...interval.widened.map((reason) => `It is wider than that calibration alone says: ${reason}.`));
+  }
+  if (row.no_interval) told.push(`${row.no_interval[0].toUpperCase()}${row.no_interval.slice(1)}.`);
+  if (row.answer_set && row.choices) {
+    const names = row.answer_set.letters.map((letter) => row.choices["ABCDEFGHIJ".indexOf(letter)]);
+    told.push(`The right answer is ${names.length > 1 ? `one of ${names.join(", ")}` : names[0]} with ${percent(row.answer_set.coverage)} probability.`);
+  }
+  if (row.not_sure) told.push(`The answer is held back, ${row.not_sure}.`);
+  if (gate) told.push(`It is ${gate.at_least} or better with ${percent(gate.probability)} probability: ${gate.verdict}; at most ${percent(gate.error_rate)} of such verdicts are wrong.`);
+  return told.length ? card("How sure", lines(told)) : null;
+}
+
+function damage(row) {
+  if (!row.map) return row.no_map ? card("Where the damage is", el("p", {}, row.no_map)) : null;
+  const boxes = row.map.worst.map((box, index) =>
+    `Box ${index + 1}: ${box.distortion ? `${box.distortion} (p ${number(box.probability)})` : "damage"}, q ${number(box.q)}, ${number(box.below)} below the map's median`);
+  if (!boxes.length) boxes.push(`No part is clearly worse than the rest: the map's median is ${number(row.map.median)}.`);
+  return card("Where the damage is", lines([...boxes, ...row.map.notes]));
+}
+
+function passes(row) {
+  if (!row.passes.length) return null;
+  const items = row.passes.map((pass) => el("li", {},
+    el("strong", {}, `Pass ${pass.number}`), pass.asked ? ` to close: ${pass.asked}` : "",
+    el("ul", { class: "lines" }, [["Seen", pass.seen], ["Measured", pass.measured], ["Concluded", pass.concluded],
+      ["Changed", pass.changed.join("; ")], ["Still open", pass.gaps.join("; ")]]
+      .filter(([, text]) => text).map(([name, text]) => el("li", {}, `${name}: ${text}`)),
+    el("li", { class: "soft" }, `${pass.tokens} tokens, ${number(pass.seconds, 1)} s`))));
+  return card("Passes of the agent", el("ol", { class: "passes" }, items),
+    row.plan_corrections.length ? lines(row.plan_corrections.map((text) => `Corrected by rule: ${text}`)) : null);
+}
+
+function cost(row) {
+  const tokens = row.tokens
+    ? `${row.model?.name} on ${row.model?.device}: ${row.tokens.prefilled} tokens computed, ${row.tokens.reused} reused, ${row.tokens.decoded} written; ` : "";
+  return el("footer", { class: "cost" }, el("p", { class: "soft" }, `${tokens}${number(row.seconds, 1)} s`),
+    el("button", { type: "button", onclick: () => download(`${row.image}.json`, JSON.stringify(row)) }, "Download the row (JSON)"));
+}
+
+// A comparison of two pictures, or a ranking. addresses: of the pictures, in the order sent.
+export function comparison(found, addresses) {
+  const two = found.kind === "comparison";
+  const rows = two ? [found.first, found.second] : found.order.map((one) => one.assessment);
+  if (found.error) return el("article", { class: "answer" }, el("div", { class: "failed" }, el("strong", {}, "The pictures could not be compared"), el("p", {}, found.error)));
+  const places = two
+    ? (found.pair.probability >= 0.5 ? [0, 1] : [1, 0]).map((index) => ({ row: rows[index], sure: null }))
+    : found.order.map((one) => ({ row: one.assessment, sure: one.better_than_next }));
+  if (two) places[0].sure = Math.max(found.pair.probability, 1 - found.pair.probability);
+  const list = places.map(({ row, sure }, index) => el("li", {},
+    el("img", { src: addresses.get(row.sha256) ?? "", alt: "", class: "shot" }),
+    el("div", {}, el("strong", {}, `${index + 1}. ${row.image}`),
+      el("p", {}, el("span", { class: `text-${letterOf(row.q)}` }, wordOf(row.final_answer)), ` q ${number(row.q)}`),
+      scale(row.q, row.interval),
+      sure !== null && el("p", { class: "soft" }, `better than the next with ${percent(sure)} probability`))));
+  const notes = [...(two ? [`This rests on ${found.pair.basis}.`, ...found.pair.notes] : found.notes)];
+  const failed = (found.failed ?? []).map((row) => `${row.image}: ${row.error ?? "it has no rating"}`);
+  return el("article", { class: "answer", "aria-label": "Comparison" },
+    card("From the best on", el("ol", { class: "order" }, list)),
+    notes.length ? card("What it rests on", lines(notes)) : null,
+    failed.length ? card("Could not be assessed", lines(failed)) : null,
+    el("footer", { class: "cost" }, el("span"),
+      el("button", { type: "button", onclick: () => download("comparison.json", JSON.stringify(found)) }, "Download the comparison (JSON)")));
+}
+
