@@ -37,7 +37,8 @@ from agentic_iqa_local.service.fields import (
 from agentic_iqa_local.service.pending import Pending, refused
 
 PAGE = Path(__file__).parent.parent / "pages" / "serve"
-ASSETS = {"app.js": "text/javascript", "app.css": "text/css", "icon.svg": "image/svg+xml"}
+KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+ASSETS = {file.name: KINDS[file.suffix] for file in PAGE.iterdir() if file.suffix in KINDS}
 LONGEST_FIELD = 64 * 1024  # bytes of a form's field that is no file
 PRESETS = (
     ("Rate the quality", "", None),
@@ -228,7 +229,7 @@ def _page(app: FastAPI) -> None:
 
     @app.get("/assets/{name}", include_in_schema=False)
     async def asset(name: str) -> Response:
-        if name not in ASSETS or not (PAGE / name).is_file():
+        if name not in ASSETS:
             raise Refused(404, "not_found", "there is no such file")
         return FileResponse(PAGE / name, media_type=ASSETS[name])
 

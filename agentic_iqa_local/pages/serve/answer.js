@@ -112,8 +112,8 @@ function cost(row) {
     el("button", { type: "button", onclick: () => download(`${row.image}.json`, JSON.stringify(row)) }, "Download the row (JSON)"));
 }
 
-// A comparison of two pictures, or a ranking. addresses: of the pictures, in the order sent.
-export function comparison(found, addresses) {
+// A comparison of two pictures, or a ranking. sent: [name, address] of each picture, in the order sent.
+export function comparison(found, sent) {
   const two = found.kind === "comparison";
   const rows = two ? [found.first, found.second] : found.order.map((one) => one.assessment);
   if (found.error) return el("article", { class: "answer" }, el("div", { class: "failed" }, el("strong", {}, "The pictures could not be compared"), el("p", {}, found.error)));
@@ -121,8 +121,9 @@ export function comparison(found, addresses) {
     ? (found.pair.probability >= 0.5 ? [0, 1] : [1, 0]).map((index) => ({ row: rows[index], sure: null }))
     : found.order.map((one) => ({ row: one.assessment, sure: one.better_than_next }));
   if (two) places[0].sure = Math.max(found.pair.probability, 1 - found.pair.probability);
+  const addresses = new Map(sent);
   const list = places.map(({ row, sure }, index) => el("li", {},
-    el("img", { src: addresses.get(row.sha256) ?? "", alt: "", class: "shot" }),
+    el("img", { src: addresses.get(row.image) ?? "", alt: "", class: "shot" }),
     el("div", {}, el("strong", {}, `${index + 1}. ${row.image}`),
       el("p", {}, el("span", { class: `text-${letterOf(row.q)}` }, wordOf(row.final_answer)), ` q ${number(row.q)}`),
       scale(row.q, row.interval),

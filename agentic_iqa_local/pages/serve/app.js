@@ -1,0 +1,235 @@
+// The form: what to send, how far it is, and what came of it.
+import { answer, comparison } from "./answer.js";
+import { byId, el, number } from "./dom.js";
+import { Refusal, ask, info, useToken } from "./talk.js";
+
+const chosen = { image: [], reference: [] };
+const past = [];
+let limits = null;
+let running = null;
+
+const DOING = {
+  planner: "Planning", executor: "Gathering evidence", summarizer: "Weighing and concluding", tool: "Measuring", map: "Mapping the damage",
+  comparison: "Comparing", replan: "Planning again",
+};
+
+function choose(kind, files) {
+  const pictures = [...files].filter((file) => file.size);
+  if (!pictures.length) return;
+  chosen[kind] = kind === "reference" ? [pictures[0]] : [...chosen.image, ...pictures];
+  show(kind);
+}
+
+function show(kind) {
+  const list = byId(kind === "image" ? "images" : "references");
+  list.replaceChildren(...chosen[kind].map((file, index) => {
+    const address = URL.createObjectURL(file);
+    const picture = el("img", { src: address, alt: "", onload: () => URL.revokeObjectURL(address) });
+    picture.addEventListener("error", () => picture.remove());
+    const remove = el("button", { type: "button", class: "plain", "aria-label": `Remove ${file.name}`, onclick: () => {
+      chosen[kind].splice(index, 1);
+      show(kind);
+      byId(kind).focus();
+    } }, "✕");
+    return el("li", {}, picture, el("span", { title: file.name }, file.name), remove);
+  }));
+  settle();
+}
+
+function settle() {
+  const several = chosen.image.length > 1;
+  byId("go").disabled = !chosen.image.length || running !== null;
+  byId("go").textContent = several ? `Compare ${chosen.image.length} pictures` : "Assess";
+  for (const id of ["question", "map-field", "options"]) byId(id).hidden = several;
+}
+
+function receiver(kind) {
+  const area = byId(`drop-${kind}`);
+  const input = byId(kind);
+  input.addEventListener("change", () => {
+    choose(kind, input.files);
+    input.value = "";
+  });
+  for (const name of ["dragover", "dragleave", "drop"]) {
+    area.addEventListener(name, (event) => {
+      event.preventDefault();
+      event.stopPropagation();
+      area.classList.toggle("over", name === "dragover");
+      if (name === "drop") choose(kind, event.dataTransfer.files);
+    });
+  }
+}
+
+function form() {
+  const data = new FormData();
+  const several = chosen.image.length > 1;
+  for (const file of chosen.image) data.append(several ? "images" : "image", file, file.name);
+  if (chosen.reference.length) data.append("reference", chosen.reference[0], chosen.reference[0].name);
+  if (several) return data;
+  for (const id of ["query", "pipeline", "mode", "at_least", "target_width"]) {
+    const value = byId(id).value.trim();
+    if (value) data.append(id, value);
+  }
+  for (const line of byId("choices").value.split("\n")) if (line.trim()) data.append("choices", line.trim());
+  if (byId("map").checked) data.append("map", "true");
+  return data;
+}
+
+function tooMuch() {
+  const files = [...chosen.image, ...chosen.reference];
+  const large = files.find((file) => limits && file.size > limits.bytes);
+  if (large) return [`${large.name} is larger than this service takes`, `at most ${Math.floor(limits.bytes / 2 ** 20)} MiB in one request`];
+  if (limits && chosen.image.length > limits.pictures) return [`these are more pictures than this service takes`, `at most ${limits.pictures} at once`];
+  return null;
+}
+
+async function submit(event) {
+  event.preventDefault();
+  if (running || !chosen.image.length) return;
+  const refused = tooMuch();
+  if (refused) return fail(...refused);
+  if (byId("token").value) useToken(byId("token").value);
+  const sent = { images: [...chosen.image], reference: chosen.reference[0] };
+  const route = sent.images.length > 1 ? "compare" : "assess";
+  running = new AbortController();
+  byId("cancel").hidden = false;
+  settle();
+  const progress = steps();
+  try {
+    const found = await ask(route, form(), progress.tell, running.signal);
+    keep(route, found, sent);
+  } catch (error) {
+    if (error.name === "AbortError") say("Cancelled.");
+    else if (error instanceof Refusal) refusal(error);
+    else fail("The service does not answer", "see whether it still runs, then ask again");
+  } finally {
+    progress.end();
+    running = null;
+    byId("cancel").hidden = true;
+    settle();
+  }
+}
+
+function refusal(error) {
+  if (error.status === 401) {
+    byId("token-field").hidden = false;
+    byId("token").focus();
+  }
+  const wait = error.wait ? `ask again in about ${error.wait} s` : null;
+  fail(error.message, error.remedy ?? wait);
+}
+
+function fail(message, remedy) {
+  say("");
+  byId("answer").replaceChildren(el("div", { class: "failed", role: "alert" }, el("strong", {}, message), remedy && el("p", {}, remedy)));
+}
+
+const say = (text) => { byId("status").textContent = text; };
+
+function steps() {
+  const list = el("ol");
+  const began = performance.now();
+  const open = new Map();
+  byId("progress").replaceChildren(list);
+  byId("progress").hidden = false;
+  byId("answer").replaceChildren();
+  let word = "Sending";
+  const clock = setInterval(() => {
+    list.dataset.seconds = number((performance.now() - began) / 1000, 0);
+    time.textContent = `${list.dataset.seconds} s`;
+  }, 500);
+  const time = el("span", { class: "soft", "aria-hidden": "true" }, "0 s");
+  byId("progress").prepend(el("p", {}, "Working ", time));
+  say(word);
+  return {
+    tell(name, data) {
+      if (name === "queued") {
+        word = data.position > 0 ? `Waiting: ${data.position} before this one` : "Begun";
+        return say(word);
+      }
+      const key = `${data.role} ${data.round} ${data.what ?? ""}`;
+      if (data.state === "started") {
+        word = `${DOING[data.role] ?? data.role}${data.what ? `: ${data.what}` : ""}${data.round > 1 ? ` (pass ${data.round})` : ""}`;
+        const item = el("li", { class: "running" }, word);
+        open.set(key, item);
+        list.append(item);
+        say(word);
+      } else {
+        open.get(key)?.classList.remove("running");
+      }
+    },
+    end() {
+      clearInterval(clock);
+      byId("progress").hidden = true;
+    },
+  };
+}
+
+function keep(route, found, sent) {
+  const one = { route, found, sent };
+  past.unshift(one);
+  byId("history-part").hidden = false;
+  present(one);
+}
+
+let addresses = [];
+function present(one) {
+  addresses.forEach((address) => URL.revokeObjectURL(address));
+  const pictures = one.sent.images.map((file) => URL.createObjectURL(file));
+  const reference = one.sent.reference && URL.createObjectURL(one.sent.reference);
+  addresses = [...pictures, reference].filter(Boolean);
+  const part = one.route === "compare" ? comparison(one.found, one.sent.images.map((file, i) => [file.name, pictures[i]])) : answer(one.found, pictures[0], reference);
+  byId("answer").replaceChildren(part);
+  say(one.route === "compare" ? "Compared." : one.found.error ? "It could not be assessed." : "Assessed.");
+  byId("history").replaceChildren(...past.map((other) => el("li", {}, el("button", {
+    type: "button", "aria-current": String(other === one), onclick: () => present(other),
+  }, el("span", {}, other.sent.images.map((file) => file.name).join(", ")), el("span", { class: "soft" }, short(other))))));
+  byId("result").focus({ preventScroll: matchMedia("(min-width: 861px)").matches });
+}
+
+function short({ route, found }) {
+  if (route === "compare") return "compared";
+  if (found.error) return "failed";
+  return found.q === null ? String(found.final_answer).slice(0, 12) : `${found.final_answer} ${number(found.q)}`;
+}
+
+function presets(all) {
+  const group = byId("presets");
+  const press = (preset, button) => {
+    byId("query").value = preset.query;
+    byId("choices").value = (preset.choices ?? []).join("\n");
+    for (const other of group.children) other.setAttribute("aria-pressed", String(other === button));
+  };
+  for (const preset of all) {
+    const button = el("button", { type: "button", "aria-pressed": "false", onclick: () => press(preset, button) }, preset.label);
+    group.append(button);
+  }
+  group.firstElementChild?.setAttribute("aria-pressed", "true");
+}
+
+async function begin() {
+  receiver("image");
+  receiver("reference");
+  for (const name of ["dragover", "drop"]) document.addEventListener(name, (event) => event.preventDefault());
+  document.addEventListener("drop", (event) => choose("image", event.dataTransfer.files));
+  document.addEventListener("paste", (event) => choose("image", event.clipboardData.files));
+  byId("ask").addEventListener("submit", submit);
+  byId("cancel").addEventListener("click", () => running?.abort());
+  byId("answer").replaceChildren(el("p", { class: "empty" }, el("strong", {}, "How good is the picture?"), "It is judged on this service's machine and not kept."));
+  try {
+    const about = await info();
+    limits = about.limits;
+    byId("engine").textContent = `${about.model} on ${about.device}, ${about.engine}, version ${about.version}`;
+    byId("token-field").hidden = !about.token_required;
+    byId("notice").hidden = !about.small_model;
+    byId("notice").textContent = "The small embedded model answers here. It shows how the service works; a large model judges better.";
+    presets(about.presets);
+    for (const name of about.pipelines) byId("pipeline").append(el("option", { value: name }, name));
+    for (const name of about.modes) byId("mode").append(el("option", { value: name }, name));
+    for (const { name } of about.levels.slice(0, -1)) byId("at_least").append(el("option", { value: name }, name));
+  } catch {
+    fail("The service does not answer", "see whether it still runs, then load this page again");
+  }
+}
+
+begin();
