@@ -1,0 +1,113 @@
+"""The service's page in a real browser, against a service of its own with the small model."""
+
+import json
+
+import pytest
+from browser import axe_findings, browser_page, needs_chromium, screenshot
+from test_service import TOKEN, png, served
+
+pytestmark = needs_chromium
+
+HOSTILE = "<img src=x onerror=window.hit=1>.png"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("page")) as client:
+        yield client
+
+
+def opened(watched, service):
+    address = str(service.base_url)
+    watched.page.goto(address)
+    watched.page.wait_for_selector("#presets button")
+    return watched.page
+
+
+def given(page, *names, to="#image"):
+    files = [
+        {"name": name, "mimeType": "image/png", "buffer": png(seed)} for seed, name in enumerate(names, 40)
+    ]
+    page.set_input_files(to, files)
+
+
+def assessed(page):
+    page.click("#go")
+    page.wait_for_selector("article.answer", timeout=120000)
+
+
+def clean(watched, service):
+    assert watched.strangers(str(service.base_url)) == []
+    assert watched.complaints == []
+    assert watched.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert axe_findings(watched.page) == []
+
+
+@pytest.mark.parametrize(("size", "dark"), [("wide", False), ("wide", True), ("phone", False), ("phone", True)])
+def test_a_picture_is_judged_against_its_reference_with_a_map(service, size, dark):
+    with browser_page(size=size, dark=dark) as watched:
+        page = opened(watched, service)
+        clean(watched, service)
+        given(page, HOSTILE)
+        given(page, "original.png", to="#reference")
+        page.check("#map")
+        assessed(page)
+        clean(watched, service)
+        assert page.evaluate("window.hit") is None
+        assert HOSTILE in page.inner_text("#history")
+        with page.expect_download() as saved:
+            page.click("text=Download the row")
+        row = json.loads(open(saved.value.path()).read())
+        assert row["image"] == HOSTILE
+        assert f"q {row['q']:.2f}" in page.inner_text(".verdict")
+        rows = page.locator("section.card:has(h2:text-is('Tools')) tbody tr")
+        assert rows.count() == len(row["tools"])
+        page.click("text=Side by side")
+        assert page.locator(".frame.beside").count() == 1
+        screenshot(page, f"serve_small_{size}_{'dark' if dark else 'light'}")
+
+
+def test_several_pictures_are_ordered(service):
+    with browser_page() as watched:
+        page = opened(watched, service)
+        given(page, "a.png", "b.png", "c.png")
+        assert page.inner_text("#go") == "Compare 3 pictures"
+        assessed(page)
+        clean(watched, service)
+        assert page.locator(".order li").count() == 3
+        assert page.locator(".order img").evaluate_all("all => all.every(one => one.naturalWidth > 0)")
+
+
+def test_the_keyboard_alone_asks_a_question(service):
+    with browser_page() as watched:
+        page = opened(watched, service)
+        given(page, "a.png")
+        page.focus("#presets button:nth-child(3)")
+        page.keyboard.press("Enter")
+        assert page.input_value("#choices").split() == ["Yes", "No"]
+        page.focus("#go")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("article.answer", timeout=120000)
+        assert page.inner_text(".verdict").split(" (p")[0] in ("Yes", "No")
+
+
+def test_what_is_no_picture_is_told_with_its_reason(service):
+    with browser_page() as watched:
+        page = opened(watched, service)
+        page.set_input_files("#image", {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"})
+        page.click("#go")
+        page.wait_for_selector(".failed", timeout=60000)
+        assert "a.png" in page.inner_text(".failed")
+        assert axe_findings(page) == []
+
+
+def test_the_token_is_asked_for(tmp_path):
+    with served(tmp_path, "--pipeline", "letters", token=TOKEN) as service, browser_page() as watched:
+        page = opened(watched, service)
+        given(page, "a.png")
+        page.fill("#token", "wrong")
+        page.click("#go")
+        page.wait_for_selector(".failed")
+        page.fill("#token", TOKEN)
+        assessed(page)
+        assert page.locator(".verdict").count() == 1
