@@ -158,8 +158,8 @@ class ModelSettings(Section):
         repr=False,
         description=(
             "Backend server: where vLLM's OpenAI-compatible server listens, or a list of such addresses,"
-            " which share the work. http://USER:PASSWORD@HOST logs in, instead of with $AGENTIC_IQA_SERVER_KEY;"
-            " neither is ever written or shown."
+            " which share the work. http://USER:PASSWORD@HOST logs in, instead of with"
+            " $AGENTIC_IQA_SERVER_KEY; neither is ever written or shown."
         ),
     )
     served_name: str | None = Field(

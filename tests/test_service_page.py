@@ -43,7 +43,9 @@ def clean(watched, service):
     assert axe_findings(watched.page) == []
 
 
-@pytest.mark.parametrize(("size", "dark"), [("wide", False), ("wide", True), ("phone", False), ("phone", True)])
+@pytest.mark.parametrize(
+    ("size", "dark"), [("wide", False), ("wide", True), ("phone", False), ("phone", True)]
+)
 def test_a_picture_is_judged_against_its_reference_with_a_map(service, size, dark):
     with browser_page(size=size, dark=dark) as watched:
         page = opened(watched, service)

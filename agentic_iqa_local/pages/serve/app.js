@@ -135,8 +135,7 @@ function steps() {
   byId("answer").replaceChildren();
   let word = "Sending";
   const clock = setInterval(() => {
-    list.dataset.seconds = number((performance.now() - began) / 1000, 0);
-    time.textContent = `${list.dataset.seconds} s`;
+    time.textContent = `${number((performance.now() - began) / 1000, 0)} s`;
   }, 500);
   const time = el("span", { class: "soft", "aria-hidden": "true" }, "0 s");
   byId("progress").prepend(el("p", {}, "Working ", time));
@@ -184,7 +183,8 @@ function present(one) {
   byId("history").replaceChildren(...past.map((other) => el("li", {}, el("button", {
     type: "button", "aria-current": String(other === one), onclick: () => present(other),
   }, el("span", {}, other.sent.images.map((file) => file.name).join(", ")), el("span", { class: "soft" }, short(other))))));
-  byId("result").focus({ preventScroll: matchMedia("(min-width: 861px)").matches });
+  byId("result").focus({ preventScroll: true });
+  byId("result").scrollIntoView({ block: "start" });
 }
 
 function short({ route, found }) {
