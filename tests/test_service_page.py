@@ -1,6 +1,7 @@
 """The service's page in a real browser, against a service of its own with the small model."""
 
 import json
+from pathlib import Path
 
 import pytest
 from browser import axe_findings, browser_page, needs_chromium, screenshot
@@ -59,7 +60,7 @@ def test_a_picture_is_judged_against_its_reference_with_a_map(service, size, dar
         assert HOSTILE in page.inner_text("#history")
         with page.expect_download() as saved:
             page.click("text=Download the row")
-        row = json.loads(open(saved.value.path()).read())
+        row = json.loads(Path(saved.value.path()).read_text())
         assert row["image"] == HOSTILE
         assert f"q {row['q']:.2f}" in page.inner_text(".verdict")
         rows = page.locator("section.card:has(h2:text-is('Tools')) tbody tr")
