@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from agentic_iqa_local.paths import command
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings
     from agentic_iqa_local.service.fields import Defaults
+    from agentic_iqa_local.service.keeping import Kept
 
 MEBI = 2**20
 
@@ -52,7 +54,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     _limits(parser)
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log each request")
     args = parser.parse_args(argv)
-    for name in ("jobs", "queue", "max_bytes", "max_pixels", "max_pictures", "batches_bytes"):
+    for name in (
+        "jobs",
+        "queue",
+        "max_bytes",
+        "max_bytes_held",
+        "max_pixels",
+        "max_pictures",
+        "batches_bytes",
+    ):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected 1 or more")
     if args.jobs > MOST_JOBS:
@@ -61,6 +71,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--max-replan-iterations: expected 0 or more")
     if not 0 <= args.port <= 65535:
         parser.error("--port: expected 0 to 65535")
+    if args.max_bytes_held is not None and args.max_bytes_held < args.max_bytes:
+        parser.error(f"--max-bytes-held: expected at least --max-bytes, {args.max_bytes}")
     if not args.timeout > 0:
         parser.error("--timeout: expected more than 0 seconds")
     return args
@@ -86,11 +98,17 @@ def _limits(parser: Parser) -> None:
     limits.add_argument(
         "--max-bytes", type=int, default=128 * MEBI, metavar="N", help="of a request (default: 128 MiB)"
     )
+    limits.add_argument(
+        "--max-bytes-held",
+        type=int,
+        metavar="N",
+        help="of all requests that are not answered yet (default: 8 times --max-bytes)",
+    )
     limits.add_argument("--max-pixels", type=int, metavar="N", help="of a picture (default: configured)")
     limits.add_argument(
         "--max-pictures", type=int, default=1000, metavar="N", help="in a request (default: 1000)"
     )
-    limits.add_argument("--keep", type=Path, metavar="DIR", help="keep each picture and row, by SHA-256")
+    limits.add_argument("--keep", type=Path, metavar="DIR", help="keep every picture, row and comparison")
     limits.add_argument(
         "--batches",
         type=Path,
@@ -165,4 +183,19 @@ def serve(args: argparse.Namespace) -> int:
         except OSError as error:
             why = f"{error.filename}: expected a folder that can be made, got {error.strerror}"
             raise UsageError(why, "choose another --keep or --batches") from error
-        return run(args, settings, defaults, token, temporary, batches_folder(args))
+        kept = files.enter_context(kept_in(args.keep)) if args.keep else None
+        return run(args, settings, defaults, token, temporary, batches_folder(args), kept)
+
+
+@contextlib.contextmanager
+def kept_in(folder: Path) -> "Iterator[Kept]":
+    """What is kept in a folder. Raises UsageError where it cannot be written, or another service does."""
+    from agentic_iqa_local.rows import RowsError
+    from agentic_iqa_local.service.keeping import Kept
+
+    try:
+        kept = Kept(folder)
+    except RowsError as error:
+        raise UsageError(error.message, "choose another --keep") from error
+    with contextlib.closing(kept):
+        yield kept

@@ -3,8 +3,6 @@
 import asyncio
 import html
 import json
-import time
-from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from agentic_iqa_local import __version__
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.ordering import MOST_PICTURES
+from agentic_iqa_local.service.asks import Answer
 from agentic_iqa_local.service.batches import Batches
 from agentic_iqa_local.service.engine import Engine
 from agentic_iqa_local.service.errors import Refused
@@ -34,6 +33,8 @@ from agentic_iqa_local.service.fields import (
     settings_for,
     truth,
 )
+from agentic_iqa_local.service.guard import Held
+from agentic_iqa_local.service.metrics import Metrics
 from agentic_iqa_local.service.pending import Pending, refused
 
 PAGE = Path(__file__).parent.parent / "pages" / "serve"
@@ -67,17 +68,20 @@ class SetUp:
     bytes: int
     pictures: int
     token_required: bool
-    keep: Path | None = None
-    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
-    failures: int = 0
-    seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the number of answers, their seconds
+    metrics: Metrics
+    held: Held
+    decoding: asyncio.Lock = field(
+        default_factory=asyncio.Lock
+    )  # JSON takes several times its size meanwhile
 
 
 async def sent_with(request: Request, set_up: SetUp, *, many: bool, extra: tuple[str, ...] = ()) -> Sent:
     """A request's fields and pictures. Raises Refused."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json":
-        sent = await asyncio.to_thread(from_json, await request.body(), many, extra)
+        body = b"".join([part async for part in request.stream()])  # `body()` would keep it until the answer
+        async with set_up.decoding:
+            sent = await asyncio.to_thread(from_json, body, many, extra)
     elif kind == "multipart/form-data":
         sent = await _from_form(request, set_up, many, extra)
     else:
@@ -134,27 +138,20 @@ async def answer_to(request: Request, set_up: SetUp, sent: Sent, last: str, **as
         why = f"the model is {set_up.engine.state}"
         raise Refused(503, set_up.engine.state, why, "ask again later", Retry_After="10")
     pending = Pending(set_up.engine, set_up.temporary, sent, **ask)
+    sent.forget()
     if "text/event-stream" in request.headers.get("accept", ""):
         return StreamingResponse(_stream(set_up, pending, last), media_type="text/event-stream")
     return await _plain(request, set_up, pending)
 
 
-def _settled(set_up: SetUp, pending: Pending, answer: Any, began: float) -> str:
+def _settled(set_up: SetUp, answer: Answer) -> str:
     """The answer's JSON. Raises Refused where it has an error."""
-    set_up.seconds[0] += 1
-    set_up.seconds[1] += time.monotonic() - began
     if answer.error is not None:
-        set_up.failures += 1
         raise refused(answer, set_up.engine.timeout, set_up.engine.state)
-    if set_up.keep and answer.sha256:
-        (set_up.keep / f"{answer.sha256}.picture").write_bytes(pending.ask.image.read_bytes())
-        (set_up.keep / f"{answer.sha256}.json").write_text(answer.text + "\n")
     return answer.text
 
 
 async def _plain(request: Request, set_up: SetUp, pending: Pending) -> Response:
-    began = time.monotonic()
-
     async def answered() -> Any:
         async for event in pending.events(set_up.engine.timeout):
             if event and event[0] == "answer":
@@ -169,7 +166,7 @@ async def _plain(request: Request, set_up: SetUp, pending: Pending) -> Response:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not waits[0].done():
             return Response(status_code=499)
-        return Response(_settled(set_up, pending, waits[0].result(), began), media_type="application/json")
+        return Response(_settled(set_up, waits[0].result()), media_type="application/json")
     finally:
         for wait in waits:
             wait.cancel()
@@ -177,7 +174,6 @@ async def _plain(request: Request, set_up: SetUp, pending: Pending) -> Response:
 
 
 async def _stream(set_up: SetUp, pending: Pending, last: str) -> AsyncIterator[str]:
-    began = time.monotonic()
     try:
         yield _event("queued", json.dumps({"id": pending.key, "position": pending.position}))
         async for event in pending.events(set_up.engine.timeout):
@@ -186,7 +182,7 @@ async def _stream(set_up: SetUp, pending: Pending, last: str) -> AsyncIterator[s
             elif event[0] == "progress":
                 yield _event("progress", json.dumps(event[1]))
             else:
-                yield _event(last, _settled(set_up, pending, event[1], began))
+                yield _event(last, _settled(set_up, event[1]))
     except Refused as error:
         if "row" in error.extra:
             yield _event(last, json.dumps(error.extra["row"], ensure_ascii=False))
@@ -309,24 +305,15 @@ def _about(app: FastAPI, set_up: SetUp) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Counters as Prometheus text."""
-        lines = ["# TYPE agentic_iqa_requests_total counter"]
-        lines += [
-            f'agentic_iqa_requests_total{{route="{route}",status="{status}"}} {count}'
-            for (route, status), count in sorted(set_up.requests.items())
-        ]
-        lines += [
-            "# TYPE agentic_iqa_failures_total counter",
-            f"agentic_iqa_failures_total {set_up.failures}",
-        ]
-        lines += ["# TYPE agentic_iqa_queue_length gauge", f"agentic_iqa_queue_length {engine.waiting}"]
-        count, seconds = set_up.seconds
-        lines += [
-            "# TYPE agentic_iqa_request_seconds summary",
-            f"agentic_iqa_request_seconds_sum {seconds:.3f}",
-        ]
-        lines.append(f"agentic_iqa_request_seconds_count {count:.0f}")
-        return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+        """Counters and a histogram of seconds as Prometheus text."""
+        gauges = {
+            "up": (float(engine.state == "ok"), "Whether the models are loaded."),
+            "queue_length": (engine.waiting, "Requests that wait."),
+            "in_hand": (engine.in_hand, "Requests and pictures of batches that are worked on."),
+            "batch_pictures_left": (set_up.batches.left, "Pictures of batches without a row."),
+            "held_bytes": (set_up.held.now, "Bytes of requests that are not answered yet."),
+        }
+        return Response(set_up.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
 
 def _asking(app: FastAPI, set_up: SetUp) -> None:

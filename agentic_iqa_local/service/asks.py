@@ -3,7 +3,9 @@
 import copy
 import json
 import re
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.work import ROLES, Work, as_line
 from agentic_iqa_local.workbench import MODEL, Observer
+
+TOKENS = ("prefilled", "reused", "decoded")  # the kinds that are counted (see `result.Tokens`)
 
 
 @dataclass(frozen=True)
@@ -51,12 +55,15 @@ class Ask:
 
 @dataclass
 class Answer:
-    """What became of an ask: a row or a comparison as one line of JSON, and why there is no answer."""
+    """What became of an ask: a row or a comparison as one line of JSON, and why there is no answer. `levels`
+    has a word for each picture that was assessed (None: it was not rated), `tokens` counts by kind."""
 
     key: str
     text: str
     error: str | None = None
     sha256: str | None = None
+    levels: tuple[str | None, ...] = ()
+    tokens: Counter[str] = field(default_factory=Counter)
 
 
 class Serving(Work[Ask, Answer]):
@@ -137,7 +144,15 @@ def _last_name(path: re.Match[str]) -> str:
 
 
 def _answer(item: Ask, row: Assessment) -> Answer:
-    return Answer(item.key, as_line(row), row.error, row.sha256)
+    return Answer(item.key, as_line(row), row.error, row.sha256, *_counted([row]))
+
+
+def _counted(rows: Sequence[Assessment]) -> tuple[tuple[str | None, ...], Counter[str]]:
+    tokens = Counter[str]()
+    for row in rows:
+        if row.tokens:
+            tokens.update({kind: getattr(row.tokens, kind) for kind in TOKENS})
+    return tuple(row.level for row in rows if row.error is None), tokens
 
 
 def _services_of(item: Ask, services: Services) -> Services:
@@ -178,4 +193,5 @@ def _compared(item: Ask, rows: list[Assessment], services: Services, observer: O
         found = judge.rank(candidates, failed)
     observer.step("comparison", "finished")
     error = failed[0].error if failed and (len(rows) == 2 or not candidates) else None
-    return Answer(item.key, one_line(json.dumps(found.to_dict(), ensure_ascii=False)), error)
+    line = one_line(json.dumps(found.to_dict(), ensure_ascii=False))
+    return Answer(item.key, line, error, None, *_counted(rows))

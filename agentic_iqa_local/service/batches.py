@@ -149,6 +149,12 @@ class Batches:
             newest = sorted(self._batches.values(), key=lambda batch: batch.about["submitted"], reverse=True)
             return [self.status(batch.id, base) for batch in newest]
 
+    @property
+    def left(self) -> int:
+        """Pictures that have no row yet."""
+        with self._turn:
+            return sum(batch.total - len(batch.done) for batch in self._batches.values())
+
     def rows(self, name: str, start: int) -> Iterator[str]:
         """The rows from number `start` on, a line of JSON each. Raises Refused."""
         with self._turn:

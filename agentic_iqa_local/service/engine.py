@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentic_iqa_local.batch import BatchError
@@ -28,6 +28,10 @@ RECENT = 32  # answers whose seconds tell the rate
 Listener = Callable[[str, Any], None]
 """Told ("progress", a step) any number of times, then ("answer", an `Answer`) once. Called by the engine's
 thread; must not block."""
+Witness = Callable[[Ask, Answer, float, bool], None]
+"""Told of every answer before whoever asked, while the pictures are still there: the ask, the answer, the
+seconds since it took its place, and whether it is of a batch. Called by the engine's thread; must not
+raise."""
 
 
 class Full(Exception):
@@ -43,9 +47,12 @@ class Background(Protocol):
 
 
 @dataclass
-class _Waiting:
+class _Place:
+    """An ask that waits or is in hand. One of a batch has no listener."""
+
     ask: Ask
-    listener: Listener
+    listener: Listener | None
+    since: float = field(default_factory=time.monotonic)
 
 
 class _LiveWorker(BatchWorker[Ask, Answer]):
@@ -69,13 +76,12 @@ class Engine:
         self.work, self.device, self.jobs, self.timeout, self.places = work, device, jobs, timeout, places
         self.state, self.why = "loading", ""
         self.background: Background | None = None
+        self.witness: Witness | None = None
         self.started = threading.Event()  # loaded, or failed to
         self._turn = threading.Condition()
-        self._queue: deque[_Waiting] = deque()
-        self._given: dict[str, Listener] = {}
-        self._in_background: dict[str, Ask] = {}
+        self._queue: deque[_Place] = deque()
+        self._in_hand: dict[str, _Place] = {}
         self._put_back: deque[Ask] = deque()  # of batches, in hand when the process was lost
-        self._asks: dict[str, Ask] = {}
         self._seconds: deque[float] = deque(maxlen=RECENT)
         self._stopping, self._ending = False, threading.Lock()
         self._worker: _LiveWorker | None = None
@@ -88,6 +94,10 @@ class Engine:
     def waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def in_hand(self) -> int:
+        return len(self._in_hand)
+
     def retry_after(self) -> int:
         """Seconds until what waits now is answered, from the rate of late."""
         each = sum(self._seconds) / len(self._seconds) if self._seconds else 5.0
@@ -98,16 +108,16 @@ class Engine:
         with self._turn:
             if len(self._queue) >= self.places:
                 raise Full
-            self._queue.append(_Waiting(ask, listener))
+            self._queue.append(_Place(ask, listener))
             self._turn.notify()
-            return len(self._queue) - 1 + len(self._given)
+            return len(self._queue) - 1 + sum(place.listener is not None for place in self._in_hand.values())
 
     def withdraw(self, key: str) -> bool:
         """Frees the place of an ask that nobody waits for any more; False where it is in hand already."""
         with self._turn:
-            for waiting in self._queue:
-                if waiting.ask.key == key:
-                    self._queue.remove(waiting)
+            for place in self._queue:
+                if place.ask.key == key:
+                    self._queue.remove(place)
                     return True
         return False
 
@@ -130,14 +140,15 @@ class Engine:
             if self._stopping:
                 return None
             if self._queue:
-                waiting = self._queue.popleft()
-                self._given[waiting.ask.key], self._asks[waiting.ask.key] = waiting.listener, waiting.ask
-                return waiting.ask
+                place = self._queue.popleft()
+                self._in_hand[place.ask.key] = place
+                return place.ask
         ask = self._put_back.popleft() if self._put_back else None
         if ask is None and self.background:
             ask = self.background.next_ask()
         if ask:
-            self._in_background[ask.key] = ask
+            with self._turn:
+                self._in_hand[ask.key] = _Place(ask, None)
         return ask
 
     def _items(self, first: Ask) -> Iterator[Ask | None]:
@@ -183,24 +194,31 @@ class Engine:
                 self._answered(answer)
 
     def _answered(self, answer: Answer) -> None:
-        if self._in_background.pop(answer.key, None) and self.background:
+        with self._turn:
+            place = self._in_hand.pop(answer.key, None)
+        if place:
+            self._tell(place, answer)
+
+    def _tell(self, place: _Place, answer: Answer) -> None:
+        if self.witness:
+            self.witness(place.ask, answer, time.monotonic() - place.since, place.listener is None)
+        if place.listener:
+            place.listener("answer", answer)
+        elif self.background:
             self.background.answered(answer)
-        elif listener := self._given.pop(answer.key, None):
-            self._asks.pop(answer.key, None)
-            listener("answer", answer)
 
     def _told(self, key: str, step: Mapping[str, Any]) -> None:
-        if listener := self._given.get(key):
-            listener("progress", step)
+        place = self._in_hand.get(key)
+        if place and place.listener:
+            place.listener("progress", step)
 
     def _fail_all(self, why: str) -> None:
         """Fails whatever is in hand or waits; asks of batches stay for the next start."""
         with self._turn:
-            waiting, self._queue = list(self._queue), deque()
-        self._put_back.extend(self._in_background.values())
-        self._in_background.clear()
-        for key, ask in list(self._asks.items()):
-            self._answered(self.work.failure(ask, why))
-            self._asks.pop(key, None)
-        for one in waiting:
-            one.listener("answer", self.work.failure(one.ask, why))
+            places = [*self._in_hand.values(), *self._queue]
+            self._in_hand.clear()
+            self._queue.clear()
+            self._put_back.extend(place.ask for place in places if place.listener is None)
+        for place in places:
+            if place.listener:
+                self._tell(place, self.work.failure(place.ask, why))

@@ -39,6 +39,10 @@ class Sent:
     pictures: list[tuple[str, bytes]] = field(default_factory=list)
     reference: tuple[str, bytes] | None = None
 
+    def forget(self) -> None:
+        """Lets go of the pictures, which are on the disk by now."""
+        self.pictures, self.reference = [], None
+
 
 def bad(message: str, remedy: str | None = None) -> Refused:
     return Refused(400, "bad_request", message, remedy)

@@ -6,7 +6,8 @@ import ipaddress
 import json
 import logging
 import secrets
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,6 +43,33 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass
+class Held:
+    """Bytes of all requests that are not answered yet, at most `most`. `again` says in how many seconds to
+    come back."""
+
+    most: int
+    again: Callable[[], int]
+    now: int = 0
+
+    def check(self, more: int) -> None:
+        """Raises Refused where so many more are too many."""
+        if self.now + more > self.most:
+            seconds = self.again()
+            raise Refused(
+                429,
+                "too_much_at_once",
+                f"the requests that are not answered yet hold {self.now} of {self.most} bytes",
+                f"ask again in {seconds} s",
+                Retry_After=str(seconds),
+            )
+
+    def take(self, more: int) -> None:
+        """Raises Refused."""
+        self.check(more)
+        self.now += more
+
+
+@dataclass
 class Guard:
     """An ASGI application before `app`. `hosts` are names that requests may be sent to beside the loopback's;
     None lets any pass. The body of a request has at most `most_bytes`."""
@@ -50,6 +78,7 @@ class Guard:
     token: str | None
     hosts: Sequence[str] | None
     most_bytes: int
+    held: Held
     counted: MutableMapping[tuple[str, int], int] = field(default_factory=dict)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -75,11 +104,14 @@ class Guard:
                 )
             await send(message)
 
+        body = _Body(receive, self.most_bytes, self.held)
         try:
             self._check(scope, headers)
-            await self.app(scope, _Body(receive, self.most_bytes), answer)
+            await self.app(scope, body, answer)
         except Refused as error:
             if not began:
+                if headers.get(b"connection", b"").lower() == b"close" and b"expect" not in headers:
+                    await body.drain()
                 await refuse(error, answer)
         except Exception as error:
             logger.error("%s: %s", request, one_line(f"{type(error).__name__}: {error}")[:500])
@@ -87,6 +119,8 @@ class Guard:
                 await refuse(
                     Refused(500, "internal", "the service failed", f"see its log: {request}"), answer
                 )
+        finally:
+            body.forget()
 
     def _check(self, scope: Any, headers: dict[bytes, bytes]) -> None:
         host = headers.get(b"host", b"").decode("latin-1")
@@ -110,6 +144,7 @@ class Guard:
         with_length = headers.get(b"content-length", b"0")
         if with_length.isdigit() and int(with_length) > self.most_bytes:
             raise _too_large(self.most_bytes)
+        self.held.check(int(with_length) if with_length.isdigit() else 0)
 
     def _may(self, name: str) -> bool:
         return is_loopback(name) or name in (self.hosts or ())
@@ -139,24 +174,44 @@ def _too_large(most: int) -> Refused:
 class _Body:
     """A request's body within its limits. Raises Refused."""
 
-    def __init__(self, receive: Any, most: int):
-        self._receive, self._most, self._got, self._whole = receive, most, 0, False
+    def __init__(self, receive: Any, most: int, held: Held):
+        self._receive, self._most, self._held = receive, most, held
+        self._got, self._whole = 0, False
         self._until: float | None = None
 
     async def __call__(self) -> Any:
         if self._whole:
             return await self._receive()
+        message = await self._next()
+        more = len(message.get("body", b""))
+        if self._got + more > self._most:
+            raise _too_large(self._most)
+        self._held.take(more)
+        self._got += more
+        return message
+
+    async def _next(self) -> Any:
         now = asyncio.get_running_loop().time()
         self._until = self._until or now + WHOLE_BODY
         try:
             message = await asyncio.wait_for(self._receive(), max(0.01, min(PATIENCE, self._until - now)))
         except TimeoutError:
             raise Refused(408, "too_slow", "the body did not come in time", Connection="close") from None
-        self._got += len(message.get("body", b""))
         self._whole = message["type"] != "http.request" or not message.get("more_body", False)
-        if self._got > self._most:
-            raise _too_large(self._most)
         return message
+
+    async def drain(self) -> None:
+        """Reads on to the body's end and forgets it: a connection that is closed with bytes unread is reset,
+        and the sender would not see why it was refused. On one that stays open the server does it."""
+        left = self._most
+        with suppress(Refused):
+            while not self._whole and left > 0:
+                left -= len((await self._next()).get("body", b""))
+
+    def forget(self) -> None:
+        """The request is over."""
+        self._held.now -= self._got
+        self._got = 0
 
 
 async def refuse(error: Refused, send: Any) -> None:

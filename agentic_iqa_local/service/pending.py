@@ -87,12 +87,20 @@ def out_of_time(seconds: float) -> Refused:
     return Refused(504, "out_of_time", f"there was no answer within {seconds:g} s", "raise --timeout")
 
 
+def failure_code(answer: Answer, state: str) -> str | None:
+    """What kind of failure an answer of an engine in `state` is; None for none."""
+    if answer.error is None:
+        return None
+    if state != "ok":
+        return state
+    return "out_of_time" if answer.error.startswith("timed out") else "not_assessed"
+
+
 def refused(answer: Answer, seconds: float, state: str) -> Refused:
     """What stands in for an answer with an error, of an engine in `state`."""
-    error = answer.error or ""
-    if state != "ok":
-        return Refused(503, state, error, "ask again later", Retry_After="10")
-    if error.startswith("timed out"):
+    code, error = failure_code(answer, state), answer.error or ""
+    if code == "out_of_time":
         return out_of_time(seconds)
-    row = json.loads(answer.text)
-    return Refused(422, "not_assessed", error, extra={"row": row})
+    if code == "not_assessed":
+        return Refused(422, code, error, extra={"row": json.loads(answer.text)})
+    return Refused(503, state, error, "ask again later", Retry_After="10")

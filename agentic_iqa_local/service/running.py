@@ -13,15 +13,20 @@ from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.offline.store import models_root
 from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.service.app import SetUp, make_app
-from agentic_iqa_local.service.asks import Serving
+from agentic_iqa_local.service.asks import Answer, Ask, Serving
 from agentic_iqa_local.service.batches import Batches
-from agentic_iqa_local.service.engine import Engine
+from agentic_iqa_local.service.connections import Connection
+from agentic_iqa_local.service.engine import Engine, Witness
 from agentic_iqa_local.service.fields import Defaults
-from agentic_iqa_local.service.guard import Guard
+from agentic_iqa_local.service.guard import Guard, Held
+from agentic_iqa_local.service.keeping import Kept
+from agentic_iqa_local.service.metrics import Metrics
+from agentic_iqa_local.service.pending import failure_code
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 STOPS_WITHIN = 5  # seconds
+BODIES = 8  # of the largest size, that all requests together may hold by default
 
 
 class _Server(uvicorn.Server):
@@ -60,6 +65,7 @@ def run(
     token: str | None,
     temporary: Path,
     spool: Path,
+    kept: Kept | None,
 ) -> int:
     """Serves until a signal; the exit status. Raises VLMError for a model that cannot be loaded."""
     device = choose_device(args.gpu, args.cpu)
@@ -67,7 +73,8 @@ def run(
     work = Serving(settings, defaults.pipelines, ours)
     engine = Engine(work, device, jobs=args.jobs, timeout=args.timeout, places=args.queue)
     batches = Batches(spool, settings, defaults, args.batches_bytes)
-    engine.background = batches
+    metrics, held = Metrics(), Held(args.max_bytes_held or BODIES * args.max_bytes, engine.retry_after)
+    engine.background, engine.witness = batches, _witness(engine, metrics, kept)
     backend = settings.role("summarizer").backend
     model = settings.folder(backend).name
     set_up = SetUp(
@@ -82,26 +89,12 @@ def run(
         bytes=args.max_bytes,
         pictures=args.max_pictures,
         token_required=token is not None,
-        keep=args.keep,
+        metrics=metrics,
+        held=held,
     )
     hosts = None if token and not args.allow_host else [name.lower() for name in args.allow_host]
-    guard = Guard(make_app(set_up), token, hosts, args.max_bytes, set_up.requests)
-    config = uvicorn.Config(
-        guard,
-        host=args.host,
-        port=args.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        root_path=args.root_path,
-        proxy_headers=False,
-        timeout_graceful_shutdown=STOPS_WITHIN,
-        h11_max_incomplete_event_size=64 * 1024,
-        lifespan="off",
-        ws="none",
-        timeout_keep_alive=15,
-    )
-    server = _Server(config, engine, f"{model} on {device}", set_up.small)
+    guard = Guard(make_app(set_up), token, hosts, args.max_bytes, held, metrics.requests)
+    server = _Server(_listening(args, guard), engine, f"{model} on {device}", set_up.small)
     engine.start()
     threading.Thread(target=server.watch, daemon=True).start()
     try:
@@ -114,3 +107,31 @@ def run(
     if server.failure:
         raise VLMError(server.failure)
     return 0
+
+
+def _witness(engine: Engine, metrics: Metrics, kept: Kept | None) -> Witness:
+    def witness(ask: Ask, answer: Answer, seconds: float, of_batch: bool) -> None:
+        metrics.answered(ask, answer, seconds, of_batch, failure_code(answer, engine.state))
+        if kept:
+            kept.keep(ask, answer)
+
+    return witness
+
+
+def _listening(args: argparse.Namespace, guard: Guard) -> uvicorn.Config:
+    return uvicorn.Config(
+        guard,
+        host=args.host,
+        port=args.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        root_path=args.root_path,
+        proxy_headers=False,
+        timeout_graceful_shutdown=STOPS_WITHIN,
+        http=Connection,
+        h11_max_incomplete_event_size=64 * 1024,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=15,
+    )

@@ -9,6 +9,7 @@
     python scripts/bench.py tools --gpu 0 --side 1024 2048 4096 --out benchmarks/gpu_tools.json
     python scripts/bench.py tools --threads 1 --side 512 1024 2048 3464 --out benchmarks/cpu_tools.json
     python scripts/bench.py maps --out benchmarks/cpu_maps.json
+    python scripts/bench.py service --out benchmarks/service/embedded.json
     python scripts/bench.py gaps --out benchmarks/planted_gaps.json
     python scripts/bench.py table --write docs/performance.md
 
@@ -23,6 +24,9 @@ docs/performance.md and bars from the committed files, and lists what has not be
 
 `maps` takes turns between a picture's plain assessment by the pipeline letters and its map, whose bar is four
 times as long.
+
+`service` starts the service and takes turns between it and the batch command on the same pictures (the bar is
+0.9 of its rate); then many clients ask at once, and then four times as many as may wait.
 
 `gaps` plants one gap at a time in the first pass of assessments of synthetic pictures, and says how often the
 replans make it good, what they do to the error against the pseudo-MOS, and what they cost
@@ -44,6 +48,7 @@ from agentic_iqa_local.laboratory.bench.maps import maps
 from agentic_iqa_local.laboratory.bench.parts import quantization, tools
 from agentic_iqa_local.laboratory.bench.replans import gaps
 from agentic_iqa_local.laboratory.bench.runs import PROGRAMS, cold, run
+from agentic_iqa_local.laboratory.bench.service import service
 from agentic_iqa_local.laboratory.bench.setup import ARMS, SHAPES
 from agentic_iqa_local.laboratory.bench.tables import tables
 from agentic_iqa_local.paths import ROOT
@@ -81,6 +86,30 @@ def _add_gaps(commands: Any) -> argparse.ArgumentParser:
     return gaps
 
 
+def _add_service(commands: Any) -> argparse.ArgumentParser:
+    service = commands.add_parser("service", help="the service's rate, many clients at once, and overload")
+    numbers = {
+        "images": (64, "pictures for the rate"),
+        "rounds": (2, "of the rate"),
+        "requests": (200, "of many clients"),
+        "clients": (32, "that ask at once, and requests that may wait"),
+        "at-once": (8, "requests at once for the rate"),
+        "jobs": (1, "--jobs of both"),
+        "side": (512, "pixels a side of the pictures"),
+    }
+    for name, (default, about) in numbers.items():
+        service.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{about} (default: %(default)s)"
+        )
+    service.add_argument(
+        "--pipeline", choices=("agent", "letters"), default="letters", help="default: letters"
+    )
+    service.add_argument(
+        "--model", metavar="NAME", help="a model below the models folder (default: embedded)"
+    )
+    return service
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -104,8 +133,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     maps = commands.add_parser("maps", help="what a map costs beside a plain assessment")
     maps.add_argument("--images", type=int, default=5, help="pictures (default: %(default)s)")
-    gaps = _add_gaps(commands)
-    for command in (run, cold, quantization, tools, maps, gaps):
+    gaps, service = _add_gaps(commands), _add_service(commands)
+    for command in (run, cold, quantization, tools, maps, gaps, service):
         command.add_argument("--gpu", metavar="N", help="GPU (default: CPU)")
         command.add_argument("--out", type=Path, help="result file (JSON)")
     for command in (run, cold, quantization, maps):
@@ -166,7 +195,7 @@ def write_measurements(args: argparse.Namespace) -> None:
     os.dup2(2, 1)  # whatever a library prints goes to stderr
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     commands = {"run": run, "cold": cold, "quantization": quantization, "tools": tools, "maps": maps}
-    found = (commands | {"gaps": gaps})[args.command](args)
+    found = (commands | {"gaps": gaps, "service": service})[args.command](args)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     else:

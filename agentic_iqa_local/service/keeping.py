@@ -1,0 +1,40 @@
+"""What `--keep` keeps: every picture that was sent, by its SHA-256, and every answer."""
+
+import hashlib
+import logging
+from pathlib import Path
+
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.rows import RowFile, write_whole
+from agentic_iqa_local.service.asks import Answer, Ask
+from agentic_iqa_local.text import one_line
+
+logger = logging.getLogger(__name__)
+
+
+class Kept:
+    """A folder with SHA256.picture for each picture and reference, `rows.jsonl` and `comparisons.jsonl`: a
+    line for each answer and failure, as it was sent. Raises UserError where the folder cannot be written."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._rows, self._comparisons = RowFile(folder / "rows.jsonl"), RowFile(folder / "comparisons.jsonl")
+        for file in (self._rows, self._comparisons):
+            file.recover()
+
+    def keep(self, ask: Ask, answer: Answer) -> None:
+        """Keeps an answer with its pictures. Where that fails the log says so, and the answer goes out all
+        the same."""
+        try:
+            for picture in (*ask.pictures, *([ask.reference] if ask.reference else [])):
+                data = picture.path.read_bytes()
+                place = self.folder / f"{hashlib.sha256(data).hexdigest()}.picture"
+                if not place.exists():
+                    write_whole(place, data)
+            (self._comparisons if len(ask.pictures) > 1 else self._rows).append(answer.text)
+        except (UserError, OSError) as error:
+            logger.error("an answer could not be kept: %s", one_line(str(error)))
+
+    def close(self) -> None:
+        self._rows.close()
+        self._comparisons.close()
