@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import broken_worker
 import psutil
@@ -14,7 +15,7 @@ from conftest import ROOT
 from scripted import loaded_batch
 
 from agentic_iqa_local import batch_worker
-from agentic_iqa_local.batch import BatchError
+from agentic_iqa_local.batch import Batch, BatchError
 from agentic_iqa_local.batch_worker import BatchWorker
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.inputs import Item
@@ -23,7 +24,7 @@ from agentic_iqa_local.studies.datasets import load_dataset
 from agentic_iqa_local.studies.run import Plan, Studying, run_study
 from agentic_iqa_local.studies.store import read_run
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.work import Assessing
+from agentic_iqa_local.work import Assessing, Work
 
 TIMED = {"execution_time", "timestamp"}
 
@@ -151,7 +152,7 @@ import sys, time
 from pathlib import Path
 from agentic_iqa_local.batch_worker import BatchWorker
 from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.work import Assessing
+from agentic_iqa_local.work import Assessing, Work
 
 if __name__ == "__main__":
     batch = BatchWorker(Assessing(load_settings(), "letters"), "cpu")
@@ -202,3 +203,42 @@ def test_a_line_of_the_log_is_shown_where_this_process_shows_such_lines(monkeypa
         assert not batch._is_for_rows("log", record)
         assert told == expected
     logger.manager._clear_cache()
+
+
+class Meeting(Work):
+    """Two items whose rows need each other's presence."""
+
+    def __init__(self):
+        self.both = threading.Barrier(2)
+
+    def row(self, item, services, observer):
+        self.both.wait(30)
+        return item.key
+
+    def failure(self, item, error, sha256=None):
+        return error
+
+    def warned(self, row, line):
+        return row
+
+    def key(self, row):
+        return row
+
+    line = key
+
+    def error(self, row):
+        return None
+
+    sha256 = error
+
+
+def test_an_item_that_comes_later_begins_beside_the_one_in_hand(tmp_path):
+    batch = Batch(None, Meeting(), jobs=2)
+
+    def items():
+        yield Item(tmp_path / "1")
+        batch.wake()
+        yield None
+        yield Item(tmp_path / "2")
+
+    assert len(set(batch.rows(items()))) == 2

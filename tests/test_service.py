@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from conftest import ROOT
 from PIL import Image
@@ -37,7 +38,7 @@ def served(folder, *options, token=None, kill=False):
     process = subprocess.Popen([*words, *options], cwd=ROOT, env=environment, stderr=log)
     try:
         until = time.monotonic() + 120
-        while not (found := re.search(r"http://127.0.0.1:(\d+)", (folder / "log").read_text())):
+        while not (found := re.search(r"http://\S+:\d+(?=:)", (folder / "log").read_text())):
             assert process.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < until
             time.sleep(0.1)
@@ -147,19 +148,85 @@ def test_thirty_two_clients_get_their_own_answers(service):
         assert answer.json()["sha256"] == hashlib.sha256(data).hexdigest()
 
 
-def test_a_full_queue_says_when_to_come_again(tmp_path):
-    with served(tmp_path, "--queue", "1") as client, ThreadPoolExecutor(12) as pool:
-        ask = lambda seed: client.post("/v1/assess", files={"image": ("a.png", png(seed))})  # noqa: E731
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory):
+    """One place in the queue, and everything is kept."""
+    folder = tmp_path_factory.mktemp("narrow")
+    options = ("--pipeline", "letters", "--queue", "1", "--keep", str(folder / "kept"))
+    with served(folder, *options) as client:
+        client.kept = folder / "kept"
+        yield client
+
+
+def test_what_is_kept_has_comparisons_batches_and_failures_too(narrow):
+    one, two, three = png(1), png(2), png(3)
+    assert narrow.post("/v1/assess", files={"image": ("1.png", one)}).status_code == 200
+    assert narrow.post("/v1/assess", files={"image": ("x.png", b"no picture")}).status_code == 422
+    files = [("images", ("1.png", one)), ("images", ("2.png", two))]
+    narrow.post("/v1/compare", files=files).raise_for_status()
+    batch = narrow.post("/v1/batches", files={"images": ("3.png", three)}).json()
+    while narrow.get(f"/v1/batches/{batch['id']}").json()["state"] != "finished":
+        time.sleep(0.05)
+    there = {file.stem for file in narrow.kept.glob("*.picture")}
+    assert there == {hashlib.sha256(data).hexdigest() for data in (one, two, three, b"no picture")}
+    rows = [json.loads(line) for line in (narrow.kept / "rows.jsonl").read_text().splitlines()]
+    assert [row["image"] for row in rows] == ["1.png", "x.png", "3.png"]
+    (compared,) = (narrow.kept / "comparisons.jsonl").read_text().splitlines()
+    assert json.loads(compared)["second"]["image"] == "2.png"
+    told = narrow.get("/metrics").text
+    for line in (
+        'failures_total{code="not_assessed"} 1',
+        'answer_seconds_count{kind="assess"} 2',
+        'answer_seconds_bucket{kind="compare",le="+Inf"} 1',
+        'answer_seconds_count{kind="batch"} 1',
+        "held_bytes 0",
+    ):
+        assert f"agentic_iqa_{line}\n" in told
+    levels = re.findall(r'pictures_total\{level="(\w+)"\} (\d+)', told)
+    assert sum(int(count) for _, count in levels) == 4  # the comparison has two
+
+
+def test_a_full_queue_says_when_to_come_again(narrow):
+    with ThreadPoolExecutor(12) as pool:
+        ask = lambda seed: narrow.post("/v1/assess", files={"image": ("a.png", png(seed))})  # noqa: E731
         answers = list(pool.map(ask, range(12)))
-        assert {answer.status_code for answer in answers} == {200, 429}
-        refused = next(answer for answer in answers if answer.status_code == 429)
+    assert {answer.status_code for answer in answers} == {200, 429}
+    for refused in (answer for answer in answers if answer.status_code == 429):
         assert int(refused.headers["retry-after"]) >= 1
 
 
+def test_a_killed_model_process_costs_no_answer(narrow):
+    (process,) = [
+        child
+        for child in psutil.Process(narrow.process.pid).children()
+        if "spawn_main" in " ".join(child.cmdline())
+    ]
+    process.suspend()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(narrow.post, "/v1/assess", files={"image": ("a.png", png(5))})
+        while "agentic_iqa_in_hand 1\n" not in narrow.get("/metrics").text:
+            time.sleep(0.05)
+        process.kill()
+        assert answer.result().status_code == 200
+
+
+def loopback():
+    """The loopback's address, of version 6 where there is one."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return "::1"
+    except OSError:
+        return "127.0.0.1"
+
+
 def test_the_token_is_asked_for(tmp_path):
-    with served(tmp_path, token=TOKEN) as client:
-        for header in ("", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x"):
-            assert client.get("/v1/batches", headers={"Authorization": header}).status_code == 401
+    wrong = ("", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN)
+    with served(tmp_path, "--host", loopback(), token=TOKEN) as client:
+        for header in (*wrong, b"Bearer \xff\xfe", "Bearer " + "x" * 30_000):
+            for method, path in (("GET", f"/v1/batches?token={TOKEN}"), ("POST", "/v1/assess")):
+                refused = client.request(method, path, headers={"Authorization": header})
+                assert refused.status_code == 401
+                assert TOKEN not in refused.text
         assert client.get("/v1/batches").json() == []
         assert client.get("/v1/info", headers={"Authorization": ""}).json()["token_required"] is True
 
@@ -184,6 +251,7 @@ def test_a_batch_goes_on_after_a_kill(tmp_path):
         name = answer.json()["id"]
         while client.get(f"/v1/batches/{name}").json()["done"] < 3:
             time.sleep(0.05)
+    assert 3 <= len((tmp_path / "spool" / name / "rows.jsonl").read_bytes().splitlines()) < 24
     half = tmp_path / "spool" / "x.partial"
     half.mkdir()
     with served(tmp_path, "--pipeline", "letters") as client:
@@ -232,6 +300,26 @@ def hostile(number):
         (plain, json.dumps({"image": "AAAA", "choices": [name] * number}).encode()),
         ("text/" + "x" * (number % 50), b"PK\x03\x04" * 10),
     ][number % 10]
+
+
+def test_bombs_and_scripts_are_told_in_words(service):
+    file = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(file, "PNG")  # 400 million pixels in 50 kB
+    bomb = service.post("/v1/assess", files={"image": ("bomb.png", file.getvalue())})
+    assert bomb.status_code == 422
+    assert "pixels" in bomb.json()["error"]["message"]
+    script = '<img src=x onerror=alert(1)>"\n\nevent: row\ndata: {}'
+    answer = service.post(
+        "/v1/assess",
+        files={"image": (f"{script}.png", png(1))},
+        data={"query": script},
+        headers={"Accept": "text/event-stream"},
+    )
+    assert len(re.findall("^event: row$", answer.text, re.M)) == 1
+    for said in (bomb, answer, service.get("/v1/batches/%3Cscript%3E")):
+        assert said.headers["content-type"].partition(";")[0] in ("application/json", "text/event-stream")
+        assert said.headers["x-content-type-options"] == "nosniff"
+        assert said.headers["content-security-policy"].startswith("default-src 'none'")
 
 
 def test_two_thousand_malformed_requests_do_no_harm(service):

@@ -1,19 +1,112 @@
 """The service in hard times: no room, models that are not there, processes that die, a proxy, a stop."""
 
+import asyncio
 import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
+import uvicorn
 from test_service import TOKEN, png, served
 
 from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.service import connections, guard
 from agentic_iqa_local.service.asks import Answer, Serving
 from agentic_iqa_local.service.batches import Batches
+from agentic_iqa_local.service.connections import Connection
 from agentic_iqa_local.service.engine import Engine
 from agentic_iqa_local.service.errors import Refused
 from agentic_iqa_local.service.fields import Defaults, Sent, arguments
+from agentic_iqa_local.service.guard import Guard, Held
 
 BOTH = Defaults("letters", ("agent", "letters"))
+
+
+@contextmanager
+def guarded(app, **options):
+    """What stands before the routes, before another application: its port."""
+    held = Held(options.pop("held", 2**20), lambda: 7)
+    checked = Guard(app, options.pop("token", None), None, 2**20, held)
+    quiet = {"log_config": None, "lifespan": "off", "ws": "none"}
+    config = uvicorn.Config(checked, http=Connection, timeout_keep_alive=1, **quiet)
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+async def reads_all(scope, receive, send):
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+def until_closed(port, content):
+    """All that comes back to the beginning of a request whose rest never comes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as one:
+        one.sendall(content)
+        said = b""
+        while part := one.recv(65536):
+            said += part
+        return said
+
+
+def test_slow_senders_are_cut_off(monkeypatch):
+    monkeypatch.setattr(connections, "PATIENCE", 0.3)
+    monkeypatch.setattr(guard, "PATIENCE", 0.3)
+    post = b"POST /v1/assess HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    with guarded(reads_all) as port:
+        assert until_closed(port, b"") == b""
+        assert until_closed(port, b"GET / HTTP/1.1\r\nHost: local") == b""
+        assert b" 408 " in until_closed(port, post + b"123")
+        again = until_closed(port, post + b"123456789GET / HT")
+        assert again.startswith(b"HTTP/1.1 204")
+        assert again.count(b"HTTP/1.1") == 1
+    with guarded(reads_all, token=TOKEN) as port:
+        assert b" 401 " in until_closed(port, post + b"123")
+
+
+def test_requests_together_hold_so_many_bytes_and_no_more():
+    """Two bodies of 600 bytes are more than 1,000."""
+    there, go_on = threading.Event(), threading.Event()
+
+    async def waits(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        there.set()
+        await asyncio.to_thread(go_on.wait, 30)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    with guarded(waits, held=1000) as port, ThreadPoolExecutor(1) as pool:
+        place, body = f"http://127.0.0.1:{port}/v1/assess", b"x" * 600
+        first = pool.submit(httpx.post, place, content=body, timeout=60)
+        assert there.wait(30)
+        in_parts = (part for part in (body[:300], body[300:]))
+        for content in (body, in_parts):
+            refused = httpx.post(place, content=content, timeout=60)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "7")
+        go_on.set()
+        assert first.result().status_code == 204
+        assert httpx.post(place, content=body, timeout=60).status_code == 204
+
+
+def test_a_refusal_is_heard_on_a_connection_that_is_closed():
+    with guarded(reads_all, token=TOKEN) as port:
+        place, headers = f"http://127.0.0.1:{port}/v1/assess", {"Connection": "close"}
+        for _ in range(20):
+            refused = httpx.post(place, content=b"x" * 2**20, headers=headers)
+            assert refused.status_code == 401
 
 
 def batches_in(folder, defaults=BOTH):
