@@ -1,7 +1,6 @@
 """The routes of the service."""
 
 import asyncio
-import html
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.ordering import MOST_PICTURES
 from agentic_iqa_local.service.asks import Answer
 from agentic_iqa_local.service.batches import Batches
+from agentic_iqa_local.service.descriptions import FROM, NO_BATCH, described, docs_page
 from agentic_iqa_local.service.engine import Engine
 from agentic_iqa_local.service.errors import Refused
 from agentic_iqa_local.service.fields import (
@@ -234,40 +234,6 @@ def _page(app: FastAPI) -> None:
         return HTMLResponse(docs_page(app.openapi()))
 
 
-def docs_page(schema: dict[str, Any]) -> str:
-    """The routes of an OpenAPI description as a page."""
-    parts = []
-    for path, methods in schema["paths"].items():
-        for method, about in methods.items():
-            text = html.escape(about.get("description") or about.get("summary") or "")
-            parts.append(f"<h2>{method.upper()} {html.escape(path)}</h2><p>{text}</p>")
-            body = about.get("requestBody", {}).get("content", {}).get("multipart/form-data", {})
-            fields = body.get("schema", {}).get("properties", {})
-            rows = (
-                f"<dt><code>{html.escape(name)}</code></dt><dd>{html.escape(one.get('description', ''))}</dd>"
-                for name, one in fields.items()
-            )
-            parts.append(f"<dl>{''.join(rows)}</dl>")
-    head = '<meta charset="utf-8"><title>HTTP API</title><link rel="stylesheet" href="assets/app.css">'
-    raw = '<p><a href="openapi.json">openapi.json</a></p>'
-    body = f"<main><h1>HTTP API</h1>{raw}{''.join(parts)}</main>"
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
-
-
-def _body(
-    picture: str, many: bool, extra: dict[str, str] | None = None, options: bool = True
-) -> dict[str, Any]:
-    file = {"type": "string", "format": "binary"}
-    properties: dict[str, Any] = {
-        picture: {"type": "array", "items": file, "description": "pictures"} if many else file,
-        "reference": file | {"description": "the pristine original"},
-    }
-    for name, about in ((OPTIONS if options else {}) | (extra or {})).items():
-        properties[name] = {"type": "string", "description": about}
-    schema = {"type": "object", "required": [picture], "properties": properties}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
-
-
 def _about(app: FastAPI, set_up: SetUp) -> None:
     engine = set_up.engine
 
@@ -317,7 +283,7 @@ def _about(app: FastAPI, set_up: SetUp) -> None:
 
 
 def _asking(app: FastAPI, set_up: SetUp) -> None:
-    @app.post("/v1/assess", openapi_extra=_body("image", many=False))
+    @app.post("/v1/assess", openapi_extra=described("image", OPTIONS, "The row."))
     async def assess(request: Request) -> Response:
         """Assesses a picture: the row, or with Accept: text/event-stream its progress and then the row."""
         sent = await sent_with(request, set_up, many=False)
@@ -327,7 +293,7 @@ def _asking(app: FastAPI, set_up: SetUp) -> None:
 
     pairwise = {"pairwise": "true: the model sees every pair; false: none"}
 
-    @app.post("/v1/compare", openapi_extra=_body("images", many=True, extra=pairwise, options=False))
+    @app.post("/v1/compare", openapi_extra=described("images", pairwise, "The comparison, or the order."))
     async def compare(request: Request) -> Response:
         """Compares two pictures, or orders several."""
         sent = await sent_with(request, set_up, many=True, extra=("pairwise",))
@@ -348,7 +314,9 @@ def _base(request: Request) -> str:
 def _batches(app: FastAPI, set_up: SetUp) -> None:
     batches = set_up.batches
 
-    @app.post("/v1/batches", openapi_extra=_body("images", many=True))
+    @app.post(
+        "/v1/batches", status_code=202, openapi_extra=described("images", OPTIONS, "The batch's status.", 202)
+    )
     async def submit(request: Request) -> Response:
         """Takes pictures to assess when nobody waits. The batch outlasts a restart."""
         sent = await sent_with(request, set_up, many=True)
@@ -359,12 +327,12 @@ def _batches(app: FastAPI, set_up: SetUp) -> None:
         """Every batch, the newest first."""
         return batches.all(_base(request))
 
-    @app.get("/v1/batches/{name}")
+    @app.get("/v1/batches/{name}", responses=NO_BATCH)
     def status(name: str, request: Request) -> dict[str, Any]:
         """How far a batch is."""
         return batches.status(name, _base(request))
 
-    @app.get("/v1/batches/{name}/rows")
+    @app.get("/v1/batches/{name}/rows", responses=NO_BATCH, openapi_extra=FROM)
     def rows(name: str, request: Request) -> Response:
         """A batch's rows so far, from number ?from=N on, one a line."""
         start = request.query_params.get("from", "0")
@@ -372,7 +340,7 @@ def _batches(app: FastAPI, set_up: SetUp) -> None:
             raise bad("from: expected a number, 0 or more")
         return Response("".join(batches.rows(name, int(start))), media_type="application/x-ndjson")
 
-    @app.delete("/v1/batches/{name}")
+    @app.delete("/v1/batches/{name}", status_code=204, responses=NO_BATCH)
     def delete(name: str) -> Response:
         """Deletes a batch and its rows."""
         batches.delete(name)

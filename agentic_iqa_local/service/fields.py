@@ -90,6 +90,8 @@ def from_json(body: bytes, many: bool, extra: tuple[str, ...] = ()) -> Sent:
 
 
 def _decoded(name: str, data: Any) -> bytes:
+    if isinstance(data, str) and data.startswith("data:"):  # as browsers write it
+        data = data[data.find(",", 0, 200) + 1 :]
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError, TypeError) as error:
