@@ -1,19 +1,25 @@
 """The service in hard times: no room, models that are not there, processes that die, a proxy, a stop."""
 
 import asyncio
+import base64
 import http.client
 import json
+import re
 import socket
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 import uvicorn
 from test_service import TOKEN, png, served
 
+from agentic_iqa_local.commands.assess import UsageError
+from agentic_iqa_local.commands.serve import kept_in
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.service import connections, guard
 from agentic_iqa_local.service.asks import Answer, Serving
@@ -21,8 +27,9 @@ from agentic_iqa_local.service.batches import Batches
 from agentic_iqa_local.service.connections import Connection
 from agentic_iqa_local.service.engine import Engine
 from agentic_iqa_local.service.errors import Refused
-from agentic_iqa_local.service.fields import Defaults, Sent, arguments
+from agentic_iqa_local.service.fields import Defaults, Sent, arguments, from_json
 from agentic_iqa_local.service.guard import Guard, Held
+from agentic_iqa_local.service.metrics import Metrics
 
 BOTH = Defaults("letters", ("agent", "letters"))
 
@@ -220,3 +227,46 @@ def test_below_a_proxys_path_the_token_is_asked_for_all_the_same(tmp_path):
         sent = client.post("/v1/batches", files=[("images", ("a.png", png(1)))])
         assert sent.json()["links"]["self"] == f"/iqa/v1/batches/{sent.json()['id']}"
         assert client.get("/openapi.json").json()["servers"] == [{"url": "/iqa"}]
+
+
+def test_json_takes_pictures_as_programs_and_browsers_write_them():
+    text = base64.b64encode(b"bytes").decode()
+    images = [text, f"data:image/png;base64,{text}", {"name": "a/b.png", "data": text}]
+    sent = from_json(json.dumps({"images": images}).encode(), many=True)
+    assert sent.pictures == [("picture 1", b"bytes"), ("picture 2", b"bytes"), ("b.png", b"bytes")]
+    with pytest.raises(Refused, match="expected a picture in base64") as refusal:
+        from_json(b'{"image": "/etc/passwd.png"}', many=False)
+    assert "no path or address is read" in refusal.value.remedy
+
+
+def test_metrics_are_what_prometheus_reads():
+    """0.3 s lies above 0.25 and up to 0.5; 1,000 s above every bound."""
+    metrics, ask = Metrics(), SimpleNamespace(pictures=("one",))
+    answer = Answer("1", "{}", levels=("Good",), tokens=Counter(prefilled=7))
+    metrics.answered(ask, answer, 0.3, False, None)
+    metrics.answered(ask, Answer("2", "{}", "why"), 1000.0, False, "not_assessed")
+    lines = metrics.text({"up": (1.0, "Whether.")}).splitlines()
+    buckets = [line.split()[1] for line in lines if "_bucket" in line and 'kind="assess"' in line]
+    assert buckets == ["0", "0", *["1"] * 10, "2"]
+    for line in (
+        'answer_seconds_sum{kind="assess"} 1000.3',
+        'answer_seconds_count{kind="assess"} 2',
+        'pictures_total{level="Good"} 1',
+        'failures_total{code="not_assessed"} 1',
+        'tokens_total{kind="prefilled"} 7',
+    ):
+        assert f"agentic_iqa_{line}" in lines
+    told = {line.split()[2] for line in lines if line.startswith("# HELP")}
+    assert told == {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    samples = {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in samples} <= told
+
+
+def test_one_service_keeps_in_a_folder_and_an_answer_that_cannot_be_kept_goes_out(tmp_path, caplog):
+    gone = SimpleNamespace(path=tmp_path / "gone")
+    with kept_in(tmp_path) as kept:
+        with pytest.raises(UsageError, match="another process is writing it"), kept_in(tmp_path):
+            pass
+        kept.keep(SimpleNamespace(pictures=(gone,), reference=None), Answer("1", "{}"))
+    assert "could not be kept" in caplog.text
+    assert (tmp_path / "rows.jsonl").read_text() == ""

@@ -40,6 +40,7 @@ from agentic_iqa_local.service.pending import Pending, refused
 PAGE = Path(__file__).parent.parent / "pages" / "serve"
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 ASSETS = {file.name: KINDS[file.suffix] for file in PAGE.iterdir() if file.suffix in KINDS}
+AS_A_FILE = "curl -F image=@photo.jpg, or JSON with the file in base64"
 LONGEST_FIELD = 64 * 1024  # bytes of a form's field that is no file
 PRESETS = (
     ("Rate the quality", "", None),
@@ -85,7 +86,7 @@ async def sent_with(request: Request, set_up: SetUp, *, many: bool, extra: tuple
     elif kind == "multipart/form-data":
         sent = await _from_form(request, set_up, many, extra)
     else:
-        raise Refused(415, "media_type", "expected multipart/form-data or application/json")
+        raise Refused(415, "media_type", "expected multipart/form-data or application/json", AS_A_FILE)
     if not sent.pictures or (sent.pictures and not all(data for _, data in sent.pictures)):
         raise bad(f"{'images' if many else 'image'}: expected a picture, got nothing")
     if len(sent.pictures) > set_up.pictures:
@@ -105,8 +106,12 @@ async def _from_form(request: Request, set_up: SetUp, many: bool, extra: tuple[s
     async with _closing(form):
         check_known(form.keys(), (picture, "reference", *OPTIONS, *extra))
         for name, value in form.multi_items():
-            if isinstance(value, UploadFile) != (name in (picture, "reference")):
-                raise bad(f"{name}: expected a {'file' if name in (picture, 'reference') else 'text'}")
+            if isinstance(value, UploadFile) and name not in (picture, "reference"):
+                raise bad(f"{name}: expected a text, got a file")
+            if not isinstance(value, UploadFile) and name in (picture, "reference"):
+                raise bad(f"{name}: expected a file, got a text", f"curl -F {name}=@photo.jpg")
+            if name not in (picture, "choices") and len(form.getlist(name)) > 1:
+                raise bad(f"{name}: expected it once")
             if isinstance(value, UploadFile):
                 one = name_of(value.filename), await value.read()
                 if name == "reference":
@@ -205,10 +210,12 @@ def make_app(set_up: SetUp) -> FastAPI:
         return JSONResponse(error.body(), error.status, error.headers)
 
     @app.exception_handler(HTTPException)
-    async def other(_: Request, error: HTTPException) -> Response:
-        told = Refused(
-            error.status_code, "not_found" if error.status_code == 404 else "http", str(error.detail)
-        )
+    async def other(request: Request, error: HTTPException) -> Response:
+        told = Refused(error.status_code, "http", str(error.detail))
+        if error.status_code == 404:
+            told = Refused(404, "not_found", "there is no such route", "/docs lists them")
+        if error.status_code == 405:
+            told = Refused(405, "method", f"{request.method}: not for this route", "/docs lists them")
         return JSONResponse(told.body(), error.status_code, error.headers)
 
     _page(app)
@@ -219,7 +226,7 @@ def make_app(set_up: SetUp) -> FastAPI:
 
 
 def _page(app: FastAPI) -> None:
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> Response:
         return FileResponse(PAGE / "index.html", media_type="text/html; charset=utf-8")
 
@@ -263,6 +270,7 @@ def _about(app: FastAPI, set_up: SetUp) -> None:
             "token_required": set_up.token_required,
         }
 
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz")
     async def healthz() -> Response:
         """Whether the service can answer."""
@@ -298,8 +306,9 @@ def _asking(app: FastAPI, set_up: SetUp) -> None:
         """Compares two pictures, or orders several."""
         sent = await sent_with(request, set_up, many=True, extra=("pairwise",))
         check_known(sent.options, ("pairwise", "images", "reference"))
-        if not 2 <= len(sent.pictures) <= MOST_PICTURES:
-            raise bad(f"images: expected 2 to {MOST_PICTURES} pictures, got {len(sent.pictures)}")
+        most = min(MOST_PICTURES, set_up.pictures)
+        if not 2 <= len(sent.pictures) <= most:
+            raise bad(f"images: expected 2 to {most} pictures, got {len(sent.pictures)}")
         read = truth("pairwise", sent.options.get("pairwise"))
         return await answer_to(
             request, set_up, sent, "comparison", settings=set_up.settings, pipeline="letters", pairwise=read

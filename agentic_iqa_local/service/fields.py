@@ -81,11 +81,13 @@ def from_json(body: bytes, many: bool, extra: tuple[str, ...] = ()) -> Sent:
             sent.pictures = [(name_of(about.get("image_name")), _decoded("image", about["image"]))]
         return sent
     images = about.get("images") or []
-    if not isinstance(images, list) or not all(isinstance(one, dict) for one in images):
-        raise bad('images: expected a list of {"name", "data"}')
-    for one in images:
+    if not isinstance(images, list) or not all(isinstance(one, (dict, str)) for one in images):
+        raise bad('images: expected a list of {"name", "data"}, or of pictures in base64')
+    for number, one in enumerate(images, 1):
+        one = {"data": one} if isinstance(one, str) else one
         check_known(one, ("name", "data"))
-        sent.pictures.append((name_of(one.get("name")), _decoded("images", one.get("data"))))
+        name = name_of(one.get("name") or f"picture {number}")
+        sent.pictures.append((name, _decoded("images", one.get("data"))))
     return sent
 
 
@@ -95,7 +97,9 @@ def _decoded(name: str, data: Any) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError, TypeError) as error:
-        raise bad(f"{name}: expected a picture in base64", "encode the file's bytes") from error
+        raise bad(
+            f"{name}: expected a picture in base64", "encode the file's bytes; no path or address is read"
+        ) from error
 
 
 def settings_for(options: Mapping[str, Any], base: Settings) -> Settings:
@@ -109,10 +113,13 @@ def settings_for(options: Mapping[str, Any], base: Settings) -> Settings:
             if name in decisions:
                 decisions[name] = _number(name, decisions[name])
         if "at_least" in decisions:
-            decisions["at_least"] = str(decisions["at_least"])
-            lower_edge(decisions["at_least"])
+            decisions["at_least"] = str(decisions["at_least"])[:80]
+            try:
+                lower_edge(decisions["at_least"])
+            except ValueError as error:
+                raise bad(f"at_least: {error}") from error
         if "error_rate" in decisions and "at_least" not in decisions:
-            raise bad("error_rate: expected with at_least")
+            raise bad("error_rate: expected together with at_least")
         if decisions:
             settings = settings.with_decisions(**decisions)
         if background := options.get("background"):
@@ -142,9 +149,11 @@ def arguments(options: Mapping[str, Any], defaults: Defaults) -> dict[str, Any]:
         else:
             check_query(query)
         choices = choices or None
+        if isinstance(choices, list) and len(choices) == 1:
+            raise bad("choices: expected 2 to 10 answers, got 1", "repeat it: -F choices=Yes -F choices=No")
         check_choices(choices)
         if isinstance(limit, str):
-            limit = int(limit) if limit.strip() else None
+            limit = _whole("max_replan_iterations", limit) if limit.strip() else None
         limit = defaults.max_replan_iterations if limit is None else limit
         if limit is not None:
             check_limit(limit)
@@ -180,6 +189,12 @@ def _one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:
     if value not in known:
         raise bad(f"{name}: expected {', '.join(known)}, got {str(value)[:80]}")
     return value
+
+
+def _whole(name: str, value: str) -> int:
+    if not (value.strip().isascii() and value.strip().isdigit() and len(value) < 10):
+        raise bad(f"{name}: expected a whole number, 0 or more, got {value[:80]}")
+    return int(value)
 
 
 def _number(name: str, value: Any) -> float:
