@@ -106,10 +106,7 @@ async def _from_form(request: Request, set_up: SetUp, many: bool, extra: tuple[s
     async with _closing(form):
         check_known(form.keys(), (picture, "reference", *OPTIONS, *extra))
         for name, value in form.multi_items():
-            if isinstance(value, UploadFile) and name not in (picture, "reference"):
-                raise bad(f"{name}: expected a text, got a file")
-            if not isinstance(value, UploadFile) and name in (picture, "reference"):
-                raise bad(f"{name}: expected a file, got a text", f"curl -F {name}=@photo.jpg")
+            _check_part(name, value, name in (picture, "reference"))
             if name not in (picture, "choices") and len(form.getlist(name)) > 1:
                 raise bad(f"{name}: expected it once")
             if isinstance(value, UploadFile):
@@ -125,6 +122,13 @@ async def _from_form(request: Request, set_up: SetUp, many: bool, extra: tuple[s
     if not many and len(sent.pictures) > 1:
         raise bad("image: expected one picture", "POST /v1/compare or /v1/batches takes several")
     return sent
+
+
+def _check_part(name: str, value: Any, is_picture: bool) -> None:
+    if isinstance(value, UploadFile) and not is_picture:
+        raise bad(f"{name}: expected a text, got a file")
+    if is_picture and not isinstance(value, UploadFile):
+        raise bad(f"{name}: expected a file, got a text", f"curl -F {name}=@photo.jpg")
 
 
 class _closing:
