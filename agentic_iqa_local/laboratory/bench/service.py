@@ -147,7 +147,7 @@ def _ask(client: httpx.Client, file: Path) -> dict:
         answer = client.post("/v1/assess", files={"image": (file.name, data)})
     except httpx.HTTPError as error:
         return {"status": 0, "error": repr(error)}
-    found = {
+    found: dict[str, Any] = {
         "status": answer.status_code,
         "ended": time.monotonic(),
         "retry": answer.headers.get("retry-after"),
