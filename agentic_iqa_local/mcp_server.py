@@ -10,12 +10,16 @@ from typing import Any
 
 import anyio.to_thread
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
+from pydantic import ValidationError
 
+from agentic_iqa_local import __version__
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.comparison import Ranked, Ranking, compare, rank
 from agentic_iqa_local.comparison_report import comparison_headline, headline_of
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.image_files import check_file
 from agentic_iqa_local.picture_lines import worst_distortion
 from agentic_iqa_local.report import headline
@@ -148,6 +152,20 @@ def short_row(row: Assessment) -> dict[str, Any]:
     return short | {name: value for name, value in found.items() if value is not None}
 
 
+class _Server(MCPServer):
+    """Tells wrong arguments in one sentence, as whatever else is wrong."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> Any:
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError(f"error: {one_line(first_mistake(error.__cause__))}") from error
+            raise
+
+
 def server(pictures: Pictures) -> MCPServer:
     """The server with its tools `assess` and `compare`."""
 
@@ -171,8 +189,11 @@ def server(pictures: Pictures) -> MCPServer:
         await ctx.report_progress(0, len(paths), "assessing")
         return await _answered(partial(pictures.compare, paths, reference))
 
-    made = MCPServer(
-        "agentic-iqa", instructions=f"Quality of pictures below {pictures.root}.", log_level="WARNING"
+    made = _Server(
+        "agentic-iqa",
+        version=__version__,
+        instructions=f"Quality of pictures below {pictures.root}.",
+        log_level="WARNING",
     )
     made.add_tool(assess_picture, "assess", description=ASSESS)
     made.add_tool(compare_pictures, "compare", description=COMPARE)
