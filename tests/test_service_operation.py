@@ -22,7 +22,7 @@ from agentic_iqa_local.commands.assess import UsageError
 from agentic_iqa_local.commands.serve import kept_in
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.service import connections, guard
-from agentic_iqa_local.service.asks import Answer, Serving
+from agentic_iqa_local.service.asks import Answer, Ask, Named, Serving
 from agentic_iqa_local.service.batches import Batches
 from agentic_iqa_local.service.connections import Connection
 from agentic_iqa_local.service.engine import Engine
@@ -270,3 +270,22 @@ def test_one_service_keeps_in_a_folder_and_an_answer_that_cannot_be_kept_goes_ou
         kept.keep(SimpleNamespace(pictures=(gone,), reference=None), Answer("1", "{}"))
     assert "could not be kept" in caplog.text
     assert (tmp_path / "rows.jsonl").read_text() == ""
+
+
+def test_a_lost_model_costs_a_waiting_request_and_no_picture_of_a_batch(tmp_path):
+    settings, told = load_settings(), []
+    batches, engine = batches_in(tmp_path / "spool"), Engine(Serving(settings), "cpu")
+    engine.background = batches
+    name = batches.submit(pictures(3))["id"]
+    assert engine._take().key == f"{name}/0"
+    waiting = Ask("one", (Named(tmp_path / "a.png", "a.png"),), settings)
+    engine.submit(waiting, lambda kind, about: told.append((kind, about.error)))
+    engine._fail_all("the models are lost")
+    assert told == [("answer", "the models are lost")]
+    done = []
+    while ask := engine._take():
+        done.append(ask.key)
+        engine._answered(Answer(ask.key, "{}"))
+    assert done == [f"{name}/{number}" for number in range(3)]
+    assert (batches.status(name)["state"], len(list(batches.rows(name, 0)))) == ("finished", 3)
+    batches.close()
