@@ -197,6 +197,7 @@ def write_measurements(args: argparse.Namespace) -> None:
     commands = {"run": run, "cold": cold, "quantization": quantization, "tools": tools, "maps": maps}
     found = (commands | {"gaps": gaps, "service": service})[args.command](args)
     if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     else:
         print(json.dumps(found), file=results, flush=True)
