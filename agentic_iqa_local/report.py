@@ -132,7 +132,11 @@ def map_in_words(row: Assessment) -> list[str] | None:
     if (found := row.map) is None:
         return wrapped(row.no_map) if row.no_map else None
     lines = [
-        (f"{_severely(box.severity)}{box.distortion} (p {box.probability:.2f})" if box.distortion else "Damage")
+        (
+            f"{_severely(box.severity)}{box.distortion} (p {box.probability:.2f})"
+            if box.distortion
+            else "Damage"
+        )
         + f": q {box.q:.2f}, {box.below:.2f} below the map's median, {box.place}, pixels {box.box[:2]} to"
         + f" {box.box[2:]}"
         for box in found.worst

@@ -178,7 +178,9 @@ class TestMap:
         boxes = len(row.map.worst)
         assert row.tokens.calls == plain.tokens.calls + 25 + 2 * boxes  # a distortion and its severity
         assert row.map.cost.tokens == row.tokens.prefilled - plain.tokens.prefilled
-        assert watching.calls.count(MODEL) == 1 + 1 + 2 * boxes  # the picture, one batch of 25 tiles, each box
+        assert (
+            watching.calls.count(MODEL) == 1 + 1 + 2 * boxes
+        )  # the picture, one batch of 25 tiles, each box
         assert watching.pixels.count((192, 192)) == 25
         assert "LocalNR" in watching.calls
         assert row.q == pytest.approx(plain.q)  # a map leaves the rating alone
@@ -245,7 +247,10 @@ class TestMap:
         assert worst.severity == max(worst.severities, key=worst.severities.get)
         assert sum(worst.severities.values()) == pytest.approx(1)
         assert watching.steps.count("map started") == 1  # however many passes
-        assert "the worst part of the picture is at the bottom right" in from_evidence(row.evidence, "Fair").lower()
+        assert (
+            "the worst part of the picture is at the bottom right"
+            in from_evidence(row.evidence, "Fair").lower()
+        )
         assert (row.q, row.p_c, row.q_bar) == (plain.q, plain.p_c, plain.q_bar)
         assert plain.evidence.worst_part is None
 

@@ -61,9 +61,7 @@ class DamagedBox(BaseModel):
     severity: Severity | None = Field(
         default=None, description="The likeliest severity of that distortion; None where it was not read."
     )
-    severities: dict[str, float] = Field(
-        default={}, description="Probability of each severity; sums to 1."
-    )
+    severities: dict[str, float] = Field(default={}, description="Probability of each severity; sums to 1.")
     tools: dict[str, float] = Field(
         default={}, description="Scores of the configured tools on this box alone, 1..5; not part of q."
     )
