@@ -7,7 +7,8 @@ q lets expect as theirs did, in units of difficulty: between the 6.5 % and the 9
 lies the truth of at least 90 % of pictures like these. Errors are taken of pictures with a q of the same
 range, so that it holds in each range of q and not only over all. (Conformal predictive distributions: Vovk,
 Nouretdinov, Manokhin and Gammerman, COPA 2018; errors in units of difficulty: Papadopoulos, Gammerman and
-Vovk, AIA 2008; ranges: Mondrian conformal prediction, Vovk, Gammerman and Shafer 2005, chapter 4.) Of other pictures that is no promise.
+Vovk, AIA 2008; ranges: Mondrian conformal prediction, Vovk, Gammerman and Shafer 2005, chapter 4.) Of other
+pictures that is no promise.
 """
 
 from collections.abc import Sequence

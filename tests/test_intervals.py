@@ -115,7 +115,11 @@ def test_each_range_of_q_has_its_own_errors():
     values = (np.arange(999) * 2 - 999) / 1000
     below, above = errors(values.tolist()), errors((values / 2).tolist())
     both = revised(
-        below, errors=below.errors + above.errors, difficulties=(1.0,) * 1998, edges=(3.0,), ranges=(0,) * 999 + (1,) * 999
+        below,
+        errors=below.errors + above.errors,
+        difficulties=(1.0,) * 1998,
+        edges=(3.0,),
+        ranges=(0,) * 999 + (1,) * 999,
     )
     for q, part in ((2.9, below), (3.0, above), (3.6, above)):
         assert both.ends(q, 0.7, 0.9) == pytest.approx(part.ends(q, 0.7, 0.9))
@@ -125,7 +129,9 @@ def test_each_range_of_q_has_its_own_errors():
         assert both.predictive(q, 0.7) == pytest.approx(part.predictive(q, 0.7))
     pair = np.array([2.9, 3.6]), np.array([0.7, 0.7])
     (one, other) = both.all_ends(*pair, 0.9)
-    assert (one[1] - one[0], other[1] - other[0]) == pytest.approx((0.7 * 1.8, 0.7 * 0.9), abs=0.003)  # 90 % of 2 levels and of 1
+    assert (one[1] - one[0], other[1] - other[0]) == pytest.approx(
+        (0.7 * 1.8, 0.7 * 0.9), abs=0.003
+    )  # 90 % of 2 levels and of 1
 
 
 def test_a_range_with_too_few_errors_reaches_to_the_ends_of_the_scale():

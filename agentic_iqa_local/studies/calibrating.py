@@ -41,7 +41,7 @@ from agentic_iqa_local.studies.study import fusion_settings
 LEARNED_ON = 0.3  # of the scenes
 RIDGE = 1.0  # like the share above chosen on synthetic distortions, 150 pictures at a time
 ENOUGH = 100  # pictures
-IN_RANGE, MOST_RANGES = 60, 3  # pictures: so many that an interval of 95 % has an end on either side
+IN_RANGE, MOST_RANGES = 56, 4  # pictures in each: twice what an interval needs to have two ends
 READS: dict[Pipeline, str] = {"agent": "all_evidence", "letters": "image_alone"}
 PROBABILITIES: dict[Pipeline, str] = {"agent": "probabilities", "letters": "alone"}  # of a question's choices
 
