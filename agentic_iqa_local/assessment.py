@@ -138,6 +138,7 @@ def answered(
     services.client(ROLE)
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
     calibration, missing = services.calibration
+    images.map_request = map
     images.sureness = Sureness(
         services.settings.decisions,
         calibration,
@@ -155,10 +156,8 @@ def answered(
             changes = _agent(state, images)
     except (ImageError, ToolError, VLMError) as error:
         changes = {"error": str(error)}
-    if map is not None and not changes.get("error"):
-        images.observer.step("map", "started")
-        changes |= mapped(images, map)
-        images.observer.step("map", "finished")
+    if not changes.get("error"):
+        changes |= mapped(images)
     return changes | _how_sure(changes, images.sureness) | _record(images)
 
 
@@ -168,7 +167,9 @@ def _how_sure(changes: dict[str, Any], sureness: Sureness) -> dict[str, Any]:
         return {}
     plan = changes.get("plan")
     if changes.get("q") is None:
-        answers, why = sureness.answer_set(changes["p_c"], changes["mode"], plan)
+        evidence = changes.get("evidence")
+        told = evidence is not None and evidence.worst_part is not None
+        answers, why = sureness.answer_set(changes["p_c"], changes["mode"], plan, told_of_map=told)
         return {"answer_set": answers, "no_interval": why}
     fusion = FusionResult.model_validate({name: changes[name] for name in FusionResult.model_fields})
     interval, why = sureness.interval(fusion, plan)

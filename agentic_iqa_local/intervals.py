@@ -4,14 +4,16 @@ conformal prediction.
 A calibration holds pictures of known quality. Of each it keeps the error, truth less what q lets expect, and
 a difficulty, which costs nothing beside the assessment. The truth of a new picture lies as far from what its
 q lets expect as theirs did, in units of difficulty: between the 6.5 % and the 96.5 % quantile of n errors
-lies the truth of at least 90 % of pictures like these. (Conformal predictive distributions: Vovk,
+lies the truth of at least 90 % of pictures like these. Errors are taken of pictures with a q of the same
+range, so that it holds in each range of q and not only over all. (Conformal predictive distributions: Vovk,
 Nouretdinov, Manokhin and Gammerman, COPA 2018; errors in units of difficulty: Papadopoulos, Gammerman and
-Vovk, AIA 2008.) Of other pictures that is no promise.
+Vovk, AIA 2008; ranges: Mondrian conformal prediction, Vovk, Gammerman and Shafer 2005, chapter 4.) Of other
+pictures that is no promise.
 """
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -97,6 +99,10 @@ class Errors(_Record):
     errors: Annotated[tuple[float, ...], Field(min_length=1)]
     difficulties: tuple[Annotated[float, Field(gt=0)], ...]
     tools: tuple[tuple[str, ...], ...] = Field(description="Which tools voted together in these assessments.")
+    edges: tuple[float, ...] = Field(default=(), description="Where the ranges of q end, rising; () for one.")
+    ranges: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(), description="The range of q that each error's picture lies in; () where there is one."
+    )
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Errors":
@@ -105,7 +111,25 @@ class Errors(_Record):
                 f"expected as many difficulties as errors, got {len(self.difficulties)} and"
                 f" {len(self.errors)}"
             )
+        if self.edges and (len(self.ranges), set(self.ranges)) != (len(self.errors), {*self._all_ranges}):
+            raise ValueError(
+                f"expected a range for each error and errors in each of {len(self._all_ranges)} ranges"
+            )
         return self
+
+    @property
+    def _all_ranges(self) -> range:
+        return range(len(self.edges) + 1)
+
+    def range_of(self, q: np.ndarray) -> np.ndarray:
+        """Of fused scores, (pictures,) → (pictures,)."""
+        return np.searchsorted(self.edges, q, side="right")
+
+    def _by_range(self, values: tuple[float, ...]) -> list[np.ndarray]:
+        """Of the errors, (errors,), in each range."""
+        if not self.edges:
+            return [np.array(values)]
+        return [np.array(values)[np.array(self.ranges) == i] for i in self._all_ranges]
 
     def difficulty(self, row: np.ndarray) -> np.ndarray:
         """Of pictures by their FEATURES, (pictures, features) → (pictures,), in levels."""
@@ -117,10 +141,12 @@ class Errors(_Record):
         return offset + slope * q
 
     @cached_property
-    def system(self) -> "ConformalPredictiveSystem":
+    def _systems(self) -> "list[ConformalPredictiveSystem]":
+        """One for each range."""
         from crepes import ConformalPredictiveSystem
 
-        return ConformalPredictiveSystem().fit(np.array(self.errors), np.array(self.difficulties))
+        of_ranges = zip(self._by_range(self.errors), self._by_range(self.difficulties), strict=True)
+        return [ConformalPredictiveSystem().fit(errors, difficulties) for errors, difficulties in of_ranges]
 
     @property
     def fewest(self) -> int:
@@ -137,33 +163,44 @@ class Errors(_Record):
         end beyond all errors is the scale's."""
         outside = 100 * (1 - coverage)  # percent
         below, above = round(outside * BELOW, 6), round(outside * (1 - BELOW), 6)
-        at = self.expected(q), difficulty
-        ends = np.tile([LOWEST, HIGHEST], (len(q), 1))
-        if self._has(below):
-            ends[:, 0] = self.system.predict_percentiles(*at, lower_percentiles=[below]).ravel()
-        if self._has(above):
-            ends[:, 1] = self.system.predict_percentiles(*at, higher_percentiles=[100 - above]).ravel()
+        ends, found = np.tile([LOWEST, HIGHEST], (len(q), 1)), self.range_of(q)
+        for i, (system, errors) in enumerate(zip(self._systems, self._scaled, strict=True)):
+            if not (here := found == i).any():
+                continue
+            at, places = (self.expected(q[here]), difficulty[here]), len(errors) + 1
+            if places * below >= 100:  # so few percent are at least one error
+                ends[here, 0] = system.predict_percentiles(*at, lower_percentiles=[below]).ravel()
+            if places * above >= 100:
+                ends[here, 1] = system.predict_percentiles(*at, higher_percentiles=[100 - above]).ravel()
         return np.clip(ends, LOWEST, HIGHEST)
 
-    def _has(self, percent: float) -> bool:
-        """Whether so few percent of the errors are at least one."""
-        return (len(self.errors) + 1) * percent >= 100
-
     @cached_property
-    def _scaled(self) -> np.ndarray:
-        return np.sort(np.array(self.errors) / np.array(self.difficulties))
+    def _scaled(self) -> list[np.ndarray]:
+        """The errors of each range in units of difficulty, rising."""
+        of_ranges = zip(self._by_range(self.errors), self._by_range(self.difficulties), strict=True)
+        return [np.sort(errors / difficulties) for errors, difficulties in of_ranges]
+
+    def predictive(self, q: float, difficulty: float) -> np.ndarray:
+        """Equally probable values of the truth of a picture, rising, (errors of its range,); they may lie
+        beyond the scale."""
+        (found,), (expected,) = self.range_of(np.array([q])), self.expected(np.array([q]))
+        return expected + difficulty * self._scaled[found]
 
     def probability_at_least(self, q: np.ndarray, difficulty: np.ndarray, quality: float) -> np.ndarray:
         """That the truth of pictures is `quality` or better: the share of the `predictive` values that are,
         (pictures,)."""
-        below = np.searchsorted(self._scaled, (quality - self.expected(q)) / difficulty)
-        return 1 - below / len(self._scaled)
+        found, asked = self.range_of(q), (quality - self.expected(q)) / difficulty
+        probable = np.empty(len(q))
+        for i, scaled in enumerate(self._scaled):
+            at = found == i
+            probable[at] = 1 - np.searchsorted(scaled, asked[at]) / len(scaled)
+        return probable
 
     def quantiles(self, q: np.ndarray, difficulty: np.ndarray, count: int) -> np.ndarray:
         """`count` equally probable values of the truth of pictures, rising, (pictures, count); they may lie
         beyond the scale."""
-        spaced = np.quantile(self._scaled, (np.arange(count) + 0.5) / count)
-        return self.expected(q)[:, None] + difficulty[:, None] * spaced
+        spaced = np.stack([np.quantile(scaled, (np.arange(count) + 0.5) / count) for scaled in self._scaled])
+        return self.expected(q)[:, None] + difficulty[:, None] * spaced[self.range_of(q)]
 
 
 class Interval(BaseModel):
@@ -266,12 +303,12 @@ class IntervalCalibration(_Record):
 
     def predictive(self, interval: Interval, q: float) -> np.ndarray:
         """Equally probable values of the true quality of a picture with this interval and fused score,
-        rising, (errors,); beyond 1..5 they are cut off. Raises ValueError for another calibration's."""
+        rising, (errors of its range,); beyond 1..5 they are cut off. Raises ValueError for another
+        calibration's."""
         part = self.of(interval.condition)
         if part is None:
             raise ValueError(f"interval: expected one of this calibration, got one of {interval.condition}")
-        values: Any = part.system.predict_cpds(part.expected(np.array([q])), np.array([interval.difficulty]))
-        return np.clip(np.ravel(values), LOWEST, HIGHEST)
+        return np.clip(part.predictive(q, interval.difficulty), LOWEST, HIGHEST)
 
     def interval(self, part: Errors, q: float, difficulty: float, widened: Sequence[str] = ()) -> Interval:
         """Around a fused score: at WIDENED in place of COVERAGE where `widened` has reasons."""

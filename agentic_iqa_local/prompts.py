@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
+from agentic_iqa_local.quality_map.result import DamagedBox
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
 
 PromptLayout = Literal["images_first", "system_first"]
@@ -295,6 +296,14 @@ def format_quality_scores(evidence: ExecutorOutput) -> str | None:
     )
 
 
+def worst_part_in_words(worst: DamagedBox) -> str:
+    """Where the worst part of a map is, what damages it, and what the tools say of it alone."""
+    left, top, right, bottom = worst.box
+    seen = f"; {worst.severity or 'visible'} {worst.distortion}" if worst.distortion else ""
+    scores = "".join(f"; {tool} {score:.2f} there" for tool, score in worst.tools.items())
+    return f"{worst.place}, pixels ({left}, {top}) to ({right}, {bottom}){seen}{scores}"
+
+
 def is_scoring(plan: PlannerOutput, choices: Sequence[str] | None) -> bool:
     """Scoring mode for an IQA query; the user's own choices always take the explanation/QA mode."""
     return plan.query_type == "IQA" and not choices
@@ -322,6 +331,8 @@ def summarizer_prompt(
             lines.append(f"Tool scores: {scores}")
         if evidence.damaged_part:
             lines.append(f"Damaged part of the picture: {evidence.damaged_part}")
+        if evidence.worst_part and not scoring:  # a rating, and its interval, are the same without a map
+            lines.append(f"Worst part of the picture: {worst_part_in_words(evidence.worst_part)}")
     template = REVERSED_SCORING_PROMPT_TEMPLATE if reversed_letters else SCORING_PROMPT_TEMPLATE
     return Prompt(template if scoring else EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
 

@@ -128,6 +128,10 @@ def quarters_named(text: str) -> set[str]:
 
 def place_of_damage(evidence: ExecutorOutput | None) -> str | None:
     """A sentence that says where the damage is; None where that was not measured."""
+    if evidence and (worst := evidence.worst_part):
+        where = "in the middle" if worst.place == "middle" else f"at the {worst.place}"
+        seen = f", with {worst.severity or 'visible'} {worst.distortion.lower()}" if worst.distortion else ""
+        return f"The worst part of the picture is {where}{seen}."
     part = evidence and evidence.damaged_part
     if not part:
         return None
@@ -149,7 +153,8 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
     lines = _wrong_levels(text, level) if level is not None else []
     if evidence is None or evidence.distortion_analysis is None:
         return lines
-    if evidence.damaged_part and (elsewhere := quarters_named(text) - {evidence.damaged_part}):
+    known = {evidence.damaged_part, evidence.worst_part and evidence.worst_part.place}
+    if evidence.damaged_part and (elsewhere := quarters_named(text) - known):
         lines.append(
             f"names the {', '.join(sorted(elsewhere))}, LocalNR's map has the damage {evidence.damaged_part}"
         )
@@ -274,7 +279,9 @@ def _evidence_sentences(evidence: ExecutorOutput, level: str | None) -> list[str
             sentences.append(f"The severity of {unclear}{of_object(name)} cannot be told.")
     if not sentences and evidence.distortion_analysis is not None:
         sentences.append(
-            "The model saw no distortion." if evidence.damaged_part else "No visible distortion was found."
+            "The model saw no distortion in the picture as a whole."
+            if place_of_damage(evidence)
+            else "No visible distortion was found."
         )
     if place := place_of_damage(evidence):
         sentences.append(place)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from agentic_iqa_local.iqa_tools import TOOLS, ToolInfo
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL, UNCLEAR
-from agentic_iqa_local.prompts import chosen_answer
+from agentic_iqa_local.prompts import chosen_answer, worst_part_in_words
 from agentic_iqa_local.query import named_metrics
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import expected_level
@@ -132,13 +132,22 @@ def map_in_words(row: Assessment) -> list[str] | None:
     if (found := row.map) is None:
         return wrapped(row.no_map) if row.no_map else None
     lines = [
-        (f"{box.distortion} (p {box.probability:.2f})" if box.distortion else "Damage")
-        + f": q {box.q:.2f}, {box.below:.2f} below the map's median, pixels {box.box[:2]} to {box.box[2:]}"
+        (
+            f"{_severely(box.severity)}{box.distortion} (p {box.probability:.2f})"
+            if box.distortion
+            else "Damage"
+        )
+        + f": q {box.q:.2f}, {box.below:.2f} below the map's median, {box.place}, pixels {box.box[:2]} to"
+        + f" {box.box[2:]}"
         for box in found.worst
     ] or [f"No part is clearly worse than the rest: the map's median is {found.median:.2f}."]
     cost = f"{found.cost.read} of {found.cost.tiles} tiles of {found.tile}×{found.tile} pixels were read"
     lines += [f"{cost} in {found.cost.seconds:.1f} s", *found.notes, found.cost.stopped, found.not_drawn]
     return paragraphs(filter(None, [*lines, found.png and f"drawn to {found.png}"]))
+
+
+def _severely(severity: str | None) -> str:
+    return f"{severity.capitalize()} " if severity else ""
 
 
 def _plan_lines(row: Assessment) -> list[str] | None:
@@ -156,8 +165,9 @@ def _plan_lines(row: Assessment) -> list[str] | None:
 def _evidence_lines(row: Assessment) -> list[str] | None:
     if row.evidence is None or row.evidence.distortion_analysis is None:
         return None
-    analysis = row.evidence.distortion_analysis
-    return paragraphs(line for name, items in analysis.items() for line in evidence_in_words(name, items))
+    analysis, worst = row.evidence.distortion_analysis, row.evidence.worst_part
+    lines = [line for name, items in analysis.items() for line in evidence_in_words(name, items)]
+    return paragraphs([*lines, f"worst part: {worst_part_in_words(worst)}"] if worst else lines)
 
 
 def _letter_lines(row: Assessment) -> list[str] | None:

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from agentic_iqa_local.levels import Mode, Severity
+from agentic_iqa_local.quality_map.result import DamagedBox
 
 logger = logging.getLogger(__name__)
 
@@ -246,6 +247,13 @@ class ExecutorOutput(BaseModel):
         description=(
             'Where LocalNR\'s map has the damage: a quarter ("top left") or "everywhere". None where the'
             " query does not ask for a place, the tool sees no damage, or it could not run."
+        ),
+    )
+    worst_part: DamagedBox | None = Field(
+        default=None,
+        description=(
+            "The worst part of the picture by its map, with its distortion and the tools' scores on it, which"
+            " have no vote. None where no map was asked for, or no part is clearly worse than the rest."
         ),
     )
     disagreement: str | None = Field(

@@ -134,9 +134,10 @@ class Sureness:
         return reasons
 
     def answer_set(
-        self, p_c: dict[str, float], mode: str, plan: PlannerOutput | None
+        self, p_c: dict[str, float], mode: str, plan: PlannerOutput | None, *, told_of_map: bool = False
     ) -> tuple[AnswerSet | None, str | None]:
-        """(the set of the choices that holds the right one, why there is none)."""
+        """(the set of the choices that holds the right one, why there is none). `told_of_map`: the model was
+        told of the worst part of a map before it answered."""
         if self.calibration is None:
             return None, self.missing and self.missing.replace("no interval", "no set of answers")
         part = self.calibration.answers(self.pipeline, reference=self.reference)
@@ -149,6 +150,8 @@ class Sureness:
         widened = []
         if plan and plan.query_type == "Other":
             widened.append("the question is not about technical quality, as those of the calibration are")
+        if told_of_map:
+            widened.append("the model was told of a map, which there was none of in the calibration")
         return self.calibration.answer_set(part, p_c, widened), None
 
     def not_sure(self, interval: Interval | None) -> str | None:

@@ -23,6 +23,7 @@ from agentic_iqa_local.images import LoadedImage, load_image, load_pair, same_pi
 from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
 from agentic_iqa_local.pairs import doubts
 from agentic_iqa_local.prompts import Prompt
+from agentic_iqa_local.quality_map.result import MapRequest
 from agentic_iqa_local.services import ALONE, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, PlannerError
 from agentic_iqa_local.sureness import Sureness
@@ -120,7 +121,8 @@ class OpenImages:
 
     Each model is opened once on each view, whichever roles use it, so that the images are prefilled once;
     each tool runs once on each region. `warnings` collects what a user must know about this assessment,
-    `failed_tries` what the model said in vain; `sureness` is how sure the answer has to be.
+    `failed_tries` what the model said in vain; `sureness` is how sure the answer has to be. `map_request` is
+    what is asked of a map of this picture, `map_fields` what the row holds of it once it was made.
     """
 
     def __init__(
@@ -132,6 +134,8 @@ class OpenImages:
     ):
         self.services, self.observer = services, observer or Observer()
         self.sureness = Sureness(services.settings.decisions)
+        self.map_request: MapRequest | None = None
+        self.map_fields: dict[str, Any] = {}
         self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
         self.warnings: list[str] = []
         self.failed_tries: list[PlannerError] = []
@@ -152,6 +156,7 @@ class OpenImages:
         if self._of_pictures is None:
             self._of_pictures = self.warnings
         self.warnings, self.failed_tries = list(self._of_pictures), []
+        self.map_request, self.map_fields = None, {}
         self._earlier += self.usage
         self._lap = (0, time.perf_counter())
         self._readings = {key: replace(reading, seconds=0.0) for key, reading in self._readings.items()}

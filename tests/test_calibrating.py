@@ -97,6 +97,31 @@ def test_line_and_weights_are_learned_on_scenes_whose_errors_are_not_kept():
     assert len(part.errors) == sum(scene in kept_scenes for scene in known.scenes)  # whole scenes
 
 
+def test_every_range_of_q_is_covered_where_errors_grow_with_q():
+    """Noise of 0.1 at q 2 to 0.6 at q 4 that no feature tells of: one range would cover less than 80 % of
+    the upper third (0.6/0.35 of the mean spread) and more than 98 % of the lower."""
+    part, fresh = (
+        replace(known, truth=uneven_by_q(known, seed))
+        for known, seed in ((drawn(3000, 0), 3), (drawn(6000, 1), 4))
+    )
+    found = trial(errors(part, np.random.default_rng(0)), fresh, all_of(fresh))
+    for low in (2.0, 2.67, 3.33):
+        inside = (fresh.q >= low) & (fresh.q < low + 0.67)
+        assert 0.86 < found.covered[inside].mean() < 0.94
+
+
+def uneven_by_q(known: Cases, seed: int) -> np.ndarray:
+    known.features[:, 1:] = 0
+    return known.q + np.random.default_rng(seed).normal(0, 1, len(known.q)) * (0.1 + 0.25 * (known.q - 2))
+
+
+def test_scores_that_are_all_alike_have_one_range():
+    known = drawn(400, 0)
+    assert (
+        errors(replace(known, q=np.where(np.arange(400) % 2, 3.0, 2.9)), np.random.default_rng(0)).edges == ()
+    )
+
+
 @pytest.mark.parametrize(("count", "scenes"), [(ENOUGH - 1, 200), (ENOUGH + 50, 1)])
 def test_too_few_pictures_or_scenes_teach_nothing(count, scenes):
     known = drawn(count, 0, scenes=scenes)

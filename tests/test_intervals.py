@@ -14,6 +14,7 @@ from agentic_iqa_local.intervals import (
     IntervalCalibration,
     features,
 )
+from agentic_iqa_local.state import revised
 
 CONDITION = Condition(pipeline="agent", reference=False, look="one order")
 CONSTANT = tuple(np.eye(len(FEATURES))[0].tolist())
@@ -107,6 +108,42 @@ def test_ends_of_many_are_those_of_each():
     q, difficulty = rng.uniform(1, 5, 30), rng.uniform(0.2, 2, 30)
     each = [part.ends(*pair, 0.9) for pair in zip(q.tolist(), difficulty.tolist(), strict=True)]
     assert part.all_ends(q, difficulty, 0.9) == pytest.approx(np.array(each))
+
+
+def test_each_range_of_q_has_its_own_errors():
+    """Below q 3 errors −0.999 ... 0.997 in steps of 0.002, from 3 on those of half the size."""
+    values = (np.arange(999) * 2 - 999) / 1000
+    below, above = errors(values.tolist()), errors((values / 2).tolist())
+    both = revised(
+        below,
+        errors=below.errors + above.errors,
+        difficulties=(1.0,) * 1998,
+        edges=(3.0,),
+        ranges=(0,) * 999 + (1,) * 999,
+    )
+    for q, part in ((2.9, below), (3.0, above), (3.6, above)):
+        assert both.ends(q, 0.7, 0.9) == pytest.approx(part.ends(q, 0.7, 0.9))
+        at = np.array([q]), np.array([0.7])
+        assert both.probability_at_least(*at, 3.2) == pytest.approx(part.probability_at_least(*at, 3.2))
+        assert both.quantiles(*at, 5) == pytest.approx(part.quantiles(*at, 5))
+        assert both.predictive(q, 0.7) == pytest.approx(part.predictive(q, 0.7))
+    pair = np.array([2.9, 3.6]), np.array([0.7, 0.7])
+    (one, other) = both.all_ends(*pair, 0.9)
+    assert (one[1] - one[0], other[1] - other[0]) == pytest.approx(
+        (0.7 * 1.8, 0.7 * 0.9), abs=0.003
+    )  # 90 % of 2 levels and of 1
+
+
+def test_a_range_with_too_few_errors_reaches_to_the_ends_of_the_scale():
+    part = revised(errors([0.0] * 210), edges=(3.0,), ranges=(0,) * 200 + (1,) * 10)
+    assert part.ends(2.0, 1.0, 0.9) == (2.0, 2.0)
+    assert part.ends(4.0, 1.0, 0.9) == (1.0, 5.0)
+
+
+@pytest.mark.parametrize("ranges", [(), (0, 0), (0, 1, 2), (0, 2, 1)])
+def test_ranges_that_do_not_fit_the_errors_are_refused(ranges):
+    with pytest.raises(ValidationError, match="a range for each error and errors in each of 2 ranges"):
+        revised(errors([0.0] * 3), edges=(3.0,), ranges=ranges)
 
 
 def test_the_predictive_distribution_and_its_probabilities():

@@ -17,11 +17,13 @@ from agentic_iqa_local.commands.assess_options import parse
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.prompts import summarizer_prompt
 from agentic_iqa_local.quality_map import bias, reading
-from agentic_iqa_local.quality_map.damage import damaged_boxes
+from agentic_iqa_local.quality_map.damage import damaged_boxes, place_in
 from agentic_iqa_local.quality_map.reading import tile_sides
 from agentic_iqa_local.quality_map.result import MapError, MapRequest
 from agentic_iqa_local.quality_map.tiles import Tiling, smallest_side, tiling
+from agentic_iqa_local.reasoning import from_evidence
 from agentic_iqa_local.vlm_client import PixelLimits
 from agentic_iqa_local.workbench import MODEL, Observer
 
@@ -38,7 +40,10 @@ def damaged(photo, tmp_path_factory) -> str:
 
 class Watching(Observer):
     def __init__(self):
-        self.calls, self.pixels = [], []
+        self.calls, self.pixels, self.steps = [], [], []
+
+    def step(self, role, state, round=1, what=None):
+        self.steps.append(f"{role} {state}")
 
     def shown(self, pictures):
         self.pixels += [picture.size for picture in pictures]
@@ -131,6 +136,19 @@ class TestDamage:
         assert [box.box for box in boxes] == [(307, 307, 512, 512), (0, 0, 205, 205)]
         assert [(box.q, box.below) for box in boxes] == [(2.0, 2.0), (3.0, 1.0)]
 
+    @pytest.mark.parametrize(
+        ("box", "place"),
+        [
+            ((0, 0, 100, 100), "top left"),  # its centre is (50, 50); a third of 600 is 200
+            ((250, 0, 350, 100), "top"),
+            ((250, 250, 350, 350), "middle"),
+            ((0, 250, 100, 350), "left"),
+            ((500, 500, 600, 600), "bottom right"),
+        ],
+    )
+    def test_their_place_is_told_in_words(self, box, place):
+        assert place_in(box, 600, 600) == place
+
     def test_a_picture_that_is_alike_everywhere_has_none(self):
         cells = np.full((5, 5), 1.5) + np.random.default_rng(0).uniform(-0.1, 0.1, (5, 5))
         assert damaged_boxes(self.TILES, cells) == []
@@ -158,9 +176,11 @@ class TestMap:
         row, watching = mapped
         plain = assess(damaged, pipeline="letters", services=services)
         boxes = len(row.map.worst)
-        assert row.tokens.calls == plain.tokens.calls + 25 + boxes
+        assert row.tokens.calls == plain.tokens.calls + 25 + 2 * boxes  # a distortion and its severity
         assert row.map.cost.tokens == row.tokens.prefilled - plain.tokens.prefilled
-        assert watching.calls.count(MODEL) == 1 + 1 + boxes  # the picture, one batch of 25 tiles, each box
+        assert (
+            watching.calls.count(MODEL) == 1 + 1 + 2 * boxes
+        )  # the picture, one batch of 25 tiles, each box
         assert watching.pixels.count((192, 192)) == 25
         assert "LocalNR" in watching.calls
         assert row.q == pytest.approx(plain.q)  # a map leaves the rating alone
@@ -215,11 +235,31 @@ class TestMap:
         assert q_map.cost.stopped == "the time was up after 9 of 25 tiles"
         assert all(q is not None for row in q_map.q for q in row)  # every other tile covers all of it
 
-    def test_the_agent_has_one_too(self, damaged, services):
-        row = assess(damaged, map=True, services=services, max_replan_iterations=0)
+    def test_the_agent_takes_the_worst_part_as_evidence_and_rates_as_without(self, damaged, services):
+        watching = Watching()
+        row = assess(damaged, map=True, services=services, max_replan_iterations=4, observer=watching)
+        plain = assess(damaged, services=services, max_replan_iterations=4)
         assert row.error is None
-        assert row.plan is not None
         assert row.map.cost.read == 25
+        worst = row.evidence.worst_part
+        assert worst == row.map.worst[0]
+        assert worst.place == "bottom right"
+        assert worst.severity == max(worst.severities, key=worst.severities.get)
+        assert sum(worst.severities.values()) == pytest.approx(1)
+        assert watching.steps.count("map started") == 1  # however many passes
+        assert (
+            "the worst part of the picture is at the bottom right"
+            in from_evidence(row.evidence, "Fair").lower()
+        )
+        assert (row.q, row.p_c, row.q_bar) == (plain.q, plain.p_c, plain.q_bar)
+        assert plain.evidence.worst_part is None
+
+    def test_a_question_is_told_of_the_worst_part(self, damaged, services):
+        asked = {"choices": ["bottom right", "top left"], "query": "Where is the noise?"}
+        row = assess(damaged, map=True, services=services, **asked)
+        assert "bottom right, pixels" in summarizer_prompt("?", row.evidence, scoring=False).case
+        assert "pixels" not in summarizer_prompt("?", row.evidence, scoring=True).case
+        assert any("told of a map" in reason for reason in row.answer_set.widened)
 
     def test_with_a_reference_the_metrics_maps_stand_beside_it(self, damaged, photo, services):
         original = photo.crop((0, 0, 512, 512))

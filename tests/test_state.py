@@ -262,7 +262,7 @@ def test_executor_output_round_trips():
 def test_every_part_of_the_evidence_is_optional():
     assert ExecutorOutput().model_dump(exclude={"tool_logs"}) == dict.fromkeys(
         ("distortion_set", "distortion_analysis", "selected_tools", "quality_scores", "uncertainty", "error",
-         "severity_probabilities", "boxes", "disagreement", "damaged_part")
+         "severity_probabilities", "boxes", "disagreement", "damaged_part", "worst_part")
     )  # fmt: skip
     assert ExecutorOutput().is_empty
 

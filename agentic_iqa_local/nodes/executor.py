@@ -24,6 +24,7 @@ from agentic_iqa_local.prompts import (
     detection_prompt,
     location_prompt,
 )
+from agentic_iqa_local.quality_map.reading import mapped
 from agentic_iqa_local.query import asks_where
 from agentic_iqa_local.replanning import gaps_to_close
 from agentic_iqa_local.score_fusion import letter_probabilities
@@ -120,6 +121,8 @@ def gather(
         look_twice(evidence, query, images)
     if asks_where(query):
         evidence.damaged_part = find_damaged_part(images)
+    if (found := mapped(images).get("map")) and found.worst:
+        evidence.worst_part = found.worst[0]
     evidence.uncertainty = doubts(evidence)
 
 

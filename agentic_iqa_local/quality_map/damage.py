@@ -18,9 +18,18 @@ def damaged_boxes(tiles: Tiling, cells: np.ndarray) -> list[DamagedBox]:
         q, box = left[0]
         if median - q < CLEARLY:
             break
-        found.append(DamagedBox(box=box, q=q, below=median - q))
+        place = place_in(box, tiles.xs[-1], tiles.ys[-1])
+        found.append(DamagedBox(box=box, place=place, q=q, below=median - q))
         left = [(other, place) for other, place in left if not _overlap(place, box)]
     return found
+
+
+def place_in(box: Box, width: int, height: int) -> str:
+    """Which ninth of a picture the centre of a part lies in, in words."""
+    left, top, right, bottom = box
+    column = ("left", "", "right")[min(2, 3 * (left + right) // (2 * width))]
+    row = ("top", "", "bottom")[min(2, 3 * (top + bottom) // (2 * height))]
+    return f"{row} {column}".strip() or "middle"
 
 
 def windows(tiles: Tiling, cells: np.ndarray) -> list[tuple[float, Box]]:

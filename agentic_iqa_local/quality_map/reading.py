@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS
+from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS, Severity
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
     Prompt,
+    analysis_prompt,
     detection_prompt,
     summarizer_prompt,
 )
@@ -24,6 +25,7 @@ from agentic_iqa_local.quality_map.damage import damaged_boxes
 from agentic_iqa_local.quality_map.result import DamagedBox, MapCost, MapError, MapRequest, QualityMap
 from agentic_iqa_local.quality_map.tiles import Box, Tiling, smallest_side, tiling
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
+from agentic_iqa_local.state import revised
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import PixelLimits, VLMError
 from agentic_iqa_local.workbench import OpenImages
@@ -39,6 +41,7 @@ TOOL_WEIGHT = 0.8  # of LocalNR's level beside the letters': see docs/maps.md
 # (models/tiny/README.md).
 LEVEL_OF_SEVERITY = (4.27, 3.57, 3.16, 2.69, 2.15, 1.81)
 TYPE_PREFIX = '{"Global": ["'  # the Executor's own answer up to its first distortion
+SEVERITY_PREFIX = '{"Global": [{"type": "TYPE", "severity": "'  # the same up to how severe that is
 
 
 def tile_sides(limits: PixelLimits) -> list[int]:
@@ -173,16 +176,24 @@ def _as_lists(cells: np.ndarray) -> list[list[float | None]]:
 
 
 def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
-    """A damaged box with its distortion, as the Executor would detect it there."""
+    """A damaged box with its distortion and how severe that is, as the Executor would detect and judge it
+    there."""
     if not images.services.client(ROLE).reads_words:
         return damaged
-    prompt = detection_prompt(DEFAULT_QUERY, ["Global"])
+    detection = detection_prompt(DEFAULT_QUERY, ["Global"])
     try:
-        (p,) = read_boxes(images, [damaged.box], prompt, TYPE_PREFIX, DISTORTION_TYPES)
+        (p,) = read_boxes(images, [damaged.box], detection, TYPE_PREFIX, DISTORTION_TYPES)
+        likeliest = max(p, key=p.__getitem__)
+        named = revised(damaged, distortion=likeliest, probability=p[likeliest], distortions=p)
     except VLMError:  # two types that begin with the same token cannot be told apart
         return damaged
-    likeliest = max(p, key=p.__getitem__)
-    return damaged.model_copy(update={"distortion": likeliest, "probability": p[likeliest], "distortions": p})
+    analysis = analysis_prompt(DEFAULT_QUERY, {"Global": [likeliest]})
+    prefix = SEVERITY_PREFIX.replace("TYPE", likeliest)
+    try:
+        (p,) = read_boxes(images, [damaged.box], analysis, prefix, get_args(Severity))
+    except VLMError:
+        return named
+    return revised(named, severity=max(p, key=p.__getitem__), severities=p)
 
 
 def _measured(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
@@ -193,7 +204,7 @@ def _measured(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
     for tool in settings.full_reference if images.reference else settings.no_reference:
         with suppress(ToolError):
             scores[tool] = images.score(tool, damaged.box).normalized
-    return damaged.model_copy(update={"tools": scores})
+    return revised(damaged, tools=scores)
 
 
 def _similarity(images: OpenImages, notes: list[str]) -> dict[str, SimilarityMap]:
@@ -211,8 +222,17 @@ def _tokens(images: OpenImages) -> int:
     return images.usage.prefilled + images.usage.decoded
 
 
-def mapped(images: OpenImages, request: MapRequest) -> dict[str, Any]:
-    """What a row holds of a map: `map`, or in `no_map` why there is none."""
+def mapped(images: OpenImages) -> dict[str, Any]:
+    """What a row holds of the map that its assessment was asked for, made once: `map`, or in `no_map` why
+    there is none; nothing where none was asked for."""
+    if images.map_request is not None and not images.map_fields:
+        images.observer.step("map", "started")
+        images.map_fields = _mapped(images, images.map_request)
+        images.observer.step("map", "finished")
+    return images.map_fields
+
+
+def _mapped(images: OpenImages, request: MapRequest) -> dict[str, Any]:
     try:
         q_map, similarity = make_map(images, request)
     except (MapError, VLMError) as error:

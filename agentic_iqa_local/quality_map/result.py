@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.levels import Severity
 
 
 class MapError(UserError, ValueError):
@@ -45,6 +46,7 @@ class DamagedBox(BaseModel):
     box: tuple[int, int, int, int] = Field(
         description="left, top, right, bottom in pixels of the upright image."
     )
+    place: str = Field(description='Which ninth of the picture its centre lies in: "top left", "middle" ...')
     q: float = Field(description="Mean of the map's cells in it, 1..5.")
     below: float = Field(description="How many levels that lies below the median of the map.")
     distortion: str | None = Field(
@@ -56,6 +58,10 @@ class DamagedBox(BaseModel):
     distortions: dict[str, float] = Field(
         default={}, description="Probability of each type of distortion; sums to 1."
     )
+    severity: Severity | None = Field(
+        default=None, description="The likeliest severity of that distortion; None where it was not read."
+    )
+    severities: dict[str, float] = Field(default={}, description="Probability of each severity; sums to 1.")
     tools: dict[str, float] = Field(
         default={}, description="Scores of the configured tools on this box alone, 1..5; not part of q."
     )

@@ -41,6 +41,7 @@ from agentic_iqa_local.studies.study import fusion_settings
 LEARNED_ON = 0.3  # of the scenes
 RIDGE = 1.0  # like the share above chosen on synthetic distortions, 150 pictures at a time
 ENOUGH = 100  # pictures
+IN_RANGE, MOST_RANGES = 56, 4  # pictures in each: twice what an interval needs to have two ends
 READS: dict[Pipeline, str] = {"agent": "all_evidence", "letters": "image_alone"}
 PROBABILITIES: dict[Pipeline, str] = {"agent": "probabilities", "letters": "alone"}  # of a question's choices
 
@@ -204,6 +205,7 @@ def errors(known: Cases, rng: np.random.Generator) -> Errors:
         to_learn = rng.permutation(len(names))[scene] < LEARNED_ON * len(names)
         line, weights = _learned(known.part(to_learn))
         known = known.part(~to_learn)
+    edges = _edges(known.q)
     error = known.truth - line[0] - line[1] * known.q
     difficulty = np.maximum(known.features @ weights, LEAST_DIFFICULTY)
     return Errors(
@@ -213,7 +215,18 @@ def errors(known: Cases, rng: np.random.Generator) -> Errors:
         errors=tuple(error.round(5).tolist()),
         difficulties=tuple(difficulty.round(5).tolist()),
         tools=tuple(sorted(set(known.voters))),
+        edges=edges,
+        ranges=tuple(np.searchsorted(edges, known.q, side="right").tolist()) if edges else (),
     )
+
+
+def _edges(q: np.ndarray) -> tuple[float, ...]:
+    """Where the ranges of fused scores end: as many alike ranges as have IN_RANGE pictures each, at most
+    MOST_RANGES."""
+    count = min(MOST_RANGES, len(q) // IN_RANGE)
+    edges = np.quantile(q, np.arange(1, count) / max(count, 1)).round(3)
+    filled = np.bincount(np.searchsorted(edges, q, side="right"), minlength=max(count, 1)).all()
+    return tuple(edges.tolist()) if filled else ()  # scores that are nearly all alike have one range
 
 
 def _learned(known: Cases) -> tuple[tuple[float, float], np.ndarray]:
