@@ -249,6 +249,14 @@ def _output(parser: Parser) -> None:
         help="write all rows as a table for spreadsheets too, when the run ends (replaces FILE)",
     )
     output.add_argument(
+        "--gallery",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "make a page of all rows too, to look through, sort and triage, when the run ends (replaces FILE)"
+        ),
+    )
+    output.add_argument(
         "--json",
         nargs="?",
         const="-",
@@ -361,6 +369,7 @@ def _check_interactive(parser: Parser, args: argparse.Namespace) -> None:
         ("--resume", args.resume, "--out alone appends to the rows of earlier conversations"),
         ("--retry-failed", args.retry_failed, "ask the question again"),
         ("--csv", csv, "keep the rows with --out FILE.jsonl"),
+        ("--gallery", args.gallery, "keep the rows with --out FILE.jsonl"),
         ("--jobs", args.jobs != parser.get_default("jobs"), "questions are answered one by one"),
         ("--timeout", args.timeout != parser.get_default("timeout"), "Ctrl-C stops a question"),
         (
