@@ -92,7 +92,7 @@ def made(folder, count, name="gallery.html"):
 
 @pytest.fixture(scope="module")
 def gallery(tmp_path_factory):
-    return made(tmp_path_factory.mktemp("gallery"), 300)
+    return made(tmp_path_factory.mktemp("gallery"), 299)  # and a failure: lines of 2 or 4 cards are full
 
 
 def clean(watched, uri):
@@ -115,7 +115,7 @@ def test_the_page_in_each_of_its_states(gallery, size, dark):
         clean(watched, gallery)
         page.evaluate("document.getElementById('panel').open = true")
         page.locator(".chip:has-text('Keep')").first.click()
-        assert page.inner_text("#count") == "1 of 301 rows"
+        assert page.inner_text("#count") == "1 of 300 rows"
         clean(watched, gallery)
         page.locator("#clear").click()
         page.locator(".card").first.click()
