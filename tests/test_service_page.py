@@ -50,6 +50,7 @@ def clean(watched, service):
 def test_the_page_in_each_of_its_states(service, size, dark):
     with browser_page(size=size, dark=dark) as watched:
         page = opened(watched, service)
+        page.click("#options summary")
         clean(watched, service)
         given(page, HOSTILE)
         given(page, "original.png", to="#reference")
