@@ -14,14 +14,15 @@ HOSTILE = "<img src=x onerror=window.hit=1>.png"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    with served(tmp_path_factory.mktemp("page")) as client:
+    with served(tmp_path_factory.mktemp("page"), token=TOKEN) as client:
         yield client
 
 
-def opened(watched, service):
+def opened(watched, service, token=TOKEN):
     address = str(service.base_url)
     watched.page.goto(address)
     watched.page.wait_for_selector("#presets button")
+    watched.page.fill("#token", token)
     return watched.page
 
 
@@ -77,6 +78,7 @@ def test_the_page_in_each_of_its_states(service, size, dark):
         assert page.locator(".order > li").count() == 3
         assert page.locator(".order img").evaluate_all("all => all.every(one => one.naturalWidth > 0)")
         page.locator(".order summary").first.click()
+        page.wait_for_selector(".order .bars li")
         assert page.locator(".order .bars li").count() == 5
         clean(watched, service)
         page.locator("#history button").last.click()
@@ -143,11 +145,10 @@ def test_what_is_no_picture_is_told_with_its_reason(service):
         clean(watched, service)
 
 
-def test_the_token_is_asked_for(tmp_path):
-    with served(tmp_path, "--pipeline", "letters", token=TOKEN) as service, browser_page() as watched:
-        page = opened(watched, service)
+def test_a_wrong_token_is_told_and_another_asked_for(service):
+    with browser_page() as watched:
+        page = opened(watched, service, "wrong")
         given(page, "a.png")
-        page.fill("#token", "wrong")
         page.click("#go")
         page.wait_for_selector(".failed")
         page.fill("#token", TOKEN)

@@ -299,7 +299,7 @@ def main(argv: list[str] | None = None) -> int:
             figures = measure(rows, args.count, Path(folder), args.shots)
         figures |= {
             "bar": {"opens_within_s": BAR_SECONDS, "largest_hole": 0, "blank": 0},
-            "machine": machine(("pillow", "playwright")),
+            "machine": machine(("pillow", "playwright")) | {"load_average": os.getloadavg()[1]},
             "commit": commit(),
             "date": time.strftime("%Y-%m-%d"),
         }

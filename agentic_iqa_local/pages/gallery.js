@@ -78,6 +78,9 @@ function renew() {
   if (focused) cards.get(current)?.firstChild.focus({ preventScroll: true });
 }
 
+/** Where the window is free below the header, which on a phone scrolls away. */
+const free = () => Math.max(0, document.querySelector("header").getBoundingClientRect().bottom) + GAP;
+
 /** Moves the keyboard's place, and scrolls there. */
 function go(at, focus = true) {
   if (!shown.length) return;
@@ -85,8 +88,7 @@ function go(at, focus = true) {
   current = Math.min(shown.length - 1, Math.max(0, at));
   before?.setAttribute("tabindex", "-1");
   const top = Math.floor(current / grid.columns) * (grid.height + GAP) + roll.getBoundingClientRect().top;
-  const free = document.querySelector("header").getBoundingClientRect().bottom + GAP;
-  if (top < free) window.scrollBy({ top: top - free, behavior: "instant" });
+  if (top < free()) window.scrollBy({ top: top - free(), behavior: "instant" });
   else if (top + grid.height > window.innerHeight - GAP) window.scrollBy({ top: top + grid.height - window.innerHeight + GAP, behavior: "instant" });
   render();
   const card = cards.get(current).firstChild;
@@ -113,6 +115,8 @@ function refresh(keep = null, fallback = 0) {
   showHistogram(passing);
   showTally();
   renew();
+  const { top } = byId("count").getBoundingClientRect();
+  if (!keep && top < free()) window.scrollBy({ top: top - free(), behavior: "instant" });
 }
 
 function showTally() {
