@@ -223,8 +223,7 @@ def _check_map(parser: Parser, args: argparse.Namespace) -> None:
         parser.error(f"--map-seconds: expected more than 0, got {args.map_seconds:g}")
 
 
-def _output(parser: Parser) -> None:
-    output = parser.add_argument_group("output")
+def _files(output: argparse._ArgumentGroup) -> None:
     output.add_argument(
         "--out",
         type=Path,
@@ -256,6 +255,11 @@ def _output(parser: Parser) -> None:
             "make a page of all rows too, to look through, sort and triage, when the run ends (replaces FILE)"
         ),
     )
+
+
+def _output(parser: Parser) -> None:
+    output = parser.add_argument_group("output")
+    _files(output)
     output.add_argument(
         "--json",
         nargs="?",
