@@ -61,6 +61,7 @@ def test_the_service(service, size, dark):
         page.check("#map")
         page.click("#go")
         page.wait_for_selector("article.answer", timeout=120000)
+        page.locator("label:has-text('Reference from the left') input").fill("20")
         draw(watched, "serve_answer", size, dark)
         if (size, dark) == ("wide", True):
             page.click("[aria-label='Remove sumac.png']")
