@@ -90,9 +90,9 @@ def axe_findings(page) -> list[str]:
 
 
 def screenshot(page, name: str) -> None:
-    """Draws what the page's window shows into $SCREENSHOTS, in 256 colours, which keeps the file small."""
+    """Draws what the page's window shows into $SCREENSHOTS, in 128 colours, which keeps the file small."""
     file = Path(SCREENSHOTS or ".") / f"{name}.png"
     with Image.open(io.BytesIO(page.screenshot(animations="disabled"))) as shown:
         # by coverage, which keeps the colours of small things
-        small = shown.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        small = shown.convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         small.save(file, optimize=True)
