@@ -39,7 +39,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def draw(watched, name, size, dark):
-    screenshot(watched.page, f"{name}_{SIZES[size][0]}_{'dark' if dark else 'light'}")
+    suffix = "webp" if name.startswith("gallery") else "png"
+    screenshot(watched.page, f"{name}_{SIZES[size][0]}_{'dark' if dark else 'light'}.{suffix}")
     assert axe_findings(watched.page) == []
     assert watched.complaints == []
 
