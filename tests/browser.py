@@ -4,6 +4,7 @@ Chromium is the system's own (Debian: apt-get install chromium), or the one at $
 that they did not run where there is none.
 """
 
+import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = [
@@ -25,7 +27,7 @@ FLAGS = [
     "--disable-sync",
 ]
 SIZES = {"wide": (1280, 800), "phone": (390, 844)}  # CSS pixels
-SCREENSHOTS = os.environ.get("SCREENSHOTS")  # a folder: the pages' pictures are drawn into it anew
+SCREENSHOTS = os.environ.get("SCREENSHOTS")  # a folder: screenshots.py draws the pages' pictures into it
 
 needs_chromium = pytest.mark.skipif(
     not CHROMIUM, reason="NOT RUN: Chromium is not installed (apt-get install chromium, or set CHROMIUM)"
@@ -88,6 +90,11 @@ def axe_findings(page) -> list[str]:
 
 
 def screenshot(page, name: str) -> None:
-    """Draws what the page's window shows into $SCREENSHOTS, where that is set, as NAME.png."""
-    if SCREENSHOTS:
-        page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png")
+    """Draws what the page's window shows into the file `name` of $SCREENSHOTS: a .webp, which does for many
+    photographs, or a .png of 256 colours."""
+    file = Path(SCREENSHOTS or ".") / name
+    with Image.open(io.BytesIO(page.screenshot(animations="disabled"))) as shown:
+        if file.suffix == ".webp":
+            shown.convert("RGB").save(file, quality=85)
+        else:
+            shown.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)

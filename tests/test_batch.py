@@ -9,6 +9,7 @@ import io
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -609,7 +610,8 @@ def test_kills_and_ctrl_c_lose_no_row_and_repeat_none(blocked, folder, tmp_path)
         whole = whole[: whole.rfind(b"\n") + 1]
         assert whole.startswith(kept)
         kept = whole
-    process = begin(blocked, path, *images)
+    gallery = tmp_path / "gallery.html"
+    process = begin(blocked, path, *images, "--gallery", gallery)
     wait_for_more(process, path, len(kept))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
@@ -618,6 +620,7 @@ def test_kills_and_ctrl_c_lose_no_row_and_repeat_none(blocked, folder, tmp_path)
     assert path.read_bytes().startswith(kept)
     before = lines(path)
     assert f"interrupted: {len(before)} of 30 pictures" in said
+    assert in_gallery(gallery) == [row["image"] for row in before]
     go_on = shlex.split(said.rpartition("go on with: ")[2])
     done = subprocess.run(go_on, env=blocked, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -625,6 +628,39 @@ def test_kills_and_ctrl_c_lose_no_row_and_repeat_none(blocked, folder, tmp_path)
     assert rows[: len(before)] == before
     assert sorted(row["image"] for row in rows) == sorted(map(str, folder.glob("[0-2]?.png")))  # each once
     assert all(1 <= row["q"] <= 5 for row in rows)
+    assert in_gallery(gallery) == [row["image"] for row in rows]
+
+
+def in_gallery(file):
+    """The pictures of a gallery, in their order."""
+    index = re.search('<script type="application/json" id="index">(.*?)</script>', file.read_text())[1]
+    return [row["image"] for row in json.loads(index)["rows"]]
+
+
+def test_a_gallery_without_a_file_of_rows(script, services, folder, tmp_path, monkeypatch):
+    pictures = [str(folder / "00.png"), str(folder / "01.png")]
+    status, _ = command(script, monkeypatch, services, *pictures, "--gallery", tmp_path / "gallery.html")
+    assert status == 0
+    assert in_gallery(tmp_path / "gallery.html") == pictures
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("none/gallery.html", "--gallery .*: there is no folder .*mkdir -p"),
+        (".", "--gallery .*: expected .*choose a file"),
+        ("rows.jsonl.run.json", "this one belongs to the rows; choose another --gallery"),
+        ("a.png", "this one is read; choose another --gallery"),
+        ("rows.csv", "this is --csv's"),
+    ],
+)
+def test_a_place_for_no_gallery_is_told_before_anything_is_loaded(script, folder, tmp_path, file, said):
+    (tmp_path / "a.png").write_bytes((folder / "00.png").read_bytes())
+    files = {"--out": "rows.jsonl", "--csv": "rows.csv", "--gallery": file}
+    words = [word for option, name in files.items() for word in (option, str(tmp_path / name))]
+    args = script.parse(["--cpu", str(tmp_path / "a.png"), *words], "")
+    with pytest.raises(script.UsageError, match=said):
+        script.assess_all(args, Console(io.StringIO()))
 
 
 # Batches

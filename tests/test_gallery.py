@@ -9,11 +9,20 @@ from browser import axe_findings, browser_page, needs_chromium
 from PIL import Image
 
 from agentic_iqa_local.commands.gallery import main
-from agentic_iqa_local.gallery.rows import GalleryError, read_rows
+from agentic_iqa_local.gallery.rows import GalleryError, identities, read_rows
 from agentic_iqa_local.gallery.thumbnails import Sizes, thumbnail
+from agentic_iqa_local.intervals import Interval
+from agentic_iqa_local.laboratory.gallery_bench import HOLES
 from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.sureness import Gate
 
 HOSTILE = "</script><script>document.title='ran'</script>"
+CALIBRATED = {
+    "coverage": 0.9,
+    "difficulty": 0.4,
+    "condition": {"pipeline": "agent", "reference": False, "look": "one order"},
+    "calibrated_on": "a set",
+}
 
 
 def lines(folder, count=3):
@@ -31,6 +40,10 @@ def lines(folder, count=3):
             q=float(level),
             p_c=p_c,
             final_answer=letter,
+            interval=Interval(low=max(1, level - 0.5), high=min(5, level + 0.5), **CALIBRATED),
+            gate=Gate(
+                at_least=3.5, probability=0.5, error_rate=0.1, verdict=("pass", "unsure", "fail")[i % 3]
+            ),
         )
         rows.append(row.to_dict())
     rows.append(
@@ -59,29 +72,115 @@ def test_thumbnails_stand_upright(tmp_path):
     assert Image.open(io.BytesIO(base64.b64decode(found.small))).size == (10, 20)
 
 
+def test_a_row_keeps_its_decision_when_rows_are_added_and_pictures_are_moved():
+    rows = [
+        {"image": f"/old/{name}", "reference": None, "sha256": "0" * 64, "query": "Rate", "choices": None}
+        for name in ("a.png", "b.png", "a.png")
+    ]
+    first, second, again = identities(rows)
+    assert len({first, second, again}) == 3
+    moved = [{**row, "image": row["image"].replace("old", "new"), "q": 1.5} for row in rows]
+    assert identities([{**rows[1], "sha256": "1" * 64}, *moved])[1:] == [first, second, again]
+    assert identities([{**rows[0], "query": "Is it sharp?"}]) != [first]
+
+
+def made(folder, count, name="gallery.html"):
+    """A gallery's address, made by its command."""
+    assert main([str(lines(folder, count)), "--out", str(folder / name)]) == 1
+    return (folder / name).as_uri()
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("gallery"), 299)  # and a failure: lines of 2 or 4 cards are full
+
+
+def clean(watched, uri):
+    assert axe_findings(watched.page) == []
+    assert watched.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert watched.strangers(uri) == []
+    assert watched.complaints == []
+
+
 @needs_chromium
-def test_the_page_in_a_browser(tmp_path):
-    assert main([str(lines(tmp_path, 300)), "--out", str(tmp_path / "gallery.html")]) == 1
-    uri = (tmp_path / "gallery.html").as_uri()
-    with browser_page() as watched:
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", ["wide", "phone"])
+def test_the_page_in_each_of_its_states(gallery, size, dark):
+    with browser_page(size=size, dark=dark) as watched:
         page = watched.page
-        page.goto(uri)
-        page.evaluate("scrollTo(0, document.body.scrollHeight / 2)")
-        page.wait_for_timeout(200)
-        assert page.evaluate("!!document.elementFromPoint(700, 500).closest('.card')")
-        assert page.locator(".card").count() < 100
-        page.evaluate("scrollTo(0, 0)")
+        page.goto(gallery)
         page.locator(".card").first.focus()
-        page.keyboard.press("r")
-        assert axe_findings(page) == []
+        for key in "rku":
+            page.keyboard.press(key)
+        clean(watched, gallery)
+        page.evaluate("document.getElementById('panel').open = true")
+        page.locator(".chip:has-text('Keep')").first.click()
+        assert page.inner_text("#count") == "1 of 300 rows"
+        clean(watched, gallery)
+        page.locator("#clear").click()
+        page.locator(".card").first.click()
+        assert HOSTILE in page.locator("#content").inner_text()
+        assert page.title() != "ran"
+        clean(watched, gallery)
+        page.keyboard.press("Escape")
+        page.locator("#search").fill("nothing has this")
+        assert page.locator("#none").is_visible()
+        clean(watched, gallery)
+        page.locator("#search").fill("gone")
+        page.locator(".card").click()
+        assert "Failed." in page.locator("#content").inner_text()
+        clean(watched, gallery)
+        page.keyboard.press("Escape")
         with page.expect_download() as download:
             page.locator("#save").click()
         table = download.value.path().read_text("utf-8-sig")
         assert ",reject,Bad," in table
         assert "'=cmd|" in table
-        page.locator(".card").first.click()
-        assert HOSTILE in page.locator("#content").inner_text()
-        assert page.title() != "ran"
-        assert axe_findings(page) == []
-        assert watched.strangers(uri) == []
-        assert watched.complaints == []
+
+
+@needs_chromium
+@pytest.mark.parametrize("size", ["wide", "phone"])
+def test_a_long_list_is_filled_wherever_it_is_scrolled_to(gallery, size):
+    with browser_page(size=size) as watched:
+        page = watched.page
+        page.goto(gallery)
+        page.evaluate(HOLES)
+        most = 0
+        for share in [i / 12 for i in range(13)] + [0.5, 0.1, 1, 0]:
+            found = page.evaluate(
+                "(share) => new Promise((done) => {"
+                " scrollTo({ top: share * document.documentElement.scrollHeight, behavior: 'instant' });"
+                " requestAnimationFrame(() => requestAnimationFrame(() => done(holes()))); })",
+                share,
+            )
+            assert found["missing"] == 0, share
+            most = max(most, found["cards"])
+        # three windows of cards, a line more at each end, and the one that the keyboard is at
+        lines, columns = page.evaluate("[innerHeight / (grid.height + GAP), grid.columns]")
+        assert most <= (3 * lines + 2) * columns + 1
+
+
+@needs_chromium
+def test_decisions_outlast_a_gallery_with_more_rows(tmp_path):
+    with browser_page() as watched:
+        page = watched.page
+        page.goto(made(tmp_path, 6))
+        page.locator(".card").first.focus()
+        page.keyboard.press("k")
+        page.keyboard.press("r")
+        page.goto(made(tmp_path, 9, "more.html"))
+        stamps = page.locator(".card:has(.stamp)")
+        shown = stamps.evaluate_all(
+            "all => all.map((one) => [one.querySelector('.name').textContent, one.querySelector('.stamp').textContent])"
+        )
+        # worst first: of the rows 0 to 5 with q 1, 2, 3, 4, 5, 1 these were the first two
+        assert shown == [["0.png", "keep"], ["5.png", "reject"]]
+        page.locator("#over").click()
+        assert stamps.count() == 0
+        page.reload()
+        assert stamps.count() == 0
+        page.locator(".card").first.focus()
+        page.keyboard.press("u")
+        page.locator("#over").click()
+        page.locator("#undo").click()
+        assert stamps.count() == 1

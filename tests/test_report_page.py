@@ -2,11 +2,10 @@
 
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from browser import SIZES, axe_findings, browser_page, needs_chromium, screenshot
+from browser import axe_findings, browser_page, needs_chromium
 from test_study_report import MARKUP, analysed, make_row, make_rows, make_run
 
 from agentic_iqa_local.studies.figures import report_json
@@ -271,18 +270,3 @@ def test_hostile_names_are_text(page):
         )
         assert watched.page.locator("script").count() == 1
         assert watched.page.locator("img:not([src^='data:'])").count() == 0
-
-
-@needs_chromium
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("size", ["wide", "phone"])
-def test_screenshots(tmp_path, size, dark):
-    shown = analysed(make_rows(), draws=800, name="Sharpness and noise, spring set")
-    shown = replace(shown, run=shown.run | {"model": shown.run["model"] | {"notice": None}})
-    write_html([(shown, [])], tmp_path / "report.html", pictures=False)
-    with browser_page(size=size, dark=dark) as watched:
-        watched.page.goto((tmp_path / "report.html").as_uri())
-        screenshot(watched.page, f"report_{SIZES[size][0]}_{'dark' if dark else 'light'}")
-        watched.page.locator("figure.scatter").scroll_into_view_if_needed()
-        screenshot(watched.page, f"report_figures_{SIZES[size][0]}_{'dark' if dark else 'light'}")
-        assert watched.complaints == []

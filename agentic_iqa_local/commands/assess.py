@@ -7,7 +7,7 @@ examples:
   {assess} photo.jpg --query "Use NIQE to score this picture."
   {assess} photo.jpg --query "Which distortion dominates?" --choices Blur Noise Compression None
   {assess} photo.jpg --interactive
-  {assess} scans/ --pipeline letters --out results.jsonl --csv results.csv
+  {assess} scans/ --pipeline letters --out results.jsonl --csv results.csv --gallery results.html
   {assess} --manifest images.csv --out results.jsonl --resume --retry-failed
   {assess} photo.jpg --config qwen2_5_vl_7b --gpu 0
   {assess} scans/ --at-least Good --error-rate 0.05 --strict --csv gate.csv
@@ -81,8 +81,13 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"--interactive: expected one picture, got {len(items)}", "name one of them")
     if args.compare or args.best_of:
         check_number(args, items)
-    args.out, args.csv = result_file("--out", args.out), result_file("--csv", args.csv)
-    check_table(args, items)
+    args.out = result_file("--out", args.out)
+    for option in ("csv", "gallery"):
+        file = result_file(f"--{option}", getattr(args, option))
+        setattr(args, option, file)
+        check_beside(f"--{option}", file, args, items)
+    if args.csv and args.csv == args.gallery:
+        raise UsageError(f"--gallery {args.gallery}: expected a file of its own, this is --csv's")
     if args.engine != "server" and not args.list_tools:
         check_models(settings, args.pipeline)
     if args.explain and not args.verbose:
@@ -168,26 +173,27 @@ def result_file(option: str, file: Path | None) -> Path | None:
     return place
 
 
-def check_table(args: argparse.Namespace, items: Iterable) -> None:
-    """Raises UsageError for a --csv that would replace the rows, what lies beside them, or a file that is
-    read."""
-    if args.csv is None:
+def check_beside(option: str, file: Path | None, args: argparse.Namespace, items: Iterable) -> None:
+    """Raises UsageError for a --csv or --gallery that would replace the rows, what lies beside them, or a
+    file that is read."""
+    if file is None:
         return
     beside = ("", ".run.json", ".in_hand.json", ".partial", ".run.json.partial", ".in_hand.json.partial")
-    if args.out and args.csv in [args.out.with_name(args.out.name + suffix) for suffix in beside]:
+    if args.out and file in [args.out.with_name(args.out.name + suffix) for suffix in beside]:
         raise UsageError(
-            f"--csv {args.csv}: expected a file of its own, this one belongs to the rows",
-            "choose another --csv",
+            f"{option} {file}: expected a file of its own, this one belongs to the rows",
+            f"choose another {option}",
         )
-    if not args.csv.exists():
+    if not file.exists():
         return
-    table = os.stat(args.csv)
+    table = os.stat(file)
     read = [args.manifest, args.fit, *(file for item in items for file in (item.image, item.reference))]
     for file in filter(None, read):
         with suppress(OSError, ValueError):
             if os.path.samestat(os.stat(file), table):
                 raise UsageError(
-                    f"--csv {args.csv}: expected a file of its own, this one is read", "choose another --csv"
+                    f"{option} {file}: expected a file of its own, this one is read",
+                    f"choose another {option}",
                 )
 
 

@@ -223,8 +223,7 @@ def _check_map(parser: Parser, args: argparse.Namespace) -> None:
         parser.error(f"--map-seconds: expected more than 0, got {args.map_seconds:g}")
 
 
-def _output(parser: Parser) -> None:
-    output = parser.add_argument_group("output")
+def _files(output: argparse._ArgumentGroup) -> None:
     output.add_argument(
         "--out",
         type=Path,
@@ -248,6 +247,19 @@ def _output(parser: Parser) -> None:
         metavar="FILE",
         help="write all rows as a table for spreadsheets too, when the run ends (replaces FILE)",
     )
+    output.add_argument(
+        "--gallery",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "make a page of all rows too, to look through, sort and triage, when the run ends (replaces FILE)"
+        ),
+    )
+
+
+def _output(parser: Parser) -> None:
+    output = parser.add_argument_group("output")
+    _files(output)
     output.add_argument(
         "--json",
         nargs="?",
@@ -361,6 +373,7 @@ def _check_interactive(parser: Parser, args: argparse.Namespace) -> None:
         ("--resume", args.resume, "--out alone appends to the rows of earlier conversations"),
         ("--retry-failed", args.retry_failed, "ask the question again"),
         ("--csv", csv, "keep the rows with --out FILE.jsonl"),
+        ("--gallery", args.gallery, "keep the rows with --out FILE.jsonl"),
         ("--jobs", args.jobs != parser.get_default("jobs"), "questions are answered one by one"),
         ("--timeout", args.timeout != parser.get_default("timeout"), "Ctrl-C stops a question"),
         (

@@ -56,7 +56,7 @@ class AssessRun:
         self.left = [item for item in items if item.key not in done]
         self.written = 0
         self.tally = Tally()
-        self.kept: list[dict[str, Any]] = []  # for the table and for sorting, where no file has the rows
+        self.kept: list[dict[str, Any]] = []  # for table, gallery and sorting, where no file has the rows
         self.screen = Screen(args, [str(item.image) for item in items], console)
 
     def _open_results(self) -> "Results | None":
@@ -180,7 +180,7 @@ class AssessRun:
         else:
             fields = row.to_dict()
             self.tally.add(fields)
-            if self.args.csv or self.args.sort:
+            if self.args.csv or self.args.sort or self.args.gallery:
                 self.kept.append(fields)
         self.written += 1
         self.console.count(row.error is not None)
@@ -233,10 +233,31 @@ class AssessRun:
 
             write_whole(args.csv, csv_text(self._rows), encoding="utf-8-sig")
             console.say(one_line(f"{tally.total} rows as a table in {args.csv}"))
+        if args.gallery and not self._write_gallery():
+            return 130
         if tally.failed or self.without_map:
             return 1
         unsure = tally.not_sure or tally.gate["unsure"]
         return 0 if not args.strict else FAILS if tally.gate["fail"] else UNSURE if unsure else 0
+
+    def _write_gallery(self) -> bool:
+        """Writes the gallery of the rows there are; whether nobody interrupted that."""
+        from agentic_iqa_local.commands.gallery import written
+        from agentic_iqa_local.paths import command
+
+        args, console = self.args, self.console
+        if not (rows := list(self._rows())):
+            console.say("no gallery: there are no rows")
+            return True
+        try:
+            message, _ = written(rows, args.gallery, args.out.name if args.out else "pictures")
+        except KeyboardInterrupt:
+            files = shlex.join([str(args.out), "--out", str(args.gallery)])
+            again = f"; make it with: {command('gallery')} {files}" if args.out else ""
+            console.say(one_line(f"interrupted: no gallery{again}"))
+            return False
+        console.say(message)
+        return True
 
 
 def _command_to_go_on() -> str:

@@ -58,6 +58,7 @@ def check_compare(parser: Parser, args: argparse.Namespace) -> None:
         ("--at-least", args.at_least, "assess the pictures without it"),
         ("--abstain-wider-than", args.abstain_wider_than, "assess the pictures without it"),
         ("--map", getattr(args, "map", None), "map the pictures one by one"),
+        ("--gallery", args.gallery, "assess the pictures without it"),
         ("--list-tools", args.list_tools, "give it alone"),
     ):
         if given:

@@ -160,11 +160,11 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-class Progress:
+class Progress(AbstractContextManager):
     """How many of `total` pictures are done, and the time left: a bar on a terminal, elsewhere a line now and
     then; nothing for a single picture."""
 
-    def __init__(self, total: int, done: int) -> None:
+    def __init__(self, total: int, done: int = 0) -> None:
         self._total, self._initial, self._done, self._failed = total, done, done, 0
         self._began = self._last_line = time.monotonic()
         self._lines = total > 1 and not sys.stderr.isatty()
@@ -181,13 +181,16 @@ class Progress:
         """Since the beginning."""
         return time.monotonic() - self._began
 
-    def count(self, failed: bool) -> None:
-        """One more is done."""
-        self._done += 1
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def count(self, failed: bool = False, number: int = 1) -> None:
+        """So many more are done."""
+        self._done += number
         self._failed += failed
         postfix = f"{self._failed} failed" if self._failed else ""
         self.bar.set_postfix_str(postfix, refresh=False)
-        self.bar.update()
+        self.bar.update(number)
         if self._lines and time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             line = self.bar.format_meter(

@@ -1,10 +1,8 @@
-"""What the subcommands of study have in common: help that ends with examples, numbers, progress."""
+"""What the subcommands of study have in common: help that ends with examples, and numbers."""
 
 import argparse
-import sys
 import textwrap
 
-from agentic_iqa_local.commands.console import SECONDS_BETWEEN_LINES, bar
 from agentic_iqa_local.paths import command
 
 STUDY = command("study")
@@ -41,14 +39,3 @@ def seconds(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"expected more than 0 seconds, got {text!r}")
     return value
-
-
-def progress(total: int, done: int = 0):
-    """A bar on stderr as wide as the terminal; elsewhere it is written anew every half a minute."""
-    return bar(
-        total=total,
-        initial=done,
-        unit="image",
-        mininterval=0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES,
-        disable=done == total,
-    )

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from agentic_iqa_local.commands import add_set_up, chosen_settings
-from agentic_iqa_local.commands.console import start_logging
+from agentic_iqa_local.commands.console import Progress, start_logging
 from agentic_iqa_local.commands.stopping import stopped_by_ctrl_c
-from agentic_iqa_local.commands.study_options import STUDY, Subcommands, add_command, count, progress, seconds
+from agentic_iqa_local.commands.study_options import STUDY, Subcommands, add_command, count, seconds
 from agentic_iqa_local.text import one_line
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from agentic_iqa_local.config import Settings
     from agentic_iqa_local.studies.datasets import Dataset
     from agentic_iqa_local.studies.run import Plan
@@ -148,12 +146,12 @@ def run(args: argparse.Namespace) -> int:
     with (
         open_study(dataset, tasks, batch, args.out) as store,
         logging_redirect_tqdm(),
-        progress(total, len(store.done)) as bar,
+        Progress(total, len(store.done)) as shown,
         stopped_by_ctrl_c(batch, store, GO_ON),
         closing(missing_rows(tasks, batch, store)) as rows,
     ):
         for _ in rows:
-            bar.update(len(store.done) - bar.n)
+            shown.count()
     done = len(store.done)
     if batch.stopping and done < total:
         print(f"interrupted: {done} of {total} images have their rows; {GO_ON}", file=sys.stderr)
@@ -233,9 +231,9 @@ def synthetic(args: argparse.Namespace) -> int:
         raise DatasetError(f"{args.photos}: expected photographs, found none", "check the path")
     args.out.mkdir(parents=True)
 
-    def rows(shown: "tqdm") -> Iterator[dict[str, Any]]:
+    def rows(shown: Progress) -> Iterator[dict[str, Any]]:
         for i, crop in enumerate(held_out_crops(photos, args.per_photo)):
-            shown.update()
+            shown.count()
             scene, name = i // args.per_photo, f"{i:04}.png"
             Image.fromarray(crop.sample.image).save(args.out / name)
             reference = f"clean_{scene:03}.png"
@@ -254,7 +252,7 @@ def synthetic(args: argparse.Namespace) -> int:
     columns = ("image", "reference", "mos", "group", "distortion", "level")
     with (
         (args.out / "manifest.csv").open("w", newline="", encoding="utf-8") as file,
-        progress(len(photos) * args.per_photo) as shown,
+        Progress(len(photos) * args.per_photo) as shown,
     ):
         write_csv(file, columns, rows(shown))
     print(one_line(f"{len(photos) * args.per_photo} images of {len(photos)} photographs in {args.out}"))

@@ -5,7 +5,6 @@ Names, queries and a model's words are untrusted: they are data in JSON blocks, 
 only, and the page's policy runs no other script.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from agentic_iqa_local import pages
-from agentic_iqa_local.gallery.rows import Row, account, entry, identity
+from agentic_iqa_local.gallery.rows import Row, account, entry, identities
 from agentic_iqa_local.gallery.thumbnails import Sizes, Thumbnail, thumbnail
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.rows import write_whole
@@ -90,13 +89,14 @@ def _index(
     rows: Sequence[Row], pictures: Sequence[Thumbnail], places: Sequence[int], name: str
 ) -> dict[str, Any]:
     """What the page reads when it opens."""
-    content = "\n".join(f"{identity(row)} {row['q']} {row['final_answer']}" for row in rows)
     return {
         "name": one_line(name),
-        "key": hashlib.sha256(content.encode()).hexdigest()[:32],
         "block": BLOCK,
         "levels": [[letter, LEVEL_WORDS[LETTER_TO_LEVEL[letter]]] for letter in LETTERS],
-        "rows": [entry(row, place) for row, place in zip(rows, places, strict=True)],
+        "rows": [
+            entry(row, identity, place)
+            for row, identity, place in zip(rows, identities(rows), places, strict=True)
+        ],
         "pictures": [
             {"missing": picture.missing}
             if picture.missing

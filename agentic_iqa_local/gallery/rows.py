@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 from pydantic import ValidationError
@@ -81,18 +82,26 @@ def _mistake(line: bytes, row: Row) -> str | None:
     return None
 
 
-def identity(row: Row) -> str:
-    """16 hex digits for the picture, by its content where that is known, and what was asked about it."""
-    asked = [row["sha256"] or row["image"], row["reference"], row["query"], row["choices"]]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+def identities(rows: Sequence[Row]) -> list[str]:
+    """16 hex digits for each row, by which a browser keeps its decision: the picture's name and content and
+    what was asked about it. They stay when rows are added, pictures are moved or assessed anew. Equal rows
+    are told apart by their order."""
+    seen: Counter[str] = Counter()
+    found = []
+    for row in rows:
+        names = [row[key] and PurePath(row[key]).name for key in ("image", "reference")]
+        asked = json.dumps([*names, row["sha256"] or row["image"], row["query"], row["choices"]])
+        found.append(hashlib.sha256(f"{asked} {seen[asked]}".encode()).hexdigest()[:16])
+        seen[asked] += 1
+    return found
 
 
-def entry(row: Row, picture: int) -> Row:
+def entry(row: Row, identity: str, picture: int) -> Row:
     """What the list shows, sorts and filters by; `picture` is the place of its thumbnail."""
     assessment = Assessment.model_validate(row)
     interval = row["interval"] or {}
     found = {
-        "id": identity(row),
+        "id": identity,
         "image": row["image"],
         "picture": picture,
         "q": row["q"],

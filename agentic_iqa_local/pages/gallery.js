@@ -1,5 +1,5 @@
 // The list: of all rows that are shown, only those near the window are elements of the page.
-const listed = byId("list");
+const [listed, pane, roll] = ["list", "pane", "roll"].map(byId);
 const cards = new Map(); // place in `shown` → its element
 const GAP = 16;
 let shown = [];
@@ -11,7 +11,7 @@ function measure() {
   const columns = Math.max(2, Math.floor((wide + GAP) / (208 + GAP)));
   const across = (wide - (columns - 1) * GAP) / columns;
   grid = { columns, width: across, height: Math.round(across * 0.72) + 96 };
-  listed.style.height = `${Math.max(0, Math.ceil(shown.length / columns) * (grid.height + GAP) - GAP)}px`;
+  roll.style.height = `${Math.max(0, Math.ceil(shown.length / columns) * (grid.height + GAP) - GAP)}px`;
 }
 
 function face(row) {
@@ -46,7 +46,9 @@ function cardOf(row, at) {
 
 /** Makes the cards within a window's height of the window, and takes the others away, but for the current. */
 function render() {
-  const top = -listed.getBoundingClientRect().top;
+  const top = -roll.getBoundingClientRect().top;
+  const offset = Math.max(0, Math.min(top, roll.offsetHeight - pane.offsetHeight));
+  place(listed, { transform: `translateY(${-offset}px)` });
   const beyond = window.innerHeight;
   const lineHeight = grid.height + GAP;
   const first = Math.max(0, Math.floor((top - beyond) / lineHeight) * grid.columns);
@@ -76,15 +78,17 @@ function renew() {
   if (focused) cards.get(current)?.firstChild.focus({ preventScroll: true });
 }
 
+/** Where the window is free below the header, which on a phone scrolls away. */
+const free = () => Math.max(0, document.querySelector("header").getBoundingClientRect().bottom) + GAP;
+
 /** Moves the keyboard's place, and scrolls there. */
 function go(at, focus = true) {
   if (!shown.length) return;
   const before = cards.get(current)?.firstChild;
   current = Math.min(shown.length - 1, Math.max(0, at));
   before?.setAttribute("tabindex", "-1");
-  const top = Math.floor(current / grid.columns) * (grid.height + GAP) + listed.getBoundingClientRect().top;
-  const free = document.querySelector("header").getBoundingClientRect().bottom + GAP;
-  if (top < free) window.scrollBy({ top: top - free, behavior: "instant" });
+  const top = Math.floor(current / grid.columns) * (grid.height + GAP) + roll.getBoundingClientRect().top;
+  if (top < free()) window.scrollBy({ top: top - free(), behavior: "instant" });
   else if (top + grid.height > window.innerHeight - GAP) window.scrollBy({ top: top + grid.height - window.innerHeight + GAP, behavior: "instant" });
   render();
   const card = cards.get(current).firstChild;
@@ -111,6 +115,8 @@ function refresh(keep = null, fallback = 0) {
   showHistogram(passing);
   showTally();
   renew();
+  const { top } = byId("count").getBoundingClientRect();
+  if (!keep && top < free()) window.scrollBy({ top: top - free(), behavior: "instant" });
 }
 
 function showTally() {
@@ -121,24 +127,37 @@ function showTally() {
   byId("kept").textContent = `${count(decided)} of ${count(rows.length)} decided.${stored ? "" : " This browser does not keep them: save before you close the page."}`;
   byId("save").disabled = decided === 0;
   byId("undo").disabled = undone.length === 0;
+  byId("over").hidden = decided === 0;
 }
 
 function triage(decision) {
   const row = shown[current];
   if (!row) return;
   const at = current;
-  decide(row, decision);
+  decide([row], decision);
   byId("said").textContent = `${row.name}: ${decision}`;
   settle(row, shown[at + 1] ?? row, at);
 }
 
 function undo() {
-  const [id, before] = undone.pop() ?? [];
-  if (!id) return;
-  setDecision(id, before);
+  const step = undone.pop();
+  if (!step) return;
+  for (const [id, before] of step) setDecision(id, before);
+  if (step.length > 1) {
+    byId("said").textContent = `${counted(step.length, "decision")} back`;
+    return refresh(shown[current]);
+  }
+  const [[id, before]] = step;
   const row = rows.find((one) => one.id === id);
   byId("said").textContent = `${row.name}: ${before ?? "undecided"} again`;
   settle(row, row, current);
+}
+
+function startOver() {
+  const decided = rows.filter((row) => decisions.has(row.id));
+  decide(decided, undefined);
+  byId("said").textContent = `${counted(decided.length, "decision")} cleared; undo brings them back`;
+  refresh(shown[current]);
 }
 
 /** After a decision on `row`: shows it, and goes on to the row `next`. */
@@ -228,6 +247,7 @@ byId("previous").addEventListener("click", () => turn(-1));
 byId("next").addEventListener("click", () => turn(1));
 byId("save").addEventListener("click", saveDecisions);
 byId("undo").addEventListener("click", undo);
+byId("over").addEventListener("click", startOver);
 byId("clear").addEventListener("click", clearFilters);
 byId("none").querySelector("button").addEventListener("click", clearFilters);
 byId("sort").addEventListener("change", () => refresh());

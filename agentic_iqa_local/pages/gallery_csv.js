@@ -1,28 +1,31 @@
-// Decisions of the triage: kept in this browser as long as it allows, and saved as a table.
+// Decisions of the triage: kept in this browser as long as it allows, row by row, and saved as a table.
 const DECISIONS = { k: "keep", r: "reject", u: "unsure" };
-const STORE = `agentic-iqa-gallery:${index.key}`;
+const placeOf = (id) => `agentic-iqa-gallery:${id}`;
 const decisions = new Map(); // a row's id → keep, reject or unsure
-const undone = []; // [row's id, what it was before], the latest last
+const undone = []; // what was decided: lists of [row's id, what it was before], the latest last
 let stored = true;
 
 try {
-  for (const [id, decision] of Object.entries(JSON.parse(localStorage.getItem(STORE) ?? "{}"))) {
+  for (const { id } of rows) {
+    const decision = localStorage.getItem(placeOf(id));
     if (Object.values(DECISIONS).includes(decision)) decisions.set(id, decision);
   }
 } catch {
   stored = false; // a browser that keeps nothing for files: the decisions last as long as the page
 }
 
-function decide(row, decision) {
-  undone.push([row.id, decisions.get(row.id)]);
-  setDecision(row.id, decision);
+/** Gives rows a decision, or none; one step for undo. */
+function decide(some, decision) {
+  undone.push(some.map(({ id }) => [id, decisions.get(id)]));
+  for (const { id } of some) setDecision(id, decision);
 }
 
 function setDecision(id, decision) {
   if (decision) decisions.set(id, decision);
   else decisions.delete(id);
   try {
-    localStorage.setItem(STORE, JSON.stringify(Object.fromEntries(decisions)));
+    if (decision) localStorage.setItem(placeOf(id), decision);
+    else localStorage.removeItem(placeOf(id));
     stored = true;
   } catch {
     stored = false;

@@ -14,6 +14,13 @@ export function answer(row, image, reference) {
   return el("article", { class: "answer", "aria-label": `Answer on ${row.image}` }, parts.filter(Boolean));
 }
 
+// The answer in a few words, for who cannot see it.
+export function spoken(row) {
+  if (row.q === null) return `${chosen(row)}.`;
+  const range = row.interval ? `, between ${number(row.interval.low, 1)} and ${number(row.interval.high, 1)}` : "";
+  return `${wordOf(row.final_answer)}, ${number(row.q)} of 5${range}.`;
+}
+
 function headline(row) {
   if (row.error) {
     return el("div", { class: "failed" }, el("strong", {}, `${row.image} could not be assessed`), el("p", {}, row.error));
@@ -52,12 +59,14 @@ function letters(row) {
 function tools(row) {
   if (!row.tools.length) return null;
   const cells = row.tools.map((run) => [
-    run.tool_name, run.raw_score === null ? "—" : run.raw_score.toPrecision(4), run.normalized_score,
-    `${run.object_name}: ${run.distortion}`,
+    run.tool_name, run.raw_score === null ? null : { number: run.raw_score.toPrecision(4) }, { number: number(run.normalized_score) },
+    `${run.object_name === "Global" ? "Whole picture" : run.object_name}: ${run.distortion}`, { number: `${number(run.execution_time)} s` },
     [run.error, run.fallback && "stands in for another tool", run.trailing && "checks, without a vote", run.outvoted && "outvoted",
       run.region !== "global" && "saw a part of the picture"].filter(Boolean).join("; "),
   ]);
-  return card("Tools", table(["tool", "raw score", "of 5", "measured", "remarks"], cells, "Tools"));
+  const remarks = cells.some((line) => line.at(-1));
+  const headers = ["Tool", { number: "Raw score" }, { number: "Of 5" }, "Measured", { number: "Time" }, ...(remarks ? ["Remarks"] : [])];
+  return card("Tools", table(headers, cells.map((line) => (remarks ? line : line.slice(0, -1))), "Tools"));
 }
 
 function evidence(row) {
@@ -112,6 +121,16 @@ function cost(row) {
     el("button", { type: "button", onclick: () => download(`${row.image}.json`, JSON.stringify(row)) }, "Download the row (JSON)"));
 }
 
+// All that is known of a picture that was compared, filled in when it is opened.
+function account(row) {
+  const part = el("details", { class: "account" }, el("summary", {}, "All about this picture"));
+  part.addEventListener("toggle", () => part.append(facts(row)), { once: true });
+  return part;
+}
+
+const facts = (row) => el("div", { class: "answer" }, [letters(row), tools(row), evidence(row), sure(row), passes(row),
+  row.warnings.length ? card("Warnings", lines(row.warnings)) : null].filter(Boolean));
+
 // A comparison of two pictures, or a ranking. sent: [name, address] of each picture, in the order sent.
 export function comparison(found, sent) {
   const two = found.kind === "comparison";
@@ -127,7 +146,7 @@ export function comparison(found, sent) {
     el("div", {}, el("strong", {}, `${index + 1}. ${row.image}`),
       el("p", {}, el("span", { class: `text-${letterOf(row.q)}` }, wordOf(row.final_answer)), ` q ${number(row.q)}`),
       scale(row.q, row.interval),
-      sure !== null && el("p", { class: "soft" }, `better than the next with ${percent(sure)} probability`))));
+      sure !== null && el("p", { class: "soft" }, `better than the next with ${percent(sure)} probability`), account(row))));
   const notes = [...(two ? [`This rests on ${found.pair.basis}.`, ...found.pair.notes] : found.notes)];
   const failed = (found.failed ?? []).map((row) => `${row.image}: ${row.error ?? "it has no rating"}`);
   return el("article", { class: "answer", "aria-label": "Comparison" },

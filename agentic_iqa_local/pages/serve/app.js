@@ -1,12 +1,14 @@
 // The form: what to send, how far it is, and what came of it.
-import { answer, comparison } from "./answer.js";
+import { answer, comparison, spoken } from "./answer.js";
 import { byId, el, number } from "./dom.js";
+import { scale } from "./scale.js";
 import { Refusal, ask, info, useToken } from "./talk.js";
 
 const chosen = { image: [], reference: [] };
 const past = [];
 let limits = null;
 let running = null;
+let answered = false; // then the next picture begins a new question
 
 const DOING = {
   planner: "Planning", executor: "Gathering evidence", summarizer: "Weighing and concluding", tool: "Measuring", map: "Mapping the damage",
@@ -16,7 +18,8 @@ const DOING = {
 function choose(kind, files) {
   const pictures = [...files].filter((file) => file.size);
   if (!pictures.length) return;
-  chosen[kind] = kind === "reference" ? [pictures[0]] : [...chosen.image, ...pictures];
+  chosen[kind] = kind === "reference" ? [pictures[0]] : [...(answered ? [] : chosen.image), ...pictures];
+  if (kind === "image") answered = false;
   show(kind);
 }
 
@@ -54,6 +57,7 @@ function receiver(kind) {
     area.addEventListener(name, (event) => {
       event.preventDefault();
       event.stopPropagation();
+      document.body.classList.remove("dragging");
       area.classList.toggle("over", name === "dragover");
       if (name === "drop") choose(kind, event.dataTransfer.files);
     });
@@ -99,7 +103,7 @@ async function submit(event) {
     const found = await ask(route, form(), progress.tell, running.signal);
     keep(route, found, sent);
   } catch (error) {
-    if (error.name === "AbortError") say("Cancelled.");
+    if (error.name === "AbortError") idle("Cancelled", "Nothing was assessed.");
     else if (error instanceof Refusal) refusal(error);
     else fail("The service does not answer", "see whether it still runs, then ask again");
   } finally {
@@ -126,6 +130,11 @@ function fail(message, remedy) {
 
 const say = (text) => { byId("status").textContent = text; };
 
+function idle(title, text) {
+  say(title);
+  byId("answer").replaceChildren(el("div", { class: "empty" }, el("strong", {}, title), el("p", {}, text), scale(null, null)));
+}
+
 function steps() {
   const list = el("ol");
   const began = performance.now();
@@ -138,21 +147,26 @@ function steps() {
     time.textContent = `${number((performance.now() - began) / 1000, 0)} s`;
   }, 500);
   const time = el("span", { class: "soft", "aria-hidden": "true" }, "0 s");
-  byId("progress").prepend(el("p", {}, "Working ", time));
-  say(word);
+  const now = el("strong", {}, word);
+  const tellNow = (text) => {
+    now.textContent = word = text;
+    say(text);
+  };
+  const { top } = byId("result").getBoundingClientRect();
+  if (top < 0 || top > innerHeight / 2) byId("result").scrollIntoView({ block: "start" });
+  byId("progress").prepend(el("p", { class: "now" }, now, time));
+  tellNow(word);
   return {
     tell(name, data) {
       if (name === "queued") {
-        word = data.position > 0 ? `Waiting: ${data.position} before this one` : "Begun";
-        return say(word);
+        return tellNow(data.position > 0 ? `Waiting: ${data.position} before this one` : "Begun");
       }
       const key = `${data.role} ${data.round} ${data.what ?? ""}`;
       if (data.state === "started") {
-        word = `${DOING[data.role] ?? data.role}${data.what ? `: ${data.what}` : ""}${data.round > 1 ? ` (pass ${data.round})` : ""}`;
+        tellNow(`${DOING[data.role] ?? data.role}${data.what ? `: ${data.what}` : ""}${data.round > 1 ? ` (pass ${data.round})` : ""}`);
         const item = el("li", { class: "running" }, word);
         open.set(key, item);
         list.append(item);
-        say(word);
       } else {
         open.get(key)?.classList.remove("running");
       }
@@ -167,6 +181,7 @@ function steps() {
 function keep(route, found, sent) {
   const one = { route, found, sent };
   past.unshift(one);
+  answered = true;
   byId("history-part").hidden = false;
   present(one);
 }
@@ -179,7 +194,7 @@ function present(one) {
   addresses = [...pictures, reference].filter(Boolean);
   const part = one.route === "compare" ? comparison(one.found, one.sent.images.map((file, i) => [file.name, pictures[i]])) : answer(one.found, pictures[0], reference);
   byId("answer").replaceChildren(part);
-  say(one.route === "compare" ? "Compared." : one.found.error ? "It could not be assessed." : "Assessed.");
+  say(one.route === "compare" ? "Compared." : one.found.error ? "It could not be assessed." : `Assessed: ${spoken(one.found)}`);
   byId("history").replaceChildren(...past.map((other) => el("li", {}, el("button", {
     type: "button", "aria-current": String(other === one), onclick: () => present(other),
   }, el("span", {}, other.sent.images.map((file) => file.name).join(", ")), el("span", { class: "soft" }, short(other))))));
@@ -210,12 +225,18 @@ function presets(all) {
 async function begin() {
   receiver("image");
   receiver("reference");
-  for (const name of ["dragover", "drop"]) document.addEventListener(name, (event) => event.preventDefault());
-  document.addEventListener("drop", (event) => choose("image", event.dataTransfer.files));
+  for (const name of ["dragover", "dragleave", "drop"]) {
+    document.addEventListener(name, (event) => {
+      event.preventDefault();
+      document.body.classList.toggle("dragging", name === "dragover");
+      if (name === "drop") choose("image", event.dataTransfer.files);
+    });
+  }
   document.addEventListener("paste", (event) => choose("image", event.clipboardData.files));
   byId("ask").addEventListener("submit", submit);
   byId("cancel").addEventListener("click", () => running?.abort());
-  byId("answer").replaceChildren(el("p", { class: "empty" }, el("strong", {}, "How good is the picture?"), "It is judged on this service's machine and not kept."));
+  idle("How good is the picture?", "It is judged on this service's machine and not kept.");
+  say("");
   try {
     const about = await info();
     limits = about.limits;

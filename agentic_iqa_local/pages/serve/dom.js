@@ -29,9 +29,10 @@ export function card(title, ...children) {
 }
 
 export function table(headers, rows, caption) {
-  const head = el("tr", {}, headers.map((text) => el("th", { scope: "col" }, text)));
-  const body = rows.map((cells) => el("tr", {}, cells.map((cell) => el("td", { class: typeof cell === "number" ? "n" : null },
-    typeof cell === "number" ? number(cell) : (cell ?? "—")))));
+  // a cell or header is text, or {number: text}, which stands at the right
+  const filledIn = (tag, cell, more) => el(tag, { class: cell?.number ? "n" : null, ...more }, cell?.number ?? cell ?? "—");
+  const head = el("tr", {}, headers.map((header) => filledIn("th", header, { scope: "col" })));
+  const body = rows.map((cells) => el("tr", {}, cells.map((cell) => filledIn("td", cell, {}))));
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
     el("table", {}, el("thead", {}, head), el("tbody", {}, body)));
 }

@@ -7,24 +7,25 @@ export const letterOf = (q) => "EDCBA"[Math.min(4, Math.max(0, Math.round(q) - 1
 export const wordOf = (letter) => WORDS[letter];
 export const levelOf = (letter) => LEVELS[letter];
 
-// q in 1..5 with its interval {low, high} or null.
+// q in 1..5 (null: the steps alone) with its interval {low, high} or null.
 export function scale(q, interval) {
   const at = (value) => 12 + ((value - 1) / 4) * 576;
   const steps = ["E", "D", "C", "B", "A"].map((letter, index) => {
     const [from, to] = [Math.max(1, index + 0.5), Math.min(5, index + 1.5)];
-    return [
-      svg("rect", { x: at(from) + 1, y: 34, width: at(to) - at(from) - 2, height: 12, rx: 3, class: `fill-${letter}` }),
-      svg("text", { x: (at(from) + at(to)) / 2, y: 68, "text-anchor": "middle", class: "tick" }, WORDS[letter]),
-    ];
+    return svg("rect", { x: at(from) + 1, y: 34, width: at(to) - at(from) - 2, height: 12, rx: 3, class: `fill-${letter}` });
   });
+  const words = el("div", { class: "ticks", "aria-hidden": "true" }, ["E", "D", "C", "B", "A"].map((letter) => el("span", {}, WORDS[letter])));
+  if (q === null) {
+    return el("div", { class: "scale" }, svg("svg", { viewBox: "0 30 600 20", "aria-hidden": "true" }, ...steps), words);
+  }
   const range = interval && [
     svg("line", { x1: at(interval.low), x2: at(interval.high), y1: 20, y2: 20, class: "range" }),
     ...[interval.low, interval.high].map((end) => svg("line", { x1: at(end), x2: at(end), y1: 14, y2: 26, class: "range" })),
   ];
   const told = interval ? `, between ${number(interval.low, 1)} and ${number(interval.high, 1)} with ${percent(interval.coverage)} probability` : "";
-  return svg("svg", { class: "scale", viewBox: "0 0 600 76", role: "img", "aria-label": `q ${number(q)} of 5${told}` },
-    ...steps.flat(), ...(range ?? []),
-    svg("circle", { cx: at(q), cy: 20, r: 8, class: "mark" }));
+  const drawn = svg("svg", { viewBox: "0 8 600 42", role: "img", "aria-label": `q ${number(q)} of 5${told}` },
+    ...steps, ...(range ?? []), svg("circle", { cx: at(q), cy: 20, r: 8, class: "mark" }));
+  return el("div", { class: "scale" }, drawn, words);
 }
 
 // [{label, share 0..1, text, letter}] as horizontal bars.

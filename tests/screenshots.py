@@ -1,0 +1,119 @@
+"""Draws the documents' pictures of the pages, and sees to it that nothing complains meanwhile:
+
+    SCREENSHOTS=docs/images python -m pytest tests/screenshots.py
+
+Not among the tests: it takes minutes. What the pages show is assessed anew by the model that ships.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import CHROMIUM, SCREENSHOTS, SIZES, axe_findings, browser_page, screenshot
+from conftest import DATA, ROOT
+from PIL import Image
+from test_service import served
+from test_study_report import analysed, make_rows
+
+from agentic_iqa_local.assessment import assess
+from agentic_iqa_local.commands.gallery import main as gallery
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.quality_map.result import MapRequest
+from agentic_iqa_local.services import Services
+from agentic_iqa_local.studies.page import write_html
+from agentic_iqa_local.synthetic.distortions import DISTORTIONS
+
+DAMAGED = ROOT / "docs" / "images" / "sumac_damaged.webp"
+SHOWN = [(size, dark) for size in SIZES for dark in (False, True)]
+DISTORTED = [
+    ("sumac", "gaussian_blur", 4), ("sumac", "white_noise", 3), ("sumac", "jpeg", 4), ("sumac", "darken", 3),
+    ("sumac", "colour_cast", 3), ("prudential", "motion_blur", 3), ("prudential", "chroma_noise", 4),
+    ("prudential", "contrast_decrease", 3), ("prudential", "webp", 5), ("prudential", "oversharpen", 3),
+]  # fmt: skip
+
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and SCREENSHOTS), reason="NOT RUN: wants Chromium, and SCREENSHOTS=FOLDER"
+)
+
+
+def draw(watched, name, size, dark):
+    suffix = "webp" if name.startswith("gallery") else "png"
+    screenshot(watched.page, f"{name}_{SIZES[size][0]}_{'dark' if dark else 'light'}.{suffix}")
+    assert axe_findings(watched.page) == []
+    assert watched.complaints == []
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("service")) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("size", "dark"), SHOWN)
+def test_the_service(service, size, dark):
+    with browser_page(size=size, dark=dark) as watched:
+        page = watched.page
+        page.goto(str(service.base_url))
+        page.wait_for_selector("#presets button")
+        page.set_input_files("#image", str(DAMAGED))
+        page.set_input_files("#reference", str(DATA / "sumac.png"))
+        page.check("#map")
+        page.click("#go")
+        page.wait_for_selector("article.answer", timeout=120000)
+        page.locator("label:has-text('Reference from the left') input").fill("20")
+        draw(watched, "serve_answer", size, dark)
+        if (size, dark) == ("wide", True):
+            page.click("[aria-label='Remove sumac.png']")
+            page.set_input_files(
+                "#image", [str(DAMAGED), str(DATA / "sumac.png"), str(DATA / "prudential.png")]
+            )
+            page.click("#go")
+            page.wait_for_selector(".order", timeout=120000)
+            draw(watched, "serve_compare", size, dark)
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory):
+    """A gallery of distorted copies of the photographs in tests/data."""
+    folder, rng = tmp_path_factory.mktemp("gallery"), np.random.default_rng(0)
+    services = Services(load_settings().with_decisions(at_least=2.5), "cpu")
+    files = [DATA / "sumac.png", DATA / "prudential.png", DAMAGED]
+    for name, kind, severity in DISTORTED:
+        files.append(folder / f"{name}_{kind}.png")
+        pixels = DISTORTIONS[kind].apply(
+            np.asarray(Image.open(DATA / f"{name}.png").convert("RGB")), severity, rng
+        )
+        Image.fromarray(pixels).save(files[-1])
+    rows = [assess(file, services=services, map=MapRequest()).to_dict() for file in files]
+    (folder / "spring.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert gallery([str(folder / "spring.jsonl"), "--out", str(folder / "gallery.html")]) == 0
+    return (folder / "gallery.html").as_uri()
+
+
+@pytest.mark.parametrize(("size", "dark"), SHOWN)
+def test_the_gallery(batch, size, dark):
+    with browser_page(size=size, dark=dark) as watched:
+        watched.page.goto(batch)
+        watched.page.locator(".card").first.focus()
+        for key in "rruk":
+            watched.page.keyboard.press(key)
+        watched.page.evaluate("scrollTo(0, 0)")
+        draw(watched, "gallery", size, dark)
+        if size == "wide" and not dark:
+            watched.page.locator(f".card:has-text('{DAMAGED.name}')").click()
+            draw(watched, "gallery_account", size, dark)
+
+
+@pytest.mark.parametrize(("size", "dark"), SHOWN)
+def test_the_report(tmp_path, size, dark):
+    shown = analysed(make_rows(), draws=800, name="Sharpness and noise, spring set")
+    shown = replace(shown, run=shown.run | {"model": shown.run["model"] | {"notice": None}})
+    write_html([(shown, [])], tmp_path / "report.html", pictures=False)
+    with browser_page(size=size, dark=dark) as watched:
+        watched.page.goto(Path(tmp_path / "report.html").as_uri())
+        draw(watched, "report", size, dark)
+        if size == "wide" and not dark:
+            watched.page.locator("figure.scatter").scroll_into_view_if_needed()
+            draw(watched, "report_figures", size, dark)
