@@ -113,6 +113,8 @@ def _place(ranked: Ranked) -> str:
     row = ranked.assessment
     sure = ranked.better_than_next
     ahead = "" if sure is None else f"; better than the next with probability {sure:.2f}"
+    if sure is not None and sure < 0.5:  # the order follows from all pairs, and this one alone says otherwise
+        ahead = f"; hardly told from the next (probability {sure:.2f})"
     return one_line(f"{ranked.place}. {row.image}: {row.answer}{ahead}")
 
 

@@ -89,7 +89,11 @@ def docs_page(schema: dict[str, Any]) -> str:
                     for code, one in about["responses"].items()
                 }
                 parts.append(f"<h3>Answers</h3>{_list(answers)}")
-    head = '<meta charset="utf-8"><title>HTTP API</title><link rel="stylesheet" href="assets/app.css">'
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<title>HTTP API</title><link rel="icon" href="assets/icon.svg">'
+        '<link rel="stylesheet" href="assets/app.css">'
+    )
     raw = '<p><a href="openapi.json">openapi.json</a></p>'
     body = f"<main><h1>HTTP API</h1>{raw}{''.join(parts)}</main>"
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'

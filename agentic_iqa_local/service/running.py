@@ -48,6 +48,20 @@ class _Server(uvicorn.Server):
             sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
+    def serve_until_stopped(self) -> None:
+        """Begins the engine, and ends it when a signal comes. Raises VLMError for a model that cannot be
+        loaded."""
+        self.engine.start()
+        threading.Thread(target=self.watch, daemon=True).start()
+        try:
+            self.run()
+        except (KeyboardInterrupt, SystemExit):
+            pass
+        finally:
+            self.engine.stop()
+        if self.failure:
+            raise VLMError(self.failure)
+
     def watch(self) -> None:
         self.engine.started.wait()
         if self.engine.state == "failing":
@@ -95,17 +109,10 @@ def run(
     hosts = None if token and not args.allow_host else [name.lower() for name in args.allow_host]
     guard = Guard(make_app(set_up), token, hosts, args.max_bytes, held, metrics.requests)
     server = _Server(_listening(args, guard), engine, f"{model} on {device}", set_up.small)
-    engine.start()
-    threading.Thread(target=server.watch, daemon=True).start()
     try:
-        server.run()
-    except (KeyboardInterrupt, SystemExit):
-        pass
+        server.serve_until_stopped()
     finally:
-        engine.stop()
         batches.close()
-    if server.failure:
-        raise VLMError(server.failure)
     return 0
 
 

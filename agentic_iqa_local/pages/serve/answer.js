@@ -146,7 +146,7 @@ export function comparison(found, sent) {
     el("div", {}, el("strong", {}, `${index + 1}. ${row.image}`),
       el("p", {}, el("span", { class: `text-${letterOf(row.q)}` }, wordOf(row.final_answer)), ` q ${number(row.q)}`),
       scale(row.q, row.interval),
-      sure !== null && el("p", { class: "soft" }, `better than the next with ${percent(sure)} probability`), account(row))));
+      sure !== null && el("p", { class: "soft" }, sure < 0.5 ? "hardly told from the next" : `better than the next with ${percent(sure)} probability`), account(row))));
   const notes = [...(two ? [`This rests on ${found.pair.basis}.`, ...found.pair.notes] : found.notes)];
   const failed = (found.failed ?? []).map((row) => `${row.image}: ${row.error ?? "it has no rating"}`);
   return el("article", { class: "answer", "aria-label": "Comparison" },
