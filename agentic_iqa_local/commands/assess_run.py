@@ -52,8 +52,8 @@ class AssessRun:
         self.maps = map_requests(args, items)
         self.without_map = 0
         self.results = self._open_results()
-        done = self.results.done if self.results else set()
-        self.left = [item for item in items if item.key not in done]
+        done = self.results.done if self.results else ()
+        self.left = [item for item in items if item.key not in done] if done else items
         self.written = 0
         self.tally = Tally()
         self.kept: list[dict[str, Any]] = []  # for the table and for sorting, where no file has the rows
@@ -163,6 +163,8 @@ class AssessRun:
                 items = sorted(self.left, key=lambda item: item.key in suspects)
                 for row in batch.rows(results.begun(items) if results else items, suspects):
                     self._take(row)
+                if results:
+                    results.sync()
         except ModelLost as error:
             lost = True
             return error
@@ -177,6 +179,8 @@ class AssessRun:
     def _take(self, row: "Assessment") -> None:
         if self.results:
             self.results.append(row)
+            if self.args.json or self.args.explain:  # what is told of a row holds after a power cut too
+                self.results.sync()
         else:
             fields = row.to_dict()
             self.tally.add(fields)
