@@ -379,21 +379,36 @@ def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] 
         raise RowsError(
             f"{path}: this is no description of the run: {error}", "choose another --out"
         ) from error
-    old = dict(_flat(run["identity"]))
-    new = dict(_flat(json.loads(json.dumps(identity))))
-    differ = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
-    newly_set = {key for key in differ if key in may_be_set and old.get(key) is None}
-    if changed := sorted(differ - newly_set):
-        lines = [
-            f"{key:.{LONGEST_VALUE}} was {_short(old.get(key))}, is now {_short(new.get(key))}"
-            for key in changed[:NAMED_CHANGES]
-        ]
-        more = f"; and {len(changed) - NAMED_CHANGES} more" if len(changed) > NAMED_CHANGES else ""
+    differ = differences(run["identity"], json.loads(json.dumps(identity)))
+    newly_set = {key for key, (old, _) in differ.items() if key in may_be_set and old is None}
+    if changed := {key: values for key, values in differ.items() if key not in newly_set}:
         raise OtherRun(
-            f"{path}: the rows are of a run with other settings: {'; '.join(lines)}{more}",
+            f"{path}: the rows are of a run with other settings:"
+            f" {told_differences(changed, '{} was {}, is now {}')}",
             "go on with the same or choose another --out",
         )
     return bool(newly_set)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ between two identities, by their dotted names: (value in `old`, in `new`),
+    None where one is not set."""
+    flat, other = dict(_flat(old)), dict(_flat(new))
+    return {
+        key: (flat.get(key), other.get(key))
+        for key in sorted(flat.keys() | other.keys())
+        if flat.get(key) != other.get(key)
+    }
+
+
+def told_differences(differ: dict[str, tuple[Any, Any]], sentence: str) -> str:
+    """The first of them in words; `sentence` has places for the name and both values."""
+    lines = [
+        sentence.format(f"{key:.{LONGEST_VALUE}}", _short(old), _short(new))
+        for key, (old, new) in list(differ.items())[:NAMED_CHANGES]
+    ]
+    more = f"; and {len(differ) - NAMED_CHANGES} more" if len(differ) > NAMED_CHANGES else ""
+    return "; ".join(lines) + more
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

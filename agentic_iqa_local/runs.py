@@ -175,7 +175,7 @@ def _read_note(path: Path) -> _Note:
     return _Note.model_validate({"in_hand": [*note.in_hand, *begun], "suspects": note.suspects}, strict=True)
 
 
-class _StoredRow(Assessment):
+class StoredRow(Assessment):
     """A row as it was written: with all fields, and an answer that is one of those that were asked for."""
 
     @model_validator(mode="after")
@@ -208,7 +208,7 @@ class Results(Run):
             path = place_for(path)
         except FileError as error:
             raise RowsError(f"{path}: {error}", "choose another --out") from error
-        super().__init__(RowFile(path, _StoredRow), path.with_name(f"{path.name}.in_hand.json"))
+        super().__init__(RowFile(path, StoredRow), path.with_name(f"{path.name}.in_hand.json"))
         description = path.with_name(f"{path.name}.run.json")
         try:
             if self._rows.empty:
@@ -291,9 +291,11 @@ def identity(
     reference: Path | None,
     relative: bool,
     maps: Any = None,
+    shard: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What the rows of a run depend on, by the names that a user is told. `relative`: some paths are, so that
-    the working folder counts; `maps`: the limits of the maps that the rows have, where they have any. Raises
+    the working folder counts; `maps`: the limits of the maps that the rows have, where they have any;
+    `shard`: which part of which list they are, where they are one (`shards.Share.identity`). Raises
     BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that cannot be
     read.
     """
@@ -323,4 +325,5 @@ def identity(
             "working folder": os.getcwd() if relative else None,
         }
         | ({} if maps is None else {"map": maps})
+        | ({} if shard is None else {"shard": shard})
     )

@@ -194,7 +194,7 @@ def test_a_disk_without_room_for_the_note_begins_nothing(tmp_path, monkeypatch):
             pass
 
     run._begun = Full()
-    with pytest.raises(WriteError, match="note: could not be written .No space left"):
+    with pytest.raises(WriteError, match=r"note: could not be written \(No space left"):
         next(items)
     run.close()
 

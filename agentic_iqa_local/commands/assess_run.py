@@ -79,9 +79,13 @@ class AssessRun:
             reference=args.reference,
             relative=not all(path.is_absolute() for path in paths),
             maps=None if args.map is None else [args.map_tiles, args.map_seconds],
+            shard=args.share and args.share.identity(),
         )
         retry = {item.key for item in self.items} if args.retry_failed else ()
-        return Results(args.out, depends_on, resume=args.resume, retry=retry)
+        results = Results(args.out, depends_on, resume=args.resume, retry=retry)
+        if args.share:
+            args.share.write_list(args.out)
+        return results
 
     @cached_property
     def go_on(self) -> str:
