@@ -154,7 +154,7 @@ class Batch(Generic[AnyItem, Row]):
         self._turns = _ToolTurns(services)
         self._running: list[_Attempt[AnyItem]] = []
         self._hung: list[_Attempt[AnyItem]] = []
-        self._finished: queue.SimpleQueue[tuple[_Attempt[AnyItem], Row]] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[tuple[_Attempt[AnyItem], Row] | None] = queue.SimpleQueue()
         self._suspects: dict[str, int] = {}
         self.tell: Callable[..., None] | None = None  # takes an item's key and a step of its assessment
         self.row_hung = False  # whether the row that `rows` gave last is of an attempt that was left behind
@@ -186,6 +186,10 @@ class Batch(Generic[AnyItem, Row]):
         have caused."""
         self.stopping = True
 
+    def wake(self) -> None:
+        """Asks for the next item again, where `rows` was told that none was ready."""
+        self._finished.put(None)
+
     def rows(
         self, items: Iterable[AnyItem | None], suspects: Mapping[str, int] | None = None
     ) -> Iterator[Row]:
@@ -202,7 +206,9 @@ class Batch(Generic[AnyItem, Row]):
             self._begin(items, again)
             if not self._running:
                 return
-            attempt, row = self._next()
+            if (ended := self._next()) is None:
+                continue
+            attempt, row = ended
             if attempt.lost:
                 raise ModelLost(attempt.lost)
             if next_try := self._next_try(attempt):
@@ -258,9 +264,9 @@ class Batch(Generic[AnyItem, Row]):
             row = self.work.failure(item, f"{type(error).__name__}: {error}", sha256)
         self._finished.put((attempt, row))
 
-    def _next(self) -> tuple[_Attempt[AnyItem], Row]:
-        """The next attempt that has ended or whose time is over. While the whole process stood still, no
-        time went by for them."""
+    def _next(self) -> tuple[_Attempt[AnyItem], Row] | None:
+        """The next attempt that has ended or whose time is over; None where an item may have come. While the
+        whole process stood still, no time went by for them."""
         while True:
             now = time.monotonic()
             if (since := now - self._looked) > STANDSTILL:
@@ -271,7 +277,9 @@ class Batch(Generic[AnyItem, Row]):
                 if not attempt.waiting and now > attempt.deadline:
                     return attempt, self._leave_behind(attempt)
             with suppress(queue.Empty):
-                attempt, row = self._finished.get(timeout=GLANCE)
+                if (ended := self._finished.get(timeout=GLANCE)) is None:
+                    return None
+                attempt, row = ended
                 if attempt in self._running:
                     self._running.remove(attempt)
                     return attempt, row

@@ -153,7 +153,7 @@ class BatchWorker(Generic[AnyItem, Row]):
         if self._worn_out and not self._in_hand:
             self.end()
             self._worn_out = False
-        with_suspect = any(key in self._deaths for key, _ in self._in_hand)
+        with_suspect = bool(self._deaths) and any(key in self._deaths for key, _ in self._in_hand)
         if self.stopping or self._worn_out or with_suspect or len(self._in_hand) >= self.jobs:
             return None
         if self._again:
@@ -284,6 +284,8 @@ class _Child:
                 if kind == "stop" and self.batch:
                     self.batch.stop()
                 self._items.put(about[0] if kind == "item" else None)
+                if self.batch:
+                    self.batch.wake()
         os.killpg(0, signal.SIGKILL)  # the parent is gone: so goes all that was started here
 
     def items(self, first: Keyed) -> Iterator[Keyed | None]:
@@ -291,7 +293,7 @@ class _Child:
         yield first
         while True:
             try:
-                yield self._items.get(timeout=GLANCE)
+                yield self._items.get_nowait()
             except queue.Empty:
                 yield None
 

@@ -2,6 +2,7 @@
 one."""
 
 import csv
+import functools
 import glob
 import io
 import json
@@ -48,8 +49,8 @@ class Item:
     choices: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.choices is None and (listed := choices_in(self.query)):
-            object.__setattr__(self, "choices", tuple(listed))
+        if self.choices is None and (listed := _choices_in(self.query)):
+            object.__setattr__(self, "choices", listed)
 
     @property
     def key(self) -> str:
@@ -62,6 +63,11 @@ class Item:
                 "choices": self.choices,
             }
         )
+
+
+@functools.lru_cache(maxsize=1024)  # a million pictures have the same query
+def _choices_in(query: str) -> tuple[str, ...]:
+    return tuple(choices_in(query) or ())
 
 
 def row_key(row: dict[str, Any]) -> str:

@@ -1,18 +1,19 @@
-"""Do a million rows go through the driver? A stand-in of the model's cost shape (it waits, and computes nothing)
-answers in the real process and window of a batch; its rows, as long as a real one, go into real files of rows;
-shards are merged and compared row by row.
+"""Do a million rows go through the driver? A stand-in of the model's cost shape (it waits, and computes
+nothing) answers in the real process and window of a batch; its rows, as long as a real one, go into real
+files of rows; shards are merged and compared row by row.
 
 examples:
-  python -m agentic_iqa_local.laboratory.million --row rows.jsonl --folder /tmp/rows --out benchmarks/scale/rows.json
-  python -m agentic_iqa_local.laboratory.million --row rows.jsonl --folder /tmp/rows --shards 64
+  python -m agentic_iqa_local.laboratory.million --row rows.jsonl --folder new/ --out rows.json
+  python -m agentic_iqa_local.laboratory.million --row rows.jsonl --folder new/ --shards 64
 
-The first line of --row, which assess wrote, is the pattern of every row. The folder needs 5 kB for each row, twice
-that with shards.
+The first line of --row, which assess wrote, is the pattern of every row. The folder needs 5 kB for each row,
+twice that with shards.
 """
 
 import argparse
 import hashlib
 import json
+import os
 import random
 import resource
 import shutil
@@ -45,8 +46,8 @@ FAILS = 1000  # one picture of so many is a failure
 
 @dataclass(frozen=True)
 class StandIn(Assessing):
-    """Rows like `pattern` after waits like a model server's: their median is `wait` seconds, one in a hundred is
-    three times as long. What a row says follows from the picture's name alone."""
+    """Rows like `pattern` after waits like a model server's: their median is `wait` seconds, one in a hundred
+    is three times as long. What a row says follows from the picture's name alone."""
 
     pattern: str = ""
     wait: float = 0.03
@@ -80,6 +81,12 @@ def resident(process: int | str) -> float:
     return pages * resource.getpagesize() / 2**20
 
 
+def processor_seconds(process: int | str) -> float:
+    """Seconds of a processor that a process has used, in all its threads."""
+    after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Driver:
     """Runs shards one after the other in one process of a batch, and looks at the memory."""
 
@@ -94,7 +101,6 @@ class Driver:
         places = shard.places(self.rows)
         share = Share(shard, list(items(places)) if shard.of > 1 else [], self.rows, digest)
         path = shard.file(self.folder / "rows.jsonl")
-        self.batch.load()
         began = time.perf_counter()
         results = Results(path, {"model": "stand-in", "shard": share.identity()})
         if shard.of > 1:
@@ -116,14 +122,16 @@ class Driver:
             "seconds": round(self.seconds + time.perf_counter() - began, 1),
             "driver_mib": round(resident("self"), 1),
             "process_mib": round(resident(worker._process.pid or 0), 1),
+            "driver_cpu_seconds": round(processor_seconds("self"), 1),
+            "process_cpu_seconds": round(processor_seconds(worker._process.pid or 0), 1),
         }
         self.memory.append(look)
         print(json.dumps(look), file=sys.stderr, flush=True)
 
 
 def check(merged: Path, work: StandIn, rows: int) -> int:
-    """Rows of a merged file that are not, byte for byte, what the stand-in says of the picture in their place,
-    and those that lack or are too many."""
+    """Rows of a merged file that are not, byte for byte, what the stand-in says of the picture in their
+    place, and those that lack or are too many."""
     wrong = 0
     with merged.open() as file:
         for item, line in zip(items(range(rows)), file, strict=False):
@@ -144,24 +152,34 @@ def simulate(pattern: str, folder: Path, *, rows: int, shards: int, jobs: int, w
         files = [driver.run(Shard(part, shards), digest) for part in range(1, shards + 1)]
         driver.batch.end()
         size = sum(path.stat().st_size for path in files)
-        early = next(look for look in driver.memory if look["rows"] >= rows / 10)
+        early = next(look for look in driver.memory if look["rows"] >= min(rows / 10, rows - EVERY))
         growth = max(look["driver_mib"] for look in driver.memory) - early["driver_mib"]
         rate = driver.written / driver.seconds
         found = {
-            "rows": rows, "shards": shards, "in_flight": jobs, "wait_seconds": wait, "bytes_a_row": round(size / rows),
-            "rows_written": driver.written, "seconds": round(driver.seconds, 1),
-            "rows_a_second": round(rate), "holds": {"rate": rate >= LEAST_RATE, "memory": growth <= MOST_GROWTH},
-            "driver_growth_mib": round(growth, 1), "memory": driver.memory,
-        }  # fmt: skip
+            "rows": rows,
+            "shards": shards,
+            "in_flight": jobs,
+            "wait_seconds": wait,
+            "bytes_a_row": round(size / rows),
+            "rows_written": driver.written,
+            "seconds": round(driver.seconds, 1),
+            "rows_a_second": round(rate),
+            "driver_growth_mib": round(growth, 1),
+            "holds": {"rate": rate >= LEAST_RATE, "memory": growth <= MOST_GROWTH},
+            "memory": driver.memory,
+        }
         if shards > 1:
             began, before = time.perf_counter(), resident("self")
             merged = merge(files, folder / "merged.jsonl")
             seconds = time.perf_counter() - began
             found["merge"] = {
-                "rows": merged.rows, "failed": merged.failed, "seconds": round(seconds, 1),
-                "rows_a_second": round(merged.rows / seconds), "growth_mib": round(resident("self") - before, 1),
+                "rows": merged.rows,
+                "failed": merged.failed,
+                "seconds": round(seconds, 1),
+                "rows_a_second": round(merged.rows / seconds),
+                "growth_mib": round(resident("self") - before, 1),
                 "rows_that_differ": check(folder / "merged.jsonl", work, rows),
-            }  # fmt: skip
+            }
             found["holds"]["merge"] = merged.rows == rows and found["merge"]["rows_that_differ"] == 0
         return found
     finally:
