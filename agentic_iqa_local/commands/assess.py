@@ -15,7 +15,8 @@ examples:
   {assess} --compare before.jpg after.jpg
   {assess} --best-of burst/
   {assess} --list-tools
-Without a picture the sample photograph that ships is assessed.
+Without a picture the sample photograph that ships is assessed. With --gpu 0 and neither --config nor --model
+the largest complete vision-language model below the models folder is taken, and named.
 
 On a terminal the answer is text, of several pictures one line each, coloured unless NO_COLOR is set;
 piped, or with --json, it is one JSON object a line on stdout and nothing
@@ -79,7 +80,11 @@ def main(argv: list[str] | None = None) -> int:
 def assess_all(args: argparse.Namespace, console: Console) -> int:
     """Everything that can be checked without a model is checked before anything that takes seconds to load.
     Raises UserError."""
-    settings = chosen_settings(args)
+    notes: list[str] = []  # said once it is clear that the device is there
+    settings = chosen_settings(args, notes.append)
+    if not (args.list_tools or args.manifest or args.pictures):
+        yours = f"{command('assess')} photo.jpg"
+        notes.append(f"no picture named: assessing the sample photograph that ships; yours: {yours}")
     items = [] if args.list_tools else wanted(args, console)
     if args.share:
         console.say(f"shard {args.shard}: {len(items)} of {args.share.total} pictures, rows in {args.out}")
@@ -98,6 +103,8 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
     from agentic_iqa_local.devices import choose_device
 
     device = choose_device(args.gpu, args.cpu)
+    for note in notes:
+        console.say(note)
     if args.list_tools:
         return list_tools(settings, device, console)
     if args.interactive:
@@ -120,11 +127,6 @@ def wanted(args: argparse.Namespace, console: Console) -> list:
     from agentic_iqa_local.image_files import check_file
     from agentic_iqa_local.prompts import DEFAULT_QUERY
 
-    if not args.pictures:
-        console.say(
-            f"no picture named: assessing the sample photograph that ships; yours: {command('assess')}"
-            " photo.jpg"
-        )
     choices = args.choices and tuple(args.choices)
     for words in args.pictures:
         if (
