@@ -32,7 +32,7 @@ from agentic_iqa_local.shards import ListDigest, Shard, list_file
 from agentic_iqa_local.text import one_line
 
 NAMED = 5  # shards and pictures in a message
-TIMES = ("seconds", "timestamp")  # what differs between two assessments that are the same
+TIMES = ("seconds", "timestamp", "execution_time")  # the ends of keys that may differ between equal rows
 
 
 class MergeError(UserError, ValueError):

@@ -11,6 +11,7 @@ from agentic_iqa_local.commands.console import Console
 from agentic_iqa_local.commands.main import main
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.inputs import Item, ManifestError, read_manifest
+from agentic_iqa_local.laboratory.million import simulate
 from agentic_iqa_local.runs import Results
 from agentic_iqa_local.shards import Shard, ShardError, list_file, share_of
 from agentic_iqa_local.work import Assessing
@@ -229,3 +230,16 @@ def test_what_is_no_shard_or_was_changed_is_refused(tmp_path, items, capsys):
     assert f"{second}, line 1: expected JSON" in refused()
     Path(f"{second}.run.json").write_text(json.dumps({"identity": IDENTITY}))
     assert f"{second}: expected rows of assess --shard" in refused()
+
+
+def test_a_batch_in_its_own_process_fills_shards_whose_merge_is_right_row_by_row(tmp_path):
+    """The simulation of a million rows, with three hundred."""
+    pattern = row_of(Item(tmp_path / "a.png"), error=None).model_dump_json()
+    found = simulate(pattern, tmp_path / "rows", rows=300, shards=4, jobs=8, wait=0.001)
+    assert (found["rows_written"], found["merge"]["rows"], found["merge"]["rows_that_differ"]) == (
+        300,
+        300,
+        0,
+    )
+    assert found["holds"]["merge"]
+    assert not (tmp_path / "rows").exists()

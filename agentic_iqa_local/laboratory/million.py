@@ -40,7 +40,7 @@ from agentic_iqa_local.workbench import Observer
 
 LEAST_RATE = 2000.0  # rows a second, the bar
 MOST_GROWTH = 64.0  # MiB from a tenth of the rows on, the bar for "flat": 10^6 keys take 16 of them
-EVERY = 20_000  # rows between two looks at the memory
+LOOKS = 50  # at the memory
 FAILS = 1000  # one picture of so many is a failure
 
 
@@ -108,7 +108,7 @@ class Driver:
         for row in self.batch.rows(results.begun(share.items or items(places)), results.suspects):
             results.append(row)
             self.written += 1
-            if self.written % EVERY == 0:
+            if self.written % max(1, self.rows // LOOKS) == 0:
                 self._look(began)
         results.close()
         self.seconds += time.perf_counter() - began
@@ -152,7 +152,7 @@ def simulate(pattern: str, folder: Path, *, rows: int, shards: int, jobs: int, w
         files = [driver.run(Shard(part, shards), digest) for part in range(1, shards + 1)]
         driver.batch.end()
         size = sum(path.stat().st_size for path in files)
-        early = next(look for look in driver.memory if look["rows"] >= min(rows / 10, rows - EVERY))
+        early = next(look for look in driver.memory if look["rows"] >= rows / 10)
         growth = max(look["driver_mib"] for look in driver.memory) - early["driver_mib"]
         rate = driver.written / driver.seconds
         found = {
