@@ -234,8 +234,9 @@ def test_what_is_no_shard_or_was_changed_is_refused(tmp_path, items, capsys):
 
 def test_a_batch_in_its_own_process_fills_shards_whose_merge_is_right_row_by_row(tmp_path):
     """The simulation of a million rows, with three hundred."""
-    pattern = row_of(Item(tmp_path / "a.png"), error=None).model_dump_json()
-    found = simulate(pattern, tmp_path / "rows", rows=300, shards=4, jobs=8, wait=0.001)
+    row = row_of(Item(tmp_path / "a.png"))
+    row.error, row.final_answer = None, "C"
+    found = simulate(row.model_dump_json(), tmp_path / "rows", rows=300, shards=4, jobs=8, wait=0.001)
     assert (found["rows_written"], found["merge"]["rows"], found["merge"]["rows_that_differ"]) == (
         300,
         300,
