@@ -243,15 +243,7 @@ def _output(parser: Parser) -> None:
     output.add_argument(
         "--retry-failed", action="store_true", help="with --resume: assess its failed pictures again"
     )
-    output.add_argument(
-        "--shard",
-        metavar="PART/OF",
-        help=(
-            "with --out: assess part PART (from 1 on) of OF equal parts of the list of pictures, into"
-            " FILE.PART-of-OF.jsonl, so that many processes share the list; the command merge makes one file"
-            " of all"
-        ),
-    )
+    _add_shard(output)
     output.add_argument(
         "--csv",
         type=Path,
@@ -296,6 +288,18 @@ def _output(parser: Parser) -> None:
         action="count",
         default=0,
         help="log what happens (-vv: prompts and model output too)",
+    )
+
+
+def _add_shard(output: argparse._ArgumentGroup) -> None:
+    output.add_argument(
+        "--shard",
+        metavar="PART/OF",
+        help=(
+            "with --out: assess part PART (from 1 on) of OF equal parts of the list of pictures, into"
+            " FILE.PART-of-OF.jsonl, so that many processes share the list; the command merge makes one file"
+            " of all"
+        ),
     )
 
 
