@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, create, open_regular, place_for, read_json
-from agentic_iqa_local.inputs import row_key
+from agentic_iqa_local.files import FileError, create, open_regular, place_for, read_bytes, read_json
+from agentic_iqa_local.inputs import LARGEST, LONGEST_NAME, row_key
 from agentic_iqa_local.rows import (
     LARGEST_NOTE,
     WriteError,
@@ -224,15 +224,14 @@ def _merge_part(sources: Sequence[_Source], to: BinaryIO, merged: Merged, digest
             else:
                 merged.lacking += 1
                 if len(merged.missing) < NAMED:
-                    merged.missing.append(one_line(json.loads(keys[place])[0]))
+                    merged.missing.append(_picture(keys[place]))
 
 
 def _keys(source: _Source) -> list[str]:
     """The keys of a shard's items. Raises MergeError."""
     path, part = list_file(source.path), source.part
     try:
-        with open(open_regular(path), encoding="utf-8") as file:
-            keys = file.read().splitlines()
+        keys = read_bytes(path, LARGEST).decode().splitlines()
         if len(keys) != len(Shard(part.part, part.of).places(part.items)):
             raise FileError(f"expected another number of items than {len(keys)}")
     except (FileError, UserError, ValueError) as error:
@@ -240,6 +239,13 @@ def _keys(source: _Source) -> list[str]:
             f"{path}: expected the list of the shard's items: {error}", "run the shard again"
         ) from error
     return keys
+
+
+def _picture(key: str) -> str:
+    """The picture that a key is of, for a message."""
+    with suppress(ValueError, LookupError, TypeError):  # somebody wrote the list
+        key = str(json.loads(key)[0])
+    return one_line(f"{key:.{LONGEST_NAME}}")
 
 
 def _opened(path: Path) -> BinaryIO:
