@@ -187,7 +187,7 @@ class Batch(Generic[AnyItem, Row]):
         self.stopping = True
 
     def wake(self) -> None:
-        """An item may be ready where there was none: `rows` asks again, also while others are in hand."""
+        """Asks for the next item again, where `rows` was told that none was ready."""
         self._finished.put(None)
 
     def rows(
@@ -265,7 +265,7 @@ class Batch(Generic[AnyItem, Row]):
         self._finished.put((attempt, row))
 
     def _next(self) -> tuple[_Attempt[AnyItem], Row] | None:
-        """The next attempt that has ended or whose time is over; None where an item may be ready. While the
+        """The next attempt that has ended or whose time is over; None where an item may have come. While the
         whole process stood still, no time went by for them."""
         while True:
             now = time.monotonic()

@@ -61,7 +61,7 @@ class BatchWorker(Generic[AnyItem, Row]):
         self._worker: Worker | None = None
         self._loads = self._ready = self._told_to_stop = self._worn_out = False
         self._failed_starts = 0
-        self._in_hand: list[AnyItem] = []
+        self._in_hand: list[tuple[str, AnyItem]] = []  # each with its key, which takes time to make
         self._held: AnyItem | None = None  # a suspect, until nothing is in hand
         self._again: deque[AnyItem] = deque()  # in hand when a process ended through no fault of theirs
         self._alone: deque[AnyItem] = deque()  # a process may have died of them
@@ -126,7 +126,7 @@ class BatchWorker(Generic[AnyItem, Row]):
                     case ("row", key, row, row_hung, worn_out):
                         hung = hung + 1 if row_hung else 0
                         self._worn_out |= worn_out
-                        self._in_hand.remove(next(item for item in self._in_hand if item.key == key))
+                        self._in_hand.remove(next(held for held in self._in_hand if held[0] == key))
                         yield row
                         if hung >= MOST_HUNG:
                             raise BatchError(
@@ -135,7 +135,7 @@ class BatchWorker(Generic[AnyItem, Row]):
                                 "find out what hangs there",
                             )
                     case ("gave up",):  # what hung has its row
-                        self._again.extend(self._in_hand)
+                        self._again.extend(item for _, item in self._in_hand)
                         self._in_hand.clear()
                     case ("lost", why):
                         raise ModelLost(why)
@@ -153,7 +153,7 @@ class BatchWorker(Generic[AnyItem, Row]):
         if self._worn_out and not self._in_hand:
             self.end()
             self._worn_out = False
-        with_suspect = any(item.key in self._deaths for item in self._in_hand)
+        with_suspect = bool(self._deaths) and any(key in self._deaths for key, _ in self._in_hand)
         if self.stopping or self._worn_out or with_suspect or len(self._in_hand) >= self.jobs:
             return None
         if self._again:
@@ -173,7 +173,7 @@ class BatchWorker(Generic[AnyItem, Row]):
     def _give(self, item: AnyItem) -> None:
         if not self._in_hand:
             self._heard = time.monotonic()
-        self._in_hand.append(item)
+        self._in_hand.append((item.key, item))
         if self._worker is None:
             self._begin()
         self._tell("item", item)
@@ -238,7 +238,7 @@ class BatchWorker(Generic[AnyItem, Row]):
         code = self._worker.end(patience=0 if silent else 10)
         why = f"it gave no sign of life for {self.timeout + GRACE:g} s" if silent else cause_of_death(code)
         was_ready, self._worker, self._ready = self._ready, None, False
-        items, self._in_hand = self._in_hand, []
+        items, self._in_hand = [item for _, item in self._in_hand], []
         if not was_ready:
             self._failed_starts += 1
             if self._failed_starts >= STARTS:

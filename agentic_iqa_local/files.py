@@ -115,17 +115,18 @@ def read_json(path: str | Path, largest: int = LARGEST, deepest: int = DEEPEST) 
     return parse_json(read_bytes(path, largest), deepest)
 
 
-def parse_json(content: bytes, deepest: int = DEEPEST) -> dict[str, Any]:
-    """The JSON object that is `content` in UTF-8, nested at most `deepest` deep. Raises FileError."""
+def parse_json(content: bytes, deepest: int | None = DEEPEST) -> dict[str, Any]:
+    """The JSON object that is `content` in UTF-8, nested at most `deepest` deep; with None its caller looks.
+    Raises FileError."""
     try:
         value = json.loads(content.decode("utf-8"))
     except RecursionError:
-        raise FileError(f"expected JSON nested at most {deepest} deep, got it deeper") from None
+        raise FileError(f"expected JSON nested at most {deepest or DEEPEST} deep, got it deeper") from None
     except ValueError as error:
         raise FileError(f"expected JSON, got something else ({error})") from error
     if not isinstance(value, dict):
         raise FileError(f"expected a JSON object, got {_kind(value)}")
-    for _, depth in walk(value):
+    for _, depth in walk(value) if deepest is not None else ():
         if depth > deepest:
             raise FileError(f"expected JSON nested at most {deepest} deep, got it deeper")
     return value

@@ -2,6 +2,7 @@
 one."""
 
 import csv
+import functools
 import glob
 import io
 import json
@@ -19,6 +20,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, first_mistake, read_bytes, with_each_key_once
 from agentic_iqa_local.image_files import ImageError, local_path
+from agentic_iqa_local.keys import Keys
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.query import choices_in
 from agentic_iqa_local.request import check_choices, check_query
@@ -47,8 +49,8 @@ class Item:
     choices: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.choices is None and (listed := choices_in(self.query)):
-            object.__setattr__(self, "choices", tuple(listed))
+        if self.choices is None and (listed := _choices_in(self.query)):
+            object.__setattr__(self, "choices", listed)
 
     @property
     def key(self) -> str:
@@ -61,6 +63,11 @@ class Item:
                 "choices": self.choices,
             }
         )
+
+
+@functools.lru_cache(maxsize=1024)  # a million pictures have the same query
+def _choices_in(query: str) -> tuple[str, ...]:
+    return tuple(choices_in(query) or ())
 
 
 def row_key(row: dict[str, Any]) -> str:
@@ -89,44 +96,84 @@ class _Record(BaseModel):
         return value
 
 
-def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] | None = None) -> list[Item]:
+class _Listing:
+    """What a manifest's records come to: the items that are wanted, and what is wrong with lines."""
+
+    def __init__(self, path: Path, query: str | None, choices: Sequence[str] | None):
+        self._path, self._query, self._choices = path, query, choices
+        self.items: dict[Item, int] = {}
+        self._others = Keys()
+        self.bad: list[str] = []
+        self.ignored: set[str] = set()
+
+    def take(self, number: int, record: dict[str, Any] | str, *, wanted: bool) -> Item | None:
+        """The item of a line; None where there is something wrong."""
+        try:
+            if isinstance(record, str):
+                raise ValueError(record)
+            self.ignored |= record.keys() - _Record.model_fields.keys()
+            item = _item(record, self._path.parent, self._query, self._choices, existing=wanted)
+            if item in self.items:
+                raise ValueError(f"the same as line {self.items[item]}")
+            if len(self._others) and item.key in self._others:
+                raise ValueError("the same as an earlier line")
+        except ValueError as error:
+            self.bad.append(f"line {number}: {_reason(error)}")
+            return None
+        if wanted:
+            self.items[item] = number
+        else:
+            self._others.add(item.key)
+        return item
+
+    def close(self) -> list[Item]:
+        """The items. Raises ManifestError where a line was bad or there is none."""
+        if self.bad:
+            more = f"; and {len(self.bad) - NAMED_ROWS} more" if len(self.bad) > NAMED_ROWS else ""
+            raise ManifestError(
+                f"{self._path}: {'; '.join(self.bad[:NAMED_ROWS])}{more}", "correct the manifest"
+            )
+        if not self.items:
+            raise ManifestError(f"{self._path}: expected a row for each image, found none")
+        if self.ignored:
+            _warn_of_unused(self._path, self.ignored)
+        return list(self.items)
+
+
+def read_manifest(
+    path: Path,
+    query: str | None = None,
+    choices: Sequence[str] | None = None,
+    *,
+    places: Callable[[int], range] | None = None,
+    told: Callable[[str], None] | None = None,
+) -> list[Item]:
     """The items of a CSV file (with a header; choices separated by |) or of JSON lines.
 
     `image` is needed; `reference`, `query` and `choices` may be there, and the arguments stand in for the
-    latter two. Relative paths are relative to the manifest. Raises ManifestError, which names the lines, for
-    a row that is malformed, names a file that is not there, or repeats another one.
+    latter two. Relative paths are relative to the manifest. With `places` only the items in those places of
+    the list are given, and only their files looked for; it is called with the number of all. `told` gets the
+    key of each item, in order. Raises ManifestError, which names the lines, for a row that is malformed,
+    names a file that is not there, or repeats another one.
     """
     reader = {".csv": _csv, ".jsonl": _json_lines}.get(path.suffix.lower())
     if reader is None:
         raise ManifestError(f"{path}: expected a manifest named .csv or .jsonl", "rename or convert it")
-    items: dict[Item, int] = {}
-    bad, ignored = [], set()
+    listing = _Listing(path, query, choices)
     try:
-        for number, record in reader(read_bytes(path, LARGEST).decode("utf-8-sig")):
-            try:
-                if isinstance(record, str):
-                    raise ValueError(record)
-                ignored |= record.keys() - _Record.model_fields.keys()
-                item = _item(record, path.parent, query, choices)
-                if item in items:
-                    raise ValueError(f"the same as line {items[item]}")
-                items[item] = number
-            except ValueError as error:
-                bad.append(f"line {number}: {_reason(error)}")
+        text = read_bytes(path, LARGEST).decode("utf-8-sig")
+        wanted = places(sum(1 for _ in reader(text))) if places else None
+        for place, (number, record) in enumerate(reader(text)):
+            item = listing.take(number, record, wanted=wanted is None or place in wanted)
+            if told and item:
+                told(item.key)
     except FileError as error:
         raise ManifestError(f"{path}: {error}", "name another manifest, or divide it") from error
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path}: expected a manifest in UTF-8, got {error}", "convert it") from error
     except csv.Error as error:
         raise ManifestError(f"{path}: expected CSV, got {error}", "correct the manifest") from error
-    if bad:
-        more = f"; and {len(bad) - NAMED_ROWS} more" if len(bad) > NAMED_ROWS else ""
-        raise ManifestError(f"{path}: {'; '.join(bad[:NAMED_ROWS])}{more}", "correct the manifest")
-    if not items:
-        raise ManifestError(f"{path}: expected a row for each image, found none")
-    if ignored:
-        _warn_of_unused(path, ignored)
-    return list(items)
+    return listing.close()
 
 
 def _warn_of_unused(path: Path, columns: set[str]) -> None:
@@ -162,27 +209,32 @@ def _json_lines(text: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
         yield number, value if isinstance(value, dict) else "expected a JSON object"
 
 
-def _item(row: dict[str, Any], folder: Path, query: str | None, choices: Sequence[str] | None) -> Item:
-    """Raises ValueError."""
+def _item(
+    row: dict[str, Any], folder: Path, query: str | None, choices: Sequence[str] | None, *, existing: bool
+) -> Item:
+    """The item of a row, whose files are there where it is to be an `existing` one. Raises ValueError."""
     record = _Record.model_validate(row)
     choices = record.choices or choices
+    image, reference = folder / record.image, folder / record.reference if record.reference else None
+    for column, file in (("image", image), ("reference", reference)):
+        if existing and file:
+            _check_existing(column, file)
     return Item(
-        image=_existing("image", folder / record.image),
-        reference=_existing("reference", folder / record.reference) if record.reference else None,
+        image=image,
+        reference=reference,
         query=record.query or query or DEFAULT_QUERY,
         choices=tuple(choices) if choices else None,
     )
 
 
-def _existing(column: str, file: Path) -> Path:
-    """`file`, which is there. Raises ValueError."""
+def _check_existing(column: str, file: Path) -> None:
+    """Raises ValueError for a file that is not there."""
     try:
         is_there = file.is_file()
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise ValueError(f"{column}: {error.strerror}: {file!s:.{LONGEST_NAME}}") from error
     if not is_there:
         raise ValueError(f"{column}: there is no file {file!s:.{LONGEST_NAME}}")
-    return file
 
 
 def _reason(error: ValueError) -> str:

@@ -1,14 +1,16 @@
 """Files of JSON lines that survive a kill and a full disk, and the description of the run that a file's rows
 belong to.
 
-A line is written whole and synced before `append` returns. What a kill left of a line is cut off by
-`recover`.
+A line is written whole before `append` returns, and synced too unless rows come so fast that several share a
+sync. What a kill left of a line is cut off by `recover`.
 """
 
 import fcntl
 import json
 import math
 import os
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import (
+    DEEPEST,
     LARGEST,
     FileError,
     create,
@@ -26,7 +29,6 @@ from agentic_iqa_local.files import (
     parse_json,
     place_for,
     read_json,
-    walk,
 )
 
 NAMED_CHANGES, LONGEST_VALUE = 5, 60  # changed settings that a message names, and characters of each value
@@ -83,10 +85,15 @@ class RowFile:
             ) from error
         self._remember_place()
         self._replaced: BinaryIO | None = None
+        self._syncing = threading.Lock()
+        self._synced_at = -math.inf  # of `time.monotonic`
+        self._timer: threading.Timer | None = None  # of the next sync, where rows wait for one
+        self._unsynced: OSError | None = None  # why the last one that a timer began failed
 
     def _remember_place(self) -> None:
         state = os.fstat(self._file.fileno())
-        self._end, self._place = state.st_size, (state.st_dev, state.st_ino)
+        self._end = self._synced = state.st_size  # bytes that are written, and those of them that are on disk
+        self._place = state.st_dev, state.st_ino
 
     def check_place(self) -> None:
         """Raises Replaced when this file's name is gone or now names another file: nobody would find the
@@ -126,7 +133,7 @@ class RowFile:
                 f"{self.path}: expected rows of at most {LARGEST} bytes, the last is longer",
                 "choose another --out",
             )
-        self._end = start + whole
+        self._end = self._synced = start + whole
         os.ftruncate(self._file.fileno(), self._end)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -144,9 +151,14 @@ class RowFile:
         except FileError as error:
             raise RowsError(f"{self.path}: {error}", "choose another --out") from error
 
-    def append(self, line: str) -> None:
-        """Writes one row, given as JSON text, and waits until the disk has it. Raises WriteError, and
-        UnreadableRow for one that could not be read again."""
+    def append(self, line: str, *, within: float = 0.0) -> None:
+        """Writes one row, given as JSON text, and waits until the disk has it. A row that comes less than
+        `within` seconds after the last sync does not wait: the next sync, which begins by then, is for all
+        such rows together (`sync` waits for it).
+
+        Raises WriteError, also where the sync of rows before it failed, and UnreadableRow for one that could
+        not be read again.
+        """
         content = line.encode() + b"\n"
         try:
             _row(content, self._schema)
@@ -155,18 +167,57 @@ class RowFile:
                 f"{self.path}: a row could not be written ({error})", "the rows before it are kept"
             ) from error
         try:
-            written = _write(self._file, content)
-            os.fsync(self._file.fileno())
+            self._end += _write(self._file, content)
         except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._file.fileno(), self._end)
+            self._cut(self._end)
             raise self._unwritten(error) from error
-        self._end += written
+        wait = self._synced_at + within - time.monotonic()
+        if wait <= 0 or self._unsynced:
+            self.sync()
+        elif self._timer is None:
+            self._timer = threading.Timer(wait, self._sync_in_turn)
+            self._timer.daemon = True
+            self._timer.start()
         self.check_place()
+
+    def sync(self) -> None:
+        """Waits until the disk has every row. Raises WriteError where it does not take them: the file then
+        holds the rows before, whole."""
+        with self._syncing:
+            try:
+                if self._unsynced:
+                    raise self._unsynced
+                self._sync()
+            except OSError as error:
+                self._unsynced = None
+                self._cut(self._synced)
+                raise self._unwritten(error) from error
+
+    def _sync(self) -> None:
+        if self._synced < (end := self._end):
+            self._synced_at = time.monotonic()
+            os.fsync(self._file.fileno())
+            self._synced = end
+
+    def _sync_in_turn(self) -> None:
+        """A sync that a timer began; where it fails, the next row says so."""
+        self._timer = None
+        with self._syncing:
+            try:
+                self._sync()
+            except (OSError, ValueError) as error:  # ValueError: the file was closed meanwhile, synced
+                self._unsynced = error if isinstance(error, OSError) else None
+
+    def _cut(self, end: int) -> None:
+        """Leaves the first `end` bytes."""
+        self._end = end
+        with suppress(OSError):
+            os.ftruncate(self._file.fileno(), end)
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Removes the rows that are not `wanted`. A new file takes the old one's place, or nothing changes.
         Raises WriteError, RowsError."""
+        self.sync()
         partial = self.path.with_name(self.path.name + ".partial")
         file = None
         try:
@@ -196,9 +247,14 @@ class RowFile:
         )
 
     def close(self) -> None:
-        self._file.close()
-        if self._replaced:
-            self._replaced.close()
+        """Raises WriteError where rows that waited for a sync are not on disk."""
+        try:
+            if not self._file.closed:
+                self.sync()
+        finally:
+            self._file.close()
+            if self._replaced:
+                self._replaced.close()
 
 
 def rows_in(
@@ -219,11 +275,8 @@ def _row(line: bytes, schema: type[BaseModel]) -> dict[str, Any]:
     """Raises FileError."""
     if len(line) > LARGEST:
         raise FileError(f"expected a line of at most {LARGEST} bytes, got a longer one")
-    row = parse_json(line)
-    for part, _ in walk(row):
-        for value in part.values() if isinstance(part, dict) else part:
-            if not _finite(value):
-                raise FileError("expected numbers that are finite, got another")
+    row = parse_json(line, None)
+    _check_values(row)
     try:
         schema.model_validate_json(line, strict=True)
     except ValidationError as error:
@@ -231,9 +284,24 @@ def _row(line: bytes, schema: type[BaseModel]) -> dict[str, Any]:
     return row
 
 
-def _finite(value: Any) -> bool:
+def _check_values(row: dict[str, Any]) -> None:
+    """Raises FileError for numbers that are not finite, and for rows that are nested too deep."""
+    waiting: list[tuple[Any, int]] = [(row, 1)]
+    while waiting:
+        part, depth = waiting.pop()
+        if depth > DEEPEST:
+            raise FileError(f"expected JSON nested at most {DEEPEST} deep, got it deeper")
+        for value in part.values() if type(part) is dict else part:
+            kind = type(value)
+            if kind is dict or kind is list:
+                waiting.append((value, depth + 1))
+            elif (kind is float or kind is int) and not _finite(value):
+                raise FileError("expected numbers that are finite, got another")
+
+
+def _finite(number: float) -> bool:
     try:
-        return not isinstance(value, (int, float)) or math.isfinite(value)
+        return math.isfinite(number)
     except OverflowError:  # a whole number beyond every float
         return False
 
@@ -311,21 +379,36 @@ def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] 
         raise RowsError(
             f"{path}: this is no description of the run: {error}", "choose another --out"
         ) from error
-    old = dict(_flat(run["identity"]))
-    new = dict(_flat(json.loads(json.dumps(identity))))
-    differ = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
-    newly_set = {key for key in differ if key in may_be_set and old.get(key) is None}
-    if changed := sorted(differ - newly_set):
-        lines = [
-            f"{key:.{LONGEST_VALUE}} was {_short(old.get(key))}, is now {_short(new.get(key))}"
-            for key in changed[:NAMED_CHANGES]
-        ]
-        more = f"; and {len(changed) - NAMED_CHANGES} more" if len(changed) > NAMED_CHANGES else ""
+    differ = differences(run["identity"], json.loads(json.dumps(identity)))
+    newly_set = {key for key, (old, _) in differ.items() if key in may_be_set and old is None}
+    if changed := {key: values for key, values in differ.items() if key not in newly_set}:
         raise OtherRun(
-            f"{path}: the rows are of a run with other settings: {'; '.join(lines)}{more}",
+            f"{path}: the rows are of a run with other settings:"
+            f" {told_differences(changed, '{} was {}, is now {}')}",
             "go on with the same or choose another --out",
         )
     return bool(newly_set)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ between two identities, by their dotted names: (value in `old`, in `new`),
+    None where one is not set."""
+    flat, other = dict(_flat(old)), dict(_flat(new))
+    return {
+        key: (flat.get(key), other.get(key))
+        for key in sorted(flat.keys() | other.keys())
+        if flat.get(key) != other.get(key)
+    }
+
+
+def told_differences(differ: dict[str, tuple[Any, Any]], sentence: str) -> str:
+    """The first of them in words; `sentence` has places for the name and both values."""
+    lines = [
+        sentence.format(f"{key:.{LONGEST_VALUE}}", _short(old), _short(new))
+        for key, (old, new) in list(differ.items())[:NAMED_CHANGES]
+    ]
+    more = f"; and {len(differ) - NAMED_CHANGES} more" if len(differ) > NAMED_CHANGES else ""
+    return "; ".join(lines) + more
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

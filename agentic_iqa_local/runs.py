@@ -11,14 +11,15 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
-from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
+from pydantic import BaseModel, NonNegativeInt, model_validator
 
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.files import FileError, place_for, read_json
+from agentic_iqa_local.files import FileError, parse_json, place_for, read_bytes
 from agentic_iqa_local.inputs import row_key
 from agentic_iqa_local.intervals import SHIPPED as SHIPPED_INTERVALS
+from agentic_iqa_local.keys import Keys
 from agentic_iqa_local.levels import LETTER_TO_LEVEL
 from agentic_iqa_local.offline.store import file_hash
 from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters
@@ -30,6 +31,7 @@ from agentic_iqa_local.rows import (
     OtherRun,
     RowFile,
     RowsError,
+    WriteError,
     check_run,
     write_run,
     write_whole,
@@ -38,6 +40,10 @@ from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.work import ROLES, AnyItem, as_line, key_of
 
 SET_LATER = ("images.background",)  # no stored row changes: without it transparent pictures failed
+TOGETHER = 0.02
+"""Seconds in which rows that come one after the other share a sync: what a power cut may take of a fast run.
+Slower rows are on disk before the next is begun."""
+LONGEST_NOTE = 2**20  # bytes, after which the note is written anew
 
 
 class _Note(BaseModel):
@@ -53,12 +59,15 @@ class Run:
     hand, noted in `note`.
 
     `suspects` are the items that were in hand when a process died, each with how often one died of it alone.
+    The note's first line is a `_Note`, each further one the key of an item that was begun since: those of
+    them are in hand that have no row.
     """
 
     def __init__(self, rows: RowFile, note: Path):
         self._rows, self._note_file = rows, note
+        self._begun: BinaryIO | None = None  # the note, where keys can be added to it
         self._in_hand: set[str] = set()
-        self.done: set[str] = set()
+        self.done = Keys()
         self.failed = 0
         self.suspects: dict[str, int] = {}
 
@@ -69,15 +78,19 @@ class Run:
     def begun(self, items: Iterable[AnyItem]) -> Iterator[AnyItem]:
         """The items, each of them in hand from the moment that it is taken."""
         for item in items:
-            self._note(self._in_hand | {item.key})
+            self._note_begun(item.key)
             yield item
 
     def write(self, key: str, line: str, *, failed: bool) -> None:
-        """Writes a row and waits until the disk has it. Raises WriteError, and Replaced when another file has
-        its name by now."""
-        self._rows.append(line)
+        """Writes a row and sees to it that the disk has it within `TOGETHER` seconds; `sync` waits for that.
+        Raises WriteError, also for rows before it, and Replaced when another file has its name by now."""
+        self._rows.append(line, within=TOGETHER)
         self._know(key, failed=failed)
-        self._note(self._in_hand - {key})
+        self._in_hand.discard(key)
+
+    def sync(self) -> None:
+        """Waits until the disk has every row. Raises WriteError."""
+        self._rows.sync()
 
     def _know(self, key: str, *, failed: bool) -> None:
         """Counts a row that is there."""
@@ -86,20 +99,49 @@ class Run:
         self.suspects.pop(key, None)
 
     def _note(self, in_hand: set[str]) -> None:
+        """Writes the note anew."""
+        self._close_note()
         self._in_hand = in_hand
-        text = json.dumps({"in_hand": sorted(in_hand), "suspects": self.suspects}, indent=1)
-        write_whole(self._note_file, text)
+        write_whole(self._note_file, json.dumps({"in_hand": sorted(in_hand), "suspects": self.suspects}))
+
+    def _note_begun(self, key: str) -> None:
+        """Notes one item more that is in hand. Raises WriteError."""
+        if self._begun is None or self._begun.tell() > LONGEST_NOTE:
+            self._note(self._in_hand | {key})
+            with suppress(OSError):  # otherwise the next one is noted the same way
+                flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                self._begun = os.fdopen(os.open(self._note_file, flags), "ab", buffering=0)
+            return
+        self._in_hand.add(key)
+        line = json.dumps(key).encode() + b"\n"
+        try:
+            if self._begun.write(line) == len(line):
+                return
+            reason = "no room is left"
+        except OSError as error:
+            reason = error.strerror
+        self._close_note()  # what it took of the line is no key: the next is noted anew
+        raise WriteError(
+            f"{self._note_file}: could not be written ({reason})", "make room there or choose another --out"
+        )
+
+    def _close_note(self) -> None:
+        if self._begun:
+            self._begun.close()
+        self._begun = None
 
     def _left_in_hand(self) -> dict[str, int]:
         """The suspects as the last process left them, with one death more for an item that was alone in its
-        hand."""
+        hand. Which rows are there is known by now."""
         try:
-            note = _Note.model_validate(read_json(self._note_file, LARGEST_NOTE), strict=True)
-        except (FileError, ValidationError):  # none, or damaged: nobody is suspected
+            note = _read_note(self._note_file)
+        except (FileError, ValueError):  # none, or damaged: nobody is suspected
             return {}
+        in_hand = [key for key in note.in_hand if key not in self.done]
         return {
-            key: note.suspects.get(key, 0) + (note.in_hand == [key])
-            for key in (*note.suspects, *note.in_hand)
+            key: note.suspects.get(key, 0) + (in_hand == [key])
+            for key in (*note.suspects, *in_hand)
+            if key not in self.done
         }
 
     def settle(self, *, lost: bool = False) -> None:
@@ -111,15 +153,29 @@ class Run:
             if self.suspects:
                 self._note(set())
             else:
+                self._close_note()
                 self._note_file.unlink(missing_ok=True)
 
     def close(self, *, lost: bool = False) -> None:
-        """Ends an orderly run, or one whose model was `lost`."""
+        """Ends an orderly run, or one whose model was `lost`. Raises WriteError for rows that the disk does
+        not take after all."""
         self.settle(lost=lost)
         self._rows.close()
 
 
-class _StoredRow(Assessment):
+def _read_note(path: Path) -> _Note:
+    """Raises FileError, and ValueError for what is no note."""
+    content = read_bytes(path, LARGEST_NOTE)
+    try:
+        note, begun = parse_json(content), []
+    except FileError:
+        first, *lines = content.split(b"\n")[:-1]  # a kill may have torn the last line: it was not begun
+        note, begun = parse_json(first), [json.loads(line) for line in lines]
+    note = _Note.model_validate(note, strict=True)
+    return _Note.model_validate({"in_hand": [*note.in_hand, *begun], "suspects": note.suspects}, strict=True)
+
+
+class StoredRow(Assessment):
     """A row as it was written: with all fields, and an answer that is one of those that were asked for."""
 
     @model_validator(mode="after")
@@ -152,33 +208,36 @@ class Results(Run):
             path = place_for(path)
         except FileError as error:
             raise RowsError(f"{path}: {error}", "choose another --out") from error
-        super().__init__(RowFile(path, _StoredRow), path.with_name(f"{path.name}.in_hand.json"))
+        super().__init__(RowFile(path, StoredRow), path.with_name(f"{path.name}.in_hand.json"))
         description = path.with_name(f"{path.name}.run.json")
         try:
             if self._rows.empty:
-                self._begin(description, identity, resume=resume)
+                goes_on = self._begin(description, identity, resume=resume)
             elif not resume:
                 raise RowsError(
                     f"{path}: holds rows already", "add --resume to go on with them, or choose another --out"
                 )
             else:
-                self._go_on(description, identity, retry)
-            if retry and any(_to_retry(row, retry) for row in self._rows):
-                self._rows.keep(lambda row: not _to_retry(row, retry))
-            for row in self._rows:
-                self._know(row_key(row), failed=row["error"] is not None)
+                goes_on = self._go_on(description, identity, retry)
+            again = self._read(retry)
+            if goes_on:
+                self.suspects = self._left_in_hand()
+            self._take_out(again, retry)
         except RowsError:
             self._rows.close()  # the note on what was in hand stays for whoever may go on
             raise
 
-    def _begin(self, description: Path, identity: dict[str, Any], *, resume: bool) -> None:
+    def _begin(self, description: Path, identity: dict[str, Any], *, resume: bool) -> bool:
+        """Whether the same run died before its first row."""
+        same = False
         if resume and description.is_file():
             with suppress(RowsError):  # a run of another kind that died before its first row
                 check_run(description, identity)
-                self.suspects = self._left_in_hand()
+                same = True
         write_run(description, _described(), identity)
+        return same
 
-    def _go_on(self, description: Path, identity: dict[str, Any], retry: Collection[str]) -> None:
+    def _go_on(self, description: Path, identity: dict[str, Any], retry: Collection[str]) -> bool:
         try:
             if check_run(description, identity, SET_LATER):
                 write_run(description, _described(), identity)
@@ -187,11 +246,26 @@ class Results(Run):
                 raise
             write_run(description, _described(), identity)  # no row stays that the old settings made
         self._rows.recover()
-        self.suspects = self._left_in_hand()
+        return True
+
+    def _read(self, retry: Collection[str]) -> list[str]:
+        """Learns which rows there are; the keys of those that are to be taken out for `retry`."""
+        again = []
+        for row in self._rows:
+            self._know(row_key(row), failed=row["error"] is not None)
+            if _to_retry(row, retry):
+                again.append(row_key(row))
+        return again
+
+    def _take_out(self, again: list[str], retry: Collection[str]) -> None:
+        if again:
+            self._rows.keep(lambda row: not _to_retry(row, retry))
+            self.failed -= len(again)
+            for key in again:
+                self.done.discard(key)
 
     def append(self, row: Assessment) -> None:
-        """Writes a row and waits until the disk has it. Raises WriteError, and Replaced when another file has
-        its name by now."""
+        """Writes a row, see `write`."""
         self.write(key_of(row), as_line(row), failed=row.error is not None)
 
 
@@ -217,9 +291,11 @@ def identity(
     reference: Path | None,
     relative: bool,
     maps: Any = None,
+    shard: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What the rows of a run depend on, by the names that a user is told. `relative`: some paths are, so that
-    the working folder counts; `maps`: the limits of the maps that the rows have, where they have any. Raises
+    the working folder counts; `maps`: the limits of the maps that the rows have, where they have any;
+    `shard`: which part of which list they are, where they are one (`shards.Share.identity`). Raises
     BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that cannot be
     read.
     """
@@ -249,4 +325,5 @@ def identity(
             "working folder": os.getcwd() if relative else None,
         }
         | ({} if maps is None else {"map": maps})
+        | ({} if shard is None else {"shard": shard})
     )

@@ -11,6 +11,7 @@ from agentic_iqa_local.report import level_word, safe_lines, why_failed, wrapped
 from agentic_iqa_local.text import one_line
 
 NAMED = 5  # pictures in each list
+MOST_KEPT = 1000  # scores, of which those that cannot be named are forgotten
 
 
 class Tally:
@@ -22,7 +23,8 @@ class Tally:
         self.failed: list[tuple[str, str]] = []
         self.not_sure: list[tuple[str, str]] = []
         self.gate: Counter[str] = Counter()
-        self._scored: list[tuple[float, str]] = []
+        self._scored: list[tuple[float, str]] = []  # those that may be named, in their order
+        self._scores, self._sum = 0, 0.0
 
     def add(self, row: dict[str, Any]) -> None:
         """Counts a row (a JSON object of assess.py)."""
@@ -35,11 +37,25 @@ class Tally:
             self.not_sure.append((row["image"], row["not_sure"]))
         elif row["q"] is not None:
             self.answers[row["final_answer"]] += 1
-            self._scored.append((row["q"], row["image"]))
+            self._add_score(row["q"], row["image"])
         elif row["choices"]:
             self.answers[chosen_answer(row["choices"], row["final_answer"])] += 1
         else:
             self.answers["answered in words"] += 1
+
+    def _add_score(self, q: float, image: str) -> None:
+        self._scores += 1
+        self._sum += q
+        self._scored.append((q, image))
+        if len(self._scored) > MOST_KEPT:
+            named = {id(scored) for scored in (*self._best(), *self._worst())}
+            self._scored = [scored for scored in self._scored if id(scored) in named]
+
+    def _best(self) -> list[tuple[float, str]]:
+        return heapq.nlargest(2 * NAMED, self._scored, key=itemgetter(0))
+
+    def _worst(self) -> list[tuple[float, str]]:
+        return heapq.nsmallest(NAMED, self._scored, key=itemgetter(0))
 
     @property
     def total(self) -> int:
@@ -80,15 +96,11 @@ class Tally:
         """The best and the worst pictures, or all of a few."""
         if not self._scored:
             return []
-        best = heapq.nlargest(2 * NAMED, self._scored, key=itemgetter(0))
-        if len(self._scored) <= 2 * NAMED:
-            return [f"by score, mean {self._mean():.2f}:", *map(_score_line, best)]
-        worst = heapq.nsmallest(NAMED, self._scored, key=itemgetter(0))
-        mean = f"mean q {self._mean():.2f} of {len(self._scored)} pictures"
-        return [mean, "best:", *map(_score_line, best[:NAMED]), "worst:", *map(_score_line, worst)]
-
-    def _mean(self) -> float:
-        return sum(q for q, _ in self._scored) / len(self._scored)
+        best, mean = self._best(), f"{self._sum / self._scores:.2f}"
+        if self._scores <= 2 * NAMED:
+            return [f"by score, mean {mean}:", *map(_score_line, best)]
+        named = f"mean q {mean} of {self._scores} pictures"
+        return [named, "best:", *map(_score_line, best[:NAMED]), "worst:", *map(_score_line, self._worst())]
 
     def _failures(self) -> list[str]:
         """Each reason once, the commonest first, with the pictures that it holds for."""

@@ -24,7 +24,7 @@ _END_OF_SENTENCE = re.compile(
 def one_line(text: str) -> str:
     """`text` with everything escaped that could break its line or steer a terminal: "\\n", "\\u001b", and
     "\\xff" for a byte of a file's name that is not UTF-8. JSON text stays the same JSON."""
-    return text.translate(_escapes(text))
+    return text if text.isprintable() else text.translate(_escapes(text))
 
 
 def printable(text: str) -> str:

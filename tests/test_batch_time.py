@@ -231,6 +231,7 @@ def test_a_process_may_take_any_time_to_load(monkeypatch):
     """Its images' time begins when it is ready."""
     worker = BatchWorker(Assessing(Settings()), timeout=TIMEOUT, device="cpu")
     worker._worker = Silence([*[NOTHING] * 1000, (STEP, ("ready", {})), *[NOTHING] * MOST, (STEP, ROW)])
-    worker._in_hand = [Item(Path("a.png"))]
+    item = Item(Path("a.png"))
+    worker._in_hand = [(item.key, item)]
     monkeypatch.setattr(batch_worker, "time", worker._worker)
     assert worker._hear() == ROW

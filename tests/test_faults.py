@@ -370,7 +370,7 @@ def test_what_fails_after_a_stop_is_no_row(batch, picture, stopped, monkeypatch)
 
 
 def test_an_image_that_has_its_row_is_no_suspect(tmp_path, picture):
-    """The process died between the row and the note on what was in hand."""
+    """Both were begun, one has its row: the process died with the other alone in hand."""
     item, path = Item(Path(picture)), tmp_path / "rows.jsonl"
     results = Results(path, {"model": "a"})
     results.append(Assessing(Settings(), "letters").failure(item, "too dark"))
@@ -379,7 +379,7 @@ def test_an_image_that_has_its_row_is_no_suspect(tmp_path, picture):
     note = {"in_hand": [item.key, other.key], "suspects": {}}
     path.with_name("rows.jsonl.in_hand.json").write_text(json.dumps(note))
     results = Results(path, {"model": "a"}, resume=True)
-    assert results.suspects == {other.key: 0}
+    assert results.suspects == {other.key: 1}
     results.close()
 
 

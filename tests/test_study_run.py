@@ -465,7 +465,7 @@ def test_twenty_kills_lose_no_row_and_repeat_none(tmp_path):
         assert whole.startswith(kept)
         kept = whole
     with Store(tmp_path / "run", {}, {"n": 1}) as store:
-        done = set(store.done)
+        done = store.done
     keys = [json.loads(line)["key"] for line in rows.read_bytes().splitlines()]
     assert keys == [str(i) for i in range(len(keys))]
     assert done == set(keys)

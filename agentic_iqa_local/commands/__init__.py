@@ -1,6 +1,8 @@
 """The commands that an installation has; scripts/ runs the same ones from a checkout."""
 
 import argparse
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,8 @@ def add_set_up(options: argparse._ActionsContainer) -> None:
         metavar="N",
         help=(
             "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there"
-            " is one)"
+            " is one); where no --config and no --model is given, with the largest complete vision-language"
+            " model below the models folder"
         ),
     )
     device.add_argument("--cpu", action="store_true", help="run on the CPU")
@@ -46,11 +49,24 @@ def add_set_up(options: argparse._ActionsContainer) -> None:
     )
 
 
-def chosen_settings(args: argparse.Namespace) -> "Settings":
-    """The settings that --config, --model and the like name, as far as a command has them. Raises
-    ConfigError."""
+def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] | None = None) -> "Settings":
+    """The settings that --config, --model and the like name, as far as a command has them. With --gpu and
+    neither of those two the largest model that is there is taken, and `say` is told which (default: stderr
+    is). Raises ConfigError."""
     from agentic_iqa_local.api import choose_settings
 
-    return choose_settings(
-        **{name: value for name in SETTINGS if (value := getattr(args, name, None)) is not None}
-    )
+    options = {name: value for name in SETTINGS if (value := getattr(args, name, None)) is not None}
+    chosen = options.keys() & {"config", "model"} or options.get("engine") == "server"
+    if getattr(args, "gpu", None) is not None and not chosen:
+        from agentic_iqa_local.model_choice import choose
+        from agentic_iqa_local.offline.store import models_root
+
+        choice = choose(models_root(options.get("models")))
+        (say or _to_stderr)(choice.said)
+        if choice.folder:
+            options |= {"model": choice.folder} | ({"config": choice.config} if choice.config else {})
+    return choose_settings(**options)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)

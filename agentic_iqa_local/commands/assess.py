@@ -9,12 +9,14 @@ examples:
   {assess} photo.jpg --interactive
   {assess} scans/ --pipeline letters --out results.jsonl --csv results.csv --gallery results.html
   {assess} --manifest images.csv --out results.jsonl --resume --retry-failed
+  {assess} --manifest images.csv --out results.jsonl --shard 3/64 --resume
   {assess} photo.jpg --config qwen2_5_vl_7b --gpu 0
   {assess} scans/ --at-least Good --error-rate 0.05 --strict --csv gate.csv
   {assess} --compare before.jpg after.jpg
   {assess} --best-of burst/
   {assess} --list-tools
-Without a picture the sample photograph that ships is assessed.
+Without a picture the sample photograph that ships is assessed. With --gpu 0 and neither --config nor --model
+the largest complete vision-language model below the models folder is taken, and named.
 
 On a terminal the answer is text, of several pictures one line each, coloured unless NO_COLOR is set;
 piped, or with --json, it is one JSON object a line on stdout and nothing
@@ -37,6 +39,7 @@ import signal
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentic_iqa_local.commands import chosen_settings
 from agentic_iqa_local.commands.assess_options import parse
@@ -45,6 +48,9 @@ from agentic_iqa_local.commands.compare_run import CompareRun, check_number
 from agentic_iqa_local.commands.console import Console, exit_status, like_ctrl_c, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.paths import ROOT, command
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.shards import Share
 
 # What follows is imported where it is needed, so that --help and wrong usage are answered at once.
 
@@ -74,8 +80,14 @@ def main(argv: list[str] | None = None) -> int:
 def assess_all(args: argparse.Namespace, console: Console) -> int:
     """Everything that can be checked without a model is checked before anything that takes seconds to load.
     Raises UserError."""
-    settings = chosen_settings(args)
+    notes: list[str] = []  # said once it is clear that the device is there
+    settings = chosen_settings(args, notes.append)
+    if not (args.list_tools or args.manifest or args.pictures):
+        yours = f"{command('assess')} photo.jpg"
+        notes.append(f"no picture named: assessing the sample photograph that ships; yours: {yours}")
     items = [] if args.list_tools else wanted(args, console)
+    if args.share:
+        console.say(f"shard {args.shard}: {len(items)} of {args.share.total} pictures, rows in {args.out}")
     check_pictures(args, items)
     if args.interactive and len(items) != 1:
         raise UsageError(f"--interactive: expected one picture, got {len(items)}", "name one of them")
@@ -96,6 +108,8 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
     from agentic_iqa_local.devices import choose_device
 
     device = choose_device(args.gpu, args.cpu)
+    for note in notes:
+        console.say(note)
     if args.list_tools:
         return list_tools(settings, device, console)
     if args.interactive:
@@ -108,19 +122,16 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
 
 
 def wanted(args: argparse.Namespace, console: Console) -> list:
-    """The items that the command line names. Raises UserError."""
+    """The items that the command line names, with --shard its share of them. Raises UserError."""
     from agentic_iqa_local.inputs import Item, expand_inputs, read_manifest
 
     if args.manifest:
+        if args.shard:
+            return shared(args, read_share(args))
         return read_manifest(args.manifest, args.query, args.choices)
     from agentic_iqa_local.image_files import check_file
     from agentic_iqa_local.prompts import DEFAULT_QUERY
 
-    if not args.pictures:
-        console.say(
-            f"no picture named: assessing the sample photograph that ships; yours: {command('assess')}"
-            " photo.jpg"
-        )
     choices = args.choices and tuple(args.choices)
     for words in args.pictures:
         if (
@@ -136,7 +147,28 @@ def wanted(args: argparse.Namespace, console: Console) -> list:
     files = expand_inputs(args.pictures or [sample], console.say)
     if args.reference:
         check_file(args.reference)
-    return [Item(path, args.reference, args.query or DEFAULT_QUERY, choices) for path in files]
+    items = [Item(path, args.reference, args.query or DEFAULT_QUERY, choices) for path in files]
+    if args.shard:
+        from agentic_iqa_local.shards import share_of
+
+        return shared(args, share_of(items, args.shard))
+    return items
+
+
+def read_share(args: argparse.Namespace) -> "Share":
+    """What --shard has of a manifest. Raises UserError."""
+    from agentic_iqa_local.inputs import read_manifest
+    from agentic_iqa_local.shards import ListDigest, Share
+
+    digest = ListDigest()
+    items = read_manifest(args.manifest, args.query, args.choices, places=args.shard.places, told=digest.add)
+    return Share(args.shard, items, digest.count, digest.hexdigest())
+
+
+def shared(args: argparse.Namespace, share: "Share") -> list:
+    """The items of a share, whose rows go into a file of their own."""
+    args.share, args.out = share, share.shard.file(args.out)
+    return share.items
 
 
 def check_pictures(args: argparse.Namespace, items: Iterable) -> None:

@@ -38,6 +38,7 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     if args.interactive:
         _check_interactive(parser, args)
     _check_output(parser, args)
+    _check_shard(parser, args)
     _check_question(parser, args)
     _check_how_sure(parser, args)
     _check_map(parser, args)
@@ -241,6 +242,7 @@ def _files(output: argparse._ArgumentGroup) -> None:
     output.add_argument(
         "--retry-failed", action="store_true", help="with --resume: assess its failed pictures again"
     )
+    _add_shard(output)
     output.add_argument(
         "--csv",
         type=Path,
@@ -301,6 +303,18 @@ def _output(parser: Parser) -> None:
     )
 
 
+def _add_shard(output: argparse._ArgumentGroup) -> None:
+    output.add_argument(
+        "--shard",
+        metavar="PART/OF",
+        help=(
+            "with --out: assess part PART (from 1 on) of OF equal parts of the list of pictures, into"
+            " FILE.PART-of-OF.jsonl, so that many processes share the list; the command merge makes one file"
+            " of all"
+        ),
+    )
+
+
 def _check_pictures(parser: Parser, args: argparse.Namespace) -> None:
     if not 1 <= args.jobs <= MOST_JOBS:
         parser.error(f"--jobs: expected 1 to {MOST_JOBS}")
@@ -333,6 +347,31 @@ def _check_output(parser: Parser, args: argparse.Namespace) -> None:
         parser.error("--resume: expected --out FILE, the rows to go on with")
     if args.retry_failed and not args.resume:
         parser.error("--retry-failed: expected --out FILE --resume, the rows among which some failed")
+
+
+def _check_shard(parser: Parser, args: argparse.Namespace) -> None:
+    """Parses --shard, or ends the program with one sentence for what does not go with it."""
+    args.share = None  # what the shard has of the list, once that is read
+    if args.shard is None:
+        return
+    from agentic_iqa_local.shards import Shard
+
+    if not args.out:
+        parser.error("--shard: expected --out FILE, beside which the rows of each part go")
+    for option, given, instead in (
+        ("--csv", args.csv, "a table is made of the merged rows"),
+        ("--interactive", args.interactive, "it is about one picture"),
+        ("--compare", args.compare, "compare the pictures in one process"),
+        ("--best-of", args.best_of, "groups may lie across parts"),
+        ("--sort", args.sort, "merged rows have the order of the list"),
+        ("--list-tools", args.list_tools, "give it alone"),
+    ):
+        if given:
+            parser.error(f"--shard: expected without {option}; {instead}")
+    try:
+        args.shard = Shard.parse(args.shard)
+    except ValueError as error:
+        parser.error(f"--shard: {error}")
 
 
 def _check_sort(parser: Parser, args: argparse.Namespace) -> None:

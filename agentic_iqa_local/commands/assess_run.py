@@ -52,8 +52,8 @@ class AssessRun:
         self.maps = map_requests(args, items)
         self.without_map = 0
         self.results = self._open_results()
-        done = self.results.done if self.results else set()
-        self.left = [item for item in items if item.key not in done]
+        done = self.results.done if self.results else ()
+        self.left = [item for item in items if item.key not in done] if done else items
         self.written = 0
         self.tally = Tally()
         self.kept: list[dict[str, Any]] = []  # for table, gallery and sorting, where no file has the rows
@@ -79,9 +79,13 @@ class AssessRun:
             reference=args.reference,
             relative=not all(path.is_absolute() for path in paths),
             maps=None if args.map is None else [args.map_tiles, args.map_seconds],
+            shard=args.share and args.share.identity(),
         )
         retry = {item.key for item in self.items} if args.retry_failed else ()
-        return Results(args.out, depends_on, resume=args.resume, retry=retry)
+        results = Results(args.out, depends_on, resume=args.resume, retry=retry)
+        if args.share:
+            args.share.write_list(args.out)
+        return results
 
     @cached_property
     def go_on(self) -> str:
@@ -163,6 +167,8 @@ class AssessRun:
                 items = sorted(self.left, key=lambda item: item.key in suspects)
                 for row in batch.rows(results.begun(items) if results else items, suspects):
                     self._take(row)
+                if results:
+                    results.sync()
         except ModelLost as error:
             lost = True
             return error
@@ -177,6 +183,8 @@ class AssessRun:
     def _take(self, row: "Assessment") -> None:
         if self.results:
             self.results.append(row)
+            if self.args.json or self.args.explain:  # what is told of a row holds after a power cut too
+                self.results.sync()
         else:
             fields = row.to_dict()
             self.tally.add(fields)

@@ -238,9 +238,9 @@ class Store(Run):
             else:
                 write_run(description, run, identity)
             self._rows.recover()
-            self.suspects = self._left_in_hand()
             for row in self._rows:
                 self._know(row["key"], failed=bool(row.get("error")))
+            self.suspects = self._left_in_hand()
         except StoreError:
             self._rows.close()  # the note on what was in hand stays for whoever may go on
             raise
@@ -262,8 +262,8 @@ class Store(Run):
             write_whole(description, json.dumps(run | {"dataset": told}, indent=1), sync=True)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Writes one row and waits until the disk has it. Raises ValueError for a key that is there already;
-        StoreError for a row that could not be read again, and when the disk does not take it."""
+        """Writes one row, see `Run.write`. Raises ValueError for a key that is there already; StoreError for
+        a row that could not be read again, and when the disk does not take it."""
         if row["key"] in self.done:
             raise ValueError(f"{self.folder}: {row['key']} is stored already")
         self.write(row["key"], json.dumps(row), failed=bool(row.get("error")))

@@ -58,7 +58,7 @@ def probe_pictures() -> list[Image.Image]:
     return [Image.fromarray(pixels.astype(np.uint8)) for pixels in (smooth, smooth // 2 + noise)]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Server:
     """One of the servers, and what is known of it at present."""
 
