@@ -133,9 +133,7 @@ def _batch_rate(args: argparse.Namespace, folder: Path, out: Path) -> float:
         seen += [time.monotonic()] * (rows - len(seen))
         time.sleep(0.01)
     if process.returncode or len(seen) < args.images:
-        raise UserError(
-            f"the batch command has {len(seen)} of {args.images} rows", log.read_text()[-500:]
-        )
+        raise UserError(f"the batch command has {len(seen)} of {args.images} rows", log.read_text()[-500:])
     return (len(seen) - 1) / (seen[-1] - seen[0])
 
 
