@@ -142,7 +142,7 @@ def add_how(parser: Parser) -> None:
 
 def add_how_sure(parser: Parser) -> argparse._ArgumentGroup:
     sure = parser.add_argument_group(
-        "how sure", "each rating has an interval that holds the true quality with 90 %% probability"
+        "how sure", "each rating has an interval that holds the true quality with 90 % probability"
     )
     sure.add_argument(
         "--abstain-wider-than",
