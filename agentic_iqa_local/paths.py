@@ -24,6 +24,8 @@ DOORS = {
     "study": "study",
     "bundle": "fetch_models",
     "fit": "fit_tools",
+    "gallery": "gallery",
+    "serve": "serve",
 }
 
 

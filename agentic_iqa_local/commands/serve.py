@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
-        prog=command("serve").removeprefix("python "),
+        prog=command("serve"),
         description=(__doc__ or "").replace("{serve}", command("serve")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
