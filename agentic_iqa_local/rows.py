@@ -195,8 +195,8 @@ class RowFile:
 
     def _sync(self) -> None:
         if self._synced < (end := self._end):
-            self._synced_at = time.monotonic()
             os.fsync(self._file.fileno())
+            self._synced_at = time.monotonic()
             self._synced = end
 
     def _sync_in_turn(self) -> None:
