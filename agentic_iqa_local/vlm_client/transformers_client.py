@@ -50,8 +50,8 @@ PACKED = 16  # quantised: at most so many parameters in one number of a weight f
 
 def _mend(model: transformers.PreTrainedModel) -> None:
     """SmolVLM puts a picture's tokens where its parent class, Idefics3, does. transformers 5.20.1 and 5.20.2
-    do it in runs of `patch_size` tokens and fail where a picture is no whole number of them, as SmolVLM2-2.2B's
-    81 tokens a tile of patches of 14 are; 5.21 is whole again."""
+    do it in runs of `patch_size` tokens and fail where a picture's tokens make no whole number of runs:
+    SmolVLM2-2.2B has 81 tokens a tile and patches of 14."""
     inner = getattr(model, "model", None)
     if model.config.model_type == "smolvlm" and hasattr(inner, "inputs_merger"):
         inner.inputs_merger = functools.partial(transformers.Idefics3Model.inputs_merger, inner)
