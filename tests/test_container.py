@@ -4,6 +4,7 @@ image itself is not built here.
 """
 
 import importlib.metadata
+import itertools
 import json
 import re
 import shlex
@@ -94,11 +95,18 @@ def test_pip_installs_the_lock_and_nothing_else():
     assert not re.search(r"\blatest\b", " ".join(argument for _, argument in instructions()))
 
 
-def test_the_lock_pins_what_the_project_and_its_vllm_engine_need():
+def test_the_lock_pins_what_the_project_and_its_extras_need_on_a_gpu():
+    """All extras but the tests' own tools, and heic, whose wheel holds x265 (GPL): whoever wants it adds it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lock = locked()
     assert all(version.startswith("==") for version in lock.values())
-    for line in (*project["dependencies"], *project["optional-dependencies"]["vllm"]):
+    extras = {
+        name: lines
+        for name, lines in project["optional-dependencies"].items()
+        if name not in ("test", "heic")
+    }
+    assert {"vllm", "serve"} <= extras.keys()
+    for line in (*project["dependencies"], *itertools.chain(*extras.values())):
         requirement = Requirement(line)
         assert requirement.specifier.contains(lock[canonicalize_name(requirement.name)].removeprefix("==")), (
             line
@@ -106,8 +114,11 @@ def test_the_lock_pins_what_the_project_and_its_vllm_engine_need():
 
 
 def test_the_lock_of_this_environment_pins_all_that_the_project_and_its_tests_need():
-    """Walks the installed packages' own metadata: what they ask for, and what that asks for."""
-    lock, todo, seen = locked(ROOT / "constraints.txt"), [Requirement("agentic_iqa_local[test]")], set()
+    """Walks the installed packages' own metadata: what they ask for, and what that asks for. with_env.sh
+    --gpu-lock leaves the list that it installed in its environment."""
+    own = Path(sys.prefix) / "lock.txt"
+    lock = locked(own if own.is_file() else ROOT / "constraints.txt")
+    todo, seen = [Requirement("agentic_iqa_local[test]")], set()
     while todo:
         requirement = todo.pop()
         name = canonicalize_name(requirement.name)

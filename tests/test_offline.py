@@ -17,6 +17,7 @@ from conftest import EMBEDDED, MODELS, ROOT, TINY
 from agentic_iqa_local.commands import store as store_command
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.offline.store import weights_dir
+from agentic_iqa_local.offline.wheels import copied_source
 
 # Python's own account of what a process and its children ask of a network, one event a line in $SOCKETS, each
 # with the functions that led there. With $REFUSE set they are refused as well, for kernels that give no
@@ -235,13 +236,7 @@ def test_the_search_for_ways_to_a_network_finds_one(line):
 def installed(tmp_path_factory) -> Path:
     """The wheel's content in a folder outside the checkout, as pip would place it."""
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    ignore = shutil.ignore_patterns("__pycache__")
-    for name in ("agentic_iqa_local", "configs", "models/embedded-parts", "models/tiny"):
-        shutil.copytree(ROOT / name, source / name, ignore=ignore)
-    for name in ("pyproject.toml", "README.md", "tests/data/sumac.png"):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, source / name)
+    source = copied_source(folder / "source")
     line = [
         sys.executable,
         "-m",

@@ -20,6 +20,16 @@ from agentic_iqa_local.paths import ROOT
 
 # What an offline installation for an engine consists of.
 LOCKS = {"transformers": "constraints.txt", "vllm": "constraints-gpu.txt"}
+# What the project's own wheel is built of: pyproject.toml's packages and the data that they name.
+SOURCE = (
+    "agentic_iqa_local",
+    "configs",
+    "models/embedded-parts",
+    "models/tiny",
+    "pyproject.toml",
+    "README.md",
+    "tests/data/sumac.png",
+)
 LONGEST_NAME = 100  # of a file in a tar archive
 REQUIREMENTS = f"{WHEELS}/requirements.txt"
 
@@ -31,11 +41,7 @@ def wheels(engine: str, folder: Path) -> Iterator[Wanted]:
     with tempfile.TemporaryDirectory() as place:
         # pip builds from a copy: it leaves files in the source, and would pack what an earlier build left
         # there.
-        source = Path(place) / "source"
-        for part in ("agentic_iqa_local", "configs", "models/embedded-parts"):
-            shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
-        for file in ("pyproject.toml", "README.md"):
-            shutil.copyfile(ROOT / file, source / file)
+        source = copied_source(Path(place) / "source")
         line = [
             sys.executable,
             "-m",
@@ -57,6 +63,17 @@ def wheels(engine: str, folder: Path) -> Iterator[Wanted]:
         yield Wanted(f"{WHEELS}/{wheel.name}", wheel, f"pip wheel {wheel.name}", wheel_licence(wheel))
     (folder / "requirements.txt").write_text("".join(requirements), encoding="utf-8")
     yield Wanted(REQUIREMENTS, folder / "requirements.txt", "this script", OWN)
+
+
+def copied_source(folder: Path) -> Path:
+    """A copy of what the project's wheel is built of, in a new `folder`, which is returned."""
+    for name in SOURCE:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(ROOT / name, folder / name)
+    return folder
 
 
 def with_short_name(wheel: Path) -> Path:

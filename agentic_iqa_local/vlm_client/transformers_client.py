@@ -48,6 +48,15 @@ logger = logging.getLogger(__name__)
 PACKED = 16  # quantised: at most so many parameters in one number of a weight file, of 2 bits in an int32
 
 
+def _mend(model: transformers.PreTrainedModel) -> None:
+    """SmolVLM puts a picture's tokens where its parent class, Idefics3, does. transformers 5.20.1 and 5.20.2
+    do it in runs of `patch_size` tokens and fail where a picture's tokens make no whole number of runs:
+    SmolVLM2-2.2B has 81 tokens a tile and patches of 14."""
+    inner = getattr(model, "model", None)
+    if model.config.model_type == "smolvlm" and hasattr(inner, "inputs_merger"):
+        inner.inputs_merger = functools.partial(transformers.Idefics3Model.inputs_merger, inner)
+
+
 def _quantization(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     # The letters come from lm_head and quality from the vision tower: both stay in full precision.
     kept = ["model.visual", "model.vision_tower", "model.vision_model", "lm_head"]
@@ -109,6 +118,7 @@ class TransformersClient:
                 folder, output_loading_info=True, **options
             )  # nosec B615 # a local folder
             self.model.eval()
+            _mend(self.model)
             if "device_map" not in options:
                 self.model.to(device)
         if absent := sorted({*loaded["missing_keys"], *(str(key) for key in loaded["mismatched_keys"])}):
