@@ -11,6 +11,7 @@ examples:
   {assess} --manifest images.csv --out results.jsonl --resume --retry-failed
   {assess} photo.jpg --config qwen2_5_vl_7b --gpu 0
   {assess} scans/ --at-least Good --error-rate 0.05 --strict --csv gate.csv
+  {assess} scans/ --pipeline letters --out results.jsonl --cluster 10.0.0.1:6379 --workers 8
   {assess} --compare before.jpg after.jpg
   {assess} --best-of burst/
   {assess} --list-tools
@@ -41,6 +42,7 @@ from pathlib import Path
 from agentic_iqa_local.commands import chosen_settings
 from agentic_iqa_local.commands.assess_options import parse
 from agentic_iqa_local.commands.assess_run import AssessRun, show
+from agentic_iqa_local.commands.cluster_options import place_of
 from agentic_iqa_local.commands.compare_run import CompareRun, check_number
 from agentic_iqa_local.commands.console import Console, exit_status, like_ctrl_c, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
@@ -90,7 +92,8 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
             logging.getLogger(f"agentic_iqa_local.{name}").setLevel(logging.ERROR)
     from agentic_iqa_local.devices import choose_device
 
-    device = choose_device(args.gpu, args.cpu)
+    place = place_of(args)
+    device = place.device if place else choose_device(args.gpu, args.cpu)
     if args.list_tools:
         return list_tools(settings, device, console)
     if args.interactive:
@@ -99,7 +102,7 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
         return converse(args, settings, items[0], device, console, show)
     if args.compare or args.best_of:
         return CompareRun(args, settings, items, device, console).finish()
-    return AssessRun(args, settings, items, device, console).finish()
+    return AssessRun(args, settings, items, device, console, place).finish()
 
 
 def wanted(args: argparse.Namespace, console: Console) -> list:
