@@ -163,7 +163,9 @@ class ClusterBatch(Generic[AnyItem, Row]):
                 station.told_to_stop = True
                 station.remote.send("stop")
         for station, message in self._staff.listen():
-            if isinstance(message, Gone):
+            if isinstance(message, Gone) and message.unreachable:
+                self._staff.lose(station, f"{station.node.name}: a worker cannot be reached")
+            elif isinstance(message, Gone):
                 yield from self._after_death(station, message.why)
             else:
                 yield from self._heed(station, *message)

@@ -4,6 +4,7 @@ worker as an actor on one of them. Ray is an extra."""
 import importlib.util
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -59,9 +60,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Gone:
-    """In place of messages: a worker that is no more."""
+    """In place of messages: a worker that is no more; `unreachable`: for all that is known its node is what
+    failed."""
 
     why: str
+    unreachable: bool = False
 
 
 class Cluster:
@@ -100,11 +103,13 @@ class Cluster:
         quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
         try:
             self._ray.init(address=address, **started, **quiet)
+            # Ray would print a page whenever a worker dies, which is told in a sentence here; its own switch
+            self._ray._private.worker._worker_logs_enabled = False
         except (ConnectionError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
             why = " ".join(one_line(line) for line in str(error).split("\n") if line.strip())
             raise ClusterError(
                 f"--cluster {address}: it cannot be joined: {why:.400}",
-                "all nodes need the same Python and Ray, and this command runs on one of them (docs/cluster.md)",
+                "all nodes need the same Python and Ray; this command runs on one of them (docs/cluster.md)",
             ) from error
 
     def nodes(self) -> list[Node]:
@@ -181,8 +186,7 @@ class Remote:
         try:
             messages = self._ray.get(self.heard)
         except self._ray.exceptions.RayError as error:
-            lines = [line for line in str(error).split("\n") if line.strip()]
-            return Gone(one_line((lines or [type(error).__name__])[-1].strip())[:300])
+            return Gone(_cause(error), isinstance(error, self._ray.exceptions.ActorUnavailableError))
         self.heard = self._actor.hear.remote()
         return messages
 
@@ -190,6 +194,13 @@ class Remote:
         """Kills the worker's process, whatever it is doing."""
         with suppress(self._ray.exceptions.RayError, RuntimeError):
             self._ray.kill(self._actor)
+
+
+def _cause(error: Exception) -> str:
+    """What Ray says of an actor's end, without its advice."""
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()] or [type(error).__name__]
+    detail = re.search(r"exit detail: (.*?)(?: Some common causes|$)", lines[-1])
+    return one_line(detail[1] if detail else lines[-1])[:300]
 
 
 def check_address(address: str) -> None:

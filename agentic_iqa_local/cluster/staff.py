@@ -160,7 +160,7 @@ class Staff(Generic[AnyItem]):
         if not room:
             having = ", ".join(f"{node.name}: {node.cpus:g} cores, {node.gpus:g} GPUs" for node in nodes)
             raise ClusterError(
-                f"--cluster {place.address}: no worker with {self.threads} threads and {place.gpus:g} GPUs has"
+                f"--cluster {place.address}: no worker of {self.threads} threads and {place.gpus:g} GPUs has"
                 f" room ({having})",
                 "set OMP_NUM_THREADS or --gpus-per-worker lower, or let more nodes join",
             )

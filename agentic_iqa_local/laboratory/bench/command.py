@@ -10,6 +10,8 @@
     python scripts/bench.py tools --threads 1 --side 512 1024 2048 3464 --out benchmarks/cpu_tools.json
     python scripts/bench.py maps --out benchmarks/cpu_maps.json
     python scripts/bench.py gaps --out benchmarks/planted_gaps.json
+    OMP_NUM_THREADS=1 python scripts/bench.py cluster --photos photos/ --overlay other-transformers/ \
+        --out benchmarks/cluster/rows.json
     python scripts/bench.py table --write docs/performance.md
 
 Arms: naive (transformers, every role computes the images again, template text is decoded), shared
@@ -23,6 +25,9 @@ docs/performance.md and bars from the committed files, and lists what has not be
 
 `maps` takes turns between a picture's plain assessment by the pipeline letters and its map, whose bar is four
 times as long.
+
+`cluster` compares the rows of clusters on this machine with those of the plain batch, and their rates; with
+--overlay (made by pip install --target) also what becomes of a node that has other packages.
 
 `gaps` plants one gap at a time in the first pass of assessments of synthetic pictures, and says how often the
 replans make it good, what they do to the error against the pseudo-MOS, and what they cost
@@ -40,6 +45,7 @@ from typing import Any
 
 from agentic_iqa_local.commands.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.laboratory.bench.cluster import cluster
 from agentic_iqa_local.laboratory.bench.maps import maps
 from agentic_iqa_local.laboratory.bench.parts import quantization, tools
 from agentic_iqa_local.laboratory.bench.replans import gaps
@@ -79,6 +85,25 @@ def _add_gaps(commands: Any) -> argparse.ArgumentParser:
         help="every assessment as a JSON line, to see what was not recovered",
     )
     return gaps
+
+
+def _add_cluster(commands: Any) -> None:
+    cluster = commands.add_parser("cluster", help="a cluster on this machine against the plain batch")
+    cluster.add_argument("--images", type=int, default=200, help="pictures (default: %(default)s)")
+    cluster.add_argument(
+        "--photos",
+        type=Path,
+        default=ROOT / "tests" / "data",
+        help="folder of photographs to crop (default: tests/data)",
+    )
+    cluster.add_argument(
+        "--workers", type=int, nargs="+", default=[1, 2, 4], help="of each run (default: 1 2 4)"
+    )
+    cluster.add_argument("--overlay", type=Path, metavar="DIR", help="packages that one node sees first")
+    cluster.add_argument(
+        "--model", type=Path, default=ROOT / "models" / "embedded", help="model folder (default: embedded)"
+    )
+    cluster.add_argument("--out", type=Path, help="result file (JSON)")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -125,6 +150,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         command.add_argument(
             "--dtype", default="auto", help="default: what the product would use on the device"
         )
+    _add_cluster(commands)
     table = commands.add_parser("table", help="the tables of the committed result files")
     table.add_argument(
         "--write",
@@ -166,7 +192,7 @@ def write_measurements(args: argparse.Namespace) -> None:
     os.dup2(2, 1)  # whatever a library prints goes to stderr
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     commands = {"run": run, "cold": cold, "quantization": quantization, "tools": tools, "maps": maps}
-    found = (commands | {"gaps": gaps})[args.command](args)
+    found = (commands | {"cluster": cluster, "gaps": gaps})[args.command](args)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     else:
