@@ -35,7 +35,7 @@ def without_model(pipe, work, device, window, loads, level):
     while not stopping.is_set() and (item := child._items.get()):
         if item.image.name == FATAL:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(1 if item.image.name == SLOW else 0.02)
+        time.sleep(1 if item.image.name.endswith(SLOW) else 0.02)
         row, hung = work.row(item, None, None), item.image.name == HANGS
         child.say("row", work.key(row), row, hung, hung)
     child.say("stopped")

@@ -5,9 +5,9 @@ once.
 """
 
 import os
+import pickle
 import queue
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -35,25 +35,19 @@ class Servant:
     """One worker. It first says what it has ("identity"), and loads models only when it is told to "go"; from
     then on its messages are those of `batch_worker`.
 
-    `folder`: the driver's working folder, which relative paths mean; `models`: the driver's models folder,
-    used where this machine names none of its own.
+    `errand` is a pickled function with its arguments after the pipe, unpacked when the threads are set;
+    `folder` the driver's working folder, which relative paths mean; `models` the driver's models folder, used
+    where this machine names none of its own.
     """
 
-    def __init__(
-        self,
-        target: Callable[..., None],
-        arguments: tuple[Any, ...],
-        folder: str,
-        models: str | None,
-        threads: int,
-    ):
+    def __init__(self, errand: bytes, folder: str, models: str | None, threads: int):
         os.environ["OMP_NUM_THREADS"] = str(threads)
         if models and MODELS not in os.environ and os.path.isdir(models):
             os.environ[MODELS] = models
         with suppress(OSError):  # where it is not there, no relative path is seen
             os.chdir(folder)
         self._pipe = Pipe()
-        threading.Thread(target=self._run, args=(target, *arguments), daemon=True).start()
+        threading.Thread(target=self._run, args=(errand,), daemon=True).start()
 
     def take(self, *message: Any) -> None:
         self._pipe.incoming.put(message)
@@ -67,12 +61,15 @@ class Servant:
                 found.append(self._pipe.outgoing.get_nowait())
         return found
 
-    def _run(self, target: Callable[..., None], work: Any, device: str, *rest: Any) -> None:
-        from agentic_iqa_local.cluster.identity import of_node
-        from agentic_iqa_local.cluster.sight import Afar
-        from agentic_iqa_local.errors import UserError
-
+    def _run(self, errand: bytes) -> None:
         say = self._pipe.send
+        try:
+            target, work, device, *rest = pickle.loads(errand)  # nosec B301 # of the driver
+            from agentic_iqa_local.cluster.identity import of_node
+            from agentic_iqa_local.cluster.sight import Afar
+            from agentic_iqa_local.errors import UserError
+        except BaseException as error:  # another version of this package, or none
+            return say(("crashed", f"{type(error).__name__}: {error}"))
         try:
             say(("identity", of_node(work, device)))
             if self._pipe.recv() == ("go",):

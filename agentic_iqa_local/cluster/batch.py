@@ -23,6 +23,8 @@ from agentic_iqa_local.work import AnyItem, Row, Work
 
 logger = logging.getLogger(__name__)
 
+MOST_NAMED = 4  # nodes in a line of progress
+
 
 class ClusterBatch(Generic[AnyItem, Row]):
     """As `batch_worker.BatchWorker`, but with as many workers as `place` says, wherever they are; `jobs`
@@ -47,7 +49,8 @@ class ClusterBatch(Generic[AnyItem, Row]):
         self._deaths: dict[str, int] = {}
         self._blind: set[tuple[str, str]] = set()  # (node, folder) whose files it does not see
         self._made: dict[str, int] = {}  # rows by node
-        self._began = self._listened = 0.0
+        self._since: dict[str, float] = {}  # when it got its first item
+        self._listened = 0.0
 
     def load(self) -> None:
         """Starts the workers, and returns when all of them have loaded and are alike. Raises ClusterError
@@ -73,9 +76,16 @@ class ClusterBatch(Generic[AnyItem, Row]):
 
     @property
     def by_node(self) -> str:
-        """Rows of each node, and how many a second it makes."""
-        seconds = max(time.monotonic() - self._began, 1e-3)
-        return ", ".join(f"{name} {rows} ({rows / seconds:.2f}/s)" for name, rows in self._made.items())
+        """Rows of each node, and how many a second it makes; of many nodes the slowest and the fastest."""
+        now = time.monotonic()
+        rates = {name: rows / max(now - self._since[name], 1e-3) for name, rows in self._made.items()}
+        if len(rates) <= MOST_NAMED:
+            return ", ".join(f"{name} {self._made[name]} ({rate:.2f}/s)" for name, rate in rates.items())
+        ends = (
+            f"{name} {rates[name]:.2f}/s"
+            for name in (min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__))
+        )
+        return f"{len(rates)} nodes {sum(rates.values()):.2f}/s, from {' to '.join(ends)}"
 
     def stop(self) -> None:
         """Begins nothing more. `rows` ends with what is in hand, without its failures, which the stop may
@@ -93,7 +103,7 @@ class ClusterBatch(Generic[AnyItem, Row]):
         items, self._deaths, idle, staff = iter(items), dict(suspects or {}), False, self._staff
         try:
             self.load()
-            self._began = self._listened = time.monotonic()
+            self._listened = time.monotonic()
             while True:
                 yield from self._hand_out(items)
                 at_workers = any(station.in_hand for station in staff.stations)
@@ -143,6 +153,7 @@ class ClusterBatch(Generic[AnyItem, Row]):
     def _give(self, station: Station[AnyItem], item: AnyItem) -> None:
         if not station.in_hand:
             station.heard = time.monotonic()
+        self._since.setdefault(station.node.name, time.monotonic())
         paths = self.work.files(item)
         blind = any((station.node.id, str(path.parent)) in self._blind for path in paths)
         self._send(station, handed(item, paths, send=blind))

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentic_iqa_local.batch import BatchError
 from agentic_iqa_local.cluster.actor import Message, Servant
-from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.paths import PACKAGE, ROOT
 from agentic_iqa_local.text import one_line
 
@@ -30,7 +30,7 @@ TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 GREETING, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4" + b"\0" * 5, 4
 
 
-class ClusterError(UserError, RuntimeError):
+class ClusterError(BatchError):
     """A cluster that cannot be used; one sentence for the user."""
 
 
@@ -74,6 +74,7 @@ class Cluster:
     def __init__(self, address: str, cpus: int):
         check_installed()
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's is 15: all else on a machine would go first
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of a change to come
         self._scratch = tempfile.mkdtemp(prefix="iqa-ray-", dir="/tmp") if address == LOCAL else None  # nosec B108
         check_address(address)

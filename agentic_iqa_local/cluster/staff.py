@@ -6,6 +6,7 @@ a warning.
 
 import logging
 import os
+import pickle
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,8 @@ from agentic_iqa_local.worker import PATIENCE
 logger = logging.getLogger(__name__)
 
 LOOK = 2.0  # seconds between two looks at the cluster's nodes
-SLOW = 60.0  # seconds after which the others no longer wait for a worker that has said nothing
+SLOW = 60.0  # seconds after which it is told who has said nothing
+TOO_SLOW = 300.0  # seconds after which the others no longer wait for it
 WITHOUT_WORKERS = 600.0  # seconds for which a batch waits for a node, when all are gone
 
 Message = tuple[Any, ...]
@@ -84,6 +86,7 @@ class Staff(Generic[AnyItem]):
         self._failed_starts: Counter[str] = Counter()  # by node, in a row
         self._left_out: set[str] = set()  # nodes
         self._looked = self._had_some = 0.0
+        self._told_of_slow = False
 
     @property
     def there(self) -> bool:
@@ -123,10 +126,14 @@ class Staff(Generic[AnyItem]):
         """Raises ClusterError where no worker starts."""
         now = time.monotonic()
         slow = [station for station in firsts if station.unlike is None and now - station.began > SLOW]
+        names = ", ".join(sorted({station.node.name for station in slow}))
+        if slow and not self._told_of_slow:
+            self._told_of_slow = True
+            logger.warning("waiting for workers to start at %s; other work may fill the nodes", names)
+        slow = [station for station in slow if now - station.began > TOO_SLOW]
         if slow and len(slow) == len(self.stations):
-            names = ", ".join(sorted({station.node.name for station in slow}))
             raise ClusterError(
-                f"--cluster {self.place.address}: no worker has started within {SLOW:g} s ({names})",
+                f"--cluster {self.place.address}: no worker has started within {TOO_SLOW:g} s ({names})",
                 "other work may fill the nodes, see `ray status`",
             )
         for station in slow:
@@ -191,9 +198,9 @@ class Staff(Generic[AnyItem]):
                 return
             taken[node.id] += 1
             level = logging.getLogger("agentic_iqa_local").getEffectiveLevel()
-            arguments = (self.work, self.place.device, dict(self._window), True, level)
+            errand = (self._target, self.work, self.place.device, dict(self._window), True, level)
             here = os.getcwd(), os.environ.get(MODELS)
-            remote = self._cluster.start(node, self.threads, self.place.gpus, self._target, arguments, *here)
+            remote = self._cluster.start(node, self.threads, self.place.gpus, pickle.dumps(errand), *here)
             self.stations.append(Station(node, remote, late=self._complete))
 
     def listen(self) -> Iterator[tuple[Station[AnyItem], Message | Gone]]:

@@ -153,7 +153,7 @@ def ratios(runs: dict[str, dict[str, float]]) -> dict[str, float]:
 def nodes() -> Iterator[tuple[str, Callable[..., Any], Any]]:
     """A Ray cluster on the loopback: its address, what adds a node (with variables of its environment), and
     the cluster. Its head computes nothing."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_worker_niceness": "0"}
     os.environ.setdefault("RAY_AUTH_TOKEN", os.urandom(32).hex())
     from ray.cluster_utils import Cluster
 
