@@ -21,6 +21,7 @@ from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.provenance import machine
 
 SIDES = (224, 256)
+LOOK = 0.02  # seconds between two looks at the rows
 TIMES = ("execution_time", "timestamp")
 EXACT = """
 planner: {{backend: transformers.{0}}}
@@ -99,18 +100,18 @@ def timed(command: Sequence[str], out: Path) -> dict[str, float]:
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as process,
     ):
         while process.poll() is None:
-            time.sleep(0.02)
+            time.sleep(LOOK)
             size = out.stat().st_size if out.exists() else 0
             if not seen or size > seen[-1][1]:
                 seen.append((time.monotonic(), size))
     if process.returncode:
         raise SystemExit(f"assess ended with {process.returncode}: {log.read_text()[-2000:]}")
     first = next(when for when, size in seen if size)
-    rows = len(out.read_bytes().splitlines())
+    between, rows = max(seen[-1][0] - first, LOOK), len(out.read_bytes().splitlines())
     return {
         "seconds": round(time.monotonic() - began, 2),
-        "seconds_between_rows": round(seen[-1][0] - first, 2),
-        "rows_per_second": round((rows - 1) / (seen[-1][0] - first), 3),
+        "seconds_between_rows": round(between, 2),
+        "rows_per_second": round((rows - 1) / between, 3),
     }
 
 
