@@ -4,6 +4,7 @@ others."""
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -40,15 +41,16 @@ def cluster(args: argparse.Namespace) -> dict[str, Any]:
         crops(args.photos, args.images, scratch / "pictures")
         settings = exact_settings(scratch, args.model)
         runs: dict[str, Any] = {}
-        for workers in (0, *args.workers):
-            arm = f"{workers} workers" if workers else "plain batch"
-            progress(arm)
-            where = ["--cluster", "local", "--workers", str(workers)] if workers else []
-            out = scratch / f"{workers}.jsonl"
-            runs[arm] = timed(assess(settings, scratch / "pictures", out, *where), out)
-        plain = rows_of(scratch / "0.jsonl")
-        for workers in args.workers:
-            runs[f"{workers} workers"] |= compared(rows_of(scratch / f"{workers}.jsonl"), plain)
+        plain: dict[str, Any] = {}
+        for turn in range(args.turns):
+            for workers in (0, *args.workers):
+                arm = f"{workers} workers" if workers else "plain batch"
+                progress(f"{arm}, turn {turn + 1} of {args.turns}")
+                where = ["--cluster", "local", "--workers", str(workers)] if workers else []
+                out = scratch / f"{workers}-{turn}.jsonl"
+                run = timed(assess(settings, scratch / "pictures", out, *where), out)
+                plain = plain or rows_of(out)
+                runs.setdefault(arm, []).append(run | compared(rows_of(out), plain))
         found = {
             "pictures": args.images,
             "sides": SIDES,
@@ -139,14 +141,19 @@ def compared(rows: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def ratios(runs: dict[str, dict[str, float]]) -> dict[str, float]:
+def ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """Of the medians over all turns."""
+
+    def median(workers: str, figure: str) -> float:
+        return statistics.median(run[figure] for run in runs[workers])
+
     found = {}
-    one, plain = runs.get("1 workers"), runs["plain batch"]
-    if one:
-        found["overhead_without_start"] = one["seconds_between_rows"] / plain["seconds_between_rows"] - 1
-        found["overhead_with_start"] = one["seconds"] / plain["seconds"] - 1
-    if one and (two := runs.get("2 workers")):
-        found["two_workers_against_one"] = two["rows_per_second"] / one["rows_per_second"]
+    if "1 workers" in runs:
+        for name, figure in (("without", "seconds_between_rows"), ("with", "seconds")):
+            found[f"overhead_{name}_start"] = median("1 workers", figure) / median("plain batch", figure) - 1
+    if {"1 workers", "2 workers"} <= runs.keys():
+        rate = "rows_per_second"
+        found["two_workers_against_one"] = median("2 workers", rate) / median("1 workers", rate)
     return {name: round(value, 3) for name, value in found.items()}
 
 

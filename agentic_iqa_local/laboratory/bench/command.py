@@ -99,6 +99,7 @@ def _add_cluster(commands: Any) -> None:
     cluster.add_argument(
         "--workers", type=int, nargs="+", default=[1, 2, 4], help="of each run (default: 1 2 4)"
     )
+    cluster.add_argument("--turns", type=int, default=1, help="of all arms (default: %(default)s)")
     cluster.add_argument("--overlay", type=Path, metavar="DIR", help="packages that one node sees first")
     cluster.add_argument(
         "--model", type=Path, default=ROOT / "models" / "embedded", help="model folder (default: embedded)"
