@@ -145,6 +145,8 @@ class Batch(Generic[AnyItem, Row]):
     enough, the model sees at most half as many pixels at once, twice if need be; then the row is a failure.
     """
 
+    by_node = ""  # rows of each machine, where there are several
+
     def __init__(
         self, services: Services, work: Work[AnyItem, Row], *, jobs: int = 1, timeout: float = TIMEOUT
     ):

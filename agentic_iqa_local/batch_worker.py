@@ -45,6 +45,8 @@ class BatchWorker(Generic[AnyItem, Row]):
     is ready now, ask again.
     """
 
+    by_node = ""  # rows of each machine, where there are several
+
     def __init__(
         self,
         work: Work[AnyItem, Row],

@@ -59,6 +59,10 @@ class Work(ABC, Generic[AnyItem, Row]):
     def failure(self, item: AnyItem, error: str, sha256: str | None = None) -> Row:
         """The row of an item that has no answer."""
 
+    def files(self, item: AnyItem) -> list[Path]:
+        """The pictures that an item's work reads."""
+        return [item.image]
+
     @abstractmethod
     def warned(self, row: Row, line: str) -> Row:
         """The row with one more warning."""
@@ -115,6 +119,9 @@ class Assessing(Work[Item, Assessment]):
         row = unassessed(item.image, item.reference, item.query, item.choices, self.pipeline, self.settings)
         row.error, row.sha256 = one_line(error), sha256
         return row
+
+    def files(self, item: Item) -> list[Path]:
+        return [path for path in (item.image, item.reference) if path]
 
     def warned(self, row: Assessment, line: str) -> Assessment:
         row.warnings = [*row.warnings, line]

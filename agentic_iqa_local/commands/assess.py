@@ -12,6 +12,7 @@ examples:
   {assess} --manifest images.csv --out results.jsonl --shard 3/64 --resume
   {assess} photo.jpg --config qwen2_5_vl_7b --gpu 0
   {assess} scans/ --at-least Good --error-rate 0.05 --strict --csv gate.csv
+  {assess} scans/ --pipeline letters --out results.jsonl --cluster 10.0.0.1:6379 --workers 8
   {assess} --compare before.jpg after.jpg
   {assess} --best-of burst/
   {assess} --list-tools
@@ -44,6 +45,7 @@ from typing import TYPE_CHECKING
 from agentic_iqa_local.commands import chosen_settings
 from agentic_iqa_local.commands.assess_options import parse
 from agentic_iqa_local.commands.assess_run import AssessRun, show
+from agentic_iqa_local.commands.cluster_options import place_of
 from agentic_iqa_local.commands.compare_run import CompareRun, check_number
 from agentic_iqa_local.commands.console import Console, exit_status, like_ctrl_c, safe_streams, start_logging
 from agentic_iqa_local.errors import UserError
@@ -107,7 +109,8 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
             logging.getLogger(f"agentic_iqa_local.{name}").setLevel(logging.ERROR)
     from agentic_iqa_local.devices import choose_device
 
-    device = choose_device(args.gpu, args.cpu)
+    place = place_of(args)
+    device = place.device if place else choose_device(args.gpu, args.cpu)
     for note in notes:
         console.say(note)
     if args.list_tools:
@@ -118,7 +121,7 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
         return converse(args, settings, items[0], device, console, show)
     if args.compare or args.best_of:
         return CompareRun(args, settings, items, device, console).finish()
-    return AssessRun(args, settings, items, device, console).finish()
+    return AssessRun(args, settings, items, device, console, place).finish()
 
 
 def wanted(args: argparse.Namespace, console: Console) -> list:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from agentic_iqa_local import __version__
 from agentic_iqa_local.commands import add_set_up
+from agentic_iqa_local.commands.cluster_options import add_cluster_options, check_cluster
 from agentic_iqa_local.commands.compare_options import add_compare_options, check_compare
 from agentic_iqa_local.commands.console import Parser
 from agentic_iqa_local.paths import command
@@ -23,6 +24,7 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     _what(parser)
     _where(parser)
     add_how(parser)
+    add_cluster_options(parser)
     add_compare_options(parser)
     add_how_sure(parser).add_argument(
         "--strict",
@@ -35,6 +37,9 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     args.pictures += args.image
     check_compare(parser, args)
     _check_pictures(parser, args)
+    check_cluster(parser, args)
+    if args.cluster:
+        _check_what_a_cluster_does(parser, args)
     if args.interactive:
         _check_interactive(parser, args)
     _check_output(parser, args)
@@ -324,6 +329,20 @@ def _check_pictures(parser: Parser, args: argparse.Namespace) -> None:
         parser.error(f"--manifest: expected it alone, got {args.pictures[0]} too; list that in the manifest")
     if args.manifest and args.reference:
         parser.error("--reference: expected with pictures; a manifest has a column reference")
+
+
+def _check_what_a_cluster_does(parser: Parser, args: argparse.Namespace) -> None:
+    """Ends the program with one sentence for what is not done at workers."""
+    for option, given in (
+        ("--interactive", args.interactive),
+        ("--compare", args.compare),
+        ("--best-of", args.best_of),
+        ("--list-tools", args.list_tools),
+    ):
+        if given:
+            parser.error(f"{option}: expected without --cluster, which assesses pictures one by one")
+    if args.map and args.cluster != "local":
+        parser.error("--map: expected without --cluster ADDRESS: a map would be drawn to its worker's disk")
 
 
 def _check_output(parser: Parser, args: argparse.Namespace) -> None:

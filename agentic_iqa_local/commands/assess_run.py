@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentic_iqa_local.commands.assess_maps import about_map, map_requests
 from agentic_iqa_local.commands.assess_screen import Screen
+from agentic_iqa_local.commands.cluster_options import chosen_batch
 from agentic_iqa_local.commands.console import Console
 from agentic_iqa_local.commands.stopping import stopped_by_ctrl_c
 from agentic_iqa_local.text import one_line
@@ -17,10 +18,14 @@ from agentic_iqa_local.text import one_line
 if TYPE_CHECKING:
     from agentic_iqa_local.batch import Batch
     from agentic_iqa_local.batch_worker import BatchWorker
+    from agentic_iqa_local.cluster.batch import ClusterBatch
+    from agentic_iqa_local.cluster.staff import Place
     from agentic_iqa_local.config import Settings
     from agentic_iqa_local.inputs import Item
     from agentic_iqa_local.result import Assessment
     from agentic_iqa_local.runs import Results
+
+    AnyBatch = Batch | BatchWorker | ClusterBatch
 
 # The rest is imported where it is needed, so that --help and wrong usage are answered at once.
 
@@ -30,7 +35,7 @@ LONGEST_COMMAND = 2000  # characters, to be repeated in a message
 
 class AssessRun:
     """The items that a command line names, and what became of them so far. Raises RowsError for an --out that
-    cannot be gone on with."""
+    cannot be gone on with. `place`: where the workers of a cluster are."""
 
     def __init__(
         self,
@@ -39,6 +44,7 @@ class AssessRun:
         items: "list[Item]",
         device: str,
         console: Console,
+        place: "Place | None" = None,
     ):
         from agentic_iqa_local.tally import Tally
 
@@ -49,6 +55,7 @@ class AssessRun:
             device,
             console,
         )
+        self.place = place
         self.maps = map_requests(args, items)
         self.without_map = 0
         self.results = self._open_results()
@@ -124,20 +131,19 @@ class AssessRun:
             os._exit(status)
         return status
 
-    def _loaded_batch(self) -> "Batch | BatchWorker":
+    def _loaded_batch(self) -> "AnyBatch":
         """What assesses the items: several of them in a process of its own, which may hang or crash."""
         from agentic_iqa_local.batch import Batch
-        from agentic_iqa_local.batch_worker import BatchWorker
         from agentic_iqa_local.services import Services
         from agentic_iqa_local.work import Assessing
 
         args, window = self.args, {"jobs": self.args.jobs, "timeout": self.args.timeout}
         work = Assessing(self.settings, args.pipeline, args.max_replan_iterations, self.maps)
         try:
-            if len(self.left) == 1:
+            if len(self.left) == 1 and self.place is None:
                 batch = Batch(Services(self.settings, self.device), work, **window)
             else:
-                batch = BatchWorker(work, self.device, **window)
+                batch = chosen_batch(work, self.device, self.place, **window)
             if any(_can_be_opened(item, self.settings) for item in self.left):
                 batch.load()
         except BaseException:  # a model that cannot be loaded: nothing is in hand
@@ -146,7 +152,7 @@ class AssessRun:
             raise
         return batch
 
-    def _assess(self, batch: "Batch | BatchWorker") -> Exception | None:
+    def _assess(self, batch: "AnyBatch") -> Exception | None:
         """Assesses what is left until it is done, a stop, or an error after which the batch cannot go on."""
         from agentic_iqa_local.batch import BatchError
         from agentic_iqa_local.rows import WriteError
@@ -166,9 +172,11 @@ class AssessRun:
                     console.say(f"earlier runs died with {died_with}, alone")
                 items = sorted(self.left, key=lambda item: item.key in suspects)
                 for row in batch.rows(results.begun(items) if results else items, suspects):
-                    self._take(row)
+                    self._take(row, batch.by_node)
                 if results:
                     results.sync()
+                if batch.by_node:
+                    console.say(f"rows by node: {batch.by_node}")
         except ModelLost as error:
             lost = True
             return error
@@ -180,7 +188,7 @@ class AssessRun:
                 results.close(lost=lost)
         return None
 
-    def _take(self, row: "Assessment") -> None:
+    def _take(self, row: "Assessment", by_node: str) -> None:
         if self.results:
             self.results.append(row)
             if self.args.json or self.args.explain:  # what is told of a row holds after a power cut too
@@ -191,7 +199,7 @@ class AssessRun:
             if self.args.csv or self.args.sort or self.args.gallery:
                 self.kept.append(fields)
         self.written += 1
-        self.console.count(row.error is not None)
+        self.console.count(row.error is not None, by_node)
         if self.screen.lines:
             self.screen.show(row)
         else:

@@ -184,11 +184,11 @@ class Progress(AbstractContextManager):
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
-    def count(self, failed: bool = False, number: int = 1) -> None:
-        """So many more are done."""
+    def count(self, failed: bool = False, where: str = "", *, number: int = 1) -> None:
+        """So many more are done; `where` says how many each place has done."""
         self._done += number
         self._failed += failed
-        postfix = f"{self._failed} failed" if self._failed else ""
+        postfix = ", ".join(filter(None, (f"{self._failed} failed" if self._failed else "", where)))
         self.bar.set_postfix_str(postfix, refresh=False)
         self.bar.update(number)
         if self._lines and time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
@@ -252,10 +252,10 @@ class Console(AbstractContextManager):
         self._open.callback(self._progress.bar.close)
         self._open.enter_context(logging_redirect_tqdm([logging.getLogger()]))
 
-    def count(self, failed: bool) -> None:
-        """One more picture is done."""
+    def count(self, failed: bool, where: str = "") -> None:
+        """One more picture is done; `where` says how many each place has done."""
         if self._progress:
-            self._progress.count(failed)
+            self._progress.count(failed, where)
 
     @property
     def seconds(self) -> float:

@@ -11,11 +11,14 @@ from agentic_iqa_local.text import one_line
 if TYPE_CHECKING:
     from agentic_iqa_local.batch import Batch
     from agentic_iqa_local.batch_worker import BatchWorker
+    from agentic_iqa_local.cluster.batch import ClusterBatch
     from agentic_iqa_local.runs import Run
 
 
 @contextmanager
-def stopped_by_ctrl_c(batch: "Batch | BatchWorker", run: "Run | None", go_on: str) -> Iterator[None]:
+def stopped_by_ctrl_c(
+    batch: "Batch | BatchWorker | ClusterBatch", run: "Run | None", go_on: str
+) -> Iterator[None]:
     """Meanwhile Ctrl-C, and a polite kill, stop `batch`. `go_on` says how to go on with the `run`."""
 
     def interrupted(*_: object) -> None:

@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING, Any
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from agentic_iqa_local.commands import add_set_up, chosen_settings
+from agentic_iqa_local.commands.cluster_options import (
+    add_cluster_options,
+    check_cluster,
+    chosen_batch,
+    place_of,
+)
 from agentic_iqa_local.commands.console import Progress, start_logging
 from agentic_iqa_local.commands.stopping import stopped_by_ctrl_c
 from agentic_iqa_local.commands.study_options import STUDY, Subcommands, add_command, count, seconds
@@ -45,7 +51,8 @@ def add_run(commands: Subcommands) -> None:
         "--out", type=Path, required=True, metavar="DIR", help="the run's folder: run.json and rows.jsonl"
     )
     _add_how(command)
-    command.set_defaults(main=run)
+    add_cluster_options(command)
+    command.set_defaults(main=run, check=lambda args: check_cluster(command, args))
 
 
 def _add_data(command: argparse.ArgumentParser) -> None:
@@ -118,13 +125,14 @@ def _add_how(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from agentic_iqa_local.batch_worker import BatchWorker
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.services import Services
     from agentic_iqa_local.studies.run import Studying, check_plan, chosen, missing_rows, open_study, tasks_of
     from agentic_iqa_local.studies.store import check_folder, read_run
 
     start_logging(0)
+    args.check(args)
+    place = place_of(args)
     check_folder(args.out)
     dataset = chosen(
         args.dataset,
@@ -138,9 +146,9 @@ def run(args: argparse.Namespace) -> int:
     settings = chosen_settings(args)
     full_reference = dataset.info.kind == "FR" or any(item.reference for item in dataset.items)
     plan = _plan(args, settings, full_reference)
-    device = choose_device(args.gpu, args.cpu)
+    device = place.device if place else choose_device(args.gpu, args.cpu)
     check_plan(plan, Services(settings, device), full_reference=full_reference, named=args.tools is not None)
-    batch = BatchWorker(Studying(settings, plan), device, jobs=args.jobs, timeout=args.timeout)
+    batch = chosen_batch(Studying(settings, plan), device, place, jobs=args.jobs, timeout=args.timeout)
     tasks = tasks_of(dataset)
     total = len(tasks)
     with (
@@ -151,7 +159,9 @@ def run(args: argparse.Namespace) -> int:
         closing(missing_rows(tasks, batch, store)) as rows,
     ):
         for _ in rows:
-            shown.count()
+            shown.count(where=batch.by_node)
+    if batch.by_node:
+        print(f"rows by node: {batch.by_node}", file=sys.stderr)
     done = len(store.done)
     if batch.stopping and done < total:
         print(f"interrupted: {done} of {total} images have their rows; {GO_ON}", file=sys.stderr)

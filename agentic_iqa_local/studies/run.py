@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine
 from agentic_iqa_local.work import ROLES, Work
 from agentic_iqa_local.workbench import Observer
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.cluster.batch import ClusterBatch  # needs an extra
 
 PACKAGES = (
     "torch",
@@ -157,6 +160,9 @@ class Studying(Work[Task, dict[str, Any]]):
     def failure(self, item: Task, error: str, sha256: str | None = None) -> dict[str, Any]:
         return _facts(item) | {"error": one_line(error), "sha256": sha256}
 
+    def files(self, item: Task) -> list[Path]:
+        return [Path(path) for path in (item.sample.image, item.sample.reference) if path]
+
     def warned(self, row: dict[str, Any], line: str) -> dict[str, Any]:
         return row | {"warnings": [*row.get("warnings", []), line]}
 
@@ -180,7 +186,9 @@ class Studying(Work[Task, dict[str, Any]]):
         }
 
 
-StudyBatch = Batch[Task, dict[str, Any]] | BatchWorker[Task, dict[str, Any]]
+StudyBatch: TypeAlias = Union[
+    Batch[Task, dict[str, Any]], BatchWorker[Task, dict[str, Any]], "ClusterBatch[Task, dict[str, Any]]"
+]
 
 
 def _facts(task: Task) -> dict[str, Any]:
@@ -254,9 +262,7 @@ def missing_rows(tasks: Sequence[Task], batch: StudyBatch, store: Store) -> Gene
         yield
 
 
-def _while_the_model_answers(
-    rows: Iterable[dict[str, Any]], batch: Batch | BatchWorker
-) -> Iterator[dict[str, Any]]:
+def _while_the_model_answers(rows: Iterable[dict[str, Any]], batch: StudyBatch) -> Iterator[dict[str, Any]]:
     """The rows; those that failed by the model are kept back until it answers again. Raises VLMError when it
     fails on FAILURES_IN_A_ROW images one after the other."""
     failed: list[dict[str, Any]] = []

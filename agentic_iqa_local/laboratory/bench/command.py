@@ -11,6 +11,8 @@
     python scripts/bench.py maps --out benchmarks/cpu_maps.json
     python scripts/bench.py service --out benchmarks/service/embedded.json
     python scripts/bench.py gaps --out benchmarks/planted_gaps.json
+    OMP_NUM_THREADS=1 python scripts/bench.py cluster --photos photos/ --overlay other-transformers/ \
+        --out benchmarks/cluster/rows.json
     python scripts/bench.py table --write docs/performance.md
 
 Arms: naive (transformers, every role computes the images again, template text is decoded), shared
@@ -28,6 +30,9 @@ times as long.
 `service` starts the service and takes turns between it and the batch command on the same pictures (the bar is
 0.9 of its rate); then many clients ask at once, and then four times as many as may wait.
 
+`cluster` compares the rows of clusters on this machine with those of the plain batch, and their rates; with
+--overlay (made by pip install --target) also what becomes of a node that has other packages.
+
 `gaps` plants one gap at a time in the first pass of assessments of synthetic pictures, and says how often the
 replans make it good, what they do to the error against the pseudo-MOS, and what they cost
 (agentic_iqa_local/laboratory/gaps says how each is planted). "scripted" answers by what was done to the
@@ -44,6 +49,7 @@ from typing import Any
 
 from agentic_iqa_local.commands.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.laboratory.bench.cluster import cluster
 from agentic_iqa_local.laboratory.bench.maps import maps
 from agentic_iqa_local.laboratory.bench.parts import quantization, tools
 from agentic_iqa_local.laboratory.bench.replans import gaps
@@ -110,6 +116,26 @@ def _add_service(commands: Any) -> argparse.ArgumentParser:
     return service
 
 
+def _add_cluster(commands: Any) -> None:
+    cluster = commands.add_parser("cluster", help="a cluster on this machine against the plain batch")
+    cluster.add_argument("--images", type=int, default=200, help="pictures (default: %(default)s)")
+    cluster.add_argument(
+        "--photos",
+        type=Path,
+        default=ROOT / "tests" / "data",
+        help="folder of photographs to crop (default: tests/data)",
+    )
+    cluster.add_argument(
+        "--workers", type=int, nargs="+", default=[1, 2, 4], help="of each run (default: 1 2 4)"
+    )
+    cluster.add_argument("--turns", type=int, default=1, help="of all arms (default: %(default)s)")
+    cluster.add_argument("--overlay", type=Path, metavar="DIR", help="packages that one node sees first")
+    cluster.add_argument(
+        "--model", type=Path, default=ROOT / "models" / "embedded", help="model folder (default: embedded)"
+    )
+    cluster.add_argument("--out", type=Path, help="result file (JSON)")
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -154,6 +180,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         command.add_argument(
             "--dtype", default="auto", help="default: what the product would use on the device"
         )
+    _add_cluster(commands)
     table = commands.add_parser("table", help="the tables of the committed result files")
     table.add_argument(
         "--write",
@@ -195,7 +222,8 @@ def write_measurements(args: argparse.Namespace) -> None:
     os.dup2(2, 1)  # whatever a library prints goes to stderr
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     commands = {"run": run, "cold": cold, "quantization": quantization, "tools": tools, "maps": maps}
-    found = (commands | {"gaps": gaps, "service": service})[args.command](args)
+    laboratory = {"cluster": cluster, "gaps": gaps, "service": service}
+    found = (commands | laboratory)[args.command](args)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -5,6 +5,7 @@ tests do the same in short.
         python scripts/study.py run data.csv --out runs/x
     python scripts/endurance.py kill --rows rows.jsonl --out benchmarks/endurance/kill.json -- \
         python scripts/assess.py --image scans/ --pipeline letters --jobs 4 --out rows.jsonl --resume
+    OMP_NUM_THREADS=1 python scripts/endurance.py cluster-kills --out benchmarks/cluster/kills.json
     python scripts/endurance.py memory --out benchmarks/endurance/memory.json
     python scripts/endurance.py images --out benchmarks/endurance/images.json
     python scripts/endurance.py outputs --out benchmarks/endurance/outputs.json
@@ -12,11 +13,12 @@ tests do the same in short.
     python scripts/endurance.py injections --out benchmarks/endurance/injections.json
 
 kill: kills a run again and again and checks that nothing is lost and nothing doubled; the command after --
-must go on where it stopped when it is run again. memory: of a batch of many small images, which must stay
-flat. images: damaged files at the loader, each loaded or refused in one sentence. outputs: damaged answers at
-the parser, each refused or exactly what it says. end-to-end: both through whole assessments on the embedded
-model. injections: how far texts in queries and pictures move the score. Each prints its result as JSON, or
-writes it with --out.
+must go on where it stopped when it is run again. cluster-kills: workers, a node and the driver of a cluster
+of two nodes on this machine; the rows must be those of the plain batch. memory: of a batch of many small
+images, which must stay flat. images: damaged files at the loader, each loaded or refused in one sentence.
+outputs: damaged answers at the parser, each refused or exactly what it says. end-to-end: both through whole
+assessments on the embedded model. injections: how far texts in queries and pictures move the score. Each
+prints its result as JSON, or writes it with --out.
 
 Exit status: 0 nothing went wrong, 1 something did (it is in the result), 2 wrong usage. A crash ends the run
 with a signal, a hang with the stack after a minute.
@@ -31,11 +33,13 @@ from typing import Any
 
 from agentic_iqa_local.commands.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.laboratory.endurance.cluster_kills import cluster_kills
 from agentic_iqa_local.laboratory.endurance.damaged_answers import outputs
 from agentic_iqa_local.laboratory.endurance.damaged_assessments import end_to_end
 from agentic_iqa_local.laboratory.endurance.damaged_pictures import images
 from agentic_iqa_local.laboratory.endurance.injections import injections
 from agentic_iqa_local.laboratory.endurance.kills import kill, memory
+from agentic_iqa_local.paths import ROOT
 
 PACKAGES = ("pillow", "numpy", "pydantic", "torch", "transformers", "llguidance", "pyiqa")
 
@@ -56,6 +60,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="kill at most S seconds after a first new row, every fourth time after the start",
     )
     command.add_argument("run", nargs="+", help="the command, after --")
+    command = commands.add_parser("cluster-kills", help="kill -9 of a cluster's workers, a node, the driver")
+    command.add_argument("--kills", type=int, default=20, help="default: %(default)s")
+    command.add_argument("--count", type=int, default=200, help="pictures (default: %(default)s)")
+    command.add_argument(
+        "--model", type=Path, default=ROOT / "models" / "embedded", help="model folder (default: embedded)"
+    )
     for name, count, what in (
         ("memory", 2_000, "memory of a batch of small images"),
         ("images", 10_000, "damaged images at the loader"),
@@ -112,6 +122,7 @@ def main(argv: list[str] | None = None) -> int:
         args.out.parent.mkdir(parents=True, exist_ok=True)
     runs = {
         "kill": kill,
+        "cluster-kills": cluster_kills,
         "memory": memory,
         "images": images,
         "outputs": outputs,

@@ -1,0 +1,41 @@
+"""What runs at the workers of a cluster in tests where only what the driver does is looked at: no model."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+from agentic_iqa_local.batch_worker import _Child
+from agentic_iqa_local.image_files import read_file
+from agentic_iqa_local.work import Assessing
+
+FATAL, HANGS, SLOW = "fatal.png", "hangs.png", "slow.png"
+
+
+@dataclass(frozen=True)
+class Reading(Assessing):
+    """Each row says where it was made, and how many bytes the picture and its reference have there."""
+
+    def row(self, item, services, observer):
+        sizes = [len(read_file(path)) for path in self.files(item)]
+        return self.failure(item, f"made at {os.environ.get('TEST_NODE')} by {os.getpid()}: {sizes}")
+
+
+def without_model(pipe, work, device, window, loads, level):
+    """FATAL kills the process; HANGS has a row as of a picture whose time is over; SLOW takes a second."""
+    child = _Child(pipe)
+    for task in (child.listen, child.beat):
+        threading.Thread(target=task, daemon=True).start()
+    child.say(
+        "ready", {"loaded": {"dtype": os.environ.get("TEST_DTYPE", "float32")}, "work": {"by": "stand-in"}}
+    )
+    stopping = threading.Event()
+    child.batch = type("Batch", (), {"stop": lambda self: stopping.set()})()
+    while not stopping.is_set() and (item := child._items.get()):
+        if item.image.name == FATAL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1 if item.image.name.endswith(SLOW) else 0.02)
+        row, hung = work.row(item, None, None), item.image.name == HANGS
+        child.say("row", work.key(row), row, hung, hung)
+    child.say("stopped")
