@@ -184,13 +184,13 @@ class Progress(AbstractContextManager):
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
-    def count(self, failed: bool = False, where: str = "", *, number: int = 1) -> None:
-        """So many more are done; `where` says how many each place has done."""
-        self._done += number
+    def count(self, failed: bool = False, where: str = "") -> None:
+        """One more is done; `where` says how many each place has done."""
+        self._done += 1
         self._failed += failed
         postfix = ", ".join(filter(None, (f"{self._failed} failed" if self._failed else "", where)))
         self.bar.set_postfix_str(postfix, refresh=False)
-        self.bar.update(number)
+        self.bar.update()
         if self._lines and time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             line = self.bar.format_meter(
