@@ -1,0 +1,119 @@
+"""Plants faults, one at a time, in copies of the checkout, runs certify on each, and on the sound checkout.
+
+    python -m agentic_iqa_local.laboratory.certify_faults.command --out benchmarks/certify/faults.json
+    python -m agentic_iqa_local.laboratory.certify_faults.command --only template --sound 0
+
+A fault is found where certify's exit status is 1, and named where a sentence of a failed check says what it
+is. A sound run must end with 0. Faults run with --quick, the sound checkout without it.
+
+Exit status: 0 every fault found and named and no alarm on the sound checkout, 1 otherwise, 2 wrong usage.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from agentic_iqa_local.commands.console import Parser, exit_status, safe_streams
+from agentic_iqa_local.laboratory.certify_faults.faults import FAULTS, Fault
+from agentic_iqa_local.paths import ROOT
+from agentic_iqa_local.provenance import SCORING, commit, machine
+from agentic_iqa_local.rows import write_whole
+
+COPIED = ("agentic_iqa_local", "configs", "models", "tests/data")
+
+
+@safe_streams()
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON; default: stdout")
+    parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name holds TEXT")
+    parser.add_argument(
+        "--sound", type=int, default=5, metavar="N", help="runs of the sound checkout (default: 5)"
+    )
+    args = parser.parse_args(argv)
+    return exit_status(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    """1 where a fault was missed or a sound run gave an alarm."""
+    report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "commit": commit()}
+    report |= {"environment": machine(SCORING), "faults": [], "sound": []}
+    for number in range(args.sound):
+        report["sound"].append(sound_run())
+        _say(f"sound run {number + 1}: {report['sound'][-1]['verdict']}", args.out, report)
+    for fault in (each for each in FAULTS if args.only in each.name):
+        report["faults"].append(found := faulty_run(fault))
+        told = "found and named" if found["named"] else "found, not named" if found["found"] else "MISSED"
+        _say(f"{fault.name}: {told}; {found['sentence']}", args.out, report)
+    if not args.out:
+        print(json.dumps(report, indent=1, ensure_ascii=False))
+    missed = [one["fault"] for one in report["faults"] if not one["named"]]
+    return 1 if missed or any(one["status"] != 0 for one in report["sound"]) else 0
+
+
+def _say(line: str, out: Path | None, report: dict[str, Any]) -> None:
+    print(line, file=sys.stderr, flush=True)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, json.dumps(report, indent=1, ensure_ascii=False))
+
+
+def sound_run() -> dict[str, Any]:
+    """One whole run of the checkout as it is."""
+    with tempfile.TemporaryDirectory(prefix="certify-sound-") as scratch:
+        status, seconds, report = certify(ROOT, Path(scratch), quick=False)
+    failed = {one["name"]: one["problems"] for one in report["checks"] if one["status"] == "fail"}
+    return {"status": status, "seconds": seconds, "verdict": report["verdict"], "failed": failed}
+
+
+def faulty_run(fault: Fault) -> dict[str, Any]:
+    """A quick run of a copy with the fault."""
+    with tempfile.TemporaryDirectory(prefix="certify-fault-") as scratch:
+        tree = Path(scratch) / "tree"
+        for part in COPIED:
+            shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
+        fault.plant(tree)
+        status, seconds, report = certify(tree, Path(scratch) / "out", quick=True)
+    failed = [one for one in report["checks"] if one["status"] == "fail"]
+    sentences = [problem for one in failed for problem in one["problems"]]
+    naming = next((text for text in sentences if fault.is_named([text])), None)
+    return {
+        "fault": fault.name,
+        "planted_in": fault.where,
+        "found": status == 1,
+        "named": status == 1 and naming is not None,
+        "failed": [one["name"] for one in failed],
+        "sentence": naming or (sentences[0] if sentences else report["verdict"]),
+        "seconds": seconds,
+    }
+
+
+def certify(tree: Path, out: Path, *, quick: bool) -> tuple[int, float, dict[str, Any]]:
+    """(exit status, seconds, certificate.json) of certify in a checkout. Raises OSError where it wrote
+    none."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("AGENTIC_IQA_")}
+    command = [sys.executable, "-m", "agentic_iqa_local", "certify", "--cpu", "--out", str(out)]
+    began = time.monotonic()
+    ended = subprocess.run(
+        command + ["--quick"] * quick,
+        cwd=tree,
+        env=environment | {"PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = round(time.monotonic() - began, 1)
+    if not (out / "certificate.json").is_file():
+        raise OSError(f"certify in {tree} wrote nothing: {ended.stderr[-500:]}")
+    return ended.returncode, seconds, json.loads((out / "certificate.json").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
