@@ -54,6 +54,7 @@ def judge_formats(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]]
     """Each number format against the set-up's own, told as a verdict on comparing, not judged as a fault."""
     own = format_of(base["about"])
     rows, sentences, missing = [], [], []
+    told: dict[bool, list[str]] = {True: [], False: []}
     for name, arm in arms.items():
         if "missing" in arm:
             missing.append(f"{name} not run: {arm['missing']}")
@@ -62,6 +63,7 @@ def judge_formats(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]]
         found = drift(arm["letters"], base["letters"])
         rows.append(figures(f"transformers {name} against {label_of(base['about'])}", found, bound))
         may = found.comparable(bound)
+        told[may].append(name)
         srcc = f", SRCC {found.srcc:.3f}" if found.srcc == found.srcc else ""
         sentences.append(
             f"Scores of {name} and {own} {'may' if may else 'may not'} be compared: |Δq| ≤ {found.q:.3g}"
@@ -69,4 +71,10 @@ def judge_formats(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]]
         )
     if not rows:
         return not_run("number formats", "; ".join(missing))
-    return Check("number formats", "reported", "; ".join(sentences), (), tuple(rows), (*sentences, *missing))
+    words = [
+        f"{', '.join(names)} {'may' if may else 'may not'} be compared"
+        for may, names in told.items()
+        if names
+    ]
+    verdict = f"With scores of {own} those of {'; those of '.join(words)}"
+    return Check("number formats", "reported", verdict, (), tuple(rows), (*sentences, *missing))

@@ -38,8 +38,7 @@ def identity_of(settings: Settings) -> dict[str, Any]:
     """Hashes of the model's folder and of the tools' maps, and the settings that scores depend on."""
     options = settings.model(settings.summarizer.backend)
     model = {
-        key: getattr(options, key)
-        for key in ("quantization", "attention", "prompt_layout", "min_pixels", "max_pixels")
+        key: getattr(options, key) for key in ("quantization", "prompt_layout", "min_pixels", "max_pixels")
     }
     fusion = settings.fusion.model_dump(include={"mode", "eta", "temperature", "vote", "trailing_tools"})
     return {
@@ -56,6 +55,8 @@ def files_of(folder: Path) -> dict[str, dict[str, Any]]:
     """By name, each file of a model folder that can move its letters: SHA-256, what settings say, and the
     hashes of tensors where there are not too many bytes of them."""
     found: dict[str, dict[str, Any]] = {}
+    if not folder.is_dir():  # the checks that need it say so
+        return found
     for path in sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES and p.name not in RECORDS):
         entry: dict[str, Any] = {"sha256": file_hash(path)}
         small = path.stat().st_size <= LARGEST_TEXT

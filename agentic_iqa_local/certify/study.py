@@ -27,6 +27,12 @@ MADE = ("gaussian_blur", "white_noise", "jpeg", "darken", "upscale", "contrast_d
 SEVERITIES = (1, 3, 5)
 
 
+def check_labelled(folder: Path) -> None:
+    """Raises DatasetError unless `folder` has pictures with scores."""
+    if not load_dataset(folder).items:
+        raise DatasetError(f"{folder}: expected pictures with scores, found none", "name another folder")
+
+
 def run_study(settings: Settings, device: str, labelled: Path | None) -> dict[str, Any]:
     """q of each labelled picture by the letters pipeline, and its label, higher is better. Raises
     DatasetError."""
@@ -46,10 +52,6 @@ def run_study(settings: Settings, device: str, labelled: Path | None) -> dict[st
 def _pictures(labelled: Path | None, device: str) -> Iterator[tuple[list[tuple[Path, float]], str]]:
     if labelled is not None:
         data = load_dataset(labelled)
-        if not data.items:
-            raise DatasetError(
-                f"{labelled}: expected pictures with scores, found none", "name another folder"
-            )
         sign = -1 if data.info.higher_is_better is False else 1
         places = np.unique(np.linspace(0, len(data.items) - 1, MOST).round().astype(int))
         chosen = [data.items[i] for i in places]

@@ -80,10 +80,11 @@ def certify(args: argparse.Namespace) -> int:
     """Runs, prints and writes all of it. Raises UserError for options that cannot be used."""
     from agentic_iqa_local.certify.certificate import read_certificate
     from agentic_iqa_local.certify.certification import Certification, Wanted
+    from agentic_iqa_local.certify.study import check_labelled
     from agentic_iqa_local.devices import choose_device
 
-    if args.study and not args.study.exists():
-        raise CertifyUsage(f"--study {args.study}: expected a folder of pictures with scores, there is none")
+    if args.study:
+        check_labelled(args.study)
     if args.out.exists() and not args.out.is_dir():
         raise CertifyUsage(f"--out {args.out}: expected a folder, got a file", "choose another")
     other = (read_certificate(args.against), args.against.name) if args.against else None
