@@ -45,7 +45,7 @@ def probes(tmp_path_factory):
 def plain(probes):
     settings = load_settings()
     folder, names = probes
-    base = reading.read_set_up(settings, "cpu", folder, names)
+    base = reading.read_set_up(settings, "cpu", folder, names, timed=False)
     boxes = {name: seen["box"] for name, seen in base["seen"].items()}
     return plain_forward(settings.model(settings.summarizer.backend), "cpu", folder, boxes)
 
@@ -53,7 +53,7 @@ def plain(probes):
 @pytest.fixture
 def read(probes):
     """Reads the probes by the product's own path, as it is patched in the test."""
-    return lambda: reading.read_set_up(load_settings(), "cpu", *probes)
+    return lambda: reading.read_set_up(load_settings(), "cpu", *probes, timed=False)
 
 
 def test_a_sound_set_up_passes_and_says_what_was_not_run(sound):

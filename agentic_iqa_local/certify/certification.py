@@ -135,7 +135,7 @@ class Certification:
     @cached_property
     def _base(self) -> dict[str, Any] | UserError:
         try:
-            return self.apart(read_set_up, *self.set_up)
+            return self.apart(read_set_up, *self.set_up, not self.wanted.quick)
         except UserError as error:  # kept, so that each check that needs it says so without trying again
             return error
 

@@ -70,9 +70,11 @@ def with_format(settings: Settings, **changes: Any) -> Settings:
     return revised(settings, models=dict(settings.models) | {name: revised(own, **changes)})
 
 
-def read_set_up(settings: Settings, device: str, folder: Path, names: Sequence[str]) -> dict[str, Any]:
+def read_set_up(
+    settings: Settings, device: str, folder: Path, names: Sequence[str], timed: bool = True
+) -> dict[str, Any]:
     """All that the checks ask of the set-up's own engine, in one process: each probe alone and once more,
-    after another prompt, in batches; what went into the model; times."""
+    after another prompt, in batches; what went into the model; times, if `timed`."""
     services = Services(settings, device)
     client = services.client(ROLE)
     alone: dict[str, Any] = {}
@@ -99,7 +101,7 @@ def read_set_up(settings: Settings, device: str, folder: Path, names: Sequence[s
         "shared": shared,
         "reused": usage.reused,
         "batches": _batches(client, names, parts),
-        "seconds": _times(services, client, folder / f"{names[-CAPTURED]}.png", parts),
+        "seconds": _times(services, client, folder / f"{names[-CAPTURED]}.png", parts) if timed else {},
     }
 
 

@@ -2,9 +2,12 @@
 
     python -m agentic_iqa_local.laboratory.certify_faults.command --out benchmarks/certify/faults.json
     python -m agentic_iqa_local.laboratory.certify_faults.command --only template --sound 0
+    python -m agentic_iqa_local.laboratory.certify_faults.command --no-faults --out sound.json
 
 A fault is found where certify's exit status is 1, and named where a sentence of a failed check says what it
-is. A sound run must end with 0. Faults run with --quick, the sound checkout without it.
+is. A sound run must end with 0. Faults run with --quick, the sound checkout without it. What the file of
+--out has already is kept, so that the same command goes on where it was stopped: remove the file to begin
+anew.
 
 Exit status: 0 every fault found and named and no alarm on the sound checkout, 1 otherwise, 2 wrong usage.
 """
@@ -37,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--sound", type=int, default=5, metavar="N", help="runs of the sound checkout (default: 5)"
     )
+    parser.add_argument("--no-faults", action="store_true", help="the sound checkout alone")
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 
@@ -44,11 +48,13 @@ def main(argv: list[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     """1 where a fault was missed or a sound run gave an alarm."""
     report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "commit": commit()}
-    report |= {"environment": machine(SCORING), "faults": [], "sound": []}
-    for number in range(args.sound):
+    report |= {"environment": machine(SCORING)} | _done(args.out)
+    done = {one["fault"] for one in report["faults"]}
+    for number in range(len(report["sound"]), args.sound):
         report["sound"].append(sound_run())
         _say(f"sound run {number + 1}: {report['sound'][-1]['verdict']}", args.out, report)
-    for fault in (each for each in FAULTS if args.only in each.name):
+    wanted = () if args.no_faults else FAULTS
+    for fault in (each for each in wanted if args.only in each.name and each.name not in done):
         report["faults"].append(found := faulty_run(fault))
         told = "found and named" if found["named"] else "found, not named" if found["found"] else "MISSED"
         _say(f"{fault.name}: {told}; {found['sentence']}", args.out, report)
@@ -56,6 +62,12 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(report, indent=1, ensure_ascii=False))
     missed = [one["fault"] for one in report["faults"] if not one["named"]]
     return 1 if missed or any(one["status"] != 0 for one in report["sound"]) else 0
+
+
+def _done(out: Path | None) -> dict[str, Any]:
+    """What an earlier call found."""
+    earlier = json.loads(out.read_text(encoding="utf-8")) if out and out.is_file() else {}
+    return {name: earlier.get(name, []) for name in ("faults", "sound")}
 
 
 def _say(line: str, out: Path | None, report: dict[str, Any]) -> None:
