@@ -40,43 +40,39 @@ def judge_inputs(base: Mapping[str, Any], plain: Mapping[str, Any], dtype: str |
     folder and files by itself. `dtype` is what the configuration asks for, None where it is not known."""
     model = base["model"]
     problems = _text_problems(model, plain) + _cut_pictures(base["seen"], plain["most_pixels"])
-    rows = []
+    rows: list[dict[str, Any]] = []
+    of_pictures: dict[str, str] = {}  # the first of each kind, which stands before the colon
     for name, theirs in plain["inputs"].items():
-        ours = base["inputs"].get(name)
-        if not ours:
-            continue
-        row, problem = _input_row(name, ours, theirs, plain["exchanged"][name], base)
-        rows.append(row)
-        problems += (
-            [problem] if problem and problem.split(":")[0] not in {p.split(":")[0] for p in problems} else []
-        )
+        if ours := base["inputs"].get(name):
+            row, problem = _input_row(name, ours, theirs, plain["exchanged"][name], base)
+            rows.append(row)
+            if problem:
+                of_pictures.setdefault(problem.partition(":")[0], problem)
+    problems += [*of_pictures.values(), *_state_problems(base, dtype)]
+    notes = [] if rows else ["what goes into this engine cannot be seen, only its prompt and letters' tokens"]
+    sound = "prompt, letters' tokens, pixels and dtype are what transformers makes of the folder by itself"
+    return judged("inputs", problems, sound, rows, notes)
+
+
+def _state_problems(base: Mapping[str, Any], dtype: str | None) -> list[str]:
+    """Of the loaded model: its numbers, unless they are quantised, and its mode."""
+    model, problems = base["model"], []
     if numbers := model.get("numbers"):
         held = max(numbers, key=numbers.__getitem__)
-        if dtype and format_of(base["about"]) in PIXELS.keys() | {"bfloat16", "float16"} and held != dtype:
+        if dtype and base["about"].get("quantization", "none") == "none" and held != dtype:
             problems.append(
                 f"the model computes in another dtype than the configuration's: {held}, not {dtype}"
             )
-        if model.get("training"):
+        if model["training"]:
             problems.append("the model is in training mode, so that dropout may change its letters")
-    notes = (
-        []
-        if rows
-        else ["what goes into this engine cannot be seen; its prompt and letters' tokens were compared"]
-    )
-    sound = "prompt, letters' tokens, pixels and dtype are what transformers makes of the folder by itself"
-    return judged("inputs", problems, sound, rows, notes)
+    return problems
 
 
 def _text_problems(model: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
     problems = []
     if "prompt" in model and model["prompt"] != plain["prompt"]:
-        at = len(
-            list(
-                itertools.takewhile(
-                    lambda pair: pair[0] == pair[1], zip(model["prompt"], plain["prompt"], strict=False)
-                )
-            )
-        )
+        pairs = zip(model["prompt"], plain["prompt"], strict=False)
+        at = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         problems.append(
             f"the chat template's text differs from character {at} on: {model['prompt'][at : at + 40]!r}, by"
             f" transformers alone {plain['prompt'][at : at + 40]!r}"
