@@ -1,5 +1,6 @@
 """Every check in its order. One that fails, or whose process dies, never stops the next."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import choose_dtype
 from agentic_iqa_local.doctor import examine
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.offline.store import environment, models_root
 from agentic_iqa_local.provenance import commit
 from agentic_iqa_local.text import one_line
 
@@ -93,6 +95,7 @@ class Certification:
     def run(self, begin: Callable[[int, int, str, float], None]) -> Iterator[Check]:
         """Yields each check as it is done. `begin` is told before each: its number, how many there are, its
         name, and about how many seconds are left."""
+        os.environ.update(environment(models_root()))  # which the processes inherit: no network
         plan, began = self.plan, time.monotonic()
         costs = [cost for _, _, cost in plan]
         for number, (name, find, _) in enumerate(plan):
