@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -92,7 +92,7 @@ class Certification:
     def _restarts(self) -> int:
         return 1 if self.wanted.quick else self.wanted.restarts
 
-    def run(self, begin: Callable[[int, int, str, float], None]) -> Iterator[Check]:
+    def run(self, begin: Callable[[int, int, str, float], None]) -> Generator[Check, None, None]:
         """Yields each check as it is done. `begin` is told before each: its number, how many there are, its
         name, and about how many seconds are left."""
         os.environ.update(environment(models_root()))  # which the processes inherit: no network

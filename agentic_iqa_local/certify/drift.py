@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
+from agentic_iqa_local.studies.statistics import srcc
 
 Letters = Mapping[str, float]  # log-probability of each letter, over the whole vocabulary
 Readings = Mapping[str, Letters]  # by picture
@@ -99,10 +99,9 @@ def drift(ours: Readings, theirs: Readings) -> Drift:
         raise ValueError("drift: expected pictures that both have read, got none")
     by_letter = {name: max(abs(ours[name][x] - theirs[name][x]) for x in ours[name]) for name in names}
     q = np.array([[level(each[name]) for name in names] for each in (ours, theirs)])
-    constant = bool((q.max(axis=1) == q.min(axis=1)).any())
-    srcc = math.nan if len(names) < 3 or constant else float(stats.spearmanr(q[0], q[1]).statistic)
+    ranks = math.nan if len(names) < 3 else srcc(q[0], q[1])
     worst = max(by_letter, key=by_letter.__getitem__)
-    return Drift(len(names), by_letter[worst], float(np.abs(q[0] - q[1]).max()), srcc, worst)
+    return Drift(len(names), by_letter[worst], float(np.abs(q[0] - q[1]).max()), ranks, worst)
 
 
 def figures(what: str, found: Drift, bound: Bound) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def plain_forward(
     found |= {"inputs": {}, "exchanged": {}, "most_pixels": most_pixels(processor)}
     for number, (name, box) in enumerate(boxes.items()):
         with Image.open(folder / f"{name}.png") as file:
-            image = ImageOps.exif_transpose(file).convert("RGB").crop(tuple(box))
+            image = ImageOps.exif_transpose(file).convert("RGB").crop(box)
         inputs = processor(text=[text], images=[image], return_tensors="pt", add_special_tokens=False)
         if number >= len(boxes) - CAPTURED:
             found["inputs"][name] = as_arrays(inputs)
@@ -80,7 +80,7 @@ def set_pixels(processor: Any, options: PlacedModel) -> None:
 
 def _loaded(path: str, device: str) -> tuple[Any, str]:
     """(the model in float32, the device that it is on)."""
-    model = AutoModelForImageTextToText.from_pretrained(  # nosec B615 # a local folder
+    model: Any = AutoModelForImageTextToText.from_pretrained(  # nosec B615 # a local folder
         path, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
     ).eval()
     if getattr(model.config, "quantization_config", None) is not None:
