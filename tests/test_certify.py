@@ -249,6 +249,8 @@ def test_ctrl_c_writes_what_there_is(tmp_path, capsys, monkeypatch):
     assert statuses[0] == "pass"
     assert set(statuses[1:]) == {"not run"}
     assert report["model"] is None
+    assert report["sound"] is False
+    assert report["verdict"].startswith("Interrupted: 1 checks passed")
     assert (tmp_path / "certificate.html").is_file()
 
 
@@ -258,6 +260,7 @@ def test_ctrl_c_writes_what_there_is(tmp_path, capsys, monkeypatch):
         (["--against", str(ROOT / "pyproject.toml")], "certificate.json"),
         (["--study", "/nonexistent"], "/nonexistent: expected a data set's folder"),
         (["--restarts", "0"], "--restarts"),
+        (["--only", "record,colour"], "there are doctor, record"),
         (["--config", "no_such"], "no such file or set-up"),
     ],
 )

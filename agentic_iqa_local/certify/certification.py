@@ -38,6 +38,8 @@ from agentic_iqa_local.offline.store import environment, models_root
 from agentic_iqa_local.provenance import commit
 from agentic_iqa_local.text import one_line
 
+CHECKS = ("doctor", "record", "inputs", "plain forward", "batches", "shared prefix", "engines",
+          "number formats", "repeatability", "tools", "study", "speed", "against")  # fmt: skip
 ENGINES = ("transformers", "vllm", "server")
 NO_WEIGHTS = "the model's weights do not lie here, they are the server's"
 
@@ -45,7 +47,8 @@ NO_WEIGHTS = "the model's weights do not lie here, they are the server's"
 @dataclass(frozen=True)
 class Wanted:
     """What is certified and how. `gpu` and `cpu` as `choose_device` takes them, which made `device`; `other`
-    is another machine's certificate with its file's name; `restarts` how many fresh processes read again."""
+    is another machine's certificate with its file's name; `restarts` how many fresh processes read again;
+    `only` the names of the checks to run, none for all."""
 
     settings: Settings
     device: str
@@ -55,6 +58,7 @@ class Wanted:
     study: Path | None = None
     other: tuple[Certificate, str] | None = None
     restarts: int = 2
+    only: tuple[str, ...] = ()
     timeout: float = 1800.0
 
 
@@ -67,11 +71,12 @@ class Certification:
     checks: list[Check] = field(default_factory=list)
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)
     measured_tools: dict[str, Any] | None = None
+    interrupted: bool = False
 
     @property
     def plan(self) -> list[tuple[str, Callable[[], Check], float]]:
         """(name, check, seconds that it takes on a CPU with the embedded model, for the time left)."""
-        quick = self.wanted.quick
+        quick, only = self.wanted.quick, self.wanted.only
         steps = [("doctor", self._doctor, 3.0 if quick else 18.0), ("record", self._record, 22.0)]
         steps += [("inputs", self._inputs, 10.0)]
         steps += [("plain forward", self._plain_forward, 0.1)]
@@ -86,7 +91,7 @@ class Certification:
             steps += [("speed", lambda: judge_speed(self.base), 0.1)]
         if self.wanted.other:
             steps += [("against", self._against, 0.1)]
-        return steps
+        return [step for step in steps if not only or step[0] in only]
 
     @property
     def _restarts(self) -> int:
@@ -117,7 +122,8 @@ class Certification:
             return judged(name, [f"{name} could not be run: {type(error).__name__}: {said}"], "")
 
     def leave_out(self) -> None:
-        """Marks the checks that were not reached."""
+        """After Ctrl-C: marks the checks that were not reached."""
+        self.interrupted = True
         done = {check.name for check in self.checks}
         self.checks += [not_run(name, "interrupted") for name, _, _ in self.plan if name not in done]
 

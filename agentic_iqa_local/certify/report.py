@@ -11,25 +11,29 @@ import jinja2
 from markupsafe import Markup
 
 from agentic_iqa_local import pages
-from agentic_iqa_local.certify.certification import Certification
-from agentic_iqa_local.certify.check import Check
+from agentic_iqa_local.certify.certification import CHECKS, Certification
 from agentic_iqa_local.rows import write_whole
 from agentic_iqa_local.text import printable
 
 JSON, PAGE = "certificate.json", "certificate.html"
 
 
-def verdict_of(checks: Sequence[Check]) -> str:
-    """One sentence on all checks."""
+def verdict_of(certification: Certification) -> str:
+    """One sentence on all checks, and on those that nobody asked for."""
+    checks, asked = certification.checks, {name for name, _, _ in certification.plan}
     count = {
         status: sum(check.status == status for check in checks) for status in ("pass", "fail", "not run")
     }
     missing = f"; {count['not run']} not run" if count["not run"] else ""
+    if left_out := [name for name in CHECKS if name not in asked and name != "against"]:
+        missing += f"; not asked for: {', '.join(left_out)}"
     if count["fail"]:
         names = ", ".join(check.name for check in checks if check.status == "fail")
         return f"Not sound: {count['fail']} of {len(checks)} checks failed ({names}){missing}."
+    if certification.interrupted:
+        return f"Interrupted: {count['pass']} checks passed, none failed{missing}."
     if not count["pass"]:
-        return "Nothing was found out: no check was finished."
+        return f"Nothing was found out: no check passed or failed{missing}."
     return f"Sound: {count['pass']} checks passed, none failed{missing}."
 
 
@@ -47,9 +51,8 @@ def as_dict(certification: Certification) -> dict[str, Any]:
     """The certificate with the checks and the verdict, for JSON: numbers that are none are null."""
     checks = certification.checks
     head = {
-        "verdict": verdict_of(checks),
-        "sound": not any(check.status == "fail" for check in checks)
-        and any(c.status == "pass" for c in checks),
+        "verdict": verdict_of(certification),
+        "sound": verdict_of(certification).startswith("Sound"),
         "device": certification.wanted.device,
         "checks": [asdict(check) for check in checks],
     }

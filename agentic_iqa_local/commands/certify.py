@@ -62,6 +62,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--timeout", type=float, default=1800, metavar="S", help="seconds a process may take (default: 1800)"
     )
+    parser.add_argument(
+        "--only", metavar="NAMES", help="these checks alone, with commas: record,plain-forward,tools"
+    )
     args = parser.parse_args(argv)
     if not 1 <= args.restarts <= 20:
         parser.error("--restarts: expected 1 to 20")
@@ -98,10 +101,25 @@ def certify(args: argparse.Namespace) -> int:
         study=args.study,
         other=other,
         restarts=args.restarts,
+        only=_chosen(args),
         timeout=args.timeout,
     )
     with tempfile.TemporaryDirectory(prefix="certify-") as scratch:
         return carried_out(Certification(wanted, Path(scratch)), args.out)
+
+
+def _chosen(args: argparse.Namespace) -> tuple[str, ...]:
+    """The checks that --only names. Raises CertifyUsage."""
+    from agentic_iqa_local.certify.certification import CHECKS
+
+    names = tuple(name.strip().replace("-", " ") for name in (args.only or "").split(",") if name.strip())
+    for name in names:
+        if name not in CHECKS:
+            known = ", ".join(check.replace(" ", "-") for check in CHECKS)
+            raise CertifyUsage(f"--only {name}: expected names of checks, got another", f"there are {known}")
+        if name == "against" and not args.against:
+            raise CertifyUsage("--only against: expected --against FILE too, got none")
+    return names
 
 
 def carried_out(certification: "Certification", out: Path) -> int:
@@ -111,7 +129,6 @@ def carried_out(certification: "Certification", out: Path) -> int:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    stopped = False
     folder = certification.wanted.settings.folder(certification.wanted.settings.summarizer.backend)
     print(f"certify {folder} on {certification.wanted.device}", flush=True)
     with like_ctrl_c(interrupted):
@@ -120,11 +137,10 @@ def carried_out(certification: "Certification", out: Path) -> int:
                 for check in checks:
                     print(as_text(check), flush=True)
         except KeyboardInterrupt:
-            stopped = True
             certification.leave_out()
     json_file, page = write(certification, out)
-    print(f"\n{verdict_of(certification.checks)}\n{json_file}\n{page}", flush=True)
-    if stopped:
+    print(f"\n{verdict_of(certification)}\n{json_file}\n{page}", flush=True)
+    if certification.interrupted:
         print("interrupted; what was found by then is written", file=sys.stderr)
         return 130
     return 1 if any(check.status == "fail" for check in certification.checks) else 0

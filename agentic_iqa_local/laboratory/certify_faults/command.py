@@ -41,6 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         "--sound", type=int, default=5, metavar="N", help="runs of the sound checkout (default: 5)"
     )
     parser.add_argument("--no-faults", action="store_true", help="the sound checkout alone")
+    parser.add_argument(
+        "--relevant", action="store_true", help="run only the checks that should find the fault"
+    )
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 
@@ -55,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         _say(f"sound run {number + 1}: {report['sound'][-1]['verdict']}", args.out, report)
     wanted = () if args.no_faults else FAULTS
     for fault in (each for each in wanted if args.only in each.name and each.name not in done):
-        report["faults"].append(found := faulty_run(fault))
+        report["faults"].append(found := faulty_run(fault, args.relevant))
         told = "found and named" if found["named"] else "found, not named" if found["found"] else "MISSED"
         _say(f"{fault.name}: {told}; {found['sentence']}", args.out, report)
     if not args.out:
@@ -80,19 +83,20 @@ def _say(line: str, out: Path | None, report: dict[str, Any]) -> None:
 def sound_run() -> dict[str, Any]:
     """One whole run of the checkout as it is."""
     with tempfile.TemporaryDirectory(prefix="certify-sound-") as scratch:
-        status, seconds, report = certify(ROOT, Path(scratch), quick=False)
+        status, seconds, report = certify(ROOT, Path(scratch))
     failed = {one["name"]: one["problems"] for one in report["checks"] if one["status"] == "fail"}
     return {"status": status, "seconds": seconds, "verdict": report["verdict"], "failed": failed}
 
 
-def faulty_run(fault: Fault) -> dict[str, Any]:
-    """A quick run of a copy with the fault."""
+def faulty_run(fault: Fault, relevant: bool) -> dict[str, Any]:
+    """A quick run of a copy with the fault, or one of the `relevant` checks."""
     with tempfile.TemporaryDirectory(prefix="certify-fault-") as scratch:
         tree = Path(scratch) / "tree"
         for part in COPIED:
             shutil.copytree(ROOT / part, tree / part)
         fault.plant(tree)
-        status, seconds, report = certify(tree, Path(scratch) / "out", quick=True)
+        options = ("--only", fault.checks) if relevant else ("--quick",)
+        status, seconds, report = certify(tree, Path(scratch) / "out", *options)
     failed = [one for one in report["checks"] if one["status"] == "fail"]
     sentences = [problem for one in failed for problem in one["problems"]]
     naming = next((text for text in sentences if fault.is_named([text])), None)
@@ -101,20 +105,21 @@ def faulty_run(fault: Fault) -> dict[str, Any]:
         "planted_in": fault.where,
         "found": status == 1,
         "named": status == 1 and naming is not None,
+        "ran": [one["name"] for one in report["checks"]],
         "failed": [one["name"] for one in failed],
         "sentence": naming or (sentences[0] if sentences else report["verdict"]),
         "seconds": seconds,
     }
 
 
-def certify(tree: Path, out: Path, *, quick: bool) -> tuple[int, float, dict[str, Any]]:
+def certify(tree: Path, out: Path, *options: str) -> tuple[int, float, dict[str, Any]]:
     """(exit status, seconds, certificate.json) of certify in a checkout. Raises OSError where it wrote
     none."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AGENTIC_IQA_")}
     command = [sys.executable, "-m", "agentic_iqa_local", "certify", "--cpu", "--out", str(out)]
     began = time.monotonic()
     ended = subprocess.run(
-        command + ["--quick"] * quick,
+        [*command, *options],
         cwd=tree,
         env=environment | {"PYTHONPATH": str(tree)},
         capture_output=True,

@@ -24,12 +24,13 @@ MODEL = f"models/{EMBEDDED.name}"
 @dataclass(frozen=True)
 class Fault:
     """`plant` makes it in a copy of the checkout. It is found where a check fails, and named where a sentence
-    of that check matches `named`."""
+    of that check matches `named`; `checks` are those that should find it, as --only takes them."""
 
     name: str
     where: str
     plant: Callable[[Path], None]
     named: str
+    checks: str = "record,inputs,plain-forward,batches,shared-prefix"
 
     def is_named(self, sentences: list[str]) -> bool:
         return any(re.search(self.named, sentence) for sentence in sentences)
@@ -148,10 +149,11 @@ FAULTS = (
           _tensor(f"{MODEL}/model.safetensors", "language_model.layers.3.mlp.up_proj.weight",
                   lambda it: it * 1.05),
           "weights differ: .*layers.3.mlp.up_proj.weight"),
-    Fault("NIQE on other parameters", f"{DATA}/niqe_modelparameters.mat", _niqe, "NIQE loads other weights"),
+    Fault("NIQE on other parameters", f"{DATA}/niqe_modelparameters.mat", _niqe,
+          "NIQE loads other weights", "tools"),
     Fault("LocalNR on other weights", f"{DATA}/local_nr.safetensors",
           _tensor(f"{DATA}/local_nr.safetensors", "picture.out.bias", lambda it: it + 0.2),
-          "LocalNR loads other weights"),
+          "LocalNR loads other weights", "tools"),
     Fault("a shared prefix that is off by one position", CLIENT,
           _code(CLIENT, "torch.arange(kept, kept + len(new), device",
                 "torch.arange(kept + 1, kept + 1 + len(new), device"),
@@ -161,15 +163,16 @@ FAULTS = (
                 "(self._advance(ids + answer, new_call=True).double() / 0.7).log_softmax(-1)"),
           "temperature of 0.7"),
     Fault("altered tool maps", "configs/tool_maps.yaml", _map,
-          "map of NIQE is another|tool maps differ"),
+          "map of NIQE is another|tool maps differ", "tools"),
     Fault("noise on the logits", CLIENT,
           _code(CLIENT, "logits = output.logits[0, -1].float().cpu()",
                 "logits = output.logits[0, -1].float().cpu()\n"
-                "            logits = logits + 0.02 * torch.randn_like(logits)"), "reads do not repeat"),
+                "            logits = logits + 0.02 * torch.randn_like(logits)"),
+          "reads do not repeat", "repeatability"),
     Fault("dropout left on", f"{CLIENT}, {MODEL}/config.json",
           _both(_code(CLIENT, "            self.model.eval()\n", "            self.model.train()\n"),
                 _settings("config.json", lambda it: it["text_config"].update(attention_dropout=0.1))),
-          "training mode|reads do not repeat"),
+          "training mode|reads do not repeat", "inputs,repeatability"),
     Fault("a truncated max_pixels", RENDERING,
           _code(RENDERING, "        if not factor * factor <= high or low > high:",
                 "        high = min(high, 160 * 160)\n        if not factor * factor <= high or low > high:"),
