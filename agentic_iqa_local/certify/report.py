@@ -30,8 +30,8 @@ def verdict_of(certification: Certification) -> str:
     if count["fail"]:
         names = ", ".join(check.name for check in checks if check.status == "fail")
         return f"Not sound: {count['fail']} of {len(checks)} checks failed ({names}){missing}."
-    if certification.interrupted:
-        return f"Interrupted: {count['pass']} checks passed, none failed{missing}."
+    if certification.interrupted or len(checks) < len(asked):
+        return f"Not finished: {count['pass']} of {len(asked)} checks passed, none failed{missing}."
     if not count["pass"]:
         return f"Nothing was found out: no check passed or failed{missing}."
     return f"Sound: {count['pass']} checks passed, none failed{missing}."

@@ -131,11 +131,13 @@ def carried_out(certification: "Certification", out: Path) -> int:
 
     folder = certification.wanted.settings.folder(certification.wanted.settings.summarizer.backend)
     print(f"certify {folder} on {certification.wanted.device}", flush=True)
+    write(certification, out)  # where it cannot be written, that is known before an hour has gone
     with like_ctrl_c(interrupted):
         try:
             with closing(certification.run(_begin)) as checks:
                 for check in checks:
                     print(as_text(check), flush=True)
+                    write(certification, out)
         except KeyboardInterrupt:
             certification.leave_out()
     json_file, page = write(certification, out)
