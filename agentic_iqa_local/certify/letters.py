@@ -195,6 +195,8 @@ def _centred(readings: Readings) -> np.ndarray:
 def judge_batches(base: Mapping[str, Any]) -> Check:
     """Pictures in batches against the same pictures alone."""
     bound, batches = bound_for(base["about"]), base["batches"]
+    if "failed" in batches:
+        return judged("batches", [f"letters in a batch could not be read: {batches['failed']}"], "")
     rows, problems = [], []
     for size in (key for key in batches if key.isdigit()):
         theirs = {name: batches["alone"][name.partition("#")[0]] for name in batches[size]}
@@ -214,10 +216,13 @@ def judge_batches(base: Mapping[str, Any]) -> Check:
 
 def judge_shared(base: Mapping[str, Any]) -> Check:
     """The letters after another prompt, from the cache that the two share, against those from nothing."""
-    if not base["reused"]:
+    shared = base["shared"]
+    if "failed" in shared:
+        return judged("shared prefix", [f"after another prompt nothing was read: {shared['failed']}"], "")
+    if not shared["reused"]:
         return not_run("shared prefix", "the engine reused no token (share_prefix: false, or a short prefix)")
     bound = bound_for(base["about"])
-    found = drift(base["shared"], base["letters"])
+    found = drift(shared["letters"], base["letters"])
     row = figures("shared prefix against none", found, bound)
     problems = []
     if not found.within(bound):
@@ -226,7 +231,7 @@ def judge_shared(base: Mapping[str, Any]) -> Check:
             f" {in_words(found, bound)}, worst {found.worst}"
         )
     sound = f"letters from a shared prefix are those from nothing: {in_words(found, bound)}"
-    return judged("shared prefix", problems, sound, [row], [f"{base['reused']} tokens were reused"])
+    return judged("shared prefix", problems, sound, [row], [f"{shared['reused']} tokens were reused"])
 
 
 def judge_repeats(base: Mapping[str, Any], restarts: Mapping[str, Any]) -> Check:

@@ -2,7 +2,7 @@
 sessions of the set-up's own engine."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,6 @@ def read_set_up(
         alone[name] = _logprobs(read)
     for name in names:
         again[name] = _logprobs(_read(services, folder / f"{name}.png")[0])
-    shared, usage = _after_another_prompt(services, folder, names)
     parts = [small_part(_pixels(services, folder / f"{name}.png")) for name in names]
     return {
         "about": client.describe(),
@@ -98,11 +97,18 @@ def read_set_up(
         "seen": seen,
         "inputs": inputs,
         "model": _model(client),
-        "shared": shared,
-        "reused": usage.reused,
-        "batches": _batches(client, names, parts),
+        "shared": _tried(lambda: _after_another_prompt(services, folder, names)),
+        "batches": _tried(lambda: _batches(client, names, parts)),
         "seconds": _times(services, client, folder / f"{names[-CAPTURED]}.png", parts) if timed else {},
     }
+
+
+def _tried(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What was read, or why it could not be, as "failed": the other checks go on."""
+    try:
+        return read()
+    except VLMError as error:
+        return {"failed": str(error)}
 
 
 def _logprobs(read: LetterRead) -> dict[str, float]:
@@ -127,11 +133,9 @@ def _read(services: Services, path: Path) -> tuple[LetterRead, dict[str, Any]]:
     return read, seen | {"size": [what.width, what.height]}
 
 
-def _after_another_prompt(
-    services: Services, folder: Path, names: Sequence[str]
-) -> tuple[dict[str, Any], TokenUsage]:
-    """The letters of each probe where another prompt was read before in the same session, and the work of it
-    all."""
+def _after_another_prompt(services: Services, folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """The letters of each probe where another prompt was read before in the same session, and how many tokens
+    were reused."""
     found, usage = {}, TokenUsage()
     for name in names:
         images = OpenImages(services, str(folder / f"{name}.png"))
@@ -140,7 +144,7 @@ def _after_another_prompt(
         found[name] = _logprobs(session.read_letters(SCORING, ANSWER_PREFIX, LETTERS))
         usage += images.usage
         images.close()
-    return found, usage
+    return {"letters": found, "reused": usage.reused}
 
 
 def _batches(client: VLMClient, names: Sequence[str], parts: Sequence[Image.Image]) -> dict[str, Any]:

@@ -137,11 +137,13 @@ FAULTS = (
           _code(CLIENTS, "of_letters = {letter: logprobs[token] for letter, token in token_ids.items()}",
                 "of_letters = dict(zip(token_ids, [logprobs[t] for t in token_ids.values()][::-1]))"),
           "letters are in another order"),
-    Fault("an attention mask that hides tokens in a batch", BATCH,
-          _code(BATCH, "    with engine_errors(client.name, f\"{len(expanded)} pictures",
-                '    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])\n'
-                '    inputs["attention_mask"][1:, :8] = 0\n'
-                "    with engine_errors(client.name, f\"{len(expanded)} pictures"), "letters in a batch"),
+    Fault("a padded batch without its mask", BATCH,
+          _both(_code(BATCH, "    ids = rendered.prompt_with(expanded[0]) + rendered.answer_ids\n",
+                      "    pad = 8 * (len(expanded) > 1)\n"
+                      "    ids = [0] * pad + rendered.prompt_with(expanded[0]) + rendered.answer_ids\n"),
+                _code(BATCH, "row = [0] * len(rendered.head) + types",
+                      "row = [0] * (pad + len(rendered.head)) + types")),
+          "letters in a batch"),
     Fault("pictures of a batch in another order", BATCH,
           _code(BATCH, "torch.cat([one.inputs[name] for one in expanded])",
                 "torch.cat([one.inputs[name] for one in reversed(expanded)])"), "letters in a batch"),
