@@ -21,6 +21,7 @@ PROGRAM = "agentic-iqa" if ROOT == PACKAGE else "python -m agentic_iqa_local"
 DOORS = {
     "assess": "assess",
     "doctor": "doctor",
+    "certify": "certify",
     "study": "study",
     "bundle": "fetch_models",
     "fit": "fit_tools",
