@@ -126,7 +126,9 @@ def parse_json(content: bytes, deepest: int | None = DEEPEST) -> dict[str, Any]:
         raise FileError(f"expected JSON, got something else ({error})") from error
     if not isinstance(value, dict):
         raise FileError(f"expected a JSON object, got {_kind(value)}")
-    for _, depth in walk(value) if deepest is not None else ():
+    if deepest is None:
+        return value
+    for _, depth in walk(value):
         if depth > deepest:
             raise FileError(f"expected JSON nested at most {deepest} deep, got it deeper")
     return value

@@ -101,12 +101,13 @@ class Cluster:
                 "object_store_memory": OBJECT_STORE,
                 "_temp_dir": self._scratch,
             }
+        ray: Any = self._ray  # it does not declare what is used of it here
         quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
         try:
-            self._ray.init(address=address, **started, **quiet)
+            ray.init(address=address, **started, **quiet)
             # Ray would print a page whenever a worker dies, which is told in a sentence here; its own switch
-            self._ray._private.worker._worker_logs_enabled = False
-        except (ConnectionError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
+            ray._private.worker._worker_logs_enabled = False
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             why = " ".join(one_line(line) for line in str(error).split("\n") if line.strip())
             raise ClusterError(
                 f"--cluster {address}: it cannot be joined: {why:.400}",

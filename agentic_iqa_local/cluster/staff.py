@@ -233,7 +233,8 @@ class Staff(Generic[AnyItem]):
         loaded = description["loaded"]
         if self._loaded is None:
             self._loaded, self.description = loaded, description["work"]
-        if unlike := differences(loaded, self._loaded):
+        first: dict[str, Any] = self._loaded or {}
+        if unlike := differences(loaded, first):
             self.leave_out(
                 station,
                 ClusterError(

@@ -223,7 +223,9 @@ def check_beside(option: str, file: Path | None, args: argparse.Namespace, items
         return
     table = os.stat(file)
     read = [args.manifest, args.fit, *(file for item in items for file in (item.image, item.reference))]
-    for file in filter(None, read):
+    for file in read:
+        if file is None:
+            continue
         with suppress(OSError, ValueError):
             if os.path.samestat(os.stat(file), table):
                 raise UsageError(

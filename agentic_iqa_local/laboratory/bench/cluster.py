@@ -165,7 +165,7 @@ def nodes() -> Iterator[tuple[str, Callable[..., Any], Any]]:
     os.environ.setdefault("RAY_AUTH_TOKEN", os.urandom(32).hex())
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
+    made: Any = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0})
     own = {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
