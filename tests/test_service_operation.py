@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+import psutil
 import pytest
 import uvicorn
 from test_service import TOKEN, png, served
@@ -21,6 +22,8 @@ from test_service import TOKEN, png, served
 from agentic_iqa_local.commands.assess import UsageError
 from agentic_iqa_local.commands.serve import kept_in
 from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.service import batches as batches_module
 from agentic_iqa_local.service import connections, guard
 from agentic_iqa_local.service.asks import Answer, Ask, Named, Serving
 from agentic_iqa_local.service.batches import Batches
@@ -195,8 +198,65 @@ def test_a_batch_that_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path, m
         batches.submit(pictures(1))
     assert refusal.value.status == 503
     assert "/secret" not in str(refusal.value.body())
-    assert list((tmp_path / "spool").iterdir()) == []
+    assert [file.name for file in (tmp_path / "spool").iterdir()] == ["lock"]
     batches.close()
+
+
+def test_batches_that_are_finished_hold_no_file_open(tmp_path):
+    batches = batches_in(tmp_path / "spool")
+    before = psutil.Process().num_fds()
+    names = [batches.submit(pictures(1))["id"] for _ in range(3)]
+    assert psutil.Process().num_fds() == before + 3
+    while ask := batches.next_ask():
+        batches.answered(Answer(ask.key, "{}"))
+    assert psutil.Process().num_fds() == before
+    assert [list(batches.rows(name, 0)) for name in names] == [["{}\n"]] * 3
+    batches.close()
+    again = batches_in(tmp_path / "spool")
+    assert psutil.Process().num_fds() == before
+    again.delete(names[0])
+    assert len(again.all()) == 2
+    again.close()
+
+
+def test_submissions_at_once_keep_to_the_bound_together(tmp_path):
+    """Each has 1,000 bytes, half of them its reference's: one is within 1,500, two are not."""
+    batches = Batches(tmp_path / "spool", load_settings(), BOTH, 1_500)
+
+    def submit(number):
+        sent = Sent(pictures=[("a.png", b"x" * 500)], reference=("b.png", b"x" * 500))
+        try:
+            return batches.submit(sent)["total"]
+        except Refused as error:
+            return error.code
+
+    with ThreadPoolExecutor(10) as pool:
+        assert sorted(map(str, pool.map(submit, range(10)))) == ["1"] + ["no_room"] * 9
+    batches.close()
+
+
+def test_a_folder_of_batches_vanishes_while_its_bytes_are_counted(tmp_path, monkeypatch):
+    batches = batches_in(tmp_path / "spool")
+    first = batches.submit(pictures(1))["id"]
+    scandir = batches_module.os.scandir
+
+    def scans(folder):
+        if str(folder).endswith(first):
+            batches.delete(first)
+        return scandir(folder)
+
+    monkeypatch.setattr(batches_module.os, "scandir", scans)
+    assert batches.submit(pictures(1))["total"] == 1
+    assert len(batches.all()) == 1
+    batches.close()
+
+
+def test_two_services_do_not_share_a_folder_of_batches(tmp_path):
+    batches = batches_in(tmp_path / "spool")
+    with pytest.raises(UserError, match="another service keeps its batches there; choose another --batches"):
+        batches_in(tmp_path / "spool")
+    batches.close()
+    batches_in(tmp_path / "spool").close()
 
 
 def test_retry_after_follows_the_queue_and_the_rate_of_late():
