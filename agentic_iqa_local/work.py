@@ -59,6 +59,10 @@ class Work(ABC, Generic[AnyItem, Row]):
     def failure(self, item: AnyItem, error: str, sha256: str | None = None) -> Row:
         """The row of an item that has no answer."""
 
+    def overdue(self, item: AnyItem, error: str, sha256: str | None = None) -> Row:
+        """The row of an item whose time was over before there was an answer."""
+        return self.failure(item, error, sha256)
+
     @abstractmethod
     def warned(self, row: Row, line: str) -> Row:
         """The row with one more warning."""

@@ -21,6 +21,7 @@ from test_service import TOKEN, png, served
 
 from agentic_iqa_local.commands.assess import UsageError
 from agentic_iqa_local.commands.serve import kept_in
+from agentic_iqa_local.commands.serve import main as serve
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.service import batches as batches_module
@@ -33,6 +34,8 @@ from agentic_iqa_local.service.errors import Refused
 from agentic_iqa_local.service.fields import Defaults, Sent, arguments, from_json
 from agentic_iqa_local.service.guard import Guard, Held
 from agentic_iqa_local.service.metrics import Metrics
+from agentic_iqa_local.service.pending import failure_code
+from agentic_iqa_local.service.running import listening
 
 BOTH = Defaults("letters", ("agent", "letters"))
 
@@ -121,6 +124,58 @@ def test_a_refusal_is_heard_on_a_connection_that_is_closed():
             client.request("POST", "/v1/assess", body=b"x" * 2**24, headers={"Connection": "close"})
             assert client.getresponse().status == 401
             client.close()
+
+
+async def refuses_unread(scope, receive, send):
+    await receive()
+    raise Refused(415, "media_type", "expected another")
+
+
+@pytest.mark.parametrize(
+    ("app", "options", "status"), [(refuses_unread, {}, 415), (reads_all, {"most": 2**22}, 413)]
+)
+def test_a_refusal_in_the_middle_of_a_body_is_heard_on_a_connection_that_is_closed(app, options, status):
+    """6 MiB in chunks, more than sockets hold: the bound of 4 MiB is passed in the middle."""
+    with guarded(app, **{"most": 2**25, **options}) as port:
+        for version in (11, 10):
+            client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            client._http_vsn, client._http_vsn_str = version, f"HTTP/1.{version - 10}"
+            headers = {"Connection": "close"} if version == 11 else {"Content-Length": str(6 * 2**20)}
+            body = (b"x" * 2**20 for _ in range(6))
+            client.request("POST", "/v1/assess", body=body, headers=headers, encode_chunked=version == 11)
+            assert client.getresponse().status == (413 if version == 10 and status == 413 else status)
+            client.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_ask_that_fails_is_answered_in_its_own_kind(tmp_path, count):
+    settings = load_settings()
+    names = tuple(Named(tmp_path / str(i), f"timed out {i}.png") for i in range(count))
+    work, ask = Serving(settings), Ask("1", names, settings)
+    answer = work.failure(ask, f"{tmp_path / '0'}: broken")
+    found = json.loads(work.warned(answer, "a line").text)
+    assert answer.error == "timed out 0.png: broken"
+    assert found.get("kind") == (None, "comparison", "ranking")[count - 1]
+    rows = ([found], [found.get("first"), found.get("second")], found.get("failed"))[count - 1]
+    assert [row["image"] for row in rows] == [one.name for one in names]
+    assert {row["error"] for row in rows} == {answer.error}
+    assert failure_code(answer, "ok") == "not_assessed"
+    assert failure_code(work.overdue(ask, "timed out after 1 s"), "ok") == "out_of_time"
+
+
+def test_a_port_in_use_and_a_foreign_address_end_with_a_sentence(tmp_path, capsys, monkeypatch):
+    words = ["--cpu", "--batches", str(tmp_path / "spool")]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve([*words, "--port", str(port)]) == 2
+    assert f"--port {port}: another program listens there already" in capsys.readouterr().err
+    foreign = ("203.0.113.1", 0)  # of TEST-NET-3, which no machine has
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", foreign)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **options: found)
+    with pytest.raises(
+        UserError, match="expected an address of this machine to listen on, got Cannot assign"
+    ):
+        listening(*foreign)
 
 
 def batches_in(folder, defaults=BOTH):
