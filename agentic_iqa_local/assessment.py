@@ -115,7 +115,7 @@ def assessment(
     )
     known = {name: getattr(row, name) for name in row.model_fields_set}
     began = time.perf_counter()
-    logged = PICTURE.set(row.image)
+    logged = PICTURE.set(PICTURE.get() or row.image)
     try:
         changes = answer(state)
     finally:

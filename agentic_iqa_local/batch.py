@@ -301,7 +301,7 @@ class Batch(Generic[AnyItem, Row]):
         )
         # where nothing was computed yet, reading the file may be what hangs
         sha256 = file_sha256(attempt.item.image) if opened else None
-        return self.work.failure(
+        return self.work.overdue(
             attempt.item,
             f"timed out after {self.timeout:g} s {where}; raise --timeout if it was at work",
             sha256,

@@ -251,7 +251,7 @@ class BatchWorker(Generic[AnyItem, Row]):
         logger.warning("%s: %s; going on with a new one", named, why)
         if silent and len(items) == 1:
             error = f"timed out: {why}; find out what hangs there, or raise --timeout"
-            yield self.work.failure(items[0], error)
+            yield self.work.overdue(items[0], error)
             return
         for item in items:
             self._deaths[item.key] = self._deaths.get(item.key, 0) + (len(items) == 1)

@@ -65,14 +65,16 @@ def _only_the_embedded(root: Path, left_out: str) -> str:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """Folders with a config.json, by name, but for the embedded model's own."""
-    ours = EMBEDDED.resolve()
-    for place, below, files in os.walk(root):
+    """Folders with a config.json, by name, but for the embedded model's own. Links are followed; a folder
+    that two names lead to comes once."""
+    known = {EMBEDDED.resolve()}
+    for place, below, files in os.walk(root, followlinks=True):
         depth = len(Path(place).relative_to(root).parts)
         below[:] = sorted(name for name in below if not name.startswith(".")) if depth < DEEPEST else []
         if depth and "config.json" in files:
             below.clear()
-            if Path(place).resolve() != ours:
+            if (there := Path(place).resolve()) not in known:
+                known.add(there)
                 yield Path(place)
 
 

@@ -72,7 +72,7 @@ class RowFile:
             if place_for(path) != path:
                 raise FileError("expected a file of its own, got a link")
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self._file = _locked(path, os.open(path, flags, 0o666))
+            self._file = locked(path, os.open(path, flags, 0o666))
         except FileError as error:
             raise RowsError(f"{path}: {error}", "choose another --out") from error
         except BlockingIOError as error:
@@ -221,14 +221,14 @@ class RowFile:
         partial = self.path.with_name(self.path.name + ".partial")
         file = None
         try:
-            file = _locked(partial, create(partial))
+            file = locked(partial, create(partial))
             for line, row in self._lines():
                 if wanted(row):
                     _write(file, line)
             os.fsync(file.fileno())
             self.check_place()
             partial.replace(self.path)
-            _sync_folder(self.path)
+            sync_folder(self.path)
         except (OSError, RowsError) as error:
             if file:
                 file.close()
@@ -306,13 +306,13 @@ def _finite(number: float) -> bool:
         return False
 
 
-def _locked(path: Path, descriptor: int) -> BinaryIO:
+def locked(path: Path, descriptor: int) -> BinaryIO:
     """The file opened for appending, unbuffered and locked, with its name on disk. Raises BlockingIOError
     where another process has the lock."""
     file = os.fdopen(descriptor, "ab", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _sync_folder(path)
+        sync_folder(path)
     except OSError:
         file.close()
         raise
@@ -327,7 +327,7 @@ def _write(file: BinaryIO, data: bytes) -> int:
     return len(data)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Puts the name of a new file on disk, where the file system can."""
     folder = os.open(path.absolute().parent, os.O_RDONLY)
     with suppress(OSError):
@@ -357,7 +357,7 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, encodin
                 os.fsync(file.fileno())
         partial.replace(path)
         if sync:
-            _sync_folder(path)
+            sync_folder(path)
     except OSError as error:
         with suppress(OSError):
             partial.unlink()

@@ -63,6 +63,10 @@ class Work(ABC, Generic[AnyItem, Row]):
         """The pictures that an item's work reads."""
         return [item.image]
 
+    def overdue(self, item: AnyItem, error: str, sha256: str | None = None) -> Row:
+        """The row of an item whose time was over before there was an answer."""
+        return self.failure(item, error, sha256)
+
     @abstractmethod
     def warned(self, row: Row, line: str) -> Row:
         """The row with one more warning."""

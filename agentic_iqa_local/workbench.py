@@ -37,7 +37,7 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 MODEL = "the model"
 
 PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
-"""The picture that is being assessed, for whoever writes logs."""
+"""The picture that is being assessed, for whoever writes logs, by the name that whoever asks has for it."""
 
 
 def name_picture(record: logging.LogRecord) -> bool:

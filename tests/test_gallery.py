@@ -116,6 +116,16 @@ def test_the_page_in_each_of_its_states(gallery, size, dark):
         page.evaluate("document.getElementById('panel').open = true")
         page.locator(".chip:has-text('Keep')").first.click()
         assert page.inner_text("#count") == "1 of 300 rows"
+        page.locator("#clear").click()
+        page.locator(".chip:has-text('up to 0.5')").click()
+        # at levels 1 (60 of 299 rows) and 5 (59) an interval is cut in half
+        assert page.inner_text("#count") == "119 of 300 rows"
+        page.locator("#clear").click()
+        page.select_option("#sort", "verdict")
+        verdicts = page.evaluate("[...new Set(shown.map((row) => row.verdict ?? 'none'))]")
+        assert verdicts == ["pass", "unsure", "fail", "none"]
+        page.select_option("#sort", "worst")
+        page.locator(".chip:has-text('Keep')").first.click()
         clean(watched, gallery)
         page.locator("#clear").click()
         page.locator(".card").first.click()

@@ -113,6 +113,9 @@ def test_pictures_are_compared_and_ordered(service):
     assert 0 <= two["pair"]["probability"] <= 1
     order = service.post("/v1/compare", files=files, data={"pairwise": "false"}).json()
     assert len(order["order"]) == 3
+    options = {"pipeline": "agent", "background": "white"}
+    planned = service.post("/v1/compare", files=files[:2], data=options).json()
+    assert planned["first"]["pipeline"] == "agent"
 
 
 def test_what_cannot_be_asked_is_told(service):
@@ -128,7 +131,8 @@ def test_what_cannot_be_asked_is_told(service):
     foreign = service.post("/v1/assess", files=files, headers={"Origin": "http://evil.example"})
     assert foreign.status_code == 403
     chunks = (b"x" * 2**20 for _ in range(200))
-    assert service.post("/v1/assess", content=chunks).status_code in (413, 415)
+    headers = {"Content-Type": "application/json"}
+    assert service.post("/v1/assess", content=chunks, headers=headers).status_code == 413
 
 
 def test_thirty_two_clients_get_their_own_answers(service):

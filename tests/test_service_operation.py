@@ -14,13 +14,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+import psutil
 import pytest
 import uvicorn
 from test_service import TOKEN, png, served
 
 from agentic_iqa_local.commands.assess import UsageError
 from agentic_iqa_local.commands.serve import kept_in
+from agentic_iqa_local.commands.serve import main as serve
 from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.service import batches as batches_module
 from agentic_iqa_local.service import connections, guard
 from agentic_iqa_local.service.asks import Answer, Ask, Named, Serving
 from agentic_iqa_local.service.batches import Batches
@@ -30,6 +34,8 @@ from agentic_iqa_local.service.errors import Refused
 from agentic_iqa_local.service.fields import Defaults, Sent, arguments, from_json
 from agentic_iqa_local.service.guard import Guard, Held
 from agentic_iqa_local.service.metrics import Metrics
+from agentic_iqa_local.service.pending import failure_code
+from agentic_iqa_local.service.running import listening
 
 BOTH = Defaults("letters", ("agent", "letters"))
 
@@ -120,6 +126,58 @@ def test_a_refusal_is_heard_on_a_connection_that_is_closed():
             client.close()
 
 
+async def refuses_unread(scope, receive, send):
+    await receive()
+    raise Refused(415, "media_type", "expected another")
+
+
+@pytest.mark.parametrize(
+    ("app", "options", "status"), [(refuses_unread, {}, 415), (reads_all, {"most": 2**22}, 413)]
+)
+def test_a_refusal_in_the_middle_of_a_body_is_heard_on_a_connection_that_is_closed(app, options, status):
+    """6 MiB in chunks, more than sockets hold: the bound of 4 MiB is passed in the middle."""
+    with guarded(app, **{"most": 2**25, **options}) as port:
+        for version in (11, 10):
+            client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            client._http_vsn, client._http_vsn_str = version, f"HTTP/1.{version - 10}"
+            headers = {"Connection": "close"} if version == 11 else {"Content-Length": str(6 * 2**20)}
+            body = (b"x" * 2**20 for _ in range(6))
+            client.request("POST", "/v1/assess", body=body, headers=headers, encode_chunked=version == 11)
+            assert client.getresponse().status == (413 if version == 10 and status == 413 else status)
+            client.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_ask_that_fails_is_answered_in_its_own_kind(tmp_path, count):
+    settings = load_settings()
+    names = tuple(Named(tmp_path / str(i), f"timed out {i}.png") for i in range(count))
+    work, ask = Serving(settings), Ask("1", names, settings)
+    answer = work.failure(ask, f"{tmp_path / '0'}: broken")
+    found = json.loads(work.warned(answer, "a line").text)
+    assert answer.error == "timed out 0.png: broken"
+    assert found.get("kind") == (None, "comparison", "ranking")[count - 1]
+    rows = ([found], [found.get("first"), found.get("second")], found.get("failed"))[count - 1]
+    assert [row["image"] for row in rows] == [one.name for one in names]
+    assert {row["error"] for row in rows} == {answer.error}
+    assert failure_code(answer, "ok") == "not_assessed"
+    assert failure_code(work.overdue(ask, "timed out after 1 s"), "ok") == "out_of_time"
+
+
+def test_a_port_in_use_and_a_foreign_address_end_with_a_sentence(tmp_path, capsys, monkeypatch):
+    words = ["--cpu", "--batches", str(tmp_path / "spool")]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve([*words, "--port", str(port)]) == 2
+    assert f"--port {port}: another program listens there already" in capsys.readouterr().err
+    foreign = ("203.0.113.1", 0)  # of TEST-NET-3, which no machine has
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", foreign)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **options: found)
+    with pytest.raises(
+        UserError, match="expected an address of this machine to listen on, got Cannot assign"
+    ):
+        listening(*foreign)
+
+
 def batches_in(folder, defaults=BOTH):
     return Batches(folder, load_settings(), defaults, 2**30)
 
@@ -195,8 +253,65 @@ def test_a_batch_that_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path, m
         batches.submit(pictures(1))
     assert refusal.value.status == 503
     assert "/secret" not in str(refusal.value.body())
-    assert list((tmp_path / "spool").iterdir()) == []
+    assert [file.name for file in (tmp_path / "spool").iterdir()] == ["lock"]
     batches.close()
+
+
+def test_batches_that_are_finished_hold_no_file_open(tmp_path):
+    batches = batches_in(tmp_path / "spool")
+    before = psutil.Process().num_fds()
+    names = [batches.submit(pictures(1))["id"] for _ in range(3)]
+    assert psutil.Process().num_fds() == before + 3
+    while ask := batches.next_ask():
+        batches.answered(Answer(ask.key, "{}"))
+    assert psutil.Process().num_fds() == before
+    assert [list(batches.rows(name, 0)) for name in names] == [["{}\n"]] * 3
+    batches.close()
+    again = batches_in(tmp_path / "spool")
+    assert psutil.Process().num_fds() == before
+    again.delete(names[0])
+    assert len(again.all()) == 2
+    again.close()
+
+
+def test_submissions_at_once_keep_to_the_bound_together(tmp_path):
+    """Each has 1,000 bytes, half of them its reference's: one is within 1,500, two are not."""
+    batches = Batches(tmp_path / "spool", load_settings(), BOTH, 1_500)
+
+    def submit(number):
+        sent = Sent(pictures=[("a.png", b"x" * 500)], reference=("b.png", b"x" * 500))
+        try:
+            return batches.submit(sent)["total"]
+        except Refused as error:
+            return error.code
+
+    with ThreadPoolExecutor(10) as pool:
+        assert sorted(map(str, pool.map(submit, range(10)))) == ["1"] + ["no_room"] * 9
+    batches.close()
+
+
+def test_a_folder_of_batches_vanishes_while_its_bytes_are_counted(tmp_path, monkeypatch):
+    batches = batches_in(tmp_path / "spool")
+    first = batches.submit(pictures(1))["id"]
+    scandir = batches_module.os.scandir
+
+    def scans(folder):
+        if str(folder).endswith(first):
+            batches.delete(first)
+        return scandir(folder)
+
+    monkeypatch.setattr(batches_module.os, "scandir", scans)
+    assert batches.submit(pictures(1))["total"] == 1
+    assert len(batches.all()) == 1
+    batches.close()
+
+
+def test_two_services_do_not_share_a_folder_of_batches(tmp_path):
+    batches = batches_in(tmp_path / "spool")
+    with pytest.raises(UserError, match="another service keeps its batches there; choose another --batches"):
+        batches_in(tmp_path / "spool")
+    batches.close()
+    batches_in(tmp_path / "spool").close()
 
 
 def test_retry_after_follows_the_queue_and_the_rate_of_late():

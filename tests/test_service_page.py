@@ -129,10 +129,42 @@ def test_the_keyboard_alone_asks_a_question(service):
         page.focus("#presets button:nth-child(3)")
         page.keyboard.press("Enter")
         assert page.input_value("#choices").split() == ["Yes", "No"]
+        pressed = page.locator("#presets button[aria-pressed=true]")
+        assert pressed.count() == 1
+        page.fill("#choices", "Yes\nNo\nHardly")
+        assert pressed.count() == 0
+        page.fill("#choices", "Yes\nNo")
+        assert pressed.count() == 1
         page.focus("#go")
         page.keyboard.press("Enter")
         page.wait_for_selector("article.answer", timeout=120000)
         assert page.inner_text(".verdict").split(" (p")[0] in ("Yes", "No")
+
+
+def test_two_pictures_of_one_name_are_told_apart(service):
+    with browser_page() as watched:
+        page = opened(watched, service)
+        given(page, 'a".png', 'a".png')
+        assessed(page)
+        assert sorted(text.split(" ", 1)[1] for text in page.locator(".order strong").all_inner_texts()) == [
+            "a_.png",
+            "a_.png (2)",
+        ]
+        addresses = page.locator(".order img").evaluate_all("all => all.map((one) => one.src)")
+        assert len(set(addresses)) == 2
+        assert all(address.startswith("blob:") for address in addresses)
+
+
+def test_a_comparison_that_fails_says_so(service):
+    with browser_page() as watched:
+        page = opened(watched, service)
+        broken = {"name": "b.png", "mimeType": "image/png", "buffer": b"no picture"}
+        page.set_input_files("#image", [{**broken, "name": "a.png", "buffer": png(1)}, broken])
+        assessed(page)
+        assert "b.png" in page.inner_text("article .failed")
+        assert page.inner_text("#status") == "The pictures could not be compared."
+        assert "failed" in page.inner_text("#history")
+        clean(watched, service)
 
 
 def test_what_is_no_picture_is_told_with_its_reason(service):

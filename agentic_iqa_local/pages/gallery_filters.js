@@ -6,13 +6,18 @@ const filters = { text: "", low: 1, high: 5, chosen: new Map() }; // chosen: gro
 const kindOf = (row) => (row.error ? "failed" : row.letter ?? "answer");
 const severity = (row) => SEVERITIES.indexOf((row.worst ?? "").split(" ")[0]);
 const width = (row) => (row.low === undefined ? undefined : row.high - row.low);
+const WIDTHS = ["half", "one", "two", "wide"]; // of an interval: up to 0.5, 1 and 2 of q, and beyond
+const widthOf = (row) => (row.low === undefined ? "none" : WIDTHS[[0.5, 1, 2].filter((most) => width(row) > most + 1e-9).length]);
+const VERDICTS = ["pass", "unsure", "fail"];
 
 // group → [title, the names that a row has in it, names in order, what a name is called]
 const GROUPS = {
   level: ["Level", (row) => [kindOf(row)], [...words.keys(), "answer", "failed"],
     (name) => ({ answer: "Answer without a rating", failed: "Failed" })[name] ?? `${name} ${words.get(name)}`],
-  verdict: ["Gate", (row) => [row.verdict ?? "none", ...(row.held ? ["held"] : [])], ["pass", "unsure", "fail", "held"],
+  verdict: ["Gate", (row) => [row.verdict ?? "none", ...(row.held ? ["held"] : [])], [...VERDICTS, "held"],
     (name) => ({ pass: "Pass", unsure: "Unsure", fail: "Fail", held: "Held back" })[name]],
+  width: ["Width of the interval", (row) => [widthOf(row)], [...WIDTHS, "none"],
+    (name) => ({ half: "up to 0.5", one: "0.5 to 1", two: "1 to 2", wide: "more than 2", none: "No interval" })[name]],
   type: ["Distortion seen", (row) => row.types ?? ["none"],
     [...new Set(rows.flatMap((row) => row.types ?? []))].sort().concat("none"),
     (name) => (name === "none" ? "None seen" : name)],
@@ -47,6 +52,7 @@ const ORDERS = {
   level: [(row) => (row.letter ? row.letter.charCodeAt(0) : undefined), 1],
   wide: [width, -1],
   narrow: [width, 1],
+  verdict: [(row) => (row.verdict ? VERDICTS.indexOf(row.verdict) : undefined), 1],
   name: [() => 0, 1],
   distortion: [(row) => (severity(row) < 0 ? undefined : severity(row)), -1],
 };

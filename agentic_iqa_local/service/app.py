@@ -30,6 +30,7 @@ from agentic_iqa_local.service.fields import (
     check_known,
     from_json,
     name_of,
+    pipeline_of,
     settings_for,
     truth,
 )
@@ -303,19 +304,24 @@ def _asking(app: FastAPI, set_up: SetUp) -> None:
         settings = settings_for(sent.options, set_up.settings)
         return await answer_to(request, set_up, sent, "row", settings=settings, **ask)
 
-    pairwise = {"pairwise": "true: the model sees every pair; false: none"}
+    options = {
+        "pairwise": "true: the model sees every pair; false: none",
+        **{name: OPTIONS[name] for name in ("pipeline", "background")},
+    }
 
-    @app.post("/v1/compare", openapi_extra=described("images", pairwise, "The comparison, or the order."))
+    @app.post("/v1/compare", openapi_extra=described("images", options, "The comparison, or the order."))
     async def compare(request: Request) -> Response:
-        """Compares two pictures, or orders several."""
+        """Compares two pictures, or orders several; the pipeline is letters unless another is named."""
         sent = await sent_with(request, set_up, many=True, extra=("pairwise",))
-        check_known(sent.options, ("pairwise", "images", "reference"))
+        check_known(sent.options, (*options, "images", "reference"))
         most = min(MOST_PICTURES, set_up.pictures)
         if not 2 <= len(sent.pictures) <= most:
             raise bad(f"images: expected 2 to {most} pictures, got {len(sent.pictures)}")
         read = truth("pairwise", sent.options.get("pairwise"))
+        pipeline = pipeline_of(sent.options, set_up.defaults, "letters")
+        settings = settings_for(sent.options, set_up.settings)
         return await answer_to(
-            request, set_up, sent, "comparison", settings=set_up.settings, pipeline="letters", pairwise=read
+            request, set_up, sent, "comparison", settings=settings, pipeline=pipeline, pairwise=read
         )
 
 

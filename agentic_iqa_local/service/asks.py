@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.assessment import assess, unassessed
-from agentic_iqa_local.comparison import Comparison, Judge, candidate, unrated
+from agentic_iqa_local.comparison import Comparison, Judge, Ranking, candidate, unrated
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.pairwise_read import PairwiseRead, read_pair
@@ -20,7 +20,7 @@ from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.work import ROLES, Work, as_line
-from agentic_iqa_local.workbench import MODEL, Observer
+from agentic_iqa_local.workbench import MODEL, PICTURE, Observer
 
 TOKENS = ("prefilled", "reused", "decoded")  # the kinds that are counted (see `result.Tokens`)
 
@@ -56,7 +56,8 @@ class Ask:
 @dataclass
 class Answer:
     """What became of an ask: a row or a comparison as one line of JSON, and why there is no answer. `levels`
-    has a word for each picture that was assessed (None: it was not rated), `tokens` counts by kind."""
+    has a word for each picture that was assessed (None: it was not rated), `tokens` counts by kind. With
+    `timed_out` the error is a time that was over."""
 
     key: str
     text: str
@@ -64,6 +65,7 @@ class Answer:
     sha256: str | None = None
     levels: tuple[str | None, ...] = ()
     tokens: Counter[str] = field(default_factory=Counter)
+    timed_out: bool = False
 
 
 class Serving(Work[Ask, Answer]):
@@ -88,16 +90,31 @@ class Serving(Work[Ask, Answer]):
         return _answer(item, rows[0])
 
     def failure(self, item: Ask, error: str, sha256: str | None = None) -> Answer:
-        picture, original = item.pictures[0], item.reference and item.reference.name
-        row = unassessed(
-            picture.name, original, item.query or DEFAULT_QUERY, item.choices, item.pipeline, item.settings
-        )
-        row.error, row.sha256 = self._hidden(one_line(error), item), sha256
-        return _answer(item, row)
+        original = item.reference and item.reference.name
+        query, told = item.query or DEFAULT_QUERY, self._hidden(one_line(error), item)
+        rows = [
+            unassessed(picture.name, original, query, item.choices, item.pipeline, item.settings)
+            for picture in item.pictures
+        ]
+        for row in rows:
+            row.error = told
+        rows[0].sha256 = sha256
+        if len(rows) == 1:
+            return _answer(item, rows[0])
+        if len(rows) == 2:
+            return _answer_with(item, Comparison(first=rows[0], second=rows[1], error=told), told, rows)
+        return _answer_with(item, Ranking(order=[], failed=rows, notes=[told]), told, rows)
+
+    def overdue(self, item: Ask, error: str, sha256: str | None = None) -> Answer:
+        answer = self.failure(item, error, sha256)
+        answer.timed_out = True
+        return answer
 
     def warned(self, row: Answer, line: str) -> Answer:
         about = json.loads(row.text)
-        about["warnings"] = [*about.get("warnings", []), line]
+        name = "notes" if about.get("kind") == "ranking" else "warnings"
+        place = about["first"] if about.get("kind") == "comparison" else about
+        place[name] = [*place[name], line]
         row.text = one_line(json.dumps(about, ensure_ascii=False))
         return row
 
@@ -122,17 +139,21 @@ class Serving(Work[Ask, Answer]):
         return text
 
     def _assessed(self, item: Ask, picture: Named, services: Services, observer: Observer) -> Assessment:
-        row = assess(
-            picture.path,
-            item.reference and item.reference.path,
-            item.query,
-            item.choices,
-            pipeline=item.pipeline,
-            max_replan_iterations=item.max_replan_iterations,
-            map=item.map,
-            services=services,
-            observer=observer,
-        )
+        logged = PICTURE.set(one_line(picture.name))
+        try:
+            row = assess(
+                picture.path,
+                item.reference and item.reference.path,
+                item.query,
+                item.choices,
+                pipeline=item.pipeline,
+                max_replan_iterations=item.max_replan_iterations,
+                map=item.map,
+                services=services,
+                observer=observer,
+            )
+        finally:
+            PICTURE.reset(logged)
         row.image, row.reference = picture.name, item.reference and item.reference.name
         row.error = row.error and self._hidden(row.error, item)
         row.warnings = [self._hidden(line, item) for line in row.warnings]
@@ -193,5 +214,11 @@ def _compared(item: Ask, rows: list[Assessment], services: Services, observer: O
         found = judge.rank(candidates, failed)
     observer.step("comparison", "finished")
     error = failed[0].error if failed and (len(rows) == 2 or not candidates) else None
+    return _answer_with(item, found, error, rows)
+
+
+def _answer_with(
+    item: Ask, found: Comparison | Ranking, error: str | None, rows: Sequence[Assessment]
+) -> Answer:
     line = one_line(json.dumps(found.to_dict(), ensure_ascii=False))
     return Answer(item.key, line, error, None, *_counted(rows))

@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.rows import RowFile, write_whole
+from agentic_iqa_local.files import open_regular
+from agentic_iqa_local.rows import AnyRow, RowFile, RowsError, locked, rows_in, sync_folder, write_whole
 from agentic_iqa_local.service.asks import Answer, Ask, Named
 from agentic_iqa_local.service.errors import Refused
 from agentic_iqa_local.service.fields import Defaults, Sent, arguments, settings_for
@@ -27,6 +29,7 @@ from agentic_iqa_local.text import one_line
 logger = logging.getLogger(__name__)
 
 HALF = ".partial"  # a folder that is not yet submitted
+UNFINISHED = 256  # batches that may be unfinished at once: each has a file open
 
 
 @dataclass
@@ -51,12 +54,14 @@ class _Batch:
 
 class Batches:
     """The batches below `root` (made with mode 0700), in all at most `most_bytes` on the disk. Unfinished
-    ones go on; one that cannot be read is left alone. Raises OSError where the folder cannot be used."""
+    ones go on; one that cannot be read is left alone. Raises RowsError where the folder cannot be used, or
+    another service uses it."""
 
     def __init__(self, root: Path, settings: Settings, defaults: Defaults, most_bytes: int):
         self.root, self.settings, self.defaults, self.most_bytes = root, settings, defaults, most_bytes
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = _locked(root)
         self._turn = threading.RLock()
+        self._storing = threading.Lock()  # one batch at a time, so that all keep to `most_bytes`
         self._batches: dict[str, _Batch] = {}
         for folder in sorted(root.iterdir()):
             if folder.name.endswith(HALF):
@@ -70,37 +75,62 @@ class Batches:
     def _open(self, folder: Path) -> _Batch:
         about = json.loads((folder / "batch.json").read_text())
         rows = RowFile(folder / "rows.jsonl")
-        rows.recover()
         batch = _Batch(folder.name, folder, about, rows)
-        for line in rows:
-            batch.done[line["index"]] = line["row"].get("error") is not None
-            batch.picture(line["index"]).unlink(missing_ok=True)
+        try:
+            rows.recover()
+            for line in rows:
+                batch.done[line["index"]] = line["row"].get("error") is not None
+                batch.picture(line["index"]).unlink(missing_ok=True)
+            finished = len(batch.done) == batch.total
+        except BaseException:
+            rows.close()
+            raise
+        if finished:
+            rows.close()
         self._batches[batch.id] = batch
         return batch
 
     def submit(self, sent: Sent, base: str = "") -> dict[str, Any]:
         """Stores a batch; its status, with links below `base`. Raises Refused for options that make no sense,
-        and for a full disk."""
+        for a full disk, and where too much waits."""
         arguments(sent.options, self.defaults)
         settings_for(sent.options, self.settings)
-        size = sum(len(data) for _, data in sent.pictures)
-        used = sum(file.stat().st_size for file in self.root.glob("*/*"))
-        if used + size > self.most_bytes:
+        with self._storing:
+            self._check_room(sent)
+            return self._submit(sent, base)
+
+    def _check_room(self, sent: Sent) -> None:
+        size = sum(len(data) for _, data in [*sent.pictures, *([sent.reference] if sent.reference else [])])
+        if _bytes_below(self.root) + size > self.most_bytes:
             raise Refused(
                 413,
                 "no_room",
                 f"expected at most {self.most_bytes} bytes of batches",
                 "delete finished batches",
             )
+        with self._turn:
+            unfinished = sum(len(batch.done) < batch.total for batch in self._batches.values())
+        if unfinished >= UNFINISHED:
+            raise Refused(
+                429,
+                "too_many_batches",
+                f"expected at most {UNFINISHED} unfinished batches",
+                "send pictures together, or wait until some are finished",
+                Retry_After="60",
+            )
+
+    def _submit(self, sent: Sent, base: str) -> dict[str, Any]:
         name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(8)}"
         half, folder = self.root / (name + HALF), self.root / name
         try:
             self._store(sent, half)
+            os.rename(half, folder)
+            sync_folder(folder)
             with self._turn:
-                os.rename(half, folder)
                 return self.status(self._open(folder).id, base)
         except (UserError, OSError) as error:
-            shutil.rmtree(half, ignore_errors=True)
+            for leftover in (half, folder):
+                shutil.rmtree(leftover, ignore_errors=True)
             logger.error("a batch could not be stored: %s", one_line(str(error)))
             raise Refused(
                 503, "not_stored", f"the batch could not be stored{_told(error)}", "tell who runs the service"
@@ -151,19 +181,19 @@ class Batches:
 
     @property
     def left(self) -> int:
-        """Pictures that have no row yet."""
-        with self._turn:
-            return sum(batch.total - len(batch.done) for batch in self._batches.values())
+        """Pictures that have no row yet. Waits for no disk: the event loop asks."""
+        return sum(batch.total - len(batch.done) for batch in list(self._batches.values()))
 
     def rows(self, name: str, start: int) -> Iterator[str]:
         """The rows from number `start` on, a line of JSON each. Raises Refused."""
         with self._turn:
-            try:
-                lines = list(self._found(name).rows)[start:]
-            except (UserError, OSError) as error:
-                raise Refused(404, "no_rows", "the rows of this batch cannot be read any more") from error
-        for line in lines:
-            yield json.dumps(line["row"], ensure_ascii=False) + "\n"
+            path = self._found(name).rows.path
+        try:
+            with open(open_regular(path), "rb") as file:
+                for _, line in islice(rows_in(file, path, AnyRow, going_on=True), start, None):
+                    yield json.dumps(line["row"], ensure_ascii=False) + "\n"
+        except (UserError, OSError) as error:
+            raise Refused(404, "no_rows", "the rows of this batch cannot be read any more") from error
 
     def delete(self, name: str) -> None:
         """Deletes a batch with its rows; what is in hand of it is forgotten. Raises Refused."""
@@ -214,6 +244,8 @@ class Batches:
                 batch.rows.append(f'{{"index": {number}, "row": {answer.text}}}')
                 batch.done[number] = answer.error is not None
                 batch.picture(number).unlink(missing_ok=True)
+                if len(batch.done) == batch.total:
+                    batch.rows.close()
             except (UserError, OSError) as error:
                 logger.error("batch %s is stopped: %s", name, one_line(str(error)))
                 batch.stopped = Refused(
@@ -231,6 +263,31 @@ class Batches:
             for batch in self._batches.values():
                 batch.rows.close()
             self._batches.clear()
+            self._lock.close()
+
+
+def _locked(root: Path) -> BinaryIO:
+    """An open file that is a lock on the folder, which is made. Raises RowsError."""
+    remedy, lock = "choose another --batches", root / "lock"
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return locked(lock, os.open(lock, flags, 0o600))
+    except BlockingIOError as error:
+        raise RowsError(f"{root}: another service keeps its batches there", remedy) from error
+    except OSError as error:
+        raise RowsError(f"{root}: expected a folder for batches, got {error.strerror}", remedy) from error
+
+
+def _bytes_below(folder: str | Path) -> int:
+    """Bytes of all files below a folder; what is deleted meanwhile counts nothing."""
+    total = 0
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                is_folder = entry.is_dir(follow_symlinks=False)
+                total += _bytes_below(entry.path) if is_folder else entry.stat(follow_symlinks=False).st_size
+    return total
 
 
 def _told(error: BaseException) -> str:

@@ -18,7 +18,7 @@ REFUSALS = {
     408: "The body did not come in time.",
     413: "Too many bytes or pictures.",
     415: "Neither a form nor JSON.",
-    422: "The picture could not be assessed; `row` has the failure as a row.",
+    422: "There is no assessment or comparison; `row` has the failure as one of that kind.",
     429: "The queue is full, or too many bytes are held: Retry-After says when to come again.",
     503: "The models are loading, failing or stopped: Retry-After says when to come again.",
     504: "There was no answer in time.",

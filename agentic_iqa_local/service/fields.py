@@ -159,17 +159,22 @@ def arguments(options: Mapping[str, Any], defaults: Defaults) -> dict[str, Any]:
             check_limit(limit)
     except (ValueError, TypeError) as error:
         raise bad(str(error)) from error
-    pipeline = _one_of("pipeline", options.get("pipeline"), get_args(Pipeline)) or defaults.pipeline
-    if pipeline not in defaults.pipelines:
-        here = ", ".join(defaults.pipelines)
-        raise bad(f"pipeline: the models of {pipeline} are not here", f"this service has: {here}")
     return {
         "query": query,
         "choices": choices and tuple(choices),
         "max_replan_iterations": limit,
-        "pipeline": pipeline,
+        "pipeline": pipeline_of(options, defaults, defaults.pipeline),
         "map": truth("map", options.get("map")) or False,
     }
+
+
+def pipeline_of(options: Mapping[str, Any], defaults: Defaults, otherwise: Pipeline) -> Pipeline:
+    """The pipeline that is asked for, or `otherwise`. Raises Refused where its models are not here."""
+    pipeline = _one_of("pipeline", options.get("pipeline"), get_args(Pipeline)) or otherwise
+    if pipeline not in defaults.pipelines:
+        here = ", ".join(defaults.pipelines)
+        raise bad(f"pipeline: the models of {pipeline} are not here", f"this service has: {here}")
+    return pipeline
 
 
 def truth(name: str, value: Any) -> bool | None:

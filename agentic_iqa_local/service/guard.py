@@ -91,6 +91,8 @@ class Guard:
             nonlocal began
             if message["type"] == "http.response.start":
                 began = True
+                if message["status"] >= 400 and _closes(scope, headers):
+                    await body.drain(awaited=b"expect" in headers)
                 route = getattr(scope.get("route"), "path", "other")
                 self.counted[(route, message["status"])] = self.counted.get((route, message["status"]), 0) + 1
                 names = {name.lower() for name, _ in message["headers"]}
@@ -110,8 +112,6 @@ class Guard:
             await self.app(scope, body, answer)
         except Refused as error:
             if not began:
-                if headers.get(b"connection", b"").lower() == b"close" and b"expect" not in headers:
-                    await body.drain()
                 await refuse(error, answer)
         except Exception as error:
             logger.error("%s: %s", request, one_line(f"{type(error).__name__}: {error}")[:500])
@@ -150,6 +150,11 @@ class Guard:
         return is_loopback(name) or name in (self.hosts or ())
 
 
+def _closes(scope: Any, headers: dict[bytes, bytes]) -> bool:
+    """Whether the connection ends with this answer."""
+    return scope["http_version"] == "1.0" or headers.get(b"connection", b"").lower() == b"close"
+
+
 def _place(origin: str) -> str:
     """The host and port of an origin; "" for one that is none."""
     try:
@@ -177,6 +182,7 @@ class _Body:
     def __init__(self, receive: Any, most: int, held: Held):
         self._receive, self._most, self._held = receive, most, held
         self._got, self._whole = 0, False
+        self._begun = self._late = False
         self._until: float | None = None
 
     async def __call__(self) -> Any:
@@ -191,19 +197,22 @@ class _Body:
         return message
 
     async def _next(self) -> Any:
-        now = asyncio.get_running_loop().time()
+        now, self._begun = asyncio.get_running_loop().time(), True
         self._until = self._until or now + WHOLE_BODY
         try:
             message = await asyncio.wait_for(self._receive(), max(0.01, min(PATIENCE, self._until - now)))
         except TimeoutError:
+            self._late = True
             raise Refused(408, "too_slow", "the body did not come in time", Connection="close") from None
         self._whole = message["type"] != "http.request" or not message.get("more_body", False)
         return message
 
-    async def drain(self) -> None:
+    async def drain(self, *, awaited: bool = False) -> None:
         """Reads on to the body's end and forgets it: a connection that is closed with bytes unread is reset,
-        and the sender would not see why it was refused. On one that stays open the server does it."""
-        left = self._most
+        and the sender would not see why it was refused. On one that stays open the server does it. Nothing
+        comes of a body that was too slow, nor where the sender is `awaited`: it waits until it is asked to
+        begin."""
+        left = 0 if self._late or (awaited and not self._begun) else 2 * self._most
         with suppress(Refused):
             while not self._whole and left > 0:
                 left -= len((await self._next()).get("body", b""))

@@ -93,7 +93,7 @@ def failure_code(answer: Answer, state: str) -> str | None:
         return None
     if state != "ok":
         return state
-    return "out_of_time" if answer.error.startswith("timed out") else "not_assessed"
+    return "out_of_time" if answer.timed_out else "not_assessed"
 
 
 def refused(answer: Answer, seconds: float, state: str) -> Refused:

@@ -1,6 +1,9 @@
 """The service from its start to its end."""
 
 import argparse
+import contextlib
+import errno
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -10,6 +13,7 @@ import uvicorn
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import choose_device
+from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.offline.store import models_root
 from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.service.app import SetUp, make_app
@@ -48,15 +52,18 @@ class _Server(uvicorn.Server):
             sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
-    def serve_until_stopped(self) -> None:
+    def serve_until_stopped(self, sockets: list[socket.socket]) -> None:
         """Begins the engine, and ends it when a signal comes. Raises VLMError for a model that cannot be
         loaded."""
         self.engine.start()
         threading.Thread(target=self.watch, daemon=True).start()
         try:
-            self.run()
-        except (KeyboardInterrupt, SystemExit):
+            self.run(sockets)
+        except KeyboardInterrupt:
             pass
+        except SystemExit:
+            if not self.should_exit:  # uvicorn could not begin
+                raise
         finally:
             self.engine.stop()
         if self.failure:
@@ -81,7 +88,46 @@ def run(
     spool: Path,
     kept: Kept | None,
 ) -> int:
-    """Serves until a signal; the exit status. Raises VLMError for a model that cannot be loaded."""
+    """Serves until a signal; the exit status. Raises VLMError for a model that cannot be loaded, UserError
+    for an address that cannot be listened on, and where another service has the folder of batches."""
+    sockets = listening(args.host, args.port)
+    with contextlib.ExitStack() as closing:
+        for one in sockets:
+            closing.enter_context(one)
+        return _serve(sockets, args, settings, defaults, token, temporary, spool, kept)
+
+
+def listening(host: str, port: int) -> list[socket.socket]:
+    """A socket that listens for each address of `host`. Raises UserError."""
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            sockets.append(socket.create_server(address, family=family, backlog=2048))
+    except (OSError, UnicodeError) as error:
+        for one in sockets:
+            one.close()
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            why = f"--port {port}: another program listens there already"
+            raise UserError(why, "end it, or choose another with --port") from error
+        why = getattr(error, "strerror", None) or str(error)
+        raise UserError(
+            f"--host {host} --port {port}: expected an address of this machine to listen on, got {why}",
+            "choose another --host or --port",
+        ) from error
+    return sockets
+
+
+def _serve(
+    sockets: list[socket.socket],
+    args: argparse.Namespace,
+    settings: Settings,
+    defaults: Defaults,
+    token: str | None,
+    temporary: Path,
+    spool: Path,
+    kept: Kept | None,
+) -> int:
     device = choose_device(args.gpu, args.cpu)
     ours = (temporary, spool.absolute(), models_root().absolute(), ROOT, Path(sys.prefix))
     work = Serving(settings, defaults.pipelines, ours)
@@ -108,9 +154,9 @@ def run(
     )
     hosts = None if token and not args.allow_host else [name.lower() for name in args.allow_host]
     guard = Guard(make_app(set_up), token, hosts, args.max_bytes, held, metrics.requests)
-    server = _Server(_listening(args, guard), engine, f"{model} on {device}", set_up.small)
+    server = _Server(_configured(args, guard), engine, f"{model} on {device}", set_up.small)
     try:
-        server.serve_until_stopped()
+        server.serve_until_stopped(sockets)
     finally:
         batches.close()
     return 0
@@ -125,11 +171,9 @@ def _witness(engine: Engine, metrics: Metrics, kept: Kept | None) -> Witness:
     return witness
 
 
-def _listening(args: argparse.Namespace, guard: Guard) -> uvicorn.Config:
+def _configured(args: argparse.Namespace, guard: Guard) -> uvicorn.Config:
     return uvicorn.Config(
         guard,
-        host=args.host,
-        port=args.port,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -131,11 +131,18 @@ function account(row) {
 const facts = (row) => el("div", { class: "answer" }, [letters(row), tools(row), evidence(row), sure(row), passes(row),
   row.warnings.length ? card("Warnings", lines(row.warnings)) : null].filter(Boolean));
 
+// Whether an answer of any kind is none.
+export const failed = (found) => Boolean(found.error) || found.order?.length === 0;
+
 // A comparison of two pictures, or a ranking. sent: [name, address] of each picture, in the order sent.
 export function comparison(found, sent) {
+  if (failed(found)) {
+    const why = found.error ? [found.error] : found.failed.map((row) => `${row.image}: ${row.error ?? "it has no rating"}`);
+    return el("article", { class: "answer", "aria-label": "Comparison" },
+      el("div", { class: "failed" }, el("strong", {}, "The pictures could not be compared"), lines(why)));
+  }
   const two = found.kind === "comparison";
-  const rows = two ? [found.first, found.second] : found.order.map((one) => one.assessment);
-  if (found.error) return el("article", { class: "answer" }, el("div", { class: "failed" }, el("strong", {}, "The pictures could not be compared"), el("p", {}, found.error)));
+  const rows = [found.first, found.second];
   const places = two
     ? (found.pair.probability >= 0.5 ? [0, 1] : [1, 0]).map((index) => ({ row: rows[index], sure: null }))
     : found.order.map((one) => ({ row: one.assessment, sure: one.better_than_next }));
@@ -148,11 +155,11 @@ export function comparison(found, sent) {
       scale(row.q, row.interval),
       sure !== null && el("p", { class: "soft" }, sure < 0.5 ? "hardly told from the next" : `better than the next with ${percent(sure)} probability`), account(row))));
   const notes = [...(two ? [`This rests on ${found.pair.basis}.`, ...found.pair.notes] : found.notes)];
-  const failed = (found.failed ?? []).map((row) => `${row.image}: ${row.error ?? "it has no rating"}`);
+  const missing = (found.failed ?? []).map((row) => `${row.image}: ${row.error ?? "it has no rating"}`);
   return el("article", { class: "answer", "aria-label": "Comparison" },
     card("From the best on", el("ol", { class: "order" }, list)),
     notes.length ? card("What it rests on", lines(notes)) : null,
-    failed.length ? card("Could not be assessed", lines(failed)) : null,
+    missing.length ? card("Could not be assessed", lines(missing)) : null,
     el("footer", { class: "cost" }, el("span"),
       el("button", { type: "button", onclick: () => download("comparison.json", JSON.stringify(found)) }, "Download the comparison (JSON)")));
 }

@@ -1,5 +1,5 @@
 // The form: what to send, how far it is, and what came of it.
-import { answer, comparison, spoken } from "./answer.js";
+import { answer, comparison, failed, spoken } from "./answer.js";
 import { byId, el, number } from "./dom.js";
 import { scale } from "./scale.js";
 import { Refusal, ask, info, useToken } from "./talk.js";
@@ -64,10 +64,22 @@ function receiver(kind) {
   }
 }
 
-function form() {
+// A short name for each file, as the answer will tell it: each once, without what a form cannot carry.
+function named(files) {
+  const taken = new Set();
+  return files.map((file) => {
+    const short = [...file.name.replace(/[\p{C}\p{Zl}\p{Zp}"/\\]/gu, "_")].slice(0, 120).join("");
+    let name = short;
+    for (let number = 2; taken.has(name); number += 1) name = `${short} (${number})`;
+    taken.add(name);
+    return name;
+  });
+}
+
+function form(names) {
   const data = new FormData();
   const several = chosen.image.length > 1;
-  for (const file of chosen.image) data.append(several ? "images" : "image", file, file.name);
+  chosen.image.forEach((file, i) => data.append(several ? "images" : "image", file, names[i]));
   if (chosen.reference.length) data.append("reference", chosen.reference[0], chosen.reference[0].name);
   if (several) return data;
   for (const id of ["query", "pipeline", "mode", "at_least", "target_width"]) {
@@ -93,14 +105,14 @@ async function submit(event) {
   const refused = tooMuch();
   if (refused) return fail(...refused);
   if (byId("token").value) useToken(byId("token").value);
-  const sent = { images: [...chosen.image], reference: chosen.reference[0] };
+  const sent = { images: [...chosen.image], names: named(chosen.image), reference: chosen.reference[0] };
   const route = sent.images.length > 1 ? "compare" : "assess";
   running = new AbortController();
   byId("cancel").hidden = false;
   settle();
   const progress = steps();
   try {
-    const found = await ask(route, form(), progress.tell, running.signal);
+    const found = await ask(route, form(sent.names), progress.tell, running.signal);
     keep(route, found, sent);
   } catch (error) {
     if (error.name === "AbortError") idle("Cancelled", "Nothing was assessed.");
@@ -192,19 +204,24 @@ function present(one) {
   const pictures = one.sent.images.map((file) => URL.createObjectURL(file));
   const reference = one.sent.reference && URL.createObjectURL(one.sent.reference);
   addresses = [...pictures, reference].filter(Boolean);
-  const part = one.route === "compare" ? comparison(one.found, one.sent.images.map((file, i) => [file.name, pictures[i]])) : answer(one.found, pictures[0], reference);
+  const part = one.route === "compare" ? comparison(one.found, one.sent.names.map((name, i) => [name, pictures[i]])) : answer(one.found, pictures[0], reference);
   byId("answer").replaceChildren(part);
-  say(one.route === "compare" ? "Compared." : one.found.error ? "It could not be assessed." : `Assessed: ${spoken(one.found)}`);
+  say(told(one));
   byId("history").replaceChildren(...past.map((other) => el("li", {}, el("button", {
     type: "button", "aria-current": String(other === one), onclick: () => present(other),
-  }, el("span", {}, other.sent.images.map((file) => file.name).join(", ")), el("span", { class: "soft" }, short(other))))));
+  }, el("span", {}, other.sent.names.join(", ")), el("span", { class: "soft" }, short(other))))));
   byId("result").focus({ preventScroll: true });
   byId("result").scrollIntoView({ block: "start" });
 }
 
+function told({ route, found }) {
+  if (route === "compare") return failed(found) ? "The pictures could not be compared." : "Compared.";
+  return found.error ? "It could not be assessed." : `Assessed: ${spoken(found)}`;
+}
+
 function short({ route, found }) {
+  if (failed(found)) return "failed";
   if (route === "compare") return "compared";
-  if (found.error) return "failed";
   return found.q === null ? String(found.final_answer).slice(0, 12) : `${found.final_answer} ${number(found.q)}`;
 }
 
@@ -220,6 +237,14 @@ function presets(all) {
     group.append(button);
   }
   group.firstElementChild?.setAttribute("aria-pressed", "true");
+  for (const id of ["query", "choices"]) {
+    byId(id).addEventListener("input", () => {
+      all.forEach(({ query, choices }, i) => {
+        const same = byId("query").value === query && byId("choices").value === (choices ?? []).join("\n");
+        group.children[i].setAttribute("aria-pressed", String(same));
+      });
+    });
+  }
 }
 
 async function begin() {
