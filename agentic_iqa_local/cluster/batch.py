@@ -238,7 +238,7 @@ class ClusterBatch(Generic[AnyItem, Row]):
             return
         if len(given) == 1:
             error = f"timed out: {silent}; find out what hangs there, or raise --timeout"
-            yield self.work.failure(given[0].item, error)
+            yield self.work.overdue(given[0].item, error)
             self._staff.retire(station)
         else:
             self._suspect(station, silent)
