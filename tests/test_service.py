@@ -87,6 +87,10 @@ def test_a_picture_is_answered_under_its_own_name(service):
     encoded = base64.b64encode(data).decode()
     same = service.post("/v1/assess", json={"image": encoded, "image_name": "b.png", "pipeline": "letters"})
     assert same.json()["q"] == row["q"]
+    file = io.BytesIO()
+    Image.open(io.BytesIO(data)).convert("CMYK").save(file, "TIFF")
+    service.post("/v1/assess", files={"image": ("print.tif", file.getvalue())}).raise_for_status()
+    assert "WARNING print.tif: The CMYK pixels" in service.log.read_text()
     assert left_over(service) == []
 
 
