@@ -8,7 +8,9 @@ row's picture, mirrored or not, lighter or darker. Chromium is driven by Playwri
 """
 
 import argparse
+import base64
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -16,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL
 from agentic_iqa_local.provenance import commit, machine
 
 SIZE = (640, 480)  # pixels of a picture
+WINDOW = (1280, 800)  # pixels
 PHOTOGRAPH = (4000, 3000)  # pixels of a camera's picture, for the time that a thumbnail of one takes
 BAR_SECONDS = 2.0
 FAST = 600  # pixels that each frame scrolls on: at 60 frames a second a window of 800 pixels in 22 ms
@@ -198,7 +201,7 @@ def in_chromium(page: Path, shots: Path | None) -> dict[str, Any]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         for _ in range(OPENS):
-            window = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
+            window = browser.new_context(viewport={"width": WINDOW[0], "height": WINDOW[1]}).new_page()
             window.add_init_script(OPENED)
             window.goto(page.as_uri(), wait_until="commit")
             opened.append(window.evaluate("opened"))
@@ -208,7 +211,7 @@ def in_chromium(page: Path, shots: Path | None) -> dict[str, Any]:
         window.evaluate(HOLES)
         slow, fast = window.evaluate(SCROLL, 120), window.evaluate(SCROLL, FAST)
         jumps = [_jump(window, share) for share in np.linspace(0, 1, 60)]
-        blank = _shots(window, shots)
+        blank = _shown(window, shots)
         version = browser.version
         browser.close()
     return {
@@ -222,7 +225,7 @@ def in_chromium(page: Path, shots: Path | None) -> dict[str, Any]:
             "120_pixels_a_frame": _frames(slow),
             f"{FAST}_pixels_a_frame": _frames(fast),
             "jumps": {"number": len(jumps), "largest_hole": max(jumps)},
-            "screenshots": {"number": len(blank), "blank": sum(blank)},
+            "frames_shown": {"number": len(blank), "blank": sum(blank)},
         },
     }
 
@@ -251,29 +254,45 @@ def _jump(window: Any, share: float) -> float:
     return window.evaluate("holes().missing")
 
 
-def _shots(window: Any, folder: Path | None) -> list[bool]:
-    """Turns the wheel fast and takes pictures meanwhile: of each, whether a strip of the list is of one
-    colour."""
-    window.evaluate("scrollTo(0, 0)")
+def _shown(window: Any, folder: Path | None) -> list[bool]:
+    """Turns the wheel fast: of each frame that is shown meanwhile, whether a strip of the list is of one
+    colour.
+
+    The frames are those of the browser's screencast. A screenshot in the middle of scrolling may be of a
+    frame that nobody is shown: without a GPU some are white all over.
+    """
     area = window.evaluate(
         "(({left, right}) => [left, right])(document.getElementById('roll').getBoundingClientRect())"
     )
+    frames: list[bytes] = []
+    session = window.context.new_cdp_session(window)
+
+    def keep(frame: dict[str, Any]) -> None:
+        frames.append(base64.b64decode(frame["data"]))
+        session.send("Page.screencastFrameAck", {"sessionId": frame["sessionId"]})
+
+    session.on("Page.screencastFrame", keep)
+    window.evaluate("scrollTo(0, 0)")
+    session.send("Page.startScreencast", {"format": "png", "everyNthFrame": 1})
     window.mouse.move(sum(area) / 2, 500)
-    blank = []
-    for number in range(20):
+    for _ in range(20):
         for _ in range(6):
             window.mouse.wheel(0, 2400)
-        content = window.screenshot(type="png")
-        with tempfile.TemporaryFile() as file:
-            file.write(content)
-            shown = Image.open(file).convert("RGB").crop((int(area[0]), 120, int(area[1]), 800))
-        # a row of cards is at most 300 pixels tall: each such strip must show one
-        strips = [np.asarray(shown)[top : top + 300].std() for top in range(0, shown.height - 300, 100)]
-        blank.append(bool(min(strips) < 8))
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"scroll_{number:02}.png").write_bytes(content)
-    return blank
+        window.wait_for_timeout(150)
+    session.send("Page.stopScreencast")
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, frame in enumerate(frames):
+            (folder / f"scroll_{number:03}.png").write_bytes(frame)
+    return [_blank(frame, area) for frame in frames]
+
+
+def _blank(frame: bytes, area: Sequence[float]) -> bool:
+    """A row of cards is at most 300 pixels tall: each such strip must show one."""
+    shown = Image.open(io.BytesIO(frame)).convert("RGB").resize(WINDOW)
+    pixels = np.asarray(shown.crop((int(area[0]), 120, int(area[1]), WINDOW[1])))
+    strips = [pixels[top : top + 300].std() for top in range(0, len(pixels) - 300, 100)]
+    return bool(min(strips) < 8)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
