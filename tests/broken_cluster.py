@@ -31,7 +31,7 @@ def without_model(pipe, work, device, window, loads, level):
         "ready", {"loaded": {"dtype": os.environ.get("TEST_DTYPE", "float32")}, "work": {"by": "stand-in"}}
     )
     stopping = threading.Event()
-    child.batch = type("Batch", (), {"stop": lambda self: stopping.set()})()
+    child.batch = type("Batch", (), {"stop": lambda self: stopping.set(), "wake": lambda self: None})()
     while not stopping.is_set() and (item := child._items.get()):
         if item.image.name == FATAL:
             os.kill(os.getpid(), signal.SIGKILL)
