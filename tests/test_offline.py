@@ -164,6 +164,14 @@ ALLOWED = {
     "agentic_iqa_local/vlm_client/server_connection.py": frozenset({"httpx"}),
     # to refuse them while a metric is built
     "agentic_iqa_local/iqa_tools/pyiqa_metrics.py": frozenset({"urllib.request"}),
+    # where it listens
+    "agentic_iqa_local/service/running.py": frozenset({"socket"}),
+    # the head node that --cluster names: whether it answers
+    "agentic_iqa_local/cluster/connection.py": frozenset({"socket", "create_connection"}),
+    # servers on the loopback that they start themselves
+    "agentic_iqa_local/certify/served.py": frozenset({"socket", "httpx"}),
+    "agentic_iqa_local/laboratory/servers.py": frozenset({"socket", "httpx"}),
+    "agentic_iqa_local/laboratory/bench/service.py": frozenset({"httpx"}),
     # to refuse connections while it checks
     "agentic_iqa_local/doctor/process.py": frozenset({"socket"}),
 }

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.batch_worker import BatchWorker
+from agentic_iqa_local.commands.console import safe_streams
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.merging import merge
@@ -187,6 +188,7 @@ def simulate(pattern: str, folder: Path, *, rows: int, shards: int, jobs: int, w
         shutil.rmtree(folder)
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

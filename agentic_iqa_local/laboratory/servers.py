@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
+from agentic_iqa_local.commands.console import safe_streams
 from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.provenance import machine
 from agentic_iqa_local.rows import write_whole
@@ -193,6 +194,7 @@ def other_weights(folder: Path, first: Server, second: Server) -> dict[str, Any]
     }
 
 
+@safe_streams()
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
