@@ -405,7 +405,7 @@ def test_sigterm_keeps_the_rows_and_the_same_command_goes_on_from_another_folder
     assert sorted(row["key"] for row in read_run(run)[1]) == [
         str(manifest.parent / f"{i}.png") for i in range(6)
     ]
-    bars = [line for line in lines if "image" in line and "%" in line]
+    bars = [line for line in lines if "picture" in line and "%" in line]
     assert any("/6 " in line or "/6[" in line for line in bars)
     assert max(map(len, bars)) <= 80
 
