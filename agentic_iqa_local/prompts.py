@@ -299,7 +299,7 @@ def format_quality_scores(evidence: ExecutorOutput) -> str | None:
 def worst_part_in_words(worst: DamagedBox) -> str:
     """Where the worst part of a map is, what damages it, and what the tools say of it alone."""
     left, top, right, bottom = worst.box
-    seen = f"; {worst.severity or 'visible'} {worst.distortion}" if worst.distortion else ""
+    seen = f"; {worst.seen}" if worst.seen else ""
     scores = "".join(f"; {tool} {score:.2f} there" for tool, score in worst.tools.items())
     return f"{worst.place}, pixels ({left}, {top}) to ({right}, {bottom}){seen}{scores}"
 

@@ -130,7 +130,7 @@ def place_of_damage(evidence: ExecutorOutput | None) -> str | None:
     """A sentence that says where the damage is; None where that was not measured."""
     if evidence and (worst := evidence.worst_part):
         where = "in the middle" if worst.place == "middle" else f"at the {worst.place}"
-        seen = f", with {worst.severity or 'visible'} {worst.distortion.lower()}" if worst.distortion else ""
+        seen = f" ({worst.seen})" if worst.seen else ""
         return f"The worst part of the picture is {where}{seen}."
     part = evidence and evidence.damaged_part
     if not part:

@@ -132,22 +132,13 @@ def map_in_words(row: Assessment) -> list[str] | None:
     if (found := row.map) is None:
         return wrapped(row.no_map) if row.no_map else None
     lines = [
-        (
-            f"{_severely(box.severity)}{box.distortion} (p {box.probability:.2f})"
-            if box.distortion
-            else "Damage"
-        )
-        + f": q {box.q:.2f}, {box.below:.2f} below the map's median, {box.place}, pixels {box.box[:2]} to"
-        + f" {box.box[2:]}"
+        f"{box.place}, pixels {box.box[:2]} to {box.box[2:]}: q {box.q:.2f}, {box.below:.2f} below the map's"
+        + (f" median; {box.seen} (p {box.probability:.2f})" if box.seen else " median")
         for box in found.worst
     ] or [f"No part is clearly worse than the rest: the map's median is {found.median:.2f}."]
     cost = f"{found.cost.read} of {found.cost.tiles} tiles of {found.tile}×{found.tile} pixels were read"
     lines += [f"{cost} in {found.cost.seconds:.1f} s", *found.notes, found.cost.stopped, found.not_drawn]
     return paragraphs(filter(None, [*lines, found.png and f"drawn to {found.png}"]))
-
-
-def _severely(severity: str | None) -> str:
-    return f"{severity.capitalize()} " if severity else ""
 
 
 def _plan_lines(row: Assessment) -> list[str] | None:

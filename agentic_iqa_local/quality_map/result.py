@@ -66,6 +66,15 @@ class DamagedBox(BaseModel):
         default={}, description="Scores of the configured tools on this box alone, 1..5; not part of q."
     )
 
+    @property
+    def seen(self) -> str | None:
+        """Its distortion and how severe that is, in words; None where the model cannot be asked."""
+        if self.distortion is None or self.severity is None:
+            return self.distortion
+        if self.severity == "none":
+            return f"{self.distortion}, barely visible to the model"
+        return f"{self.severity} {self.distortion}"
+
 
 class TileBias(BaseModel):
     """What cropping does to the letters: the mean over clean photographs of the tiles' expected level less
