@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from agentic_iqa_local import pages
@@ -69,13 +68,7 @@ def _finite(value: Any) -> Any:
 
 def page(report: dict[str, Any]) -> str:
     """The page of a report: it opens from disk and asks nothing of the network."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(pages.FOLDER),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    environment = pages.environment()
     environment.filters |= {"shown": _shown, "columns": _columns}
     style, script = pages.source("report.css", "certify.css"), pages.source("report.js")
     text = environment.get_template("certify.html.jinja").render(

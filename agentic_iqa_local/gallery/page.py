@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from agentic_iqa_local import pages
@@ -62,13 +61,7 @@ def _found(path: str, images: Path | None) -> Path:
 
 
 def _page(rows: Sequence[Row], pictures: Sequence[Thumbnail], places: Sequence[int], name: str) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(pages.FOLDER),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    environment = pages.environment()
     style, script = pages.source(*STYLE), pages.source(*SCRIPT)
     blocks = {
         "accounts": list(map(account, rows)),

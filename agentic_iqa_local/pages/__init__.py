@@ -4,12 +4,26 @@ import base64
 import hashlib
 from pathlib import Path
 
+import jinja2
+
 FOLDER = Path(__file__).parent
 
 
 def source(*names: str) -> str:
     """The text of files of this folder, one behind the other."""
     return "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
+
+
+def environment(folder: Path = FOLDER) -> jinja2.Environment:
+    """Where the templates of a folder become pages: what is put into one is escaped, and a name that is not
+    there is an error."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
 
 
 def policy(style: str, script: str) -> str:

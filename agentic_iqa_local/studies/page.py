@@ -12,7 +12,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from agentic_iqa_local import pages
@@ -46,13 +45,7 @@ TOPICS = {
 def write_html(parts: Sequence[tuple[Study, Sequence[Drawing]]], file: Path, *, pictures: bool) -> None:
     """One page with a section for each study and its drawings. `pictures` puts the worst images' thumbnails
     into it."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    environment = pages.environment(Path(__file__).parent)
     environment.filters |= {"number": cell_number, "uri": _uri, "json": _json, "cells": _cells}
     style, script = pages.source("report.css"), pages.source("report.js")
     page = environment.get_template("report.html.jinja").render(
