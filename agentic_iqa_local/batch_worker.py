@@ -59,6 +59,7 @@ class BatchWorker(Generic[AnyItem, Row]):
         self.work, self.device, self.jobs, self.timeout, self.stays = work, device, jobs, timeout, stays
         self._heard = 0.0  # when, since the first item in hand was given
         self.stopping = False
+        self.line: str | None = None  # of the row that `rows` gave last, where it came as a line
         self.description: dict[str, Any] = {}
         self._worker: Worker | None = None
         self._loads = self._ready = self._told_to_stop = self._worn_out = False
@@ -125,11 +126,12 @@ class BatchWorker(Generic[AnyItem, Row]):
                 match self._hear():
                     case None:
                         yield from self._after_death()
-                    case ("row", key, row, row_hung, worn_out):
+                    case ("row", key, sent, row_hung, worn_out):
                         hung = hung + 1 if row_hung else 0
                         self._worn_out |= worn_out
-                        self._in_hand.remove(next(held for held in self._in_hand if held[0] == key))
+                        row, self.line = self.work.received(self._taken(key), sent)
                         yield row
+                        self.line = None
                         if hung >= MOST_HUNG:
                             raise BatchError(
                                 f"{hung} assessments in a row do not return, the last:"
@@ -146,6 +148,11 @@ class BatchWorker(Generic[AnyItem, Row]):
         finally:
             if not keep:
                 self.end()
+
+    def _taken(self, key: str) -> AnyItem:
+        """An item that is no longer in hand."""
+        place = next(place for place, (held, _) in enumerate(self._in_hand) if held == key)
+        return self._in_hand.pop(place)[1]
 
     def told(self, key: str, step: Mapping[str, Any]) -> None:
         """A step of an item's work, where its work tells them."""
@@ -303,7 +310,7 @@ class _Child:
         while not (batch.stopping or self.ended):
             if first := self._items.get():
                 for row in batch.rows(self.items(first)):
-                    self.say("row", batch.work.key(row), row, batch.row_hung, batch.hung)
+                    self.say("row", batch.work.key(row), batch.work.sent(row), batch.row_hung, batch.hung)
 
 
 class _Forward(logging.handlers.QueueHandler):

@@ -27,8 +27,8 @@ from agentic_iqa_local.rows import (
     told_differences,
     write_run,
 )
-from agentic_iqa_local.runs import StoredRow
 from agentic_iqa_local.shards import ListDigest, Shard, list_file
+from agentic_iqa_local.stored_row import StoredRow
 from agentic_iqa_local.text import one_line
 
 NAMED = 5  # shards and pictures in a message

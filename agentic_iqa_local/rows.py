@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import (
@@ -53,6 +54,9 @@ class UnreadableRow(WriteError):
 
 class Replaced(WriteError):
     """A file of rows whose name another file has by now."""
+
+
+AnySchema = TypeVar("AnySchema", bound=BaseModel)
 
 
 class AnyRow(BaseModel):
@@ -151,17 +155,19 @@ class RowFile:
         except FileError as error:
             raise RowsError(f"{self.path}: {error}", "choose another --out") from error
 
-    def append(self, line: str, *, within: float = 0.0) -> None:
-        """Writes one row, given as JSON text, and waits until the disk has it. A row that comes less than
-        `within` seconds after the last sync does not wait: the next sync, which begins by then, is for all
-        such rows together (`sync` waits for it).
+    def append(self, line: str, *, within: float = 0.0, checked: bool = False) -> None:
+        """Writes one row, given as JSON text, and waits until the disk has it. A row that comes during a
+        sync, or less than `within` seconds after it, does not wait: the next sync, which is due `within`
+        seconds later, is for all such rows together (`sync` waits for it). `checked`: `checked_row` has taken
+        the line already.
 
         Raises WriteError, also where the sync of rows before it failed, and UnreadableRow for one that could
         not be read again.
         """
         content = line.encode() + b"\n"
         try:
-            _row(content, self._schema)
+            if not checked:
+                checked_row(content, self._schema)
         except FileError as error:
             raise UnreadableRow(
                 f"{self.path}: a row could not be written ({error})", "the rows before it are kept"
@@ -171,7 +177,7 @@ class RowFile:
         except OSError as error:
             self._cut(self._end)
             raise self._unwritten(error) from error
-        wait = self._synced_at + within - time.monotonic()
+        wait = within if self._syncing.locked() else self._synced_at + within - time.monotonic()
         if wait <= 0 or self._unsynced:
             self.sync()
         elif self._timer is None:
@@ -266,22 +272,25 @@ def rows_in(
         if going_on and len(line) <= LARGEST and not line.endswith(b"\n"):
             return
         try:
-            yield line, _row(line, schema)
+            yield line, checked_row(line, schema)[0]
         except FileError as error:
             raise RowsError(f"{path}, line {number}: {error}", "choose another --out") from error
 
 
-def _row(line: bytes, schema: type[BaseModel]) -> dict[str, Any]:
-    """Raises FileError."""
+def checked_row(line: bytes, schema: type[AnySchema]) -> tuple[dict[str, Any], AnySchema]:
+    """A line's row as JSON and as `schema` has it. Raises FileError for a line that is no such row."""
     if len(line) > LARGEST:
         raise FileError(f"expected a line of at most {LARGEST} bytes, got a longer one")
-    row = parse_json(line, None)
+    row = None
+    with suppress(ValueError):
+        row = from_json(line)
+    if not isinstance(row, dict):
+        row = parse_json(line, None)  # slower, but it says what is wrong
     _check_values(row)
     try:
-        schema.model_validate_json(line, strict=True)
+        return row, schema.model_validate_json(line, strict=True)
     except ValidationError as error:
         raise FileError(f"expected rows as this program writes them, got {first_mistake(error)}") from error
-    return row
 
 
 def _check_values(row: dict[str, Any]) -> None:

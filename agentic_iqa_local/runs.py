@@ -11,18 +11,17 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
-from pydantic import BaseModel, NonNegativeInt, model_validator
+from pydantic import BaseModel, NonNegativeInt
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.files import FileError, parse_json, place_for, read_bytes
 from agentic_iqa_local.inputs import row_key
 from agentic_iqa_local.intervals import SHIPPED as SHIPPED_INTERVALS
 from agentic_iqa_local.keys import Keys
-from agentic_iqa_local.levels import LETTER_TO_LEVEL
 from agentic_iqa_local.offline.store import file_hash
-from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters
+from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.provenance import folder_hash, of_settings
 from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
@@ -36,8 +35,9 @@ from agentic_iqa_local.rows import (
     write_run,
     write_whole,
 )
+from agentic_iqa_local.stored_row import StoredRow, as_line
 from agentic_iqa_local.text import one_line, path_text
-from agentic_iqa_local.work import ROLES, AnyItem, as_line, key_of
+from agentic_iqa_local.work import ROLES, AnyItem, key_of
 
 SET_LATER = ("images.background",)  # no stored row changes: without it transparent pictures failed
 TOGETHER = 0.02
@@ -81,10 +81,11 @@ class Run:
             self._note_begun(item.key)
             yield item
 
-    def write(self, key: str, line: str, *, failed: bool) -> None:
-        """Writes a row and sees to it that the disk has it within `TOGETHER` seconds; `sync` waits for that.
-        Raises WriteError, also for rows before it, and Replaced when another file has its name by now."""
-        self._rows.append(line, within=TOGETHER)
+    def write(self, key: str, line: str, *, failed: bool, checked: bool = False) -> None:
+        """Writes a row, whose line may have been `checked`, and sees to it that the disk has it within
+        `TOGETHER` seconds; `sync` waits for that. Raises WriteError, also for rows before it, and Replaced
+        when another file has its name by now."""
+        self._rows.append(line, within=TOGETHER, checked=checked)
         self._know(key, failed=failed)
         self._in_hand.discard(key)
 
@@ -175,23 +176,6 @@ def _read_note(path: Path) -> _Note:
     return _Note.model_validate({"in_hand": [*note.in_hand, *begun], "suspects": note.suspects}, strict=True)
 
 
-class StoredRow(Assessment):
-    """A row as it was written: with all fields, and an answer that is one of those that were asked for."""
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        if missing := sorted(type(self).model_fields.keys() - self.model_fields_set):
-            raise ValueError(f"no {', '.join(missing)}")
-        letters = None
-        if self.q is not None:
-            letters = list(LETTER_TO_LEVEL)
-        elif self.choices and not self.error:
-            letters = choice_letters(self.choices)
-        if letters is not None and self.final_answer not in letters:
-            raise ValueError(f"final_answer: expected one of {', '.join(letters)}")
-        return self
-
-
 class Results(Run):
     """The file of rows (`path`) that assess writes, one for each item. Beside it PATH.run.json says what the
     rows depend on; PATH.in_hand.json is there while a run goes on.
@@ -264,9 +248,10 @@ class Results(Run):
             for key in again:
                 self.done.discard(key)
 
-    def append(self, row: Assessment) -> None:
-        """Writes a row, see `write`."""
-        self.write(key_of(row), as_line(row), failed=row.error is not None)
+    def append(self, row: Assessment, line: str | None = None) -> None:
+        """Writes a row, see `write`; `line` is the row's where it was read from one (`stored_row`)."""
+        checked = line is not None
+        self.write(key_of(row), line or as_line(row), failed=row.error is not None, checked=checked)
 
 
 def _to_retry(row: dict[str, Any], retry: Collection[str]) -> bool:

@@ -13,12 +13,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from agentic_iqa_local.assessment import assess, unassessed
 from agentic_iqa_local.config import Settings
+from agentic_iqa_local.files import FileError
 from agentic_iqa_local.inputs import Item, row_key
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.quality_map.result import MapRequest
 from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.stored_row import as_line, read_line
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.workbench import Observer
 
@@ -87,6 +89,15 @@ class Work(ABC, Generic[AnyItem, Row]):
     def line(self, row: Row) -> str:
         """The row as one line of JSON."""
 
+    def sent(self, row: Row) -> Any:
+        """The row as it goes to another process."""
+        return row
+
+    def received(self, item: AnyItem, sent: Any) -> tuple[Row, str | None]:
+        """An item's row as it came from another process; with its line where that was sent, and checked as a
+        file of rows does."""
+        return sent, None
+
     def describe(self, services: Services) -> dict[str, Any]:
         """What a run's description says of loaded services."""
         return {}
@@ -143,12 +154,16 @@ class Assessing(Work[Item, Assessment]):
     def line(self, row: Assessment) -> str:
         return as_line(row)
 
+    def sent(self, row: Assessment) -> str:
+        return as_line(row)
+
+    def received(self, item: Item, sent: str) -> tuple[Assessment, str | None]:
+        try:
+            return read_line(sent), sent
+        except FileError as error:
+            return self.failure(item, f"the row that was made cannot be stored: {error}"), None
+
 
 def key_of(row: Assessment) -> str:
     """The key of the item that an assessment is of."""
     return row_key(row.model_dump(include={"image", "reference", "query", "choices"}))
-
-
-def as_line(row: Assessment) -> str:
-    """An assessment as one line of JSON; the tools' runs are told once, in `tools`."""
-    return one_line(row.model_dump_json(exclude={"evidence": {"tool_logs"}}))

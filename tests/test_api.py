@@ -21,8 +21,8 @@ from agentic_iqa_local.devices import DeviceError
 from agentic_iqa_local.graph import initial_state
 from agentic_iqa_local.levels import LEVEL_WORDS
 from agentic_iqa_local.pictures import as_file
+from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.work import as_line
 from agentic_iqa_local.workbench import OpenImages
 
 SAME_PIXELS = "the reference has the same pixels as the picture"

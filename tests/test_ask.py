@@ -21,8 +21,8 @@ from agentic_iqa_local.nodes.replies import (
     summary_reply,
 )
 from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt
+from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.work import as_line
 
 SUMMARY = {"final_answer": "C", "quality_reasoning": "Edges are soft."}
 COMPACT = json.dumps(SUMMARY)

@@ -43,10 +43,10 @@ from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.rows import RowFile, RowsError, WriteError, write_whole
 from agentic_iqa_local.runs import Results, identity
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 from agentic_iqa_local.vlm_client.server_client import ServerClient
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient, TransformersSession
-from agentic_iqa_local.work import as_line
 
 SIDE = 224  # NIQE needs 192 pixels
 

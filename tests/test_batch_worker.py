@@ -19,12 +19,15 @@ from agentic_iqa_local.batch import Batch, BatchError
 from agentic_iqa_local.batch_worker import BatchWorker
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.inputs import Item
+from agentic_iqa_local.runs import Results
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.studies.datasets import load_dataset
 from agentic_iqa_local.studies.run import Plan, Studying, run_study
 from agentic_iqa_local.studies.store import read_run
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.work import Assessing, Work
+from agentic_iqa_local.workbench import Observer
 
 TIMED = {"execution_time", "timestamp"}
 
@@ -81,6 +84,32 @@ def test_it_gives_what_a_batch_in_this_process_gives_bit_for_bit(items):
         assert row.q is not None, row.error
         assert untimed(apart[name].model_dump(mode="json")) == untimed(row.model_dump(mode="json"))
     assert processes() == before
+
+
+def test_an_agents_row_goes_to_another_process_as_its_line_and_is_whole_there(items, tmp_path):
+    settings = load_settings()
+    work = Assessing(settings)
+    row = work.row(items[0], Services(settings, "cpu"), Observer())
+    assert row.error is None
+    assert row.evidence
+    assert row.evidence.tool_logs
+    there, line = work.received(items[0], work.sent(row))
+    assert there.model_dump() == row.model_dump()  # with the logs that a line leaves out of the evidence
+    assert line == as_line(row) == as_line(there)
+    results = Results(tmp_path / "rows.jsonl", {})
+    results.append(there, line)
+    results.close()
+    assert (tmp_path / "rows.jsonl").read_text() == line + "\n"
+
+
+def test_a_row_that_no_file_would_take_is_a_failure_with_its_reason(items):
+    work = Assessing(load_settings(), "letters")
+    row = work.failure(items[0], "none").model_copy(update={"error": None, "q": 3.0, "final_answer": "F"})
+    there, line = work.received(items[0], work.sent(row))
+    assert line is None
+    assert there.q is None
+    assert there.image == row.image
+    assert "final_answer: expected one of A, B, C, D, E" in there.error
 
 
 def test_a_picture_that_is_named_twice_has_two_rows(items):

@@ -24,8 +24,8 @@ from agentic_iqa_local.conversation import (
 )
 from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.state import PlannerOutput
+from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.work import as_line
 
 
 def plan(**changes) -> PlannerOutput:

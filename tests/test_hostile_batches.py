@@ -44,6 +44,7 @@ from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.rows import RowsError, WriteError, write_whole
 from agentic_iqa_local.runs import Results, identity
+from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.studies.analysis import analyse
 from agentic_iqa_local.studies.compare import Named, compare
 from agentic_iqa_local.studies.datasets import DATASETS, load_dataset
@@ -53,7 +54,6 @@ from agentic_iqa_local.studies.run import Plan
 from agentic_iqa_local.studies.store import Store, StoreError, check_file, read_run
 from agentic_iqa_local.studies.study import dataset_info
 from agentic_iqa_local.text import path_text
-from agentic_iqa_local.work import as_line
 
 SECONDS = 60  # until a case counts as hung: many times what the slowest takes
 LONGEST_SENTENCE = 2500  # characters of a message that quotes names; one of all that a file holds is longer

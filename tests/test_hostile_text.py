@@ -47,6 +47,7 @@ from agentic_iqa_local.iqa_tools import ToolError, ToolInfo
 from agentic_iqa_local.laboratory import bench, endurance, train_embedded_vlm
 from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from agentic_iqa_local.report import account, headline, summary, tool_table
+from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.studies.compare import Named, compare
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.report import digest
@@ -56,7 +57,6 @@ from agentic_iqa_local.tally import Tally
 from agentic_iqa_local.text import path_text
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.rendering import Renderer, check_folder, loading
-from agentic_iqa_local.work import as_line
 
 STEERING = "\x1b[2J\x1b]0;owned\x07\x9b2J\u202e\u2028\r\n"
 NO_UTF8 = os.fsdecode(b"\xff\xfe")

@@ -96,6 +96,28 @@ def test_a_row_after_which_none_comes_is_synced_in_time(tmp_path, syncs):
     rows.close()
 
 
+def test_a_row_that_comes_during_a_sync_does_not_wait_for_it(tmp_path, monkeypatch):
+    rows = RowFile(tmp_path / "rows.jsonl")
+    rows.append('{"n": 0}')
+    began, may_end, real = threading.Event(), threading.Event(), os.fsync
+
+    def slow(descriptor):
+        began.set()
+        assert may_end.wait(60)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    rows.append('{"n": 1}', within=LONG)
+    syncing = threading.Thread(target=rows.sync)
+    syncing.start()
+    assert began.wait(60)
+    rows.append('{"n": 2}', within=1e-9)
+    may_end.set()
+    syncing.join()
+    rows.close()
+    assert [json.loads(line)["n"] for line in (tmp_path / "rows.jsonl").open()] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("told_by", ["row", "sync", "close"])
 def test_rows_whose_sync_failed_are_taken_back_and_said(tmp_path, syncs, told_by):
     made, fails = syncs

@@ -31,6 +31,7 @@ class ClusterBatch(Generic[AnyItem, Row]):
     items at once at each of them."""
 
     unfinished = False
+    line: str | None = None
 
     def __init__(
         self,
@@ -208,20 +209,21 @@ class ClusterBatch(Generic[AnyItem, Row]):
                 station.in_hand.clear()
 
     def _take(
-        self, station: Station[AnyItem], key: str, row: Row | Unseen, hung: bool, worn_out: bool
+        self, station: Station[AnyItem], key: str, sent: Any, hung: bool, worn_out: bool
     ) -> Iterator[Row]:
-        """A row that came from a worker."""
+        """What became of an item at a worker."""
         given = next(given for given in station.in_hand if given.key == key)
         station.in_hand.remove(given)
-        if isinstance(row, Unseen):
-            missing = [path for path, sha256 in row.found.items() if sha256 is None]
+        if isinstance(sent, Unseen):
+            missing = [path for path, sha256 in sent.found.items() if sha256 is None]
             self._blind |= {(station.node.id, os.path.dirname(path) or ".") for path in missing}
-            return self._send(station, with_what_is_missing(given, row))
+            return self._send(station, with_what_is_missing(given, sent))
         station.hung = station.hung + 1 if hung else 0
         station.worn_out |= worn_out
         self._staff.made_a_row(station)
         name = station.node.name
         self._made[name] = self._made.get(name, 0) + 1
+        row, _ = self.work.received(given.item, sent)
         yield row
         if station.hung >= MOST_HUNG:
             why = (

@@ -126,6 +126,9 @@ class Afar(Work[Handed[Any], Any]):
     def line(self, row: Any) -> str:
         return "" if isinstance(row, Unseen) else self.work.line(row)
 
+    def sent(self, row: Any) -> Any:
+        return row if isinstance(row, Unseen) else self.work.sent(row)
+
     def describe(self, services: Services) -> dict[str, Any]:
         """`loaded`, what every worker must have alike, beside what the work itself says."""
         return {"loaded": of_loaded(services, self.roles), "work": self.work.describe(services)}

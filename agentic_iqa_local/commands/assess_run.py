@@ -172,7 +172,7 @@ class AssessRun:
                     console.say(f"earlier runs died with {died_with}, alone")
                 items = sorted(self.left, key=lambda item: item.key in suspects)
                 for row in batch.rows(results.begun(items) if results else items, suspects):
-                    self._take(row, batch.by_node)
+                    self._take(row, batch)
                 if results:
                     results.sync()
                 if batch.by_node:
@@ -188,9 +188,9 @@ class AssessRun:
                 results.close(lost=lost)
         return None
 
-    def _take(self, row: "Assessment", by_node: str) -> None:
+    def _take(self, row: "Assessment", batch: "AnyBatch") -> None:
         if self.results:
-            self.results.append(row)
+            self.results.append(row, batch.line)
             if self.args.json or self.args.explain:  # what is told of a row holds after a power cut too
                 self.results.sync()
         else:
@@ -199,7 +199,7 @@ class AssessRun:
             if self.args.csv or self.args.sort or self.args.gallery:
                 self.kept.append(fields)
         self.written += 1
-        self.console.count(row.error is not None, by_node)
+        self.console.count(row.error is not None, batch.by_node)
         if self.screen.lines:
             self.screen.show(row)
         else:
@@ -300,7 +300,7 @@ def _can_be_opened(item: "Item", settings: "Settings") -> bool:
 def show(args: argparse.Namespace, row: "Assessment", console: Console) -> None:
     """A row on the screen or in the pipe."""
     from agentic_iqa_local.report import account, summary
-    from agentic_iqa_local.work import as_line
+    from agentic_iqa_local.stored_row import as_line
 
     terminal = console.results.isatty()
     json_on_stdout = bool(args.json) or not (args.out or terminal or args.explain)

@@ -36,7 +36,8 @@ from agentic_iqa_local.rows import write_whole
 from agentic_iqa_local.runs import Results
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.shards import Shard, Share, digest_of
-from agentic_iqa_local.work import Assessing, as_line
+from agentic_iqa_local.stored_row import as_line
+from agentic_iqa_local.work import Assessing
 from agentic_iqa_local.workbench import Observer
 
 LEAST_RATE = 2000.0  # rows a second, the bar
@@ -107,7 +108,7 @@ class Driver:
         if shard.of > 1:
             share.write_list(path)
         for row in self.batch.rows(results.begun(share.items or items(places)), results.suspects):
-            results.append(row)
+            results.append(row, self.batch.line)
             self.written += 1
             if self.written % max(1, self.rows // LOOKS) == 0:
                 self._look(began)

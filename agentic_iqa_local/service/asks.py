@@ -18,8 +18,9 @@ from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.text import one_line
-from agentic_iqa_local.work import ROLES, Work, as_line
+from agentic_iqa_local.work import ROLES, Work
 from agentic_iqa_local.workbench import MODEL, PICTURE, Observer
 
 TOKENS = ("prefilled", "reused", "decoded")  # the kinds that are counted (see `result.Tokens`)
