@@ -37,5 +37,5 @@ def without_model(pipe, work, device, window, loads, level):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(1 if item.image.name.endswith(SLOW) else 0.02)
         row, hung = work.row(item, None, None), item.image.name == HANGS
-        child.say("row", work.key(row), row, hung, hung)
+        child.say("row", work.key(row), work.sent(row), hung, hung)
     child.say("stopped")
