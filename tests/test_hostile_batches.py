@@ -950,7 +950,7 @@ def test_rows_whose_name_another_file_takes(how, tmp_path, command, picture, mon
         images[-1].write_bytes(Path(picture).read_bytes())
     calls = []
 
-    def replaced(results, row):
+    def replaced(results, row, line=None):
         calls.append(row)
         if len(calls) == 3:
             if how != "deleted":

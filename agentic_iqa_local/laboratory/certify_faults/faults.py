@@ -148,7 +148,7 @@ FAULTS = (
           _code(BATCH, "torch.cat([one.inputs[name] for one in expanded])",
                 "torch.cat([one.inputs[name] for one in reversed(expanded)])"), "letters in a batch"),
     Fault("stale weights (one tensor)", f"{MODEL}/model.safetensors",
-          _tensor(f"{MODEL}/model.safetensors", "language_model.layers.3.mlp.up_proj.weight",
+          _tensor(f"{MODEL}/model.safetensors", "layers.3.mlp.up_proj.weight",
                   lambda it: it * 1.05),
           "weights differ: .*layers.3.mlp.up_proj.weight"),
     Fault("NIQE on other parameters", f"{DATA}/niqe_modelparameters.mat", _niqe,
