@@ -146,7 +146,7 @@ class Batch(Generic[AnyItem, Row]):
     """
 
     by_node = ""  # rows of each machine, where there are several
-    line: str | None = None  # of the row that `rows` gave last, where it came from another process as a line
+    line: str | None = None  # see `BatchWorker.line`: no row comes from another process
 
     def __init__(
         self, services: Services, work: Work[AnyItem, Row], *, jobs: int = 1, timeout: float = TIMEOUT

@@ -33,6 +33,7 @@ from agentic_iqa_local.files import (
 )
 
 NAMED_CHANGES, LONGEST_VALUE = 5, 60  # changed settings that a message names, and characters of each value
+LONG_SYNC = 1.0  # seconds: rows wait for a sync that takes longer
 LARGEST_NOTE = 2**26  # bytes of a run's description, which holds its command line and its unfinished items
 
 
@@ -90,7 +91,7 @@ class RowFile:
         self._remember_place()
         self._replaced: BinaryIO | None = None
         self._syncing = threading.Lock()
-        self._synced_at = -math.inf  # of `time.monotonic`
+        self._sync_began = self._synced_at = -math.inf  # of `time.monotonic`
         self._timer: threading.Timer | None = None  # of the next sync, where rows wait for one
         self._unsynced: OSError | None = None  # why the last one that a timer began failed
 
@@ -156,10 +157,10 @@ class RowFile:
             raise RowsError(f"{self.path}: {error}", "choose another --out") from error
 
     def append(self, line: str, *, within: float = 0.0, checked: bool = False) -> None:
-        """Writes one row, given as JSON text, and waits until the disk has it. A row that comes during a
-        sync, or less than `within` seconds after it, does not wait: the next sync, which is due `within`
-        seconds later, is for all such rows together (`sync` waits for it). `checked`: `checked_row` has taken
-        the line already.
+        """Writes one row, given as JSON text, and waits until the disk has it. With `within` it does not wait
+        where the last sync ended less than so many seconds ago, or where one began that has gone on for less
+        than LONG_SYNC: the next sync is for all such rows together, and due `within` seconds later at the
+        latest (`sync` waits for it). `checked`: `checked_row` has taken the line already.
 
         Raises WriteError, also where the sync of rows before it failed, and UnreadableRow for one that could
         not be read again.
@@ -177,7 +178,9 @@ class RowFile:
         except OSError as error:
             self._cut(self._end)
             raise self._unwritten(error) from error
-        wait = within if self._syncing.locked() else self._synced_at + within - time.monotonic()
+        now = time.monotonic()
+        joins = self._syncing.locked() and now - self._sync_began < LONG_SYNC
+        wait = within if joins else self._synced_at + within - now
         if wait <= 0 or self._unsynced:
             self.sync()
         elif self._timer is None:
@@ -201,14 +204,17 @@ class RowFile:
 
     def _sync(self) -> None:
         if self._synced < (end := self._end):
+            self._sync_began = time.monotonic()
             os.fsync(self._file.fileno())
             self._synced_at = time.monotonic()
             self._synced = end
 
     def _sync_in_turn(self) -> None:
         """A sync that a timer began; where it fails, the next row says so."""
-        self._timer = None
         with self._syncing:
+            self._timer = None  # not before: while it waits for another sync, no more timers are needed
+            if self._unsynced:  # the system tells of a failure once: another sync would seem to succeed
+                return
             try:
                 self._sync()
             except (OSError, ValueError) as error:  # ValueError: the file was closed meanwhile, synced

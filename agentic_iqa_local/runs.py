@@ -41,8 +41,8 @@ from agentic_iqa_local.work import ROLES, AnyItem, key_of
 
 SET_LATER = ("images.background",)  # no stored row changes: without it transparent pictures failed
 TOGETHER = 0.02
-"""Seconds in which rows that come one after the other share a sync: what a power cut may take of a fast run.
-Slower rows are on disk before the next is begun."""
+"""Seconds after a sync in which rows share the next one, as do those that come during a sync: what a power cut
+may take of a fast run. Slower rows are on disk before the next is begun."""
 LONGEST_NOTE = 2**20  # bytes, after which the note is written anew
 
 
@@ -82,8 +82,8 @@ class Run:
             yield item
 
     def write(self, key: str, line: str, *, failed: bool, checked: bool = False) -> None:
-        """Writes a row, whose line may have been `checked`, and sees to it that the disk has it within
-        `TOGETHER` seconds; `sync` waits for that. Raises WriteError, also for rows before it, and Replaced
+        """Writes a row, whose line may have been `checked`; the disk has it, or will have it with the next
+        sync, see `TOGETHER`; `sync` waits for that. Raises WriteError, also for rows before it, and Replaced
         when another file has its name by now."""
         self._rows.append(line, within=TOGETHER, checked=checked)
         self._know(key, failed=failed)
@@ -249,9 +249,10 @@ class Results(Run):
                 self.done.discard(key)
 
     def append(self, row: Assessment, line: str | None = None) -> None:
-        """Writes a row, see `write`; `line` is the row's where it was read from one (`stored_row`)."""
-        checked = line is not None
-        self.write(key_of(row), line or as_line(row), failed=row.error is not None, checked=checked)
+        """Writes a row, see `write`. `line`: the one that `stored_row.read_line` made the row of; it is
+        written as it is, without another check."""
+        text, checked = (as_line(row), False) if line is None else (line, True)
+        self.write(key_of(row), text, failed=row.error is not None, checked=checked)
 
 
 def _to_retry(row: dict[str, Any], retry: Collection[str]) -> bool:

@@ -36,7 +36,7 @@ def as_line(row: Assessment) -> str:
 def read_line(line: str) -> Assessment:
     """The assessment that `as_line` made a line of. Raises FileError for a line that a file of rows would not
     take."""
-    _, row = checked_row(line.encode(), StoredRow)
+    _, row = checked_row(line.encode() + b"\n", StoredRow)
     if row.evidence:
         row.evidence.tool_logs = row.tools
     return row

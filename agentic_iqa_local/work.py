@@ -5,6 +5,7 @@ its reason.
 study's inference is in `studies.run`.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -161,7 +162,8 @@ class Assessing(Work[Item, Assessment]):
         try:
             return read_line(sent), sent
         except FileError as error:
-            return self.failure(item, f"the row that was made cannot be stored: {error}"), None
+            sha256 = json.loads(sent)["sha256"]
+            return self.failure(item, f"the assessment gave no valid row: {error}", sha256), None
 
 
 def key_of(row: Assessment) -> str:

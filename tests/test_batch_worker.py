@@ -104,11 +104,14 @@ def test_an_agents_row_goes_to_another_process_as_its_line_and_is_whole_there(it
 
 def test_a_row_that_no_file_would_take_is_a_failure_with_its_reason(items):
     work = Assessing(load_settings(), "letters")
-    row = work.failure(items[0], "none").model_copy(update={"error": None, "q": 3.0, "final_answer": "F"})
+    row = work.failure(items[0], "none").model_copy(
+        update={"error": None, "q": 3.0, "final_answer": "F", "sha256": "ab"}
+    )
     there, line = work.received(items[0], work.sent(row))
     assert line is None
     assert there.q is None
     assert there.image == row.image
+    assert there.sha256 == "ab"
     assert "final_answer: expected one of A, B, C, D, E" in there.error
 
 

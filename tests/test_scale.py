@@ -6,9 +6,11 @@ import json
 import os
 import random
 import threading
+import time
 
 import pytest
 
+from agentic_iqa_local import rows as rows_module
 from agentic_iqa_local import tally as tally_module
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.keys import WIDTH, Keys
@@ -96,26 +98,76 @@ def test_a_row_after_which_none_comes_is_synced_in_time(tmp_path, syncs):
     rows.close()
 
 
-def test_a_row_that_comes_during_a_sync_does_not_wait_for_it(tmp_path, monkeypatch):
-    rows = RowFile(tmp_path / "rows.jsonl")
+class SlowDisk:
+    """A sync that takes until it may end, and then fails if there is an `error`; later ones are quick."""
+
+    def __init__(self, monkeypatch, error: OSError | None = None):
+        self.began, self.may_end, self.error, self.syncs = threading.Event(), threading.Event(), error, 0
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def fsync(self, descriptor) -> None:
+        self.syncs += 1
+        self.began.set()
+        assert self.may_end.wait(60)
+        if error := self.error:
+            self.error = None
+            raise error
+
+
+def during_a_sync(path, monkeypatch, error: OSError | None = None):
+    """A file of rows 0 and 1, of which 1 is being synced in another thread; the disk; that thread."""
+    rows = RowFile(path)
     rows.append('{"n": 0}')
-    began, may_end, real = threading.Event(), threading.Event(), os.fsync
-
-    def slow(descriptor):
-        began.set()
-        assert may_end.wait(60)
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", slow)
+    disk = SlowDisk(monkeypatch, error)
     rows.append('{"n": 1}', within=LONG)
-    syncing = threading.Thread(target=rows.sync)
+    rows._timer.cancel()
+    syncing = threading.Thread(target=rows._timer.function)
     syncing.start()
-    assert began.wait(60)
-    rows.append('{"n": 2}', within=1e-9)
-    may_end.set()
+    assert disk.began.wait(60)
+    return rows, disk, syncing
+
+
+def test_rows_that_come_during_a_sync_wait_for_the_next_with_one_timer(tmp_path, monkeypatch):
+    rows, disk, syncing = during_a_sync(tmp_path / "rows.jsonl", monkeypatch)
+    before = threading.active_count()
+    for n in range(2, 40):
+        rows.append(json.dumps({"n": n}), within=1e-9)
+        time.sleep(0.001)  # the timer's time has come
+    assert threading.active_count() == before + 1
+    disk.may_end.set()
     syncing.join()
     rows.close()
-    assert [json.loads(line)["n"] for line in (tmp_path / "rows.jsonl").open()] == [0, 1, 2]
+    assert disk.syncs == 2
+    assert [json.loads(line)["n"] for line in (tmp_path / "rows.jsonl").open()] == list(range(40))
+
+
+def test_a_row_waits_for_a_sync_that_takes_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows_module, "LONG_SYNC", 0.0)
+    rows, disk, syncing = during_a_sync(tmp_path / "rows.jsonl", monkeypatch)
+    writing = threading.Thread(target=rows.append, args=('{"n": 2}',), kwargs={"within": 1e-9})
+    writing.start()
+    writing.join(0.2)
+    assert writing.is_alive()
+    disk.may_end.set()
+    writing.join(60)
+    syncing.join()
+    assert disk.syncs == 2
+    rows.close()
+
+
+def test_a_later_sync_does_not_hide_that_one_failed(tmp_path, monkeypatch):
+    """The system tells of a failure once."""
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
+    rows, disk, syncing = during_a_sync(tmp_path / "rows.jsonl", monkeypatch, error)
+    rows.append('{"n": 2}', within=1e-9)
+    timer = rows._timer
+    disk.may_end.set()
+    syncing.join()
+    timer.join()
+    with pytest.raises(WriteError, match="Input/output error"):
+        rows.append('{"n": 3}', within=LONG)
+    assert (tmp_path / "rows.jsonl").read_text() == '{"n": 0}\n'
+    rows.close()
 
 
 @pytest.mark.parametrize("told_by", ["row", "sync", "close"])

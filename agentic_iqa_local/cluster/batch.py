@@ -10,7 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic
+from typing import Any, Generic, TypeAlias
 
 from agentic_iqa_local.batch import MOST_DEATHS, MOST_HUNG, STANDSTILL, TIMEOUT, BatchError
 from agentic_iqa_local.batch_worker import GRACE, _serve
@@ -23,6 +23,8 @@ from agentic_iqa_local.work import AnyItem, Row, Work
 
 logger = logging.getLogger(__name__)
 
+Told: TypeAlias = tuple[Row, str | None]  # a row, and its line where it came as one
+
 MOST_NAMED = 4  # nodes in a line of progress
 
 
@@ -31,7 +33,6 @@ class ClusterBatch(Generic[AnyItem, Row]):
     items at once at each of them."""
 
     unfinished = False
-    line: str | None = None
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class ClusterBatch(Generic[AnyItem, Row]):
     ):
         self.work, self.device, self.jobs, self.timeout = work, place.device, jobs, timeout
         self.stopping = False
+        self.line: str | None = None  # as `BatchWorker.line`
         self._staff: Staff[AnyItem] = Staff(work, place, {"jobs": jobs, "timeout": timeout}, target)
         self._alone: deque[AnyItem] = deque()  # a worker may have died of them
         self._held: AnyItem | None = None  # the next one, for which no worker is free
@@ -106,20 +108,26 @@ class ClusterBatch(Generic[AnyItem, Row]):
             self.load()
             self._listened = time.monotonic()
             while True:
-                yield from self._hand_out(items)
+                yield from self._told(self._hand_out(items))
                 at_workers = any(station.in_hand for station in staff.stations)
                 if not at_workers and (self.stopping or not (staff.again or self._alone or self._held)):
                     idle = True
                     return
                 rows = list(self._listen())
-                yield from self._hand_out(items)  # before the rows are written: no worker waits for that
-                yield from rows
+                yield from self._told(
+                    self._hand_out(items)
+                )  # before rows are written: no worker waits for that
+                yield from self._told(rows)
                 if staff.fatal:
                     raise staff.fatal
         finally:
             staff.end(idle=idle)
 
-    def _hand_out(self, items: Iterator[AnyItem | None]) -> Iterator[Row]:
+    def _told(self, rows: Iterable[Told[Row]]) -> Iterator[Row]:
+        for row, self.line in rows:
+            yield row
+
+    def _hand_out(self, items: Iterator[AnyItem | None]) -> Iterator[Told[Row]]:
         """Gives each worker as much as it may have; a row for each item that is not tried any more."""
         while not self.stopping:
             free = sorted(
@@ -132,9 +140,8 @@ class ClusterBatch(Generic[AnyItem, Row]):
             if self._deaths.get(item.key, 0) < MOST_DEATHS:
                 self._give(station, item)
             else:
-                yield self.work.failure(
-                    item, f"{MOST_DEATHS} processes died while they assessed this image alone"
-                )
+                why = f"{MOST_DEATHS} processes died while they assessed this image alone"
+                yield self.work.failure(item, why), None
 
     def _may_have_more(self, station: Station[AnyItem]) -> bool:
         with_suspect = any(given.key in self._deaths for given in station.in_hand)
@@ -163,7 +170,7 @@ class ClusterBatch(Generic[AnyItem, Row]):
         station.in_hand.append(given)
         station.remote.send("item", given)
 
-    def _listen(self) -> Iterator[Row]:
+    def _listen(self) -> Iterator[Told[Row]]:
         """What comes from the workers within a glance, and what follows from a worker's silence or end. Time
         in which this process itself stood still does not count."""
         stations, now = self._staff.stations, time.monotonic()
@@ -186,7 +193,7 @@ class ClusterBatch(Generic[AnyItem, Row]):
             if station.ready and station.in_hand and now - station.heard > self.timeout + GRACE:
                 yield from self._after_silence(station)
 
-    def _heed(self, station: Station[AnyItem], kind: str, *about: Any) -> Iterator[Row]:
+    def _heed(self, station: Station[AnyItem], kind: str, *about: Any) -> Iterator[Told[Row]]:
         match kind:
             case "row":
                 yield from self._take(station, *about)
@@ -210,7 +217,7 @@ class ClusterBatch(Generic[AnyItem, Row]):
 
     def _take(
         self, station: Station[AnyItem], key: str, sent: Any, hung: bool, worn_out: bool
-    ) -> Iterator[Row]:
+    ) -> Iterator[Told[Row]]:
         """What became of an item at a worker."""
         given = next(given for given in station.in_hand if given.key == key)
         station.in_hand.remove(given)
@@ -223,8 +230,8 @@ class ClusterBatch(Generic[AnyItem, Row]):
         self._staff.made_a_row(station)
         name = station.node.name
         self._made[name] = self._made.get(name, 0) + 1
-        row, _ = self.work.received(given.item, sent)
-        yield row
+        row, line = self.work.received(given.item, sent)
+        yield row, line
         if station.hung >= MOST_HUNG:
             why = (
                 f"{MOST_HUNG} assessments in a row do not return at {name}, the last: {self.work.error(row)}"
@@ -233,21 +240,21 @@ class ClusterBatch(Generic[AnyItem, Row]):
         elif station.worn_out and not station.in_hand:
             self._staff.retire(station)
 
-    def _after_silence(self, station: Station[AnyItem]) -> Iterator[Row]:
+    def _after_silence(self, station: Station[AnyItem]) -> Iterator[Told[Row]]:
         silent = f"it gave no sign of life for {self.timeout + GRACE:g} s"
         given = list(station.in_hand)
         if not self._staff.died(station, silent):
             return
         if len(given) == 1:
             error = f"timed out: {silent}; find out what hangs there, or raise --timeout"
-            yield self.work.overdue(given[0].item, error)
+            yield self.work.overdue(given[0].item, error), None
             self._staff.retire(station)
         else:
             self._suspect(station, silent)
 
     def _after_death(
         self, station: Station[AnyItem], why: str, error: Exception | None = None
-    ) -> Iterator[Row]:
+    ) -> Iterator[Told[Row]]:
         """Sees to what was at a worker that died."""
         yield from ()
         if self._staff.died(station, why, error):
