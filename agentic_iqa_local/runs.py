@@ -41,8 +41,8 @@ from agentic_iqa_local.work import ROLES, AnyItem, key_of
 
 SET_LATER = ("images.background",)  # no stored row changes: without it transparent pictures failed
 TOGETHER = 0.02
-"""Seconds after a sync in which rows share the next one, as do those that come during a sync: what a power cut
-may take of a fast run. Slower rows are on disk before the next is begun."""
+"""Seconds after a sync in which rows share the next one, as do those that come during a sync: what a power
+cut may take of a fast run. Slower rows are on disk before the next is begun."""
 LONGEST_NOTE = 2**20  # bytes, after which the note is written anew
 
 

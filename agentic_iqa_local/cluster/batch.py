@@ -114,9 +114,8 @@ class ClusterBatch(Generic[AnyItem, Row]):
                     idle = True
                     return
                 rows = list(self._listen())
-                yield from self._told(
-                    self._hand_out(items)
-                )  # before rows are written: no worker waits for that
+                # before the rows are written: no worker waits for that
+                yield from self._told(self._hand_out(items))
                 yield from self._told(rows)
                 if staff.fatal:
                     raise staff.fatal
