@@ -7,11 +7,19 @@ import pytest
 from conftest import DATA
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
-from agentic_iqa_local import assess
+from agentic_iqa_local import assess, query
 from agentic_iqa_local.graph import initial_state
 from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.nodes.planner import correct_plan, planner_node
-from agentic_iqa_local.query import asks_where, choices_in, named_tools, region_in, unknown_metrics
+from agentic_iqa_local.query import (
+    asks_where,
+    choices_in,
+    distortions_in,
+    named_tools,
+    region_in,
+    unknown_metrics,
+)
 from agentic_iqa_local.report import account, headline
 from agentic_iqa_local.state import PlannerOutput
 
@@ -293,3 +301,62 @@ def test_whether_a_query_asks_for_a_place(query, asks):
 def test_where_damage_is_is_a_question_about_quality(query, kind):
     planned = PlannerOutput.model_validate(plan_reply(query_type="Other"))
     assert correct_plan(planned, query, has_reference=False, replanning=False)[0].query_type == kind
+
+
+PLANS = [
+    json.loads(line) for line in (DATA / "planner_queries.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in PLANS if row["plan"]["query_type"] == "IQA"], ids=lambda row: row["query"][:60]
+)
+def test_the_distortions_that_a_query_names_by_rule(row):
+    """Of the plans that were written by hand to measure the Planner."""
+    written = {kind for kinds in (row["plan"]["distortions"] or {}).values() for kind in kinds}
+    assert set(distortions_in(row["query"])) == written
+
+
+@pytest.mark.parametrize(
+    ("query", "kinds"),
+    [
+        ("How blurry is it?", ["Blurs"]),
+        ("Is this photo too noisy to print?", ["Noise"]),
+        ("Does it look pixelated?", ["Compression"]),
+        ("Is it too sharp?", ["Sharpness"]),  # not blur
+        ("Is it sharp?", ["Blurs"]),
+        ("Noise first, then blur.", ["Noise", "Blurs"]),
+        ("How is the exposure? A. too dark B. too noisy", ["Brightness change"]),
+        ("Blur, noise, compression or contrast: which is worst?", []),  # a list of what there may be
+        ("What is the peak signal-to-noise ratio?", []),  # a tool
+        ("Focus on the dog and rate its quality.", []),
+        ("Is the dog in focus?", ["Blurs"]),
+        ("Ignore the noise, how is the contrast?", ["Contrast"]),
+        ("Is the dark bird captured well?", []),
+        ("Is it a dark image?", ["Brightness change"]),
+        ("What colour is the car?", []),
+        ("Are there any artifacts?", []),
+    ],
+)
+def test_words_for_distortions_and_words_that_only_look_like_them(query, kinds):
+    assert distortions_in(query) == kinds
+
+
+def test_each_type_has_its_words():
+    assert set(query._ASKED_FOR) == set(DISTORTION_TYPES)
+
+
+def test_what_the_query_names_is_analysed_whatever_the_model_plans():
+    plan = PlannerOutput.model_validate(plan_reply(distortions={"Global": ["Compression"]}))
+    made, lines = correct_plan(plan, "How blurry is it?", False, False)
+    assert (made.distortion_source, made.distortions) == ("Explicit", {"Global": ["Blurs"]})
+    assert made.plan.distortion_analysis
+    assert not made.plan.distortion_detection
+    assert "(what the query names)" in next(line for line in lines if line.startswith("distortions: "))
+
+
+def test_the_plan_divides_what_the_query_names_among_its_regions():
+    apart = {"dog": ["Blurs"], "sky": ["Noise"]}
+    plan = PlannerOutput.model_validate(plan_reply(query_scope=["dog", "sky"], distortions=apart))
+    made, _ = correct_plan(plan, "Is the dog blurry and the sky noisy?", False, False)
+    assert made.distortions == apart

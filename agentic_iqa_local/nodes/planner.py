@@ -1,8 +1,9 @@
 """The Planner: query, image and feedback in, a plan out.
 
 The model fills every field from the query. Some things are not its to decide: whether a reference was given
-is a fact, the names of the tools are a closed list, a region must stand in the query, and the flags follow
-from the other fields by the paper's rules. Where its answer differs, code corrects it and says so.
+is a fact, the names of the tools are a closed list, a region must stand in the query, distortions that the
+query names are what is asked for, and the flags follow from the other fields by the paper's rules. Where its
+answer differs, code corrects it and says so.
 """
 
 import logging
@@ -23,6 +24,7 @@ from agentic_iqa_local.prompts import Prompt, planner_prompt
 from agentic_iqa_local.query import (
     asks_where_damage_is,
     choices_in,
+    distortions_in,
     holds,
     named_metrics,
     region_in,
@@ -48,6 +50,9 @@ REASONS = {
     "query_scope": " (the regions that the query names)",
     "required_tool": " (the tool that the query names)",
 }
+
+
+NAMED_DISTORTIONS = " (what the query names)"
 
 
 def derive_flags(
@@ -114,7 +119,8 @@ def correct_plan(
     tool = next(iter(named_metrics(query, has_reference)), None)
     query_type = "IQA" if tool or asks_where_damage_is(query) else plan.query_type
     scope = _regions(plan, query, query_type) or "Global"
-    source, distortions = _distortions(plan, query_type, scope)
+    named = distortions_in(query) if query_type == "IQA" else []
+    source, distortions = _distortions(plan, query_type, scope, named)
     flags = derive_flags(query_type, scope, source, tool)
     if query_type == "IQA":
         free = list(PlanControlFlags.model_fields) if replanning else ["tool_execution"]
@@ -130,7 +136,8 @@ def correct_plan(
         "plan": flags,
     }
     return revised(plan, **changes), [
-        f"{name}: {_in_words(getattr(plan, name), value)}{REASONS.get(name, '')}"
+        f"{name}: {_in_words(getattr(plan, name), value)}"
+        f"{NAMED_DISTORTIONS if name == 'distortions' and named else REASONS.get(name, '')}"
         for name, value in changes.items()
         if getattr(plan, name) != value
     ]
@@ -147,16 +154,20 @@ def _regions(plan: PlannerOutput, query: str, query_type: str) -> list[str]:
 
 
 def _distortions(
-    plan: PlannerOutput, query_type: str, scope: list[str] | str
+    plan: PlannerOutput, query_type: str, scope: list[str] | str, named: Sequence[str]
 ) -> tuple[str, dict[str, list[str]] | None]:
-    """`distortion_source` and `distortions` for the objects of a corrected scope."""
-    if query_type == "Other" or not plan.distortions:
+    """`distortion_source` and `distortions` for the objects of a corrected scope; `named`: those that the
+    query names, which the plan may only divide among the objects."""
+    if query_type == "Other" or not (plan.distortions or named):
         return "Inferred", None
     objects = required_objects(scope)
-    if set(plan.distortions) == set(objects):
+    planned = plan.distortions or {}
+    types = [kind for listed in planned.values() for kind in listed]
+    if named and set(types) != set(named):
+        return "Explicit", {name: list(named) for name in objects}
+    if set(planned) == set(objects):
         return "Explicit", plan.distortions
-    types = [kind for listed in plan.distortions.values() for kind in listed]
-    return "Explicit", {name: list(dict.fromkeys(plan.distortions.get(name, types))) for name in objects}
+    return "Explicit", {name: list(dict.fromkeys(planned.get(name, types))) for name in objects}
 
 
 def _in_words(before: Any, after: Any) -> str:
