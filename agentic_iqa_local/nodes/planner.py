@@ -172,13 +172,20 @@ def _distortions(
 
 def _in_words(before: Any, after: Any) -> str:
     if not isinstance(after, PlanControlFlags):
-        return f"{before} → {after}"
+        return " → ".join(map(_value_in_words, (before, after)))
     now = after.model_dump()
     return ", ".join(
         f"{name} {'on' if now[name] else 'off'}"
         for name, was in before.model_dump().items()
         if was != now[name]
     )
+
+
+def _value_in_words(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    kinds = {name: ", ".join(listed) for name, listed in value.items()}
+    return kinds.get("Global") or "; ".join(f"{name}: {listed}" for name, listed in kinds.items())
 
 
 def taken_choices(query: str, choices: list[str] | None) -> list[str]:
