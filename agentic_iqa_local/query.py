@@ -464,6 +464,19 @@ _ASKS_FOR_NONE = re.compile(
 )
 
 
+# Words for damage alone: "How many colours has the flag?" is not about quality.
+_IS_DAMAGE = re.compile(
+    r"\b(blur(ry|red|ring)?|nois(e|y|ier)|grainy|graininess|unsharp|out of focus|pixel+ated|pixel+ation|blocky|blockiness|(over|under)[ -]?expos\w+"
+    r"|over[ -]?sharpened|(over)?compressed|compression|jpe?g[ -]art[ie]facts?)\b",
+    re.IGNORECASE,
+)
+
+
+def asks_about_damage(query: str) -> bool:
+    """Whether a query names a distortion by a word that means nothing else, so that it is about quality."""
+    return bool(distortions_in(query)) and bool(_IS_DAMAGE.search(query))
+
+
 _MOST_NAMED = 3  # distortions: a query with more lists what there may be
 
 

@@ -342,6 +342,28 @@ def test_words_for_distortions_and_words_that_only_look_like_them(query, kinds):
     assert distortions_in(query) == kinds
 
 
+@pytest.mark.parametrize(
+    ("text", "about_quality"),
+    [
+        ("Is this photo too noisy to print?", True),
+        ("Does it look pixelated or blocky?", True),
+        ("How many colours has the flag?", False),
+        ("Is it dark outside?", False),
+        ("How many blocks are in the tower?", False),
+    ],
+)
+def test_a_question_about_damage_is_one_about_quality(text, about_quality):
+    other = PlannerOutput.model_validate(plan_reply(query_type="Other"))
+    made, _ = correct_plan(other, text, False, False)
+    assert made.query_type == ("IQA" if about_quality else "Other")
+    assert made.plan.tool_execution is about_quality
+
+
+@pytest.mark.parametrize("row", [row for row in PLANS if row["plan"]["query_type"] == "Other"])
+def test_no_other_question_is_made_one_about_damage(row):
+    assert not query.asks_about_damage(row["query"])
+
+
 def test_each_type_has_its_words():
     assert set(query._ASKED_FOR) == set(DISTORTION_TYPES)
 

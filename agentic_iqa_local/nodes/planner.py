@@ -22,6 +22,7 @@ from agentic_iqa_local.nodes.executor import box_style
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.prompts import Prompt, planner_prompt
 from agentic_iqa_local.query import (
+    asks_about_damage,
     asks_where_damage_is,
     choices_in,
     distortions_in,
@@ -46,7 +47,7 @@ from agentic_iqa_local.workbench import Context, OpenImages, opened
 logger = logging.getLogger(__name__)
 
 REASONS = {
-    "query_type": " (a tool, or where damage is, is a matter of technical quality)",
+    "query_type": " (a tool, damage, or where it is, is a matter of technical quality)",
     "query_scope": " (the regions that the query names)",
     "required_tool": " (the tool that the query names)",
 }
@@ -117,7 +118,8 @@ def correct_plan(
     # The first tool named; the Executor runs the others too. What the model recommends is no tool that the
     # query names.
     tool = next(iter(named_metrics(query, has_reference)), None)
-    query_type = "IQA" if tool or asks_where_damage_is(query) else plan.query_type
+    about_quality = tool or asks_where_damage_is(query) or asks_about_damage(query)
+    query_type = "IQA" if about_quality else plan.query_type
     scope = _regions(plan, query, query_type) or "Global"
     named = distortions_in(query) if query_type == "IQA" else []
     source, distortions = _distortions(plan, query_type, scope, named)
