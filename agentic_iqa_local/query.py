@@ -423,79 +423,11 @@ def _can_be_chosen(answers: Sequence[str]) -> bool:
     )
 
 
-# Words by which a query asks for a distortion: the damage, and what suffers from it ("how sharp is it").
-# Those of the first kind are taken out before the others are looked for: "too sharp" is not about blur.
-_ASKED_FOR = {
-    "Sharpness": (
-        r"over[ -]?sharp\w*|sharpen(ed|ing)|(too|overly|artificially|painfully|excessive(ly)?|too much|unnatural(ly)?|over)[ -](sharp|crisp)\w*"
-        r"|unsharp[ -]mask\w*|halo(s|es|ed|ing)?|edge[ -](enhanc\w*|glow|overshoot)|(dark|bright|white) edge \w+"
-    ),
-    "Blurs": (
-        r"\w*blur\w*|unsharp|sharp(er|est|ly|ness)?|crisp\w*|(in|out of|de|un)?[ -]?focus(ed|sed)?|soft(ness|er|en\w*)?|fuzz\w*|smear\w*"
-        r"|smudg\w*|(camera|shutter) shake|shaky"
-    ),
-    "Noise": r"nois(e|y|iness|ier)|grain(y|iness)?|speckl\w*|hot pixels",
-    "Compression": (
-        r"\w*compress\w*|(jpe?g|webp|codec|encoding|coding|block|mosquito)[ -](art[ie]facts?|blocks?|damage|quality|boundaries)"
-        r"|block(s|y|iness|ing)|macroblock\w*|ringing|banding|pixel+at\w*"
-    ),
-    "Color distortions": (
-        r"colou?rs|colou?r (distortions?|casts?|shifts?|drift|balance|inaccurac\w+|accuracy|noise|problems?)|casts?|tint(s|ed)?|tinged?"
-        r"|(colou?r|purple) (fring|bleed)\w*|white[ -]balanc\w*|(over|under|de)?-?saturat\w*|washed[ -]out|discolou?r\w*|chromatic aberration"
-        r"|hues?( \w+)?|faded|dull"
-    ),
-    "Brightness change": (
-        r"(over|too )?bright(er|ness|ening)?|dark(er|ness|ening)?|dim(ness)?|(over|under)?[ -]?expos(ed|ure)|(over|under)lit"
-        r"|(blown|burnt|burned)[ -]out|(blown|clipped) highlights"
-    ),
-    "Contrast": r"contrast\w*|flat(ness)?",
-}
-_ASKS_FOR = {kind: re.compile(rf"\b({words})\b", re.IGNORECASE) for kind, words in _ASKED_FOR.items()}
-# Where those words ask for none: the subject, a request ("focus on the dog"), and what is not to be looked at.
-_ASKS_FOR_NONE = re.compile(
-    r"\b(soft|dim|dark|bright|flat|dull) (light(ing)?|hair(ed)?|skin|fur|toys?|screen|sky|red|green|blue|brown|grey|gray|yellow)\b|in the dark"
-    r"|\b(the|an?|my|this|that|his|her|our) (soft|dim|dark|bright|flat|dull|faded|sharp)"
-    r"(?= (?!images?\b|pictures?\b|photos?\b|shots?\b|frames?\b|areas?\b|parts?\b|spots?\b|colou?rs?\b|edges?\b)\w)"
-    r"|(wood|leather|sand) grain|blocks? of (flats|houses)|flat (surface|screen|roof)|noise reduction|contrast (medium|agent)"
-    r"|(^|[.,;:!?]|please|only|just|must|should|can you|could you|to)\s*focus(ing)? (only |just )?on|what colou?rs"
-    r"|\b(ignor\w*|regardless of|apart from|other than|except( for)?|never mind|aside from|not about|leav\w* (out|aside)|besides)"
-    r" (the |any |all )?[\w-]+( (and|or) [\w-]+)?",
-    re.IGNORECASE,
-)
-
-
-# Words for damage alone: "How many colours has the flag?" is not about quality.
-_IS_DAMAGE = re.compile(
-    r"\b(blur(ry|red|ring)?|nois(e|y|ier)|grainy|graininess|unsharp|out of focus|pixel+ated|pixel+ation|blocky|blockiness|(over|under)[ -]?expos\w+"
-    r"|over[ -]?sharpened|(over)?compressed|compression|jpe?g[ -]art[ie]facts?)\b",
-    re.IGNORECASE,
-)
-
-
-def asks_about_damage(query: str) -> bool:
-    """Whether a query names a distortion by a word that means nothing else, so that it is about quality."""
-    return bool(distortions_in(query)) and bool(_IS_DAMAGE.search(query))
-
-
-_MOST_NAMED = 3  # distortions: a query with more lists what there may be
-
-
-def distortions_in(query: str) -> list[str]:
-    """The distortions that a question about quality names, in the query's order; none where they are answers
-    to choose from. English words only: where it finds none, the query may still name some."""
+def question_alone(query: str) -> str:
+    """The query without a lettered list of answers, and without names of metrics."""
     query = unicodedata.normalize("NFKC", query)
     if _lettered(query) and (first := _FIRST_MARK.search(query)):
         query = query[: first.start()]
     for _, start, end in reversed(_metrics(query, False)):
         query = f"{query[:start]}.{query[end:]}"
-    text = _blanked(_ASKS_FOR_NONE, query)
-    places: dict[str, int] = {}
-    for kind, words in _ASKS_FOR.items():
-        if found := words.search(text):
-            places[kind] = found.start()
-        text = _blanked(words, text) if kind == "Sharpness" else text
-    return sorted(places, key=places.__getitem__) if len(places) <= _MOST_NAMED else []
-
-
-def _blanked(pattern: re.Pattern[str], text: str) -> str:
-    return pattern.sub(lambda found: "." * len(found[0]), text)
+    return " ".join(query.split())

@@ -7,15 +7,15 @@ import pytest
 from conftest import DATA
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
-from agentic_iqa_local import assess, query
+from agentic_iqa_local import assess, named_distortions
 from agentic_iqa_local.graph import initial_state
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.named_distortions import asks_about_damage, distortions_in
 from agentic_iqa_local.nodes.planner import correct_plan, planner_node
 from agentic_iqa_local.query import (
     asks_where,
     choices_in,
-    distortions_in,
     named_tools,
     region_in,
     unknown_metrics,
@@ -336,6 +336,19 @@ def test_the_distortions_that_a_query_names_by_rule(row):
         ("Is it a dark image?", ["Brightness change"]),
         ("What colour is the car?", []),
         ("Are there any artifacts?", []),
+        ("Did I manage to focus on the eyes?", ["Blurs"]),
+        ("Rate the quality with a focus on the face.", []),
+        ("Apart from the noise and the blur, is anything wrong?", []),
+        ("Ignore the film grain and judge sharpness.", ["Blurs"]),
+        ("Ignore everything except blur.", ["Blurs"]),
+        ("Don't ignore the noise.", ["Noise"]),
+        ("It is noisy. What else is wrong with it?", []),  # the model looks for more
+        ("Check for any artifacts (blur, noise, etc.).", []),
+        ("This is a 30 s long exposure, is there noise?", ["Noise"]),
+        ("How noisy are the dark areas?", ["Noise"]),
+        ("Are the building blocks sharp?", ["Blurs"]),
+        ("Does it have colour noise?", ["Noise"]),
+        ("Is the face too yellow and noisy?", ["Color distortions", "Noise"]),
     ],
 )
 def test_words_for_distortions_and_words_that_only_look_like_them(query, kinds):
@@ -350,6 +363,11 @@ def test_words_for_distortions_and_words_that_only_look_like_them(query, kinds):
         ("How many colours has the flag?", False),
         ("Is it dark outside?", False),
         ("How many blocks are in the tower?", False),
+        ("What does the blurry text say?", False),
+        ("Who is in this blurry photo?", False),
+        ("Is this a noisy neighbourhood?", False),
+        ("Is the noise barrier made of wood?", False),
+        ("Is the quality good enough despite the noise?", True),
     ],
 )
 def test_a_question_about_damage_is_one_about_quality(text, about_quality):
@@ -361,11 +379,11 @@ def test_a_question_about_damage_is_one_about_quality(text, about_quality):
 
 @pytest.mark.parametrize("row", [row for row in PLANS if row["plan"]["query_type"] == "Other"])
 def test_no_other_question_is_made_one_about_damage(row):
-    assert not query.asks_about_damage(row["query"])
+    assert not asks_about_damage(row["query"])
 
 
 def test_each_type_has_its_words():
-    assert set(query._ASKED_FOR) == set(DISTORTION_TYPES)
+    assert set(named_distortions._WORDS) == set(DISTORTION_TYPES)
 
 
 def test_what_the_query_names_is_analysed_whatever_the_model_plans():
@@ -377,8 +395,23 @@ def test_what_the_query_names_is_analysed_whatever_the_model_plans():
     assert "distortions: Compression → Blurs (what the query names)" in lines
 
 
-def test_the_plan_divides_what_the_query_names_among_its_regions():
-    apart = {"dog": ["Blurs"], "sky": ["Noise"]}
-    plan = PlannerOutput.model_validate(plan_reply(query_scope=["dog", "sky"], distortions=apart))
-    made, _ = correct_plan(plan, "Is the dog blurry and the sky noisy?", False, False)
-    assert made.distortions == apart
+@pytest.mark.parametrize(
+    ("planned", "made"),
+    [
+        ({"dog": ["Blurs"], "sky": ["Noise"]}, {"dog": ["Blurs"], "sky": ["Noise"]}),
+        ({"dog": ["Blurs"], "sky": ["Noise", "Contrast"]}, {"dog": ["Blurs"], "sky": ["Noise"]}),
+        # one that is named would be lost
+        ({"dog": ["Blurs"], "sky": ["Blurs"]}, {"dog": ["Blurs", "Noise"], "sky": ["Blurs", "Noise"]}),
+        ({"dog": ["Blurs"], "tree": ["Noise"]}, {"dog": ["Blurs"], "sky": ["Blurs", "Noise"]}),
+    ],
+)
+def test_the_plan_divides_what_the_query_names_among_its_regions(planned, made):
+    plan = PlannerOutput.model_validate(plan_reply(query_scope=["dog", "sky"], distortions=planned))
+    corrected, _ = correct_plan(plan, "Is the dog blurry and the sky noisy?", False, False)
+    assert corrected.distortions == made
+
+
+def test_a_region_is_no_distortion():
+    plan = PlannerOutput.model_validate(plan_reply(query_scope=["blocks"]))
+    corrected, _ = correct_plan(plan, "How is the quality of the blocks?", False, False)
+    assert (corrected.query_scope, corrected.distortions) == (["blocks"], None)

@@ -17,7 +17,7 @@ from typing import Any, Generic
 from agentic_iqa_local.batch import GLANCE, BatchError
 from agentic_iqa_local.batch_worker import STARTS
 from agentic_iqa_local.cluster.actor import MODELS
-from agentic_iqa_local.cluster.connection import Cluster, ClusterError, Gone, Node, Remote
+from agentic_iqa_local.cluster.connection import LOCAL, Cluster, ClusterError, Gone, Node, Remote
 from agentic_iqa_local.cluster.identity import differences, of_node
 from agentic_iqa_local.cluster.sight import Handed
 from agentic_iqa_local.work import AnyItem, Work
@@ -159,8 +159,9 @@ class Staff(Generic[AnyItem]):
         """Raises ClusterError where no worker has room."""
         place = self.place
         if place.gpus and not any(node.gpus for node in nodes):
+            where = "this machine" if place.address == LOCAL else f"the cluster at {place.address}"
             raise ClusterError(
-                f"--gpus-per-worker {place.gpus:g}: expected a GPU, the cluster at {place.address} has none",
+                f"--gpus-per-worker {place.gpus:g}: expected a GPU, {where} has none",
                 "leave it out to compute on CPUs, or start the nodes where Ray sees their GPUs",
             )
         room = sum(node.room(self.threads, place.gpus) for node in nodes)

@@ -17,15 +17,14 @@ from pydantic import ValidationError
 
 from agentic_iqa_local.conversation import earlier_lines, going_on
 from agentic_iqa_local.evidence import required_objects
+from agentic_iqa_local.named_distortions import asks_about_damage, distortions_in
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.executor import box_style
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.prompts import Prompt, planner_prompt
 from agentic_iqa_local.query import (
-    asks_about_damage,
     asks_where_damage_is,
     choices_in,
-    distortions_in,
     holds,
     named_metrics,
     region_in,
@@ -121,7 +120,8 @@ def correct_plan(
     about_quality = tool or asks_where_damage_is(query) or asks_about_damage(query)
     query_type = "IQA" if about_quality else plan.query_type
     scope = _regions(plan, query, query_type) or "Global"
-    named = distortions_in(query) if query_type == "IQA" else []
+    regions = () if scope == "Global" else scope
+    named = distortions_in(query, regions) if query_type == "IQA" else []
     source, distortions = _distortions(plan, query_type, scope, named)
     flags = derive_flags(query_type, scope, source, tool)
     if query_type == "IQA":
@@ -164,11 +164,13 @@ def _distortions(
         return "Inferred", None
     objects = required_objects(scope)
     planned = plan.distortions or {}
-    types = [kind for listed in planned.values() for kind in listed]
-    if named and set(types) != set(named):
-        return "Explicit", {name: list(named) for name in objects}
+    if named:
+        divided = {name: [kind for kind in planned.get(name, named) if kind in named] for name in objects}
+        whole = all(divided.values()) and set(named) == {kind for kinds in divided.values() for kind in kinds}
+        return "Explicit", divided if whole else {name: list(named) for name in objects}
     if set(planned) == set(objects):
         return "Explicit", plan.distortions
+    types = [kind for listed in planned.values() for kind in listed]
     return "Explicit", {name: list(dict.fromkeys(planned.get(name, types))) for name in objects}
 
 
