@@ -15,12 +15,12 @@ _WORDS = {
         r"|(too|overly|artificially|painfully|excessive(ly)?|too much|unnatural(ly)?|over)[ -](sharp|crisp)\w*"
     ),
     "Blurs": (
-        r"\w*blur\w*|blury|unsharp|sharp(er|est|ly|ness)?|crisp\w*|(in|out of|de|un|mis)?[ -]?focus(ed|sed)?|soft(ness|er|en\w*)?"
+        r"\w*blur\w*|unsharp|sharp(er|est|ly|ness)?|crisp\w*|(in|out of|de|un|mis)?[ -]?focus(ed|sed)?|soft(ness|er|en\w*)?"
         r"|fuzz\w*|smear\w*|smudg\w*|(camera|shutter) shake|shaky"
     ),
     "Noise": r"nois(e|y|iness|ier)|grain(y|iness|ier)?|speckl\w*|hot pixels",
     "Compression": (
-        r"\w*compress\w*|(jpe?g|webp|codec|encoding|coding|block|mosquito)[ -](art[ie]facts?|blocks?|damage|boundaries)"
+        r"\w*compress\w*|(jpe?g|webp|codec|encoding|coding|block)[ -](art[ie]facts?|blocks?|damage|boundaries)"
         r"|block(s|y|iness|ing)|macroblock\w*|ringing|banding|mosquito|pixel+(at\w*|y)|pixilat\w*"
     ),
     "Color distortions": (
@@ -28,7 +28,7 @@ _WORDS = {
         r"|chromatic aberration|purple fring\w*|skin tones?|too (yellow|blue|green|red|orange|magenta|pink|purple|warm|cold|cool)"
     ),
     "Brightness change": (
-        r"(over|too )?bright(er|ness|ening)?|dark(er|ness|ening)?|dim(ness)?|(over|under)?[ -]?expos(ed|ure)|(over|under)lit|(well|badly|poorly) lit"
+        r"(over)?bright(er|ness|ening)?|dark(er|ness|ening)?|dim(ness)?|(over|under)?[ -]?expos(ed|ure)|(over|under)lit|(well|badly|poorly) lit"
         r"|too light|lighting|(blown|burnt|burned)[ -]out|(blown|clipped) highlights|highlights (\w+ )?(blown|clipped)|crushed shadows"
     ),
     "Contrast": r"contrast\w*|flat(ness)?|milky",

@@ -185,6 +185,12 @@ def _metrics(text: str, has_reference: bool) -> list[tuple[str, int, int]]:
     return found
 
 
+def _without_metrics(text: str) -> str:
+    for _, start, end in reversed(_metrics(text, False)):
+        text = f"{text[:start]}.{text[end:]}"
+    return text
+
+
 def _metric(text: str, start: int, end: int, has_reference: bool) -> str | None:
     """The metric that text[start:end] names, None if it names none."""
     spelled = text[start:end]
@@ -211,9 +217,7 @@ def region_in(query: str, name: str) -> str | None:
     query holds, plurals apart; None where that is nothing. The whole picture, quality words, tools and single
     letters are no regions.
     """
-    query = unicodedata.normalize("NFKC", query)
-    for _, start, end in reversed(_metrics(query, False)):
-        query = f"{query[:start]}.{query[end:]}"
+    query = _without_metrics(unicodedata.normalize("NFKC", query))
     if _UNSPACED.search(name):
         named = "".join(_words(name)) in "".join(_words(query)) and not all(map(_is_no_region, _words(name)))
         return name if named else None
@@ -428,6 +432,4 @@ def question_alone(query: str) -> str:
     query = unicodedata.normalize("NFKC", query)
     if _lettered(query) and (first := _FIRST_MARK.search(query)):
         query = query[: first.start()]
-    for _, start, end in reversed(_metrics(query, False)):
-        query = f"{query[:start]}.{query[end:]}"
-    return " ".join(query.split())
+    return " ".join(_without_metrics(query).split())

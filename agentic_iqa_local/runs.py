@@ -251,8 +251,8 @@ class Results(Run):
     def append(self, row: Assessment, line: str | None = None) -> None:
         """Writes a row, see `write`. `line`: the one that `stored_row.read_line` made the row of; it is
         written as it is, without another check."""
-        text, checked = (as_line(row), False) if line is None else (line, True)
-        self.write(key_of(row), text, failed=row.error is not None, checked=checked)
+        text = as_line(row) if line is None else line
+        self.write(key_of(row), text, failed=row.error is not None, checked=line is not None)
 
 
 def _to_retry(row: dict[str, Any], retry: Collection[str]) -> bool:

@@ -50,8 +50,6 @@ REASONS = {
     "query_scope": " (the regions that the query names)",
     "required_tool": " (the tool that the query names)",
 }
-
-
 NAMED_DISTORTIONS = " (what the query names)"
 
 
@@ -117,10 +115,10 @@ def correct_plan(
     # The first tool named; the Executor runs the others too. What the model recommends is no tool that the
     # query names.
     tool = next(iter(named_metrics(query, has_reference)), None)
-    about_quality = tool or asks_where_damage_is(query) or asks_about_damage(query)
-    query_type = "IQA" if about_quality else plan.query_type
-    scope = _regions(plan, query, query_type) or "Global"
-    regions = () if scope == "Global" else scope
+    by_rule = plan.query_type != "IQA" and (tool or asks_where_damage_is(query) or asks_about_damage(query))
+    query_type = "IQA" if by_rule else plan.query_type
+    regions = _regions(plan, query, query_type)
+    scope = regions or "Global"
     named = distortions_in(query, regions) if query_type == "IQA" else []
     source, distortions = _distortions(plan, query_type, scope, named)
     flags = derive_flags(query_type, scope, source, tool)
@@ -137,9 +135,9 @@ def correct_plan(
         "reference_mode": "Full-Reference" if has_reference else "No-Reference",
         "plan": flags,
     }
+    reasons = REASONS | {"distortions": NAMED_DISTORTIONS if named else ""}
     return revised(plan, **changes), [
-        f"{name}: {_in_words(getattr(plan, name), value)}"
-        f"{NAMED_DISTORTIONS if name == 'distortions' and named else REASONS.get(name, '')}"
+        f"{name}: {_in_words(getattr(plan, name), value)}{reasons.get(name, '')}"
         for name, value in changes.items()
         if getattr(plan, name) != value
     ]
