@@ -44,6 +44,12 @@ from agentic_iqa_local.vlm_client import SeenImage, VLMError
 from agentic_iqa_local.workbench import PICTURE, Box, Observer, OpenImages, open_images
 
 
+UNLIKE_PHOTOGRAPH = (
+    "the content is unlike a photograph (a screenshot, drawing, chart or code): LocalNR and NIQE know photographs alone, so"
+    " that q says little; a reference would help"
+)
+
+
 def assess(
     image: Picture,
     reference: Picture | None = None,
@@ -146,7 +152,10 @@ def answered(
         pipeline=pipeline,
         reference=images.reference is not None,
         query=state["query"],
+        unlike_photograph=images.unlike_photograph is not None,
     )
+    if images.sureness.unlike_photograph:
+        images.warn(UNLIKE_PHOTOGRAPH)
     try:
         if pipeline == "letters":
             images.observer.step("summarizer", "started")
@@ -158,6 +167,7 @@ def answered(
         changes = {"error": str(error)}
     if not changes.get("error"):
         changes |= mapped(images)
+    changes["unlike_photograph"] = images.unlike_photograph
     return changes | _how_sure(changes, images.sureness) | _record(images)
 
 
@@ -169,7 +179,8 @@ def _how_sure(changes: dict[str, Any], sureness: Sureness) -> dict[str, Any]:
     if changes.get("q") is None:
         evidence = changes.get("evidence")
         told = evidence is not None and evidence.worst_part is not None
-        answers, why = sureness.answer_set(changes["p_c"], changes["mode"], plan, told_of_map=told)
+        p = changes.get("product") or changes["p_c"]
+        answers, why = sureness.answer_set(p, changes["mode"], plan, told_of_map=told)
         return {"answer_set": answers, "no_interval": why}
     fusion = FusionResult.model_validate({name: changes[name] for name in FusionResult.model_fields})
     interval, why = sureness.interval(fusion, plan)

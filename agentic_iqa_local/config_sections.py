@@ -256,6 +256,15 @@ class FusionSettings(Section):
     vote: Literal["runs", "entries"] = Field(
         default="runs", description="q̄ over distinct (tool, region) runs, or over every listed entry."
     )
+    model_trust: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description=(
+            "How far the model's own Yes and No about distortions and its severities count beside what LocalNR reads: an"
+            " exponent, measured on pictures of known damage; 1 for a model that was not measured."
+        ),
+    )
     trailing_tools: Literal["check", "vote"] = Field(
         default="check",
         description=(

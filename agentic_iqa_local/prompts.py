@@ -50,6 +50,13 @@ Return the JSON:
 {{"<object or Global>": ["<distortion>"]}}
 """
 
+PRESENCE_TEMPLATE = f"""System:
+You detect distortions. For each object listed, say of each distortion type whether it is visible there: Yes or No.
+The types are {", ".join(DISTORTION_TYPES)}. Judge each object by itself. Say No when a distortion is barely visible.
+Return the JSON:
+{{"<object or Global>": {{"<distortion>": "<Yes or No>"}}}}
+"""
+
 ANALYSIS_TEMPLATE = """System:
 You analyse distortions. For each distortion listed, judge its severity and explain its visual impact.
 Severity is one of none, slight, moderate, severe, extreme: none when it is barely visible, unclear when it
@@ -234,9 +241,18 @@ def _gap(reason: str | None) -> list[str]:
 
 
 def detection_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
-    """Asks which distortions each object has; `gap` says why it is asked again."""
+    """Asks for a list of the distortions that each object has; `gap` says why it is asked again."""
+    return _about_objects(DETECTION_TEMPLATE, query, objects, gap)
+
+
+def presence_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
+    """Asks of each distortion type, Yes or No, whether each object has it; `gap` says why it is asked again."""
+    return _about_objects(PRESENCE_TEMPLATE, query, objects, gap)
+
+
+def _about_objects(template: str, query: str, objects: Sequence[str], gap: str | None) -> Prompt:
     named = f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"
-    return Prompt(DETECTION_TEMPLATE, "\n".join([*_query(query, None), named, *_gap(gap)]))
+    return Prompt(template, "\n".join([*_query(query, None), named, *_gap(gap)]))
 
 
 def analysis_prompt(query: str, distortions: dict[str, list[str]], gap: str | None = None) -> Prompt:

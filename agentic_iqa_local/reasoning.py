@@ -278,8 +278,11 @@ def _evidence_sentences(evidence: ExecutorOutput, level: str | None) -> list[str
         if unclear := " and ".join(item.type.lower() for item in items if item.severity == UNCLEAR):
             sentences.append(f"The severity of {unclear}{of_object(name)} cannot be told.")
     if not sentences and evidence.distortion_analysis is not None:
+        unread = any(detection.error for detection in (evidence.detection or {}).values())
         sentences.append(
-            "The model saw no distortion in the picture as a whole."
+            "The model saw no distortion; LocalNR could not read the picture."
+            if unread
+            else "The model saw no distortion in the picture as a whole."
             if place_of_damage(evidence)
             else "No visible distortion was found."
         )

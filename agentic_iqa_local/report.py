@@ -40,7 +40,8 @@ def headline(row: Assessment) -> str:
     notice = " [small embedded model]" if (row.model or {}).get("notice") else ""
     asked = {run.tool_name: run for run in row.tools if run.tool_name in _named(row) and not run.error}
     scores = [f"{name} {run.raw_score:.4g} ({run.normalized_score:.2f} of 5)" for name, run in asked.items()]
-    return one_line("; ".join([f"{row.image}: {_answer(row)}{notice}", *scores, *stand_ins(row)]))
+    unlike = ["unlike a photograph"] if row.unlike_photograph else []
+    return one_line("; ".join([f"{row.image}: {_answer(row)}{notice}", *unlike, *scores, *stand_ins(row)]))
 
 
 def _answer(row: Assessment) -> str | None:
@@ -52,8 +53,8 @@ def _answer(row: Assessment) -> str | None:
             rated += f" ({row.interval.low:.1f} to {row.interval.high:.1f})"
         verdict = f"{row.gate.verdict.upper()}: " if row.gate else ""
         return f"{verdict}{'not sure: ' if row.not_sure else ''}{rated}"
-    if answer is not None and row.choices and row.p_c:
-        return f"{answer}. {chosen_answer(row.choices, answer)} (p {row.p_c[answer]:.2f})"
+    if answer is not None and row.choices and row.p:
+        return f"{answer}. {chosen_answer(row.choices, answer)} (p {row.p[answer]:.2f})"
     return answer
 
 
@@ -111,6 +112,10 @@ def account(row: Assessment) -> str:
         ("Plan", _plan_lines(row)),
         ("Passes", paragraphs(map(pass_in_words, row.passes)) if len(row.passes) > 1 else None),
         ("Evidence", _evidence_lines(row)),
+        (
+            "Detection: the model's odds of each distortion times those of LocalNR's reading",
+            _detection_lines(row),
+        ),
         (f"Letters: how probable the model finds each answer ({MODES.get(row.mode)})", _letter_lines(row)),
         ("Tools", tools_in_words(row) if row.plan or row.tools else None),
         ("Score", None if row.q is None else wrapped(score_in_words(row))),
@@ -161,10 +166,32 @@ def _evidence_lines(row: Assessment) -> list[str] | None:
     return paragraphs([*lines, f"worst part: {worst_part_in_words(worst)}"] if worst else lines)
 
 
+def _detection_lines(row: Assessment) -> list[str] | None:
+    """Of each object and family: the model's probability, what LocalNR's reading is worth, the product, and how severe
+    LocalNR reads it."""
+    if row.evidence is None or not row.evidence.detection:
+        return None
+    lines = []
+    for name, detection in row.evidence.detection.items():
+        lines.append(f"  {_owner(name)[:22]:<24}{'model':>7}{'LocalNR':>9}{'together':>10}{'severity':>10}")
+        for kind, family in detection.families.items():
+            model, measured = ("–" if p is None else f"{p:.2f}" for p in (family.model, family.measured))
+            severity = "" if family.severity is None else f"{family.severity:.1f} of 5"
+            lines.append(f"    {kind:<22}{model:>7}{measured:>9}{family.probability:>10.2f}{severity:>10}")
+        if detection.error:
+            lines += wrapped(f"LocalNR could not read it: {detection.error}")
+    return lines
+
+
 def _letter_lines(row: Assessment) -> list[str] | None:
     if not row.p_c:
         return None
     lines = bars(row.p_c, row.choices)
+    if row.product and row.measured:
+        lines += ["", "  Times what was measured", *bars(row.measured, row.choices)]
+        lines += ["", "  Together", *bars(row.product, row.choices)]
+    if row.measurement:
+        lines += wrapped(f"Measured: {row.measurement}.")
     if row.off_letter_mass is not None:
         lines += wrapped(
             f"{row.off_letter_mass:.2%} of the probability lies on other words than these answers."

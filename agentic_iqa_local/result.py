@@ -88,6 +88,16 @@ class Assessment(BaseModel):
     vlm_letter: str | None = None
     p_c: dict[str, float] | None = Field(default=None, description="Probability of each letter; sums to 1.")
     off_letter_mass: float | None = None
+    measured: dict[str, float] | None = Field(
+        default=None,
+        description="Of a question about quality: probability of each choice by the evidence; sums to 1.",
+    )
+    product: dict[str, float] | None = Field(
+        default=None, description="p_c times measured, summing to 1; the answer is its likeliest letter."
+    )
+    measurement: str | None = Field(
+        default=None, description="What measured rests on, or why the letters of a question stand alone."
+    )
     alpha: dict[int, float] | None = Field(
         default=None, description="Weight of each level 1..5 from the tools; sums to 1."
     )
@@ -117,6 +127,10 @@ class Assessment(BaseModel):
     not_sure: str | None = Field(
         default=None,
         description="Why the answer is held back: its interval is wider than abstain_wider_than allows.",
+    )
+    unlike_photograph: float | None = Field(
+        default=None,
+        description="The probability that this is a screenshot, drawing, chart or code; None for a photograph.",
     )
     gate: Gate | None = Field(default=None, description="Whether the picture passes at_least.")
     map: QualityMap | None = Field(
@@ -186,6 +200,11 @@ class Assessment(BaseModel):
     error: str | None = None
 
     @property
+    def p(self) -> dict[str, float] | None:
+        """The probability of each answer: the product with what was measured, else the letters' own."""
+        return self.product or self.p_c
+
+    @property
     def letter(self) -> str | None:
         """The letter that was answered: of the level (A Excellent to E Bad) or of a choice; None for free
         text and failures."""
@@ -215,8 +234,8 @@ class Assessment(BaseModel):
         if self.level:
             rated = f"{self.letter} {self.level}, q {self.q:.2f}"
             return f"not sure: {rated}" if self.not_sure else rated
-        if self.letter and self.choices and self.p_c:
-            return f"{self.letter}. {chosen_answer(self.choices, self.letter)}, p {self.p_c[self.letter]:.2f}"
+        if self.letter and self.choices and self.p:
+            return f"{self.letter}. {chosen_answer(self.choices, self.letter)}, p {self.p[self.letter]:.2f}"
         return self.final_answer or "no answer"
 
     def __repr__(self) -> str:
@@ -237,7 +256,7 @@ class Assessment(BaseModel):
         ]
         rows += [
             (f"{letter} {word}", f"{p:.3f}")
-            for (letter, p), word in zip((self.p_c or {}).items(), words, strict=False)
+            for (letter, p), word in zip((self.p or {}).items(), words, strict=False)
         ]
         rows += [
             (run.tool_name, f"{run.normalized_score:.2f} of 5")

@@ -224,13 +224,58 @@ class ToolExecutionLog(BaseModel):
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
 
+class FamilyDetection(BaseModel):
+    """Whether one family of distortions is there: odds of `model` times odds of `measured` are those of
+    `probability`, but for `fusion.model_trust`."""
+
+    model: float | None = Field(default=None, description="The model's probability of Yes; None: not asked.")
+    read: float | None = Field(
+        default=None, description="The probability that LocalNR reads; None: it could not."
+    )
+    measured: float | None = Field(
+        default=None,
+        description="What that reading is worth by its record of errors, as a probability at even odds.",
+    )
+    probability: float = Field(
+        default=0.0, ge=0, le=1, description="The product; from 0.5 on it is evidence."
+    )
+    severity: float | None = Field(
+        default=None, description="How severe LocalNR reads it if it is there, 1..5."
+    )
+
+
+class Detection(BaseModel):
+    """What LocalNR and the model say of the distortions of one object."""
+
+    tool: str = "LocalNR"
+    region: Literal["global", "crop"] = Field(
+        description="Whether LocalNR saw the picture or the object's box."
+    )
+    families: dict[str, FamilyDetection] = {}
+    exposure: dict[str, float] | None = Field(
+        default=None, description='LocalNR\'s probabilities of "too dark" and of "too bright".'
+    )
+    graphic: float | None = Field(
+        default=None,
+        description="The probability that the content is unlike a photograph; None with a reference.",
+    )
+    execution_time: float = Field(default=0.0, ge=0, description="Seconds of the reading.")
+    error: str | None = Field(default=None, description="Why LocalNR could not read it.")
+
+
 class ExecutorOutput(BaseModel):
     """The evidence. Every part but the logs is None when the plan did not ask for it."""
 
     distortion_set: dict[str, list[str]] | None = None
+    detection: dict[str, Detection] | None = Field(
+        default=None, description="By object, what the distortions that count as found rest on."
+    )
     distortion_analysis: dict[str, list[DistortionAnalysis]] | None = None
     severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = Field(
-        default=None, description="{object: {distortion: {severity: probability}}}, each summing to 1."
+        default=None,
+        description=(
+            "{object: {distortion: {severity: probability}}}, each summing to 1: the model's times what LocalNR reads."
+        ),
     )
     selected_tools: dict[str, dict[str, str]] | None = None
     quality_scores: dict[str, dict[str, tuple[str, Score]]] | None = None
@@ -286,6 +331,16 @@ class FusionResult(BaseModel):
     off_letter_mass: float | None = Field(
         description="Probability outside the letters; None where no logits were read."
     )
+    measured: dict[str, float] | None = Field(
+        default=None,
+        description="Of a question about quality: probability of each choice by what was measured, summing to 1.",
+    )
+    product: dict[str, float] | None = Field(
+        default=None, description="p_c times `measured`, summing to 1: the answer is its likeliest letter."
+    )
+    measurement: str | None = Field(
+        default=None, description="What `measured` rests on, or why the letters of a question stand alone."
+    )
     alpha: dict[int, float] | None = Field(
         default=None, description="Weight of each level 1..5 from the tools' mean; sums to 1."
     )
@@ -310,6 +365,11 @@ class FusionResult(BaseModel):
     disagreement: float | None = Field(
         default=None, description="Levels from the lowest tool to the highest."
     )
+
+    @property
+    def p(self) -> dict[str, float]:
+        """The probability of each answer: the product with what was measured, else the letters' own."""
+        return self.product or self.p_c
 
 
 GapKind = Literal["executor", "analysis", "scores", "contradiction", "tools", "severity", "letters"]

@@ -10,6 +10,8 @@ from pydantic import BaseModel, Field
 
 from agentic_iqa_local.config_sections import DecisionSettings
 from agentic_iqa_local.intervals import (
+    HIGHEST,
+    LOWEST,
     AnswerSet,
     Condition,
     Errors,
@@ -45,6 +47,7 @@ class Sureness:
     pipeline: Pipeline = "agent"
     reference: bool = False
     query: str = ""
+    unlike_photograph: bool = False
     reads: int = 0
     began: float = field(default_factory=time.monotonic)
 
@@ -91,7 +94,10 @@ class Sureness:
         assert part
         difficulty = float(part.difficulty(_features(fusion))[0])
         widened = self._widened(self.calibration, part, fusion, plan)
-        return self.calibration.interval(part, fusion.q, difficulty, widened), None
+        interval = self.calibration.interval(part, fusion.q, difficulty, widened)
+        if self.unlike_photograph:
+            interval = interval.model_copy(update={"low": LOWEST, "high": HIGHEST})
+        return interval, None
 
     def _refused(
         self,
@@ -124,6 +130,8 @@ class Sureness:
     ) -> list[str]:
         """What is another here than in the calibration."""
         reasons = []
+        if self.unlike_photograph:
+            reasons.append("the content is unlike the photographs of the calibration: it is the whole scale")
         if self.query != calibration.query:
             reasons.append(f"the query is another than the calibration's ({calibration.query})")
         if plan and plan.distortions:
@@ -173,6 +181,8 @@ class Sureness:
         values = self.calibration.predictive(interval, q)
         probability = float(np.mean(values >= threshold))
         sure = 1 - (error_rate / 2 if interval.widened else error_rate)
+        if self.unlike_photograph:
+            sure = np.inf
         verdict = "pass" if probability >= sure else "fail" if 1 - probability >= sure else "unsure"
         return Gate(at_least=threshold, probability=probability, error_rate=error_rate, verdict=verdict)
 

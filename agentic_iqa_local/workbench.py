@@ -4,6 +4,9 @@ what a user must be warned of.
 The graph's runtime context holds it. A node that is called by itself opens the images of its state.
 """
 
+from __future__ import annotations
+
+import functools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
@@ -20,7 +23,8 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config_sections import ImageSettings
 from agentic_iqa_local.images import LoadedImage, load_image, load_pair, same_pixels
-from agentic_iqa_local.iqa_tools import ToolReading, ToolRunner
+from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
+from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.pairs import doubts
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.quality_map.result import MapRequest
@@ -30,6 +34,9 @@ from agentic_iqa_local.sureness import Sureness
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.views import View, native_views
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMSession
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.iqa_tools.local_nr import Examination
 
 logger = logging.getLogger(__name__)
 
@@ -292,6 +299,25 @@ class OpenImages:
                 f" {len(reading.crops)} native-resolution crops of {right - left}×{bottom - top}"
             )
         return reading
+
+    def examine(self, box: Box | None = None) -> Examination:
+        """What LocalNR reads of the image or a region, against the reference where there is one; read once. Raises
+        ToolError."""
+        image, reference = self.image.pixels, self.reference and self.reference.pixels
+        if box:
+            image, reference = image.crop(box), reference and reference.crop(box)
+        with self.observer.measuring("LocalNR", self.services) as tools:
+            return tools.examine(image, reference)
+
+    @functools.cached_property
+    def unlike_photograph(self) -> float | None:
+        """The probability, by LocalNR, that the picture is a screenshot, a drawing, a chart or a code, of which it and NIQE
+        know nothing; None where it counts as a photograph, a reference tells what was there, or LocalNR cannot run."""
+        try:
+            graphic = 0.0 if self.reference else self.examine().graphic
+        except ToolError:
+            return None
+        return graphic if graphic >= load_detector().graphic else None
 
     @property
     def usage(self) -> TokenUsage:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading
 from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.run import Plan, Studying, run_study
-from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage
+from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage, VLMError
 from agentic_iqa_local.work import Assessing
 
 BACKEND = "transformers.embedded"
@@ -29,8 +30,13 @@ class ScriptedClient:
     limits = PixelLimits(factor=32, min_pixels=32 * 32, max_pixels=1024 * 1024)
 
     def __init__(
-        self, answer: Callable[..., str], logprobs: dict[str, float] | None = None, reads_logits: bool = True
+        self,
+        answer: Callable[..., str],
+        logprobs: dict[str, float] | None = None,
+        reads_logits: bool = True,
+        yes: dict[str, float] | None = None,
     ):
+        self.yes = yes  # by family, the probability of Yes; None: Yes and No are no single tokens
         self.answer, self.reads_logits = answer, reads_logits
         self.logprobs = logprobs or {letter: float(np.log(0.19)) for letter in "ABCDE"}
         self.calls: list[tuple[str, object]] = []
@@ -57,6 +63,11 @@ class ScriptedSession:
         return self.client.answer(prompt, schema, answer_prefix)
 
     def read_letters(self, prompt, answer_prefix, letters: Sequence[str]):
+        if tuple(letters) == ("Yes", "No"):
+            if self.client.yes is None:
+                raise VLMError("scripted: Yes is no single token")
+            p = self.client.yes.get(answer_prefix.split('"')[-4], 0.01)
+            return LetterRead({"Yes": float(np.log(p)), "No": float(np.log(1 - p))}, 0.0, {})
         self.client.calls.append(("read_letters", prompt))
         logprobs = {letter: self.client.logprobs.get(letter, float(np.log(0.1))) for letter in letters}
         return LetterRead(logprobs, max(0.0, 1 - float(np.exp(list(logprobs.values())).sum())), {})
@@ -73,8 +84,13 @@ class ScriptedTools:
         """Nothing to import."""
 
     def __init__(
-        self, scores: dict[str, float], names: Sequence[str] | None = None, damaged_part: str | None = None
+        self,
+        scores: dict[str, float],
+        names: Sequence[str] | None = None,
+        damaged_part: str | None = None,
+        examination=None,
     ):
+        self.examination = examination
         self.scores, self.runs, self.part = scores, [], damaged_part
         self.names, self.maps = names or list(scores), {}
 
@@ -90,10 +106,15 @@ class ScriptedTools:
             raise ToolError(f"{name}: scripted to fail")
         return ToolReading(name, self.scores[name], self.scores[name], 0.01)
 
-    def damaged_part(self, image) -> str:
+    def examine(self, image, reference=None):
+        if self.examination is None:
+            raise ToolError("LocalNR: scripted to fail")
+        return self.examination
+
+    def places(self, image, reference=None):
         if self.part is None:
             raise ToolError("LocalNR: scripted to fail")
-        return self.part
+        return SimpleNamespace(damaged_part=lambda: self.part)
 
 
 def scripted_services(

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, gelu
 
+from agentic_iqa_local.iqa_tools.signals import SIGNALS, signals
 from agentic_iqa_local.levels import DISTORTION_TYPES, EVERYWHERE, PLACES
 
 WEIGHTS = Path(__file__).parent / "data" / "local_nr.safetensors"
@@ -33,7 +34,12 @@ STATISTICS = 2 * SCALES * CHANNELS
 FAMILIES = (*DISTORTION_TYPES, "none")
 SMALLEST = 0.02  # a deviation below it counts as none: added before the logarithm
 FARTHEST = 6.0  # standard deviations from the training's mean; what lies beyond says no more
-QUALITY, SEVERITY = 3.0, 2.0  # the middle of each scale, around which the outputs lie
+QUALITY, SEVERITY = 3.0, 2.5  # the middle of each scale, around which the outputs lie
+# The outputs of the heads of whole pictures: quality; which family is the strongest; of each family whether it is there
+# (logit) and how severe it is if so; whether the picture was made too dark or too bright, and whether it is no photograph
+# (logits).
+STRONGEST, PRESENCE, SEVERITIES = slice(1, 9), slice(9, 16), slice(16, 23)
+TOO_DARK, TOO_BRIGHT, GRAPHIC, OUTPUTS = 23, 24, 25, 26
 # Damage is of one quarter where that quarter's lead over the second is more than LOCAL_LEAD of its severity,
 # and this is at least LOCAL_SEVERITY. It is everywhere where it is not, unless the picture is clean with at
 # least CLEAN.
@@ -42,17 +48,21 @@ LOCAL_LEAD, LOCAL_SEVERITY, CLEAN = 0.5, 0.6, 0.3
 
 @dataclass(frozen=True)
 class Examination:
-    """What LocalNR says of a picture.
+    """What LocalNR reads of a picture.
 
-    `quality` 1..5; `families` the probability of each of FAMILIES to be the strongest distortion's ("none":
-    clean); `severity` of the strongest, 0 (none) to 5; `places` by family a rows×columns float32 array of its
-    severity there, 0..5: cell (r, c) covers the pixels from r·height/rows to (r + 1)·height/rows and from
-    c·width/columns to (c + 1)·width/columns.
+    `quality` 1..5. `families`: the probability of each of FAMILIES to be the strongest distortion's ("none": clean).
+    `presence`: of each family by itself, that it is there. `severities`: how strong it is if it is, 1..5. `exposure`: the
+    probability that it is "too dark", and that it is "too bright". `graphic`: the probability that this is no photograph but a screenshot, a drawing, a chart or a code. `places`: by family a
+    rows×columns float32 array of its severity there, 0..5: cell (r, c) covers the pixels from r·height/rows to
+    (r + 1)·height/rows and from c·width/columns to (c + 1)·width/columns.
     """
 
     quality: float
     families: dict[str, float]
-    severity: float
+    presence: dict[str, float]
+    severities: dict[str, float]
+    exposure: dict[str, float]
+    graphic: float
     places: dict[str, np.ndarray]
 
     def damaged_part(self) -> str | None:
@@ -77,28 +87,24 @@ def quarter_means(severity: np.ndarray) -> list[float]:
 
 
 class LocalNR(nn.Module):
-    """The network. `picture_width` and `place_width` are the hidden layers' sizes. It is built without
-    weights: `load` reads them."""
+    """The network. The widths are the hidden layers' sizes. It is built without weights: `load` reads them."""
 
-    def __init__(self, picture_width: int, place_width: int):
+    def __init__(self, picture_width: int, pair_width: int, place_width: int):
         super().__init__()
         self.encoder = timm.create_model(ENCODER, pretrained=False, features_only=True)
-        self.picture = _Head(picture_width, 1 + len(FAMILIES) + 1)
-        self.place = _Head(place_width, len(DISTORTION_TYPES))
+        self.picture = _Head(STATISTICS + SIGNALS, picture_width, OUTPUTS)
+        self.pair = _Head(STATISTICS + SIGNALS, pair_width, OUTPUTS)
+        self.place = _Head(STATISTICS, place_width, len(DISTORTION_TYPES))
 
     @classmethod
     def load(cls, path: Path = WEIGHTS, device: str = "cpu") -> LocalNR:
         """The network with the weights of a safetensors file, in float32, ready to measure."""
         weights = load_file(path)
         with torch.device("meta"):  # nothing is drawn from torch's generator, which is the whole process's
-            network = cls(len(weights["picture.hidden.bias"]), len(weights["place.hidden.bias"]))
+            network = cls(*(len(weights[f"{head}.hidden.bias"]) for head in ("picture", "pair", "place")))
         network.load_state_dict(weights, assign=True)
         network.float().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  # torch's overloads lack it
         return network.eval().requires_grad_(False)
-
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """B×3×H×W in 0..1 → B qualities in 1..5."""
-        return self._quality(self.picture(pooled(self.encode(pixels))))
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """B×3×H×W in 0..1 → B×rows×columns×STATISTICS: of each scale the mean of each channel and its
@@ -112,32 +118,42 @@ class LocalNR(nn.Module):
             statistics += [mean, (square - mean.square()).clamp_min(0).sqrt()]
         return torch.cat(statistics, 1).permute(0, 2, 3, 1)
 
+    def describe(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """B×3×H×W in 0..1 → (B×(STATISTICS + SIGNALS) of the whole pictures, their cells as `encode` gives them)."""
+        cells = self.encode(pixels)
+        return torch.cat([pooled(cells), signals(pixels)], 1), cells
+
     def pixels(self, image: Image.Image | np.ndarray) -> torch.Tensor:
         """An RGB picture, as an image or H×W×3 uint8 → 1×3×H×W in 0..1 on the network's device."""
         device = self.picture.hidden.weight.device
         return torch.from_numpy(np.array(image)).to(device).permute(2, 0, 1)[None].float() / 255
 
     @torch.inference_mode()
-    def examine(self, image: Image.Image) -> Examination:
-        """All that the network says of an RGB picture of 64 pixels a side or more."""
-        cells = self.encode(self.pixels(image))
-        outputs = self.picture(pooled(cells))
-        families = outputs[0, 1:-1].softmax(-1).tolist()
-        places = self.place(per_cell(cells))[0].clamp(0, 5).cpu().numpy()
+    def examine(self, image: Image.Image, reference: Image.Image | None = None) -> Examination:
+        """All that the network reads of an RGB picture of 64 pixels a side or more. With a `reference` of the same size
+        families and severities are read from what differs: what the original shows too is content, not damage."""
+        described, cells = self.describe(self.pixels(image))
+        outputs = self.picture(described)
+        places = self.place(per_cell(cells))
+        damage = outputs
+        if reference is not None:
+            original, original_cells = self.describe(self.pixels(reference))
+            damage = self.pair(described - original)
+            places = places - self.place(per_cell(original_cells))
+        strongest, presence, severities = (damage[0, part] for part in (STRONGEST, PRESENCE, SEVERITIES))
+        places = places[0].clamp(0, 5).cpu().numpy()
         return Examination(
-            quality=self._quality(outputs).item(),
-            families=dict(zip(FAMILIES, families, strict=True)),
-            severity=(outputs[0, -1] + SEVERITY).clamp(0, 5).item(),
+            quality=(outputs[0, 0] + QUALITY).clamp(1, 5).item(),
+            families=dict(zip(FAMILIES, strongest.softmax(-1).tolist(), strict=True)),
+            presence=dict(zip(DISTORTION_TYPES, presence.sigmoid().tolist(), strict=True)),
+            severities=dict(zip(DISTORTION_TYPES, (severities + SEVERITY).clamp(1, 5).tolist(), strict=True)),
+            exposure={
+                "too dark": damage[0, TOO_DARK].sigmoid().item(),
+                "too bright": damage[0, TOO_BRIGHT].sigmoid().item(),
+            },
+            graphic=outputs[0, GRAPHIC].sigmoid().item(),
             places={family: places[..., i] for i, family in enumerate(DISTORTION_TYPES)},
         )
-
-    def quality(self, image: Image.Image) -> float:
-        """Quality of an RGB picture, 1..5."""
-        return self.examine(image).quality
-
-    @staticmethod
-    def _quality(outputs: torch.Tensor) -> torch.Tensor:
-        return (outputs[:, 0] + QUALITY).clamp(1, 5)
 
 
 class _Head(nn.Module):
@@ -147,11 +163,11 @@ class _Head(nn.Module):
     centre: torch.Tensor
     scale: torch.Tensor
 
-    def __init__(self, width: int, outputs: int):
+    def __init__(self, inputs: int, width: int, outputs: int):
         super().__init__()
-        self.register_buffer("centre", torch.zeros(STATISTICS))
-        self.register_buffer("scale", torch.ones(STATISTICS))
-        self.hidden, self.out = nn.Linear(STATISTICS, width), nn.Linear(width, outputs)
+        self.register_buffer("centre", torch.zeros(inputs))
+        self.register_buffer("scale", torch.ones(inputs))
+        self.hidden, self.out = nn.Linear(inputs, width), nn.Linear(width, outputs)
 
     def forward(self, statistics: torch.Tensor) -> torch.Tensor:
         standard = ((statistics - self.centre) / self.scale).clamp(-FARTHEST, FARTHEST)

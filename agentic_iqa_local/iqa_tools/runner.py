@@ -6,7 +6,6 @@ What a metric needs is looked for in the models folder before it is built; nothi
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
 import math
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
 SHIPPED_MAPS = ROOT / "configs" / "tool_maps.yaml"
 PATCH_SEED = 0
+MOST_EXAMINATIONS = 8  # kept: a picture and the regions and crops of one assessment
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class ToolRunner:
         self.weights = Weights(models_root(models))
         self.constructions: Counter[str] = Counter()
         self._metrics: dict[str, Any] = {}
+        self._examinations: dict[Any, Examination] = {}
         self._cache = ScoreCache(cache) if cache else None
         self._lock = threading.Lock()
 
@@ -156,26 +157,36 @@ class ToolRunner:
         spec = self._present(name)
         return self._measure(spec, image, reference, crops_of(spec, *image.size))[0]
 
-    def damaged_part(self, image: Image.Image) -> str | None:
-        """Where LocalNR sees damage: a quarter ("top left") or "everywhere"; None where it sees none. A
-        picture that is too large for the tool is reduced first. Raises ToolError as `measure` does."""
-        return self.examine(image).damaged_part()
-
-    def examine(self, image: Image.Image) -> Examination:
-        """All that LocalNR says of an RGB picture, one that is too large for the tool reduced first. Raises
-        ToolError as `measure` does."""
+    def examine(self, image: Image.Image, reference: Image.Image | None = None) -> Examination:
+        """All that LocalNR reads of an RGB picture, against its `reference` where there is one; of native-resolution
+        crops where it is too large for the tool. The latest pictures are not read twice. Raises ToolError as `measure`
+        does."""
         spec = self._present("LocalNR")
-        _used_pictures(spec, image, None)
-        if spec.most_megapixels and (share := spec.most_megapixels * 1e6 / (image.width * image.height)) < 1:
-            width, height = (max(spec.min_side, int(side * share**0.5)) for side in image.size)
-            image = image.resize((width, height), Image.Resampling.BOX)
+        crops = crops_of(spec, *image.size)
+        return self._examined(*(mounted(one, crops) for one in (image, reference) if one))
+
+    def places(self, image: Image.Image, reference: Image.Image | None = None) -> Examination:
+        """As `examine`, but where the picture is too large it is reduced, so that `places` covers all of it."""
+        most = self._present("LocalNR").most_megapixels
+        if most and (share := most * 1e6 / (image.width * image.height)) < 1:
+            size = tuple(max(1, int(side * share**0.5)) for side in image.size)
+            image, reference = (one and one.resize(size, Image.Resampling.BOX) for one in (image, reference))
+        return self._examined(*(one for one in (image, reference) if one))
+
+    def _examined(self, *pictures: Image.Image) -> Examination:
+        spec = self._present("LocalNR")
+        _used_pictures(spec, pictures[0], None)
+        key = tuple((one.size, hash(one.tobytes())) for one in pictures)
         with self._lock:
-            try:
-                return self._metric(spec).examine(image)
-            except RuntimeError as error:
-                raise ToolError(
-                    f"{spec.name} failed on an image of {image.width}×{image.height}: {error}"
-                ) from error
+            if key not in self._examinations:
+                while len(self._examinations) >= MOST_EXAMINATIONS:
+                    del self._examinations[next(iter(self._examinations))]
+                try:
+                    self._examinations[key] = self._metric(spec).examine(*pictures)
+                except RuntimeError as error:
+                    size = f"{pictures[0].width}×{pictures[0].height}"
+                    raise ToolError(f"{spec.name} failed on an image of {size}: {error}") from error
+            return self._examinations[key]
 
     def similarity_maps(self, image: Image.Image, reference: Image.Image) -> dict[str, SimilarityMap]:
         """The maps of SSIM, GMSD and FSIM between two RGB pictures of one size. Raises ToolError as `measure`
@@ -261,6 +272,9 @@ class ToolRunner:
     ) -> tuple[float, float]:
         """(the metric's own number, seconds). Raises ToolError."""
         pictures = _used_pictures(spec, image, reference)
+        if spec.own:
+            start = time.perf_counter()
+            return self._examined(mounted(image, crops)).quality, time.perf_counter() - start
         with self._lock:
             metric = self._metric(spec)
             start = time.perf_counter()
@@ -314,7 +328,7 @@ class ToolRunner:
             with (
                 torch.inference_mode(),
                 CPUKernels(),
-                contextlib.nullcontext() if spec.own else llama_kept(spec),
+                llama_kept(spec),
             ):
                 return float(metric(*(self._tensor(picture) for picture in pictures)))
         except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]  # it is public

@@ -30,12 +30,20 @@ def _of_one(rgb: Tensor) -> Tensor:
     ycc = torch.einsum("ij,jhw->ihw", _YCC.to(rgb), 255 * rgb)
     luma = ycc[0]
     (row, across), (column, down) = _block_grid(luma.T), _block_grid(luma)
-    values = [*across, *down, *_bands(luma, row, column), *_noise(ycc), *_pyramid(ycc), *_tones(rgb, ycc), *_edges(rgb)]
+    values = [
+        *across,
+        *down,
+        *_bands(luma, row, column),
+        *_noise(ycc),
+        *_pyramid(ycc),
+        *_tones(rgb, ycc),
+        *_edges(rgb),
+    ]
     return torch.stack(values).float()
 
 
 def _log(value: Tensor, floor: float = 1e-2) -> Tensor:
-    return (value + floor).log()
+    return (value.clamp_min(0) + floor).log()
 
 
 def _block_grid(luma: Tensor) -> tuple[int, list[Tensor]]:
@@ -73,7 +81,7 @@ def _bands(luma: Tensor, row: int, column: int) -> list[Tensor]:
         blocks = conv2d(luma[None, None, row:, column:], _BASIS.to(luma), stride=BLOCK)[0].abs()
         energy, zeros = [], []
         for first, last in BANDS:
-            band = blocks[((_ORDER >= first) & (_ORDER <= last)).flatten()]
+            band = blocks[((first <= _ORDER) & (last >= _ORDER)).flatten()]
             energy.append(_log(band.mean(), 0.05))
             zeros.append((band < 0.75).float().mean())
         return energy, zeros
@@ -99,8 +107,12 @@ def _noise(ycc: Tensor) -> list[Tensor]:
         flat = detail.flatten(1)
         middle, mean = _log(flat.median(1).values, 0.1), _log(flat.mean(1), 0.1)
         values += [*middle, *(mean - middle)]
-        mean, square = (avg_pool2d(part[None, None], BLOCK)[0, 0] for part in (channels[0], channels[0].square()))
-        values += list(_log((square - mean.square()).clamp_min(0).sqrt().flatten().quantile(_at(SPREADS, mean)), 0.1))
+        mean, square = (
+            avg_pool2d(part[None, None], BLOCK)[0, 0] for part in (channels[0], channels[0].square())
+        )
+        values += list(
+            _log((square - mean.square()).clamp_min(0).sqrt().flatten().quantile(_at(SPREADS, mean)), 0.1)
+        )
     return values
 
 

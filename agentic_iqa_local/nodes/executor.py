@@ -11,17 +11,17 @@ from typing import Any, get_args
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
-from agentic_iqa_local.evidence import doubts, open_severities, unexplained
+from agentic_iqa_local.evidence import doubts, open_severities
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import Severity
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.replies import analysis_reply, detection_reply, location_reply
+from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
+from agentic_iqa_local.nodes.replies import analysis_reply, location_reply
 from agentic_iqa_local.nodes.tool_choice import choose_tools
 from agentic_iqa_local.nodes.tool_runs import count_votes, find_damaged_part, run_tools
 from agentic_iqa_local.prompts import (
     Prompt,
     analysis_prompt,
-    detection_prompt,
     location_prompt,
 )
 from agentic_iqa_local.quality_map.reading import mapped
@@ -30,6 +30,7 @@ from agentic_iqa_local.replanning import gaps_to_close
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.state import (
     AgenticIQAState,
+    Detection,
     DistortionAnalysis,
     ExecutorOutput,
     Gap,
@@ -85,6 +86,7 @@ def earlier_evidence(plan: PlannerOutput, earlier: ExecutorOutput) -> ExecutorOu
 
     return ExecutorOutput(
         distortion_set=kept(earlier.distortion_set),
+        detection=kept(earlier.detection),
         distortion_analysis=kept(earlier.distortion_analysis),
         severity_probabilities=kept(earlier.severity_probabilities),
         selected_tools=kept(earlier.selected_tools),
@@ -103,6 +105,8 @@ def gather(
     the reason, and one more tool measures where scores contradict each other, the analysis or the letters.
     """
     flags = plan.plan
+    if flags.distortion_analysis or flags.tool_execution:
+        find_boxes(evidence, [name for name in plan.objects if name != "Global"], images, reason_of(gaps))
     distortions = find_distortions(evidence, query, plan, images, gaps)
     unjudged = to_judge(evidence, distortions, anew=any(gap.kind == "contradiction" for gap in gaps))
     with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
@@ -117,8 +121,6 @@ def gather(
             measuring.result()
     if evidence.quality_scores and plan.required_tool is None:  # tools that a query names all have a vote
         count_votes(evidence, images)
-    if flags.distortion_detection and not gaps:
-        look_twice(evidence, query, images)
     if asks_where(query):
         evidence.damaged_part = find_damaged_part(images)
     if (found := mapped(images).get("map")) and found.worst:
@@ -140,10 +142,8 @@ def start_tools(
     gaps: Sequence[Gap],
     background: Executor,
 ) -> Future[None] | None:
-    """Locates the regions, chooses the tools and has them run in the `background`; None where none is to run.
-    Raises ToolError, VLMError."""
-    if plan.plan.tool_execution:
-        find_boxes(evidence, [name for name in distortions if name != "Global"], images, reason_of(gaps))
+    """Chooses the tools and has them run in the `background`; None where none is to run. Raises ToolError,
+    VLMError."""
     chosen = choose_tools(evidence, query, plan, distortions, images, gaps)
     if not chosen:
         return None
@@ -158,18 +158,19 @@ def start_tools(
 def find_distortions(
     evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: OpenImages, gaps: Sequence[Gap]
 ) -> dict[str, list[str]]:
-    """By object, the distortions that the query names, those of earlier passes, and those that the model now
-    detects."""
-    earlier = evidence.distortion_set or {}
-    named = plan.distortions or {}
+    """By object, the distortions that the query names, those of earlier passes, and those that are now detected. Of
+    those that the query names it is read whether they are there."""
+    earlier, named, boxes = evidence.distortion_set or {}, plan.distortions or {}, evidence.boxes or {}
+    unread = any(name not in (evidence.detection or {}) for name in plan.objects)
     look = plan.plan.distortion_detection and (
-        not gaps
-        or any(gap.kind in ("contradiction", "executor") for gap in gaps)
-        or any(name not in earlier for name in plan.objects)
+        unread or any(gap.kind in ("contradiction", "executor") for gap in gaps)
     )
     detected: dict[str, list[str]] = {}
-    if look:
-        detected = detect(query, plan.objects, images, reason_of(gaps))
+    if look or (named and unread):
+        found = detect(query, plan.objects, boxes, images, reason_of(gaps), None if look else named)
+        evidence.detection = (evidence.detection or {}) | found
+        if look:
+            detected = {name: found_families(detection) for name, detection in found.items()}
     distortions = {
         name: list(dict.fromkeys([*named.get(name, []), *earlier.get(name, []), *detected.get(name, [])]))
         for name in plan.objects
@@ -177,35 +178,6 @@ def find_distortions(
     if look or earlier:
         evidence.distortion_set = distortions
     return distortions
-
-
-def detect(query: str, objects: list[str], images: OpenImages, reason: str | None) -> dict[str, list[str]]:
-    """The distortions that the model sees of each object; `reason` says why it is asked again. Raises
-    InvalidAnswer, VLMError."""
-    prompt = detection_prompt(query, objects, reason)
-    reply = ask(images.session(ROLE), prompt, detection_reply(objects), images.services.section(ROLE))
-    return reply.model_dump(by_alias=True)
-
-
-def look_twice(evidence: ExecutorOutput, query: str, images: OpenImages) -> None:
-    """Looks once more for distortions of what the tools find flawed and the analysis does not, and judges
-    those that are new."""
-    if not (missed := unexplained(evidence)):
-        return
-    logger.info("Looking for distortions once more: %s", one_line("; ".join(missed.values())))
-    try:
-        detected = detect(query, list(missed), images, "; ".join(missed.values()))
-    except InvalidAnswer as error:
-        logger.info("The second look gave nothing: %s", error)
-        return
-    known = evidence.distortion_set or {}
-    known = known | {
-        name: list(dict.fromkeys([*known.get(name, []), *types])) for name, types in detected.items()
-    }
-    evidence.distortion_set = known
-    distortions = {name: known.get(name, []) for name in evidence.distortion_analysis or {}}
-    unjudged = to_judge(evidence, distortions, anew=False)
-    evidence.distortion_analysis = analyse(evidence, query, distortions, unjudged, images, None)
 
 
 def to_judge(evidence: ExecutorOutput, distortions: dict[str, list[str]], anew: bool) -> dict[str, list[str]]:
@@ -256,16 +228,36 @@ def judge(
     evidence. Raises InvalidAnswer, VLMError."""
     prompt = analysis_prompt(query, asked, reason)
     reply = ask(images.session(ROLE), prompt, analysis_reply(asked), images.services.section(ROLE))
-    judged = reply.model_dump(by_alias=True)
-    before, read = evidence.severity_probabilities or {}, read_severities(prompt, judged, images)
-    evidence.severity_probabilities = {
-        name: (
-            {kind: p for kind, p in before.get(name, {}).items() if kind not in asked.get(name, [])}
-            | read.get(name, {})
-        )
-        for name in before.keys() | read.keys()
-    } or None
+    written = reply.model_dump(by_alias=True)
+    words, judged, known = read_severities(prompt, written, images), {}, evidence.severity_probabilities or {}
+    for name, items in written.items():
+        detection, judged[name] = (evidence.detection or {}).get(name), []
+        of_object = {kind: p for kind, p in known.get(name, {}).items() if kind not in asked[name]}
+        for item in items:
+            kind = item["type"]
+            p = severity_probabilities(detection, item, words.get(name, {}).get(kind), images)
+            judged[name].append(with_severity(item, p, detection))
+            of_object |= {kind: p} if p else {}
+        known |= {name: of_object}
+    evidence.severity_probabilities = {name: found for name, found in known.items() if found} or None
     return ExecutorOutput.model_validate({"distortion_analysis": judged}).distortion_analysis or {}
+
+
+def with_severity(
+    item: dict[str, Any], probabilities: dict[str, float] | None, detection: Detection | None
+) -> dict[str, Any]:
+    """The model's judgement with its likeliest severity; an explanation of another severity gives way to what was
+    measured."""
+    likeliest = max(probabilities, key=probabilities.__getitem__) if probabilities else item["severity"]
+    if detection is None or likeliest == item["severity"]:
+        return item
+    family = detection.families[item["type"]]
+    reading = (
+        f"{detection.tool} reads severity {family.severity:.1f} of 5"
+        if likeliest != "none" and family.severity is not None
+        else f"it is there with probability {family.probability:.2f}"
+    )
+    return item | {"severity": likeliest, "explanation": f"{reading}; the model wrote {item['severity']}."}
 
 
 def read_severities(

@@ -217,7 +217,7 @@ def answer_letter(fusion: FusionResult) -> str:
         return ScoreFusion().map_to_level(fusion.q)
     if fusion.vlm_letter is None:
         raise ValueError("fusion: expected a score or a letter, got neither")
-    return fusion.vlm_letter
+    return max(fusion.p, key=fusion.p.__getitem__)
 
 
 def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> FusionResult:

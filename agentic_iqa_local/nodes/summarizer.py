@@ -27,6 +27,7 @@ from agentic_iqa_local.nodes.letter_reading import (
     read_choices,
     scoring_prompts,
 )
+from agentic_iqa_local.nodes.measured_answers import agree, measure_choices
 from agentic_iqa_local.nodes.replies import SummaryReply, summary_reply
 from agentic_iqa_local.passes import record, support
 from agentic_iqa_local.prompts import (
@@ -236,7 +237,7 @@ def summarize(
         )
     elif choices:
         letters = choice_letters(choices)
-        fusion = read_choices(prompt, letters, images)
+        fusion = _decide(read_choices(prompt, letters, images), query, choices, plan, evidence)
     try:
         written, wrong = _write(prompt, letters, evidence, fusion, choices, images)
     except InvalidAnswer as error:
@@ -255,6 +256,28 @@ def summarize(
         ),
         fusion=fusion,
     )
+
+
+def _decide(
+    letters: FusionResult,
+    query: str,
+    choices: Sequence[str],
+    plan: PlannerOutput,
+    evidence: ExecutorOutput | None,
+) -> FusionResult:
+    """The letters of a question times what was measured of its answers. Where the letters decide against the
+    measurement, the evidence follows them: both are of one question."""
+    measured = measure_choices(query, choices, plan, evidence)
+    if measured.p is None:
+        return revised(letters, measurement=measured.basis)
+    weights = {letter: p * measured.p[letter] for letter, p in letters.p_c.items()}
+    total = sum(weights.values())
+    product = {letter: weight / total for letter, weight in weights.items()} if total else letters.p_c
+    fusion = revised(letters, measured=measured.p, product=product, measurement=measured.basis)
+    answer = answer_letter(fusion)
+    if evidence is not None and answer in measured.claims:
+        agree(evidence, plan.objects[0], measured.claims[answer], product[answer])
+    return fusion
 
 
 def _write(
@@ -317,10 +340,7 @@ def _facts(
     letter = answer_letter(fusion) if fusion else None
     if fusion is None or letter is None or not choices:
         return from_evidence(evidence, LEVEL_WORDS[LETTER_TO_LEVEL[letter]] if letter else None)
-    answer = (
-        f"The answer that the model finds most probable is {chosen_answer(choices, letter)}"
-        f" ({fusion.p_c[letter]:.2f})."
-    )
+    answer = f"The most probable answer is {chosen_answer(choices, letter)} ({fusion.p[letter]:.2f})."
     return f"{answer} {from_evidence(evidence, None)}".strip()
 
 

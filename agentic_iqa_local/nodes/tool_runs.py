@@ -109,7 +109,8 @@ def mark_votes(evidence: ExecutorOutput, reachable: dict[str, tuple[float, float
 def find_damaged_part(images: OpenImages) -> str | None:
     """Where LocalNR's map has damage; None where it has none, or cannot be made."""
     try:
-        return images.services.tools.damaged_part(images.image.pixels)
+        reference = images.reference and images.reference.pixels
+        return images.services.tools.places(images.image.pixels, reference).damaged_part()
     except ToolError as error:
         images.warn(f"where the damage lies was not measured: {one_line(str(error))}")
         return None

@@ -11,6 +11,7 @@ import numpy as np
 
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS, Severity
+from agentic_iqa_local.nodes.detection import combine, read, severity_probabilities, strongest
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.prompts import (
     ANSWER_PREFIX,
@@ -163,7 +164,7 @@ def _tool_levels(images: OpenImages, tiles: Tiling, notes: list[str]) -> np.ndar
     sees there; None, and why in `notes`, where the tool cannot run."""
     try:
         with images.observer.measuring("LocalNR", images.services) as tools:
-            places = tools.examine(images.image.pixels).places
+            places = tools.places(images.image.pixels).places
     except ToolError as error:
         notes.append(one_line(f"the map rests on the letters alone: {error}"))
         return None
@@ -176,24 +177,34 @@ def _as_lists(cells: np.ndarray) -> list[list[float | None]]:
 
 
 def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
-    """A damaged box with its distortion and how severe that is, as the Executor would detect and judge it
-    there."""
-    if not images.services.client(ROLE).reads_words:
-        return damaged
-    detection = detection_prompt(DEFAULT_QUERY, ["Global"])
+    """A damaged box with its distortion and how severe that is: what the model reads of the box alone times what LocalNR
+    reads of it, as the Executor would detect and judge it."""
+    reading, words = combine(read(images, damaged.box), {}, images), images.services.client(ROLE).reads_words
+    trust = images.services.settings.fusion.model_trust
+    p = {kind: 1.0 if reading.error else p for kind, p in strongest(reading).items() if kind != "none"}
     try:
-        (p,) = read_boxes(images, [damaged.box], detection, TYPE_PREFIX, DISTORTION_TYPES)
-        likeliest = max(p, key=p.__getitem__)
-        named = revised(damaged, distortion=likeliest, probability=p[likeliest], distortions=p)
+        if words:
+            detection = detection_prompt(DEFAULT_QUERY, ["Global"])
+            (own,) = read_boxes(images, [damaged.box], detection, TYPE_PREFIX, DISTORTION_TYPES)
+            p = {kind: own[kind] ** trust * weight for kind, weight in p.items()}
     except VLMError:  # two types that begin with the same token cannot be told apart
+        words = False
+    if not words and reading.error:
         return damaged
-    analysis = analysis_prompt(DEFAULT_QUERY, {"Global": [likeliest]})
-    prefix = SEVERITY_PREFIX.replace("TYPE", likeliest)
-    try:
-        (p,) = read_boxes(images, [damaged.box], analysis, prefix, get_args(Severity))
-    except VLMError:
+    p = {kind: weight / sum(p.values()) for kind, weight in p.items()}
+    likeliest = max(p, key=p.__getitem__)
+    reading.families[likeliest].probability = 1.0  # the map has found that there is damage
+    named = revised(damaged, distortion=likeliest, probability=p[likeliest], distortions=p)
+    own = None
+    with suppress(VLMError):
+        if words:
+            prefix = SEVERITY_PREFIX.replace("TYPE", likeliest)
+            analysis = analysis_prompt(DEFAULT_QUERY, {"Global": [likeliest]})
+            (own,) = read_boxes(images, [damaged.box], analysis, prefix, get_args(Severity))
+    severities = severity_probabilities(reading, {"type": likeliest, "severity": "unclear"}, own, images)
+    if severities is None:
         return named
-    return revised(named, severity=max(p, key=p.__getitem__), severities=p)
+    return revised(named, severity=max(severities, key=severities.__getitem__), severities=severities)
 
 
 def _measured(images: OpenImages, damaged: DamagedBox) -> DamagedBox:

@@ -35,8 +35,22 @@ HELD_OUT_SEED, HELD_OUT_MORE = 20261125, 14
 SEEDS = {"train": 11, "held_out": 12}
 LOCAL, CAMERA, WEB, FAINT = 0.18, 0.16, 0.12, 0.10  # shares of the pool; the rest has one kind or two
 MOODS = 0.3  # of the clean originals are graded as photographers grade
-WEB_KINDS = ("upscale", "gaussian_blur", "denoise", "white_noise", "poisson_noise", "blotchy_noise", "jpeg", "webp",
-             "oversharpen", "brighten", "darken", "contrast_increase", "colour_cast", "desaturate")
+WEB_KINDS = (
+    "upscale",
+    "gaussian_blur",
+    "denoise",
+    "white_noise",
+    "poisson_noise",
+    "blotchy_noise",
+    "jpeg",
+    "webp",
+    "oversharpen",
+    "brighten",
+    "darken",
+    "contrast_increase",
+    "colour_cast",
+    "desaturate",
+)
 
 
 def split(folders: list[Path]) -> tuple[list[Path], list[Path]]:
@@ -69,7 +83,7 @@ def encoder_weights(file: Path) -> dict[str, torch.Tensor]:
 
 
 def untrained(encoder: Path) -> LocalNR:
-    network = LocalNR(1, 1)
+    network = LocalNR(1, 1, 1)
     network.encoder.load_state_dict(encoder_weights(encoder))
     return network.to(memory_format=torch.channels_last).eval().requires_grad_(False)
 
@@ -117,7 +131,9 @@ def faint(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if style < 0.55:
         pixels = distortions._through_codec(pixels, format="JPEG", quality=int(rng.integers(72, 97)))
     elif style < 0.7:
-        pixels = distortions._through_codec(pixels, format="WEBP", quality=int(rng.integers(75, 96)), method=2)
+        pixels = distortions._through_codec(
+            pixels, format="WEBP", quality=int(rng.integers(75, 96)), method=2
+        )
     elif style < 0.85:
         pixels = pixels + rng.standard_normal(pixels.shape, dtype=np.float32) * rng.uniform(0.5, 2.5)
     else:
@@ -150,8 +166,10 @@ def drawn(number: int, tiles: np.ndarray, seed: int) -> tuple[np.ndarray, np.nda
         picture, parts = web(clean, rng)
         return picture, clean, parts
     draw = (
-        distortions.draw_local_part if share < FAINT + WEB + LOCAL
-        else distortions.draw_camera_parts if share < FAINT + WEB + LOCAL + CAMERA
+        distortions.draw_local_part
+        if share < FAINT + WEB + LOCAL
+        else distortions.draw_camera_parts
+        if share < FAINT + WEB + LOCAL + CAMERA
         else distortions.draw_parts
     )
     parts = draw(rng)
@@ -188,10 +206,20 @@ def make_shard(number: int, folder: Path, encoder: Path, seed: int) -> int:
         clean_pooled.append(torch.cat([pooled(whole), pooled(quarter_cells(whole, quarter))]).numpy())
         cells.append(found), numbers.append(numbers_of), clean_numbers.append(clean_numbers_of)
         pictures.append(picture)
-        rows.append({"quality": round(measure(picture, clean), 4), "quarter": quarter,
-                     "parts": [asdict(part) for part in parts]})
-    np.savez(folder / f"features_{number:03d}.npz", cells=np.stack(cells), signals=np.stack(numbers),
-             clean=np.stack(clean_pooled).astype(np.float16), clean_signals=np.stack(clean_numbers))
+        rows.append(
+            {
+                "quality": round(measure(picture, clean), 4),
+                "quarter": quarter,
+                "parts": [asdict(part) for part in parts],
+            }
+        )
+    np.savez(
+        folder / f"features_{number:03d}.npz",
+        cells=np.stack(cells),
+        signals=np.stack(numbers),
+        clean=np.stack(clean_pooled).astype(np.float16),
+        clean_signals=np.stack(clean_numbers),
+    )
     if seed == SEEDS["held_out"]:
         np.save(folder / f"pictures_{number:03d}.npy", np.stack(pictures))
     partial = folder / f"rows_{number:03d}.partial"
@@ -201,12 +229,18 @@ def make_shard(number: int, folder: Path, encoder: Path, seed: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--photos", type=Path, nargs="+", required=True, help="folders of clean photographs")
     parser.add_argument("--encoder", type=Path, required=True, help="efficientnet-lite0-57934424.pth")
     parser.add_argument("--work", type=Path, required=True, help="folder for the pool")
-    parser.add_argument("--pictures", type=int, default=9000, help="of the training pool (default: %(default)s)")
-    parser.add_argument("--held-out", type=int, default=600, help="of the held-out pool (default: %(default)s)")
+    parser.add_argument(
+        "--pictures", type=int, default=9000, help="of the training pool (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--held-out", type=int, default=600, help="of the held-out pool (default: %(default)s)"
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes (default: %(default)s)")
     args = parser.parse_args()
     wanted = []
@@ -217,8 +251,11 @@ def main() -> None:
             np.save(folder / "tiles.partial.npy", np.stack(load_tiles(files)))
             (folder / "tiles.partial.npy").replace(folder / "tiles.npy")
             print(f"{name}: {len(files)} files", flush=True)
-        wanted += [(n, folder, args.encoder, SEEDS[name]) for n in range(count // SHARD)
-                   if not (folder / f"rows_{n:03d}.json").exists()]
+        wanted += [
+            (n, folder, args.encoder, SEEDS[name])
+            for n in range(count // SHARD)
+            if not (folder / f"rows_{n:03d}.json").exists()
+        ]
     wanted.sort(key=lambda job: job[0])
     with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as executor:
         made = [executor.submit(make_shard, *job) for job in wanted]

@@ -1,0 +1,107 @@
+"""How far LocalNR's readings can be trusted: from what it reads of a picture to how much more likely that is with a
+distortion than without it.
+
+The figures are measured on held-out photographs (configs/detector.yaml says how). LocalNR never says more than its own
+record of hits and false alarms allows, so a model that is sure of what it sees wins against a reading that is wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.paths import ROOT
+from agentic_iqa_local.plain_yaml import read_yaml
+
+SHIPPED = ROOT / "configs" / "detector.yaml"
+WORD_SEVERITIES = {"none": 0.0, "slight": 1.0, "moderate": 2.5, "severe": 4.0, "extreme": 5.0}
+"""The severity, 0..5, that each word stands for."""
+
+Probability = Field(gt=0, lt=1)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class FamilyError(_Record):
+    """LocalNR's record with one family: what makes a probability of its reading (slope and intercept of the log-odds,
+    at the `base` rate of the pictures it was measured on), how often damage of it is read as such, that of a family that
+    its training left out, and how often it is read where it is not."""
+
+    slope: float = Field(gt=0)
+    intercept: float
+    base: float = Probability
+    hit: float = Probability
+    hit_left_out: float = Probability
+    false_alarm: float = Probability
+
+    def log_ratio(self, presence: float, left_out: float) -> float:
+        """ln of how many times likelier LocalNR's `presence` is with the family than without; `left_out` is the share of
+        damage that it never learned."""
+        hit = (1 - left_out) * self.hit + left_out * self.hit_left_out
+        least, most = math.log((1 - hit) / (1 - self.false_alarm)), math.log(hit / self.false_alarm)
+        return min(most, max(least, self.slope * logit(presence) + self.intercept - logit(self.base)))
+
+
+class DetectorError(_Record):
+    """The records of all families, and the standard deviation of a severity that is read, of 1..5."""
+
+    families: dict[str, FamilyError]
+    severity_sigma: float = Field(gt=0)
+    confusion: dict[str, dict[str, float]] = Field(
+        description="{true strongest family: {family read: share}}, at severity 2 and above, and of clean pictures."
+    )
+
+
+class DetectorRecord(_Record):
+    """What configs/detector.yaml holds. `prior`: how probable a family is before anything is read; `left_out`: the
+    assumed share of damage of kinds that LocalNR never learned; `graphic`: from which probability on content counts as
+    unlike a photograph."""
+
+    source: str
+    prior: float = Probability
+    left_out: float = Field(ge=0, lt=1)
+    graphic: float = Probability
+    no_reference: DetectorError
+    full_reference: DetectorError
+
+    def of(self, reference: bool) -> DetectorError:
+        """The errors of readings with a reference, or without one."""
+        return self.full_reference if reference else self.no_reference
+
+    def log_ratios(self, presence: Mapping[str, float], reference: bool) -> dict[str, float]:
+        """By family, ln of the likelihood ratio of LocalNR's `presence` of it."""
+        errors = self.of(reference).families
+        return {kind: errors[kind].log_ratio(presence[kind], self.left_out) for kind in DISTORTION_TYPES}
+
+    def severity_likelihood(self, severity: float, reference: bool) -> dict[str, float]:
+        """Of each severity word but none, the Gaussian likelihood of a `severity` (1..5) that LocalNR reads."""
+        sigma = self.of(reference).severity_sigma
+        return {
+            word: math.exp(-0.5 * ((severity - value) / sigma) ** 2)
+            for word, value in WORD_SEVERITIES.items()
+            if value
+        }
+
+
+def logit(probability: float) -> float:
+    """ln(p / (1 − p)), finite for 0 and 1."""
+    p = min(1 - 1e-9, max(1e-9, probability))
+    return math.log(p / (1 - p))
+
+
+def expit(value: float) -> float:
+    """1 / (1 + e^−x), the inverse of `logit`."""
+    return 1 / (1 + math.exp(-value)) if value > -700 else 0.0
+
+
+@functools.cache
+def load_detector(path: Path = SHIPPED) -> DetectorRecord:
+    """The record that ships. Raises ValueError for a file that is damaged."""
+    return DetectorRecord.model_validate(read_yaml(path))

