@@ -43,9 +43,9 @@ from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import SeenImage, VLMError
 from agentic_iqa_local.workbench import PICTURE, Box, Observer, OpenImages, open_images
 
-
 UNLIKE_PHOTOGRAPH = (
-    "the content is unlike a photograph (a screenshot, drawing, chart or code): LocalNR and NIQE know photographs alone, so"
+    "the content is unlike a photograph (a screenshot, drawing, chart or code): LocalNR and NIQE know"
+    " photographs alone, so"
     " that q says little; a reference would help"
 )
 

@@ -256,13 +256,14 @@ class FusionSettings(Section):
     vote: Literal["runs", "entries"] = Field(
         default="runs", description="q̄ over distinct (tool, region) runs, or over every listed entry."
     )
-    model_trust: float = Field(
-        default=1.0,
+    model_trust: float | None = Field(
+        default=None,
         ge=0,
         le=1,
         description=(
-            "How far the model's own Yes and No about distortions and its severities count beside what LocalNR reads: an"
-            " exponent, measured on pictures of known damage; 1 for a model that was not measured."
+            "How far the model's own Yes and No about distortions and its severities count beside what"
+            " LocalNR reads: an exponent. Default: what the model's config.json says (agentic_iqa_trust), 1"
+            " where it says nothing."
         ),
     )
     trailing_tools: Literal["check", "vote"] = Field(

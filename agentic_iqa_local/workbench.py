@@ -311,8 +311,9 @@ class OpenImages:
 
     @functools.cached_property
     def unlike_photograph(self) -> float | None:
-        """The probability, by LocalNR, that the picture is a screenshot, a drawing, a chart or a code, of which it and NIQE
-        know nothing; None where it counts as a photograph, a reference tells what was there, or LocalNR cannot run."""
+        """The probability, by LocalNR, that the picture is a screenshot, a drawing, a chart or a code, of which it and
+        NIQE know nothing; None where it counts as a photograph, a reference tells what was there, or LocalNR cannot
+        run."""
         try:
             graphic = 0.0 if self.reference else self.examine().graphic
         except ToolError:

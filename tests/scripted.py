@@ -27,6 +27,7 @@ class ScriptedClient:
     """
 
     name = "scripted"
+    trust = 1.0
     limits = PixelLimits(factor=32, min_pixels=32 * 32, max_pixels=1024 * 1024)
 
     def __init__(
@@ -66,7 +67,7 @@ class ScriptedSession:
         if tuple(letters) == ("Yes", "No"):
             if self.client.yes is None:
                 raise VLMError("scripted: Yes is no single token")
-            p = self.client.yes.get(answer_prefix.split('"')[-4], 0.01)
+            p = self.client.yes.get(answer_prefix.split('"')[-3], 0.01)
             return LetterRead({"Yes": float(np.log(p)), "No": float(np.log(1 - p))}, 0.0, {})
         self.client.calls.append(("read_letters", prompt))
         logprobs = {letter: self.client.logprobs.get(letter, float(np.log(0.1))) for letter in letters}

@@ -1,8 +1,9 @@
-"""How far LocalNR's readings can be trusted: from what it reads of a picture to how much more likely that is with a
-distortion than without it.
+"""How far LocalNR's readings can be trusted: from what it reads of a picture to how much more likely that is
+with a distortion than without it.
 
-The figures are measured on held-out photographs (configs/detector.yaml says how). LocalNR never says more than its own
-record of hits and false alarms allows, so a model that is sure of what it sees wins against a reading that is wrong.
+The figures are measured on held-out photographs (configs/detector.yaml says how). LocalNR never says more
+than its own record of hits and false alarms allows, so a model that is sure of what it sees wins against a
+reading that is wrong.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class _Record(BaseModel):
 
 
 class FamilyError(_Record):
-    """LocalNR's record with one family: what makes a probability of its reading (slope and intercept of the log-odds,
-    at the `base` rate of the pictures it was measured on), how often damage of it is read as such, that of a family that
-    its training left out, and how often it is read where it is not."""
+    """LocalNR's record with one family: what makes a probability of its reading (slope and intercept of the
+    log-odds, at the `base` rate of the pictures it was measured on), how often damage of it is read as such,
+    that of a family that its training left out, and how often it is read where it is not."""
 
     slope: float = Field(gt=0)
     intercept: float
@@ -42,8 +43,8 @@ class FamilyError(_Record):
     false_alarm: float = Probability
 
     def log_ratio(self, presence: float, left_out: float) -> float:
-        """ln of how many times likelier LocalNR's `presence` is with the family than without; `left_out` is the share of
-        damage that it never learned."""
+        """ln of how many times likelier LocalNR's `presence` is with the family than without; `left_out` is
+        the share of damage that it never learned."""
         hit = (1 - left_out) * self.hit + left_out * self.hit_left_out
         least, most = math.log((1 - hit) / (1 - self.false_alarm)), math.log(hit / self.false_alarm)
         return min(most, max(least, self.slope * logit(presence) + self.intercept - logit(self.base)))

@@ -36,8 +36,8 @@ SMALLEST = 0.02  # a deviation below it counts as none: added before the logarit
 FARTHEST = 6.0  # standard deviations from the training's mean; what lies beyond says no more
 QUALITY, SEVERITY = 3.0, 2.5  # the middle of each scale, around which the outputs lie
 # The outputs of the heads of whole pictures: quality; which family is the strongest; of each family whether it is there
-# (logit) and how severe it is if so; whether the picture was made too dark or too bright, and whether it is no photograph
-# (logits).
+# (logit) and how severe it is if so; whether the picture was made too dark or too bright, and whether it is no
+# photograph (logits).
 STRONGEST, PRESENCE, SEVERITIES = slice(1, 9), slice(9, 16), slice(16, 23)
 TOO_DARK, TOO_BRIGHT, GRAPHIC, OUTPUTS = 23, 24, 25, 26
 # Damage is of one quarter where that quarter's lead over the second is more than LOCAL_LEAD of its severity,
@@ -51,10 +51,11 @@ class Examination:
     """What LocalNR reads of a picture.
 
     `quality` 1..5. `families`: the probability of each of FAMILIES to be the strongest distortion's ("none": clean).
-    `presence`: of each family by itself, that it is there. `severities`: how strong it is if it is, 1..5. `exposure`: the
-    probability that it is "too dark", and that it is "too bright". `graphic`: the probability that this is no photograph but a screenshot, a drawing, a chart or a code. `places`: by family a
-    rows×columns float32 array of its severity there, 0..5: cell (r, c) covers the pixels from r·height/rows to
-    (r + 1)·height/rows and from c·width/columns to (c + 1)·width/columns.
+    `presence`: of each family by itself, that it is there. `severities`: how strong it is if it is, 1..5.
+    `exposure`: the probability that it is "too dark", and that it is "too bright". `graphic`: the probability that
+    this is no photograph but a screenshot, a drawing, a chart or a code. `places`: by family a rows×columns float32
+    array of its severity there, 0..5: cell (r, c) covers the pixels from r·height/rows to (r + 1)·height/rows and
+    from c·width/columns to (c + 1)·width/columns.
     """
 
     quality: float

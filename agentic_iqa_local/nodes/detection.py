@@ -1,9 +1,9 @@
 """Which distortions are there, and how severe they are: the model's own probabilities times what LocalNR reads, each as
 far as it can be trusted.
 
-The odds that a family is there are the model's odds of Yes times the likelihood ratio of LocalNR's reading. A severity's
-probability is the model's of its word times a Gaussian around the severity that LocalNR reads. A model that is sure wins
-against the reading, whose ratio is bounded by its own record of errors; an unsure one loses.
+The odds that a family is there are the model's odds of Yes times the likelihood ratio of LocalNR's reading. A
+severity's probability is the model's of its word times a Gaussian around the severity that LocalNR reads. A model that
+is sure wins against the reading, whose ratio is bounded by its own record of errors; an unsure one loses.
 """
 
 import json
@@ -45,6 +45,12 @@ def detect(
     return {name: combine(read(images, boxes.get(name)), models[name], images) for name in objects}
 
 
+def model_trust(images: OpenImages) -> float:
+    """How far the model's own probabilities count: by the configuration, else by what its folder says of it."""
+    configured = images.services.settings.fusion.model_trust
+    return images.services.client(ROLE).trust if configured is None else configured
+
+
 def read(images: OpenImages, box: Box | None) -> Detection:
     """What LocalNR reads of the picture or of a region; a picture that it cannot read is one of which nothing is
     known."""
@@ -74,7 +80,7 @@ def read(images: OpenImages, box: Box | None) -> Detection:
 def combine(found: Detection, model: Mapping[str, float], images: OpenImages) -> Detection:
     """LocalNR's reading with the model's own probabilities, of the families that it was asked about: odds times
     odds. `fusion.model_trust` draws the model's towards the prior."""
-    trust, prior = images.services.settings.fusion.model_trust, logit(load_detector().prior)
+    trust, prior = model_trust(images), logit(load_detector().prior)
     for kind in DISTORTION_TYPES:
         family = found.families.setdefault(kind, FamilyDetection())
         family.model = model.get(kind)
@@ -90,8 +96,8 @@ def model_presence(
     reason: str | None,
     named: Mapping[str, Sequence[str]] | None,
 ) -> dict[str, dict[str, float]]:
-    """{object: {family: probability of Yes}} by the model: the letters of Yes and No, read in one JSON answer whose text
-    up to the family is the same; where they cannot be read, the list that the model writes, which says nothing of
+    """{object: {family: probability of Yes}} by the model: the letters of Yes and No, read in one JSON answer whose
+    text up to the family is the same; where they cannot be read, the list that the model writes, which says nothing of
     families that the query has `named`."""
     asked = {name: list((named or {}).get(name) or DISTORTION_TYPES) for name in objects}
     settings, client = images.services.settings.fusion, images.services.client(ROLE)
@@ -157,20 +163,18 @@ def severity_probabilities(
     images: OpenImages,
 ) -> dict[str, float] | None:
     """{severity word: probability} of one family that the model judged (`item`: its type and severity): the model's
-    `words`, or the word that it wrote, times LocalNR's Gaussian. A family that is there is not "none"; of any other "none"
-    has the probability that it is not. None where nothing is known beyond the word that was written."""
+    `words`, or the word that it wrote, times LocalNR's Gaussian. A family that is there is not "none"; of any other
+    "none" has the probability that it is not. None where nothing is known beyond the word that was written."""
     family = detection.families.get(item["type"]) if detection else None
     if family is None or family.severity is None:
         return dict(words) if words else None
-    settings = images.services.settings.fusion
+    settings, trust = images.services.settings.fusion, model_trust(images)
     if words is None and item["severity"] in WORD_SEVERITIES:
         words = written_probabilities(
             item["severity"], list(WORD_SEVERITIES), settings.classification_confidence
         )
     likelihood = load_detector().severity_likelihood(family.severity, images.reference is not None)
-    weights = {
-        word: like * (words or {}).get(word, 1.0) ** settings.model_trust for word, like in likelihood.items()
-    }
+    weights = {word: like * (words or {}).get(word, 1.0) ** trust for word, like in likelihood.items()}
     there = 1.0 if family.probability >= PRESENT else family.probability
     total = sum(weights.values())
     return {"none": 1 - there} | {word: there * weight / total for word, weight in weights.items()}

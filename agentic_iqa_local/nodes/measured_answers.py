@@ -26,8 +26,8 @@ Claim = tuple[Sequence[str], str]
 
 @dataclass(frozen=True)
 class Measured:
-    """The probability of each choice's letter by the evidence, None where it says nothing; what that rests on, or why there
-    is none; and what each choice says of the evidence, where it does."""
+    """The probability of each choice's letter by the evidence, None where it says nothing; what that rests on, or why
+    there is none; and what each choice says of the evidence, where it does."""
 
     p: dict[str, float] | None
     basis: str
@@ -74,8 +74,9 @@ _VIRTUE = _words(
     r"|(natural|accurate|true|realistic|good|correct|fine|right|nice|balanced|proper)"
 )
 _DAMAGE = _words(
-    r"too|over-?\w+|under-?\w+|blur\w*|out[ -]of[ -]focus|soft|unsharp|nois\w+|grain\w*|compress\w+|art[ie]facts?|block\w*|banding|cast|tint\w*"
-    r"|dark|bright|dim|flat|washed|faded|dull|halos?|problems?|wrong|bad|poor|loss|lacks?|low|unnatural|un\w+|distort\w*|change[ds]?"
+    r"too|over-?\w+|under-?\w+|blur\w*|out[ -]of[ -]focus|soft|unsharp|nois\w+|grain\w*|compress\w+|art[ie]facts?"
+    r"|block\w*|banding|cast|tint\w*|dark|bright|dim|flat|washed|faded|dull|halos?|problems?|wrong|bad|poor|loss"
+    r"|lacks?|low|unnatural|un\w+|distort\w*|change[ds]?"
 )
 _ABSENCE = _words(r"free (of|from)|without|no|not|lacks?|absence of|devoid of")
 
@@ -145,8 +146,8 @@ def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
 
 
 def _exposure(detection: Detection, side: str) -> float:
-    """The probability that the picture is "too dark" or "too bright": a change of brightness, divided as LocalNR reads the
-    two."""
+    """The probability that the picture is "too dark" or "too bright": a change of brightness, divided as LocalNR reads
+    the two."""
     sides = detection.exposure or {}
     return detection.families[EXPOSURE].probability * sides[side] / (sum(sides.values()) or 1.0)
 
@@ -203,8 +204,8 @@ def _yes_no(query: str, choices: Sequence[str], kinds: Sequence[str], detection:
 
 
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:
-    """Whether Yes says that the distortions named are there (True) or that they are not (False); None where the question
-    names none, or both a virtue and a damage."""
+    """Whether Yes says that the distortions named are there (True) or that they are not (False); None where the
+    question names none, or both a virtue and a damage."""
     damaged = bool(_DAMAGE.search(query)) if kinds else bool(_ANY_DAMAGE.search(query))
     virtue = bool(_VIRTUE.search(query)) and bool(kinds)
     if damaged == virtue:

@@ -11,7 +11,7 @@ import numpy as np
 
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS, Severity
-from agentic_iqa_local.nodes.detection import combine, read, severity_probabilities, strongest
+from agentic_iqa_local.nodes.detection import combine, model_trust, read, severity_probabilities, strongest
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.prompts import (
     ANSWER_PREFIX,
@@ -177,10 +177,10 @@ def _as_lists(cells: np.ndarray) -> list[list[float | None]]:
 
 
 def _named(images: OpenImages, damaged: DamagedBox) -> DamagedBox:
-    """A damaged box with its distortion and how severe that is: what the model reads of the box alone times what LocalNR
-    reads of it, as the Executor would detect and judge it."""
+    """A damaged box with its distortion and how severe that is: what the model reads of the box alone times what
+    LocalNR reads of it, as the Executor would detect and judge it."""
     reading, words = combine(read(images, damaged.box), {}, images), images.services.client(ROLE).reads_words
-    trust = images.services.settings.fusion.model_trust
+    trust = model_trust(images)
     p = {kind: 1.0 if reading.error else p for kind, p in strongest(reading).items() if kind != "none"}
     try:
         if words:

@@ -236,6 +236,8 @@ class VLMClient(Protocol):
     reads_logits: bool
     reads_words: bool
     limits: PixelLimits
+    trust: float
+    """How far its own Yes and No about distortions and its severities count, 0..1, as its folder says; 1 unmeasured."""
 
     def open(self, images: Sequence["Image.Image"]) -> VLMSession:
         """A session on one image, or on [reference, test image]."""

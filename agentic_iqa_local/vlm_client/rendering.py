@@ -172,6 +172,7 @@ class Renderer:
             self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
             self.limits = self._set_limits()
         self.notice = getattr(self.config, "agentic_iqa_notice", None)
+        self.trust = float(getattr(self.config, "agentic_iqa_trust", 1.0))
         self.holds_in_bfloat16 = getattr(self.config, "agentic_iqa_bfloat16", False) is True
 
     def _check_processor(self) -> None:

@@ -49,7 +49,7 @@ class ServerClient:
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings, weights=False)
         self.name, self.settings = name, settings
-        self.limits, self.notice = self.renderer.limits, self.renderer.notice
+        self.limits, self.notice, self.trust = self.renderer.limits, self.renderer.notice, self.renderer.trust
         for key, only in (("exact", False), ("quantization", "none")):
             if getattr(settings, key) != only:
                 raise VLMError(

@@ -133,7 +133,11 @@ class SeveralServers:
                     f"servers: {difference}", "serve the same folder with the same vLLM and options on each"
                 )
         assert self._first.client
-        self.limits, self.notice = self._first.client.limits, self._first.client.notice
+        self.limits, self.notice, self.trust = (
+            self._first.client.limits,
+            self._first.client.notice,
+            self._first.client.trust,
+        )
         self._described = self._first.client.describe()
 
     def _first_join(self, server: _Server) -> VLMError | None:

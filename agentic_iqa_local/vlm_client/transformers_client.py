@@ -93,7 +93,7 @@ class TransformersClient:
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings)
         self.name, self.settings = name, settings
-        self.limits, self.notice = self.renderer.limits, self.renderer.notice
+        self.limits, self.notice, self.trust = self.renderer.limits, self.renderer.notice, self.renderer.trust
         self.processor, self.tokenizer = self.renderer.processor, self.renderer.tokenizer
         if settings.exact:
             make_deterministic()

@@ -64,7 +64,7 @@ class VllmClient:
     def __init__(self, name: str, settings: ModelSettings, device: str):
         self.renderer = Renderer(name, settings)
         self.name, self.settings = name, settings
-        self.limits, self.notice = self.renderer.limits, self.renderer.notice
+        self.limits, self.notice, self.trust = self.renderer.limits, self.renderer.notice, self.renderer.trust
         self.device = device
         try:
             import vllm

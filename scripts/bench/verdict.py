@@ -1,5 +1,5 @@
-"""Measures what the program says, end to end: the evidence of damaged and of clean photographs, its answers to questions
-about them, graphics, and the rank correlation of q with human scores.
+"""Measures what the program says, end to end: the evidence of damaged and of clean photographs, its answers to
+questions about them, graphics, and the rank correlation of q with human scores.
 
     python scripts/bench/verdict.py families clean visible questions graphics --work runs/local_nr --photos PHOTOS MORE
     python scripts/bench/verdict.py scores --scores DATA_SET_FOLDER ... --reference
@@ -152,7 +152,7 @@ def damages(image: Image.Image) -> Iterator[tuple[str, str, float, bool, Image.I
 
 def visible(args: argparse.Namespace, ask: Callable) -> None:
     """Six held-out photographs times 21 damages, with and without their reference."""
-    files = [file for file in split(args.photos)[1]][:: max(1, len(split(args.photos)[1]) // 6)][:6]
+    files = list(split(args.photos)[1])[:: max(1, len(split(args.photos)[1]) // 6)][:6]
     for with_reference in (False, True):
         hits, groups, false, kinds = [], [], [], {}
         for file in files:
@@ -248,9 +248,8 @@ def scores(args: argparse.Namespace, ask: Callable) -> None:
                 said.append(row.q), mos.append(float(entry["mos"]))
                 if entry["level"] in ("3", "4", "5"):
                     nothing.append(not found(row))
-            print(
-                f"{folder.name}, {'with' if with_reference else 'without'} a reference: SRCC {spearmanr(said, mos)[0]:.3f}"
-            )
+            kind = "with" if with_reference else "without"
+            print(f"{folder.name}, {kind} a reference: SRCC {spearmanr(said, mos)[0]:.3f}")
             share("  levels 3 to 5 of which nothing is found", nothing)
 
 

@@ -13,11 +13,60 @@ from PIL import Image, ImageDraw, ImageFont
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib import font_manager
+import itertools
 
-WORDS = (
-    "the quality of an image is not what it seems to be when a value was read from table seven and total amount due per month"
-    " settings file edit view help open save cancel network user name password report 2026 figure result Kx 3.14 42 % € $ error"
-).split()
+WORDS = [
+    *(
+        [
+            "the",
+            "quality",
+            "of",
+            "an",
+            "image",
+            "is",
+            "not",
+            "what",
+            "it",
+            "seems",
+            "to",
+            "be",
+            "when",
+            "a",
+            "value",
+            "was",
+            "read",
+            "from",
+            "table",
+            "seven",
+            "and",
+            "total",
+            "amount",
+        ]
+    ),
+    *(
+        [
+            "settings",
+            "file",
+            "edit",
+            "view",
+            "help",
+            "open",
+            "save",
+            "cancel",
+            "network",
+            "user",
+            "password",
+            "report",
+            "2026",
+            "Kx",
+            "3.14",
+            "42",
+            "%",
+            "€",
+            "error",
+        ]
+    ),
+]
 FONTS = [font_manager.findfont(name) for name in ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono")]
 
 Rng = np.random.Generator
@@ -130,7 +179,7 @@ def code(rng: Rng, side: int) -> Image.Image:
 def diagram(rng: Rng, side: int) -> Image.Image:
     sheet, draw, ink = _paper(rng, side)
     places = [tuple(int(v) for v in rng.integers(20, side - 90, 2)) for _ in range(int(rng.integers(3, 9)))]
-    for (x, y), (u, v) in zip(places, places[1:], strict=False):
+    for (x, y), (u, v) in itertools.pairwise(places):
         draw.line((x + 40, y + 20, u + 40, v + 20), ink, int(rng.integers(1, 4)))
     for x, y in places:
         shape = draw.ellipse if rng.random() < 0.4 else draw.rectangle
@@ -176,7 +225,8 @@ KINDS: dict[str, Callable[[Rng, int], Image.Image]] = {
 
 
 def draw(kind: str, rng: Rng, side: int) -> np.ndarray:
-    """A graphic of one of KINDS, side×side×3 uint8; half of them are reduced from twice that size, which softens edges."""
+    """A graphic of one of KINDS, side×side×3 uint8; half of them are reduced from twice that size, which softens
+    edges."""
     if rng.random() < 0.5:
         return np.asarray(KINDS[kind](rng, side).convert("RGB").resize((side, side)))
     return np.asarray(KINDS[kind](rng, 2 * side).convert("RGB").resize((side, side), Image.Resampling.BOX))

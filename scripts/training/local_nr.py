@@ -58,6 +58,7 @@ VISIBLE = 0.15  # levels of pseudo-MOS between two pictures below which neither 
 JUST_VISIBLE = 0.75  # how much a family of severity 1 counts as there
 GRAPHICS = 200  # of each kind
 NAN = float("nan")
+LEAST_FALSE_ALARM = 0.05  # assumed of photographs unlike those measured
 LEAST_LOG = float(np.log(1e-3))  # of what rounding made a negative number of
 SOURCE = (
     "1,000 synthetic pictures of 54 photographs that training never saw, and their clean originals; hit_left_out: heads"
@@ -71,7 +72,7 @@ COMMENT = """# How far LocalNR's readings of distortions can be trusted, measure
 # graphic     from which probability on content counts as unlike a photograph
 # slope, intercept, base   log-odds of a family by LocalNR's own, at the base rate of the pictures measured
 # hit, hit_left_out, false_alarm   how often a family of severity 2 and above is read, one of a kind that training left
-#             out, and one that is not there
+#             out, and one that is not there (at least 0.05: other photographs are not like those measured)
 """
 
 
@@ -112,7 +113,10 @@ def shards(folder: Path) -> Iterator[tuple[list[dict], dict[str, np.ndarray]]]:
     """Each shard that is whole: its rows and its arrays."""
     for rows in sorted(folder.glob("rows_*.json")):
         with np.load(folder / f"features_{rows.stem[5:]}.npz") as arrays:
-            yield json.loads(rows.read_text()), {name: np.nan_to_num(arrays[name], nan=LEAST_LOG) for name in arrays.files}
+            yield (
+                json.loads(rows.read_text()),
+                {name: np.nan_to_num(arrays[name], nan=LEAST_LOG) for name in arrays.files},
+            )
 
 
 def load_features(folder: Path) -> tuple[Features, Features, torch.Tensor, torch.Tensor, list[dict]]:
@@ -170,7 +174,8 @@ def load_features(folder: Path) -> tuple[Features, Features, torch.Tensor, torch
 
 
 def place_targets(row: dict, rows: int, columns: int) -> np.ndarray:
-    """rows×columns×families: the severity of each family in each cell, 0..5; at the soft edge of a quarter in between."""
+    """rows×columns×families: the severity of each family in each cell, 0..5; at the soft edge of a quarter in
+    between."""
     targets = np.zeros((rows, columns, len(DISTORTION_TYPES)), np.float32)
     for part in parts_of(row):
         there = 1.0
@@ -184,7 +189,8 @@ def place_targets(row: dict, rows: int, columns: int) -> np.ndarray:
 
 
 def graphics_features(network: LocalNR, folder: Path, seed: int, count: int) -> torch.Tensor:
-    """Inputs of `count` graphics of each kind, half of them damaged, kept in `folder`. (kinds·count)×(STATISTICS + SIGNALS)"""
+    """Inputs of `count` graphics of each kind, half of them damaged, kept in `folder`. (kinds·count)×(STATISTICS +
+    SIGNALS)"""
     file = folder / f"graphics_{seed}_{count}.npy"
     if not file.exists():
         rng, found = np.random.default_rng(seed), []
@@ -202,8 +208,8 @@ def graphics_features(network: LocalNR, folder: Path, seed: int, count: int) -> 
 
 
 def loss_of(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """How far off quality is and which of two pictures is better, the strongest family, which families are there and how
-    severe, the exposure, and whether it is a photograph. What is nan in `wanted` does not count."""
+    """How far off quality is and which of two pictures is better, the strongest family, which families are there and
+    how severe, the exposure, and whether it is a photograph. What is nan in `wanted` does not count."""
     known = ~wanted[:, 0].isnan()
     quality, aim = found[known, 0] + QUALITY, wanted[known, 0]
     ahead = aim[:, None] - aim[None]
@@ -253,8 +259,8 @@ def fit(
 
 def standard(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(centre, scale) of N numbers each; what hardly varies is not blown up. What never varies counts as nothing: the
-    deepest maps have one value a cell where cells are of 64 pixels, so no deviation, but two or three where a side is no
-    multiple of it."""
+    deepest maps have one value a cell where cells are of 64 pixels, so no deviation, but two or three where a side is
+    no multiple of it."""
     spread = inputs.std(0)
     scale = spread + 0.05 * spread.median() + 1e-4
     return inputs.mean(0), scale.masked_fill(spread < 1e-6, torch.inf)
@@ -287,7 +293,8 @@ def head(
 def picture_data(
     whole: Features, quarter: Features, graphics: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the picture head learns from: damaged and clean, whole and quarter, and graphics, of which nothing else is asked."""
+    """What the picture head learns from: damaged and clean, whole and quarter, and graphics, of which nothing else is
+    asked."""
     best = max(whole.targets[:, 0].tolist())
     intact = target([], best).expand(len(whole.original), -1)
     of_graphics = torch.full((len(graphics), OUTPUTS), NAN)
@@ -337,8 +344,8 @@ def kind_halves() -> tuple[set[str], set[str]]:
 
 
 def leave_out(args: argparse.Namespace) -> None:
-    """One member each, on whole pictures. Without one family: SRCC on held-out pictures that have it. Without half of the
-    kinds of every family: how often these are read as their family."""
+    """One member each, on whole pictures. Without one family: SRCC on held-out pictures that have it. Without half of
+    the kinds of every family: how often these are read as their family."""
     whole, quarter, _, _, rows = load_features(args.work / "train")
     tested, _, _, _, tested_rows = load_features(args.work / "held_out")
     network = untrained(args.encoder)
@@ -396,7 +403,7 @@ def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict) -> d
             "base": there[known].double().mean().item(),
             "hit": says[there].double().mean().item(),
             "hit_left_out": min(left_out[family]["hit_left_out"], says[there].double().mean().item()),
-            "false_alarm": says[absent].double().mean().clamp_min(0.005).item(),
+            "false_alarm": says[absent].double().mean().clamp_min(LEAST_FALSE_ALARM).item(),
         }
         read = (outputs[:, SEVERITIES.start + i] + SEVERITY).clamp(1, 5)
         spread.append((read - severity)[there & says])

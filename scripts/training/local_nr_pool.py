@@ -24,8 +24,8 @@ from PIL import Image, ImageEnhance
 from agentic_iqa_local.iqa_tools.local_nr import ENCODER, LocalNR, pooled
 from agentic_iqa_local.iqa_tools.signals import signals
 from agentic_iqa_local.synthetic import distortions
-from agentic_iqa_local.synthetic.distortions import RGB_TO_YCC, YCC_TO_RGB, Part, distort
-from agentic_iqa_local.synthetic.photos import SIDE, load_tiles, photo_files
+from agentic_iqa_local.synthetic.distortions import YCC_TO_RGB, Part, distort
+from agentic_iqa_local.synthetic.photos import load_tiles, photo_files
 from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos
 
 SHARD = 100

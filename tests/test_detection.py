@@ -1,0 +1,279 @@
+"""What is said of distortions: the model's scripted probabilities times a scripted reading of LocalNR. Expected values
+follow from odds times odds."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
+
+from agentic_iqa_local.config import Settings
+from agentic_iqa_local.iqa_tools.detector import FamilyError, expit, load_detector, logit
+from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.named_distortions import distortions_in
+from agentic_iqa_local.nodes.executor import executor_node
+from agentic_iqa_local.nodes.measured_answers import measure_choices, says_present
+from agentic_iqa_local.nodes.summarizer import summarizer_node
+from agentic_iqa_local.state import Detection, ExecutorOutput, FamilyDetection, PlannerOutput
+
+
+def reading(graphic: float = 0.0, severity: float = 3.0, **presence: float) -> SimpleNamespace:
+    """An examination by LocalNR: of each family named its presence, of the others none."""
+    named = {kind.replace("_", " "): p for kind, p in presence.items()}
+    return SimpleNamespace(
+        quality=3.0,
+        presence={kind: named.get(kind, 1e-6) for kind in DISTORTION_TYPES},
+        severities=dict.fromkeys(DISTORTION_TYPES, severity),
+        exposure={"too dark": 0.5, "too bright": 0.5},
+        graphic=graphic,
+    )
+
+
+def gather(
+    picture, examination, yes=None, severity="moderate", reads_logits=True, listed=(), **settings
+) -> ExecutorOutput:
+    def answer(prompt, schema, prefix):
+        if schema.__name__ != "AnalysisReply":
+            return scripted_answers(DetectionReply={"Global": list(listed)})(prompt, schema, prefix)
+        kinds = [kind for kind in DISTORTION_TYPES if f'"{kind}"' in prompt.case]
+        items = [{"type": kind, "severity": severity, "explanation": "Seen."} for kind in kinds]
+        return scripted_answers(AnalysisReply={"Global": items})(prompt, schema, prefix)
+
+    client = ScriptedClient(answer, yes=yes, reads_logits=reads_logits)
+    tools = ScriptedTools({"NIQE": 3.0}, examination=examination)
+    services = scripted_services(client, tools, Settings(fusion=settings))
+    state = {"query": "Rate it.", "image_path": picture, "plan": PlannerOutput.model_validate(plan_reply())}
+    return executor_node(state, {"configurable": {"services": services}})["executor_evidence"]
+
+
+def found(evidence: ExecutorOutput) -> set[str]:
+    items = (evidence.distortion_analysis or {}).get("Global", [])
+    return {item.type for item in items if item.severity != "none"}
+
+
+@pytest.mark.parametrize("kind", DISTORTION_TYPES)
+@pytest.mark.parametrize("presence", [1e-6, 1 - 1e-6])
+def test_a_confident_model_wins_against_a_wrong_reading(picture, kind, presence):
+    """Whatever LocalNR reads: 0.99 against its opposite."""
+    sees = presence < 0.5
+    evidence = gather(picture, reading(**{kind: presence}), yes={kind: 0.99 if sees else 0.01})
+    assert (kind in found(evidence)) == sees
+
+
+@pytest.mark.parametrize("kind", DISTORTION_TYPES)
+def test_an_unsure_model_loses_against_a_clear_reading(picture, kind):
+    assert kind in found(gather(picture, reading(**{kind: 1 - 1e-6}), yes={kind: 0.4}))
+    assert kind not in found(gather(picture, reading(), yes={kind: 0.55}))
+
+
+def test_the_product_is_odds_times_odds(picture):
+    family = gather(picture, reading(Noise=0.9), yes={"Noise": 0.3}).detection["Global"].families["Noise"]
+    assert family.model == pytest.approx(0.3)
+    odds = (0.3 / 0.7) * family.measured / (1 - family.measured)
+    assert family.probability == pytest.approx(odds / (1 + odds))
+
+
+def test_a_model_without_trust_counts_as_the_prior(picture):
+    family = (
+        gather(picture, reading(Noise=0.9), yes={"Noise": 0.999}, model_trust=0)
+        .detection["Global"]
+        .families["Noise"]
+    )
+    assert logit(family.probability) == pytest.approx(logit(load_detector().prior) + logit(family.measured))
+
+
+def test_without_logits_the_list_that_the_model_writes_counts(picture):
+    evidence = gather(
+        picture, reading(Noise=0.5), reads_logits=False, listed=["Noise"], on_missing_logits="classification"
+    )
+    assert evidence.detection["Global"].families["Noise"].model == pytest.approx(0.8)
+    assert evidence.detection["Global"].families["Blurs"].model == pytest.approx(0.2)
+
+
+def test_where_localnr_cannot_read_the_model_stands_alone(picture):
+    evidence = gather(picture, None, yes={"Blurs": 0.7})
+    assert found(evidence) == {"Blurs"}
+    assert "scripted to fail" in evidence.detection["Global"].error
+    assert evidence.detection["Global"].families["Blurs"].probability == pytest.approx(0.7)
+
+
+def test_of_graphics_localnrs_reading_counts_for_nothing(picture):
+    evidence = gather(picture, reading(graphic=1.0, Noise=1 - 1e-6), yes={"Noise": 0.3})
+    assert found(evidence) == set()
+    assert evidence.detection["Global"].families["Noise"].probability == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("severity", "word"), [(1.0, "slight"), (2.5, "moderate"), (4.0, "severe"), (5.0, "extreme")]
+)
+def test_the_severity_is_the_models_words_times_a_gaussian(picture, severity, word):
+    evidence = gather(
+        picture,
+        reading(severity=severity, Noise=1 - 1e-6),
+        yes={"Noise": 0.9},
+        severity=word,
+        mode="classification",
+    )
+    (item,) = evidence.distortion_analysis["Global"]
+    p = evidence.severity_probabilities["Global"]["Noise"]
+    sigma = load_detector().no_reference.severity_sigma
+    centres = {"slight": 1.0, "moderate": 2.5, "severe": 4.0, "extreme": 5.0}
+    weights = {
+        w: (0.8 if w == word else 0.05) * math.exp(-0.5 * ((severity - c) / sigma) ** 2)
+        for w, c in centres.items()
+    }
+    assert item.severity == word
+    assert p == pytest.approx(
+        {"none": 0.0} | {w: weight / sum(weights.values()) for w, weight in weights.items()}
+    )
+
+
+ERRORS = st.floats(0.01, 0.99)
+
+
+@given(presence=st.floats(0, 1), hit=ERRORS, alarm=ERRORS, left_out=st.floats(0, 0.5))
+def test_a_reading_says_no_more_than_its_record_allows(presence, hit, alarm, left_out):
+    hit, alarm = max(hit, alarm), min(hit, alarm)
+    record = FamilyError(slope=1, intercept=0, base=0.2, hit=hit, hit_left_out=alarm, false_alarm=alarm)
+    mixed = (1 - left_out) * hit + left_out * alarm
+    ratio = record.log_ratio(presence, left_out)
+    assert math.log((1 - mixed) / (1 - alarm)) - 1e-9 <= ratio <= math.log(mixed / alarm) + 1e-9
+
+
+@given(st.floats(-30, 30))
+def test_expit_is_the_inverse_of_logit(value):
+    assert logit(expit(value)) == pytest.approx(np.clip(value, logit(0), logit(1)), abs=1e-3)
+
+
+# Questions with choices
+
+
+def evidence_of(exposure=(0.5, 0.5), **p: float) -> ExecutorOutput:
+    """Evidence with these probabilities of families, each of severity 3."""
+    named = {kind.replace("_", " "): value for kind, value in p.items()}
+    families = {
+        kind: FamilyDetection(probability=named.get(kind, 0.05), severity=3.0) for kind in DISTORTION_TYPES
+    }
+    sides = dict(zip(("too dark", "too bright"), exposure, strict=True))
+    detection = Detection(region="global", families=families, exposure=sides)
+    return ExecutorOutput(
+        detection={"Global": detection},
+        distortion_analysis={
+            "Global": [
+                {"type": k, "severity": "moderate", "explanation": "Seen."}
+                for k, v in named.items()
+                if v >= 0.5
+            ]
+        },
+        severity_probabilities={
+            "Global": {
+                k: {"none": 0.0, "slight": 0.1, "moderate": 0.6, "severe": 0.2, "extreme": 0.1} for k in named
+            }
+        },
+        quality_scores={"Global": {"Overall quality": ("LocalNR", 4.2)}},
+    )
+
+
+PLAN = PlannerOutput.model_validate(plan_reply())
+
+
+def measured(query: str, choices: list[str], evidence: ExecutorOutput) -> dict[str, float] | None:
+    p = measure_choices(query, choices, PLAN, evidence).p
+    assert p is None or sum(p.values()) == pytest.approx(1)
+    return p and dict(zip(choices, p.values(), strict=True))
+
+
+def likeliest(p: dict[str, float]) -> str:
+    return max(p, key=p.__getitem__)
+
+
+def test_choices_that_name_families_are_measured():
+    choices = ["Blur", "Noise", "JPEG artifacts", "None"]
+    assert likeliest(measured("Which distortion dominates?", choices, evidence_of(Noise=0.9))) == "Noise"
+    assert likeliest(measured("Which distortion dominates?", choices, evidence_of())) == "None"
+
+
+@pytest.mark.parametrize(
+    ("query", "present"),
+    [
+        ("Is it noisy?", True),
+        ("Is there noise in this picture?", True),
+        ("Are there visible JPEG blocks?", True),
+        ("Is it out of focus?", True),
+        ("Is this photo free of noise?", False),
+        ("Is it sharp?", False),
+        ("Are the colours natural?", False),
+        ("Is the picture well exposed?", False),
+        ("Does this photo show any distortion?", True),
+        ("Is it a dog?", None),
+    ],
+)
+def test_what_yes_says_of_a_question(query, present):
+    assert says_present(query, distortions_in(query)) is present
+
+
+def test_yes_and_no_are_measured():
+    noisy = evidence_of(Noise=0.9)
+    assert measured("Is it noisy?", ["Yes", "No"], noisy) == pytest.approx({"Yes": 0.9, "No": 0.1})
+    assert measured("Is it free of noise?", ["Yes", "No"], noisy) == pytest.approx({"Yes": 0.1, "No": 0.9})
+    assert measured("Is it a dog?", ["Yes", "No"], noisy) is None
+    assert (
+        likeliest(measured("Is the quality good?", ["Yes", "No"], noisy)) == "Yes"
+    )  # LocalNR's score is 4.2
+
+
+def test_exposure_has_a_direction():
+    dark = evidence_of(exposure=(0.9, 0.1), Brightness_change=0.8)
+    query, choices = "Too dark or too bright?", ["Too dark", "Too bright", "Neither"]
+    assert measured(query, choices, dark) == pytest.approx(
+        {"Too dark": 0.72, "Too bright": 0.08, "Neither": 0.2}
+    )
+    assert likeliest(measured("Is it too bright?", ["Yes", "No"], dark)) == "No"
+
+
+def test_severities_as_choices_take_the_severity_of_the_family_that_is_named():
+    p = measured("How strong is the noise?", ["None", "Slight", "Strong"], evidence_of(Noise=0.9))
+    # moderate, which is no choice, lies as near to slight as to strong and counts for the first; none has the floor of 0.01
+    assert p == pytest.approx({"None": 0.01 / 1.01, "Slight": 0.7 / 1.01, "Strong": 0.3 / 1.01})
+
+
+@pytest.mark.parametrize("choices", [["A dog", "A cat"], ["Blur", "A cat"]])
+def test_other_answers_are_the_letters_alone(choices):
+    assert measured("What is it?", choices, evidence_of(Noise=0.9)) is None
+
+
+def answered(picture, query, choices, logprobs, evidence) -> tuple:
+    client = ScriptedClient(scripted_answers(), {k: math.log(p) for k, p in logprobs.items()})
+    services = scripted_services(client, ScriptedTools({"NIQE": 3.0}))
+    state = {
+        "query": query,
+        "image_path": picture,
+        "plan": PLAN,
+        "executor_evidence": evidence,
+        "choices": choices,
+    }
+    result = summarizer_node(state, {"configurable": {"services": services}})["summarizer_result"]
+    return result, evidence
+
+
+def test_a_row_has_the_letters_the_measurement_and_their_product(picture):
+    result, _ = answered(picture, "Is it noisy?", ["Yes", "No"], {"A": 0.3, "B": 0.6}, evidence_of(Noise=0.9))
+    fusion = result.fusion
+    assert fusion.p_c == pytest.approx({"A": 1 / 3, "B": 2 / 3})
+    assert fusion.measured == pytest.approx({"A": 0.9, "B": 0.1})
+    assert fusion.product == pytest.approx({"A": 0.9 / 1.1, "B": 0.2 / 1.1})
+    assert result.final_answer == "A"
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.9])
+def test_sharp_letters_stand_and_the_evidence_follows_them(picture, noise):
+    """No answer contradicts the evidence of its own row, whoever wins."""
+    letters = {"A": 0.001, "B": 0.998} if noise > 0.5 else {"A": 0.998, "B": 0.001}
+    result, evidence = answered(picture, "Is it noisy?", ["Yes", "No"], letters, evidence_of(Noise=noise))
+    assert result.final_answer == ("B" if noise > 0.5 else "A")
+    assert ("Noise" in found(evidence)) == (noise < 0.5)
+    probability = evidence.detection["Global"].families["Noise"].probability
+    assert (probability >= 0.5) == (noise < 0.5)
