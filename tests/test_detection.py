@@ -26,6 +26,7 @@ def reading(graphic: float = 0.0, severity: float = 3.0, **presence: float) -> S
     return SimpleNamespace(
         quality=3.0,
         presence={kind: named.get(kind, 1e-6) for kind in DISTORTION_TYPES},
+        presence_in_part={kind: named.get(kind, 1e-6) for kind in DISTORTION_TYPES},
         severities=dict.fromkeys(DISTORTION_TYPES, severity),
         exposure={"too dark": 0.5, "too bright": 0.5},
         graphic=graphic,
@@ -82,7 +83,9 @@ def test_a_model_without_trust_counts_as_the_prior(picture):
         .detection["Global"]
         .families["Noise"]
     )
-    assert logit(family.probability) == pytest.approx(logit(load_detector().prior) + logit(family.measured))
+    assert logit(family.probability) == pytest.approx(
+        logit(load_detector().no_reference.prior) + logit(family.measured)
+    )
 
 
 def test_without_logits_the_list_that_the_model_writes_counts(picture):
@@ -134,12 +137,14 @@ def test_the_severity_is_the_models_words_times_a_gaussian(picture, severity, wo
 ERRORS = st.floats(0.01, 0.99)
 
 
-@given(presence=st.floats(0, 1), hit=ERRORS, alarm=ERRORS, left_out=st.floats(0, 0.5))
-def test_a_reading_says_no_more_than_its_record_allows(presence, hit, alarm, left_out):
+@given(presence=st.floats(0, 1), part=st.floats(0, 1), hit=ERRORS, alarm=ERRORS, left_out=st.floats(0, 0.5))
+def test_a_reading_says_no_more_than_its_record_allows(presence, part, hit, alarm, left_out):
     hit, alarm = max(hit, alarm), min(hit, alarm)
-    record = FamilyError(slope=1, intercept=0, base=0.2, hit=hit, hit_left_out=alarm, false_alarm=alarm)
+    record = FamilyError(
+        slope=1, slope_in_part=0.5, intercept=0, base=0.2, hit=hit, hit_left_out=alarm, false_alarm=alarm
+    )
     mixed = (1 - left_out) * hit + left_out * alarm
-    ratio = record.log_ratio(presence, left_out)
+    ratio = record.log_ratio(presence, part, left_out)
     assert math.log((1 - mixed) / (1 - alarm)) - 1e-9 <= ratio <= math.log(mixed / alarm) + 1e-9
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.plain_yaml import read_yaml
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.iqa_tools.local_nr import Examination
 
 SHIPPED = ROOT / "configs" / "detector.yaml"
 WORD_SEVERITIES = {"none": 0.0, "slight": 1.0, "moderate": 2.5, "severe": 4.0, "extreme": 5.0}
@@ -31,29 +33,39 @@ class _Record(BaseModel):
 
 
 class FamilyError(_Record):
-    """LocalNR's record with one family: what makes a probability of its reading (slope and intercept of the
-    log-odds, at the `base` rate of the pictures it was measured on), how often damage of it is read as such,
-    that of a family that its training left out, and how often it is read where it is not."""
+    """LocalNR's record with one family: what makes a probability of its reading (slopes of the log-odds that it reads
+    of the whole picture and of the likeliest quarter, and the intercept, at the `base` rate of the pictures it was
+    measured on), how often damage of it is read as such, that of a kind that its training left out, and how often it is
+    read where it is not."""
 
-    slope: float = Field(gt=0)
+    slope: float = Field(ge=0)
+    slope_in_part: float = Field(ge=0)
     intercept: float
     base: float = Probability
     hit: float = Probability
     hit_left_out: float = Probability
     false_alarm: float = Probability
 
-    def log_ratio(self, presence: float, left_out: float) -> float:
+    def log_ratio(self, presence: float, in_part: float, left_out: float) -> float:
         """ln of how many times likelier LocalNR's `presence` is with the family than without; `left_out` is
         the share of damage that it never learned."""
         hit = (1 - left_out) * self.hit + left_out * self.hit_left_out
+        reading = (
+            self.slope * logit(presence)
+            + self.slope_in_part * logit(in_part)
+            + self.intercept
+            - logit(self.base)
+        )
         least, most = math.log((1 - hit) / (1 - self.false_alarm)), math.log(hit / self.false_alarm)
-        return min(most, max(least, self.slope * logit(presence) + self.intercept - logit(self.base)))
+        return min(most, max(least, reading))
 
 
 class DetectorError(_Record):
-    """The records of all families, and the standard deviation of a severity that is read, of 1..5."""
+    """The records of all families, how probable each is before anything is read, and the standard deviation of a
+    severity that is read, of 1..5."""
 
     families: dict[str, FamilyError]
+    prior: float = Probability
     severity_sigma: float = Field(gt=0)
     confusion: dict[str, dict[str, float]] = Field(
         description="{true strongest family: {family read: share}}, at severity 2 and above, and of clean pictures."
@@ -61,12 +73,10 @@ class DetectorError(_Record):
 
 
 class DetectorRecord(_Record):
-    """What configs/detector.yaml holds. `prior`: how probable a family is before anything is read; `left_out`: the
-    assumed share of damage of kinds that LocalNR never learned; `graphic`: from which probability on content counts as
-    unlike a photograph."""
+    """What configs/detector.yaml holds. `left_out`: the assumed share of damage of kinds that LocalNR never learned;
+    `graphic`: from which probability on content counts as unlike a photograph."""
 
     source: str
-    prior: float = Probability
     left_out: float = Field(ge=0, lt=1)
     graphic: float = Probability
     no_reference: DetectorError
@@ -76,10 +86,13 @@ class DetectorRecord(_Record):
         """The errors of readings with a reference, or without one."""
         return self.full_reference if reference else self.no_reference
 
-    def log_ratios(self, presence: Mapping[str, float], reference: bool) -> dict[str, float]:
-        """By family, ln of the likelihood ratio of LocalNR's `presence` of it."""
+    def log_ratios(self, examined: Examination, reference: bool) -> dict[str, float]:
+        """By family, ln of the likelihood ratio of what LocalNR read of it."""
         errors = self.of(reference).families
-        return {kind: errors[kind].log_ratio(presence[kind], self.left_out) for kind in DISTORTION_TYPES}
+        return {
+            kind: errors[kind].log_ratio(presence, examined.presence_in_part[kind], self.left_out)
+            for kind, presence in examined.presence.items()
+        }
 
     def severity_likelihood(self, severity: float, reference: bool) -> dict[str, float]:
         """Of each severity word but none, the Gaussian likelihood of a `severity` (1..5) that LocalNR reads."""

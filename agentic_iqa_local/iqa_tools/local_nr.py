@@ -51,16 +51,19 @@ class Examination:
     """What LocalNR reads of a picture.
 
     `quality` 1..5. `families`: the probability of each of FAMILIES to be the strongest distortion's ("none": clean).
-    `presence`: of each family by itself, that it is there. `severities`: how strong it is if it is, 1..5.
-    `exposure`: the probability that it is "too dark", and that it is "too bright". `graphic`: the probability that
-    this is no photograph but a screenshot, a drawing, a chart or a code. `places`: by family a rows×columns float32
-    array of its severity there, 0..5: cell (r, c) covers the pixels from r·height/rows to (r + 1)·height/rows and
+    `presence`: of each family by itself, that it is there, read of the whole picture; `presence_in_part`: the same of
+    the quarter in which it is likeliest. `severities`: how strong it is if it is there, 1..5, read where it is
+    likeliest. `exposure`: the probability that it is "too dark", and that it is "too bright". `graphic`: the
+    probability that this is no photograph but a screenshot, a drawing, a chart or a code. `places`: by family a
+    rows×columns float32 array of its severity there, 0..5: cell (r, c) covers the pixels from r·height/rows to (r +
+    1)·height/rows and
     from c·width/columns to (c + 1)·width/columns.
     """
 
     quality: float
     families: dict[str, float]
     presence: dict[str, float]
+    presence_in_part: dict[str, float]
     severities: dict[str, float]
     exposure: dict[str, float]
     graphic: float
@@ -80,11 +83,19 @@ class Examination:
         return EVERYWHERE if self.families["none"] < CLEAN else None
 
 
+def quarter_of(grid: torch.Tensor, place: str) -> torch.Tensor:
+    """One quarter of a B×rows×columns×… grid; a middle row or column belongs to none."""
+    rows, columns = (
+        slice(0, side // 2) if second == 0 else slice((side + 1) // 2, side)
+        for side, second in zip(grid.shape[1:3], PLACES[place], strict=True)
+    )
+    return grid[:, rows, columns]
+
+
 def quarter_means(severity: np.ndarray) -> list[float]:
-    """The means of a rows×columns map, two or more of each, over the quarters in the order of PLACES; a
-    middle row or column belongs to none."""
-    rows, columns = ((slice(0, side // 2), slice((side + 1) // 2, side)) for side in severity.shape)
-    return [float(severity[rows[row], columns[column]].mean()) for row, column in PLACES.values()]
+    """The means of a rows×columns map, two or more of each, over the quarters in the order of PLACES."""
+    grid = torch.from_numpy(severity)[None]
+    return [float(quarter_of(grid, place).mean()) for place in PLACES]
 
 
 class LocalNR(nn.Module):
@@ -120,9 +131,15 @@ class LocalNR(nn.Module):
         return torch.cat(statistics, 1).permute(0, 2, 3, 1)
 
     def describe(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """B×3×H×W in 0..1 → (B×(STATISTICS + SIGNALS) of the whole pictures, their cells as `encode` gives them)."""
+        """1×3×H×W in 0..1 → (views×(STATISTICS + SIGNALS) of the whole picture and of its quarters, where it is large
+        enough for them; its cells as `encode` gives them)."""
         cells = self.encode(pixels)
-        return torch.cat([pooled(cells), signals(pixels)], 1), cells
+        views = [torch.cat([pooled(cells), signals(pixels)], 1)]
+        if min(cells.shape[1:3]) > 1:
+            for place in PLACES:
+                quarter = quarter_of(pixels.permute(0, 2, 3, 1), place).permute(0, 3, 1, 2)
+                views.append(torch.cat([pooled(quarter_of(cells, place)), signals(quarter)], 1))
+        return torch.cat(views), cells
 
     def pixels(self, image: Image.Image | np.ndarray) -> torch.Tensor:
         """An RGB picture, as an image or H×W×3 uint8 → 1×3×H×W in 0..1 on the network's device."""
@@ -135,19 +152,24 @@ class LocalNR(nn.Module):
         families and severities are read from what differs: what the original shows too is content, not damage."""
         described, cells = self.describe(self.pixels(image))
         outputs = self.picture(described)
-        places = self.place(per_cell(cells))
-        damage = outputs
+        places, damage = self.place(per_cell(cells)), outputs
         if reference is not None:
             original, original_cells = self.describe(self.pixels(reference))
             damage = self.pair(described - original)
             places = places - self.place(per_cell(original_cells))
-        strongest, presence, severities = (damage[0, part] for part in (STRONGEST, PRESENCE, SEVERITIES))
+        presence = damage[:, PRESENCE].sigmoid()
+        part, where = (presence[1:] if len(presence) > 1 else presence).max(0)
+        where = (
+            torch.where(part > presence[0], where + 1, 0) if len(presence) > 1 else torch.zeros_like(where)
+        )
+        severities = damage[:, SEVERITIES].gather(0, where[None])[0] + SEVERITY
         places = places[0].clamp(0, 5).cpu().numpy()
         return Examination(
             quality=(outputs[0, 0] + QUALITY).clamp(1, 5).item(),
-            families=dict(zip(FAMILIES, strongest.softmax(-1).tolist(), strict=True)),
-            presence=dict(zip(DISTORTION_TYPES, presence.sigmoid().tolist(), strict=True)),
-            severities=dict(zip(DISTORTION_TYPES, (severities + SEVERITY).clamp(1, 5).tolist(), strict=True)),
+            families=dict(zip(FAMILIES, damage[0, STRONGEST].softmax(-1).tolist(), strict=True)),
+            presence=dict(zip(DISTORTION_TYPES, presence[0].tolist(), strict=True)),
+            presence_in_part=dict(zip(DISTORTION_TYPES, part.tolist(), strict=True)),
+            severities=dict(zip(DISTORTION_TYPES, severities.clamp(1, 5).tolist(), strict=True)),
             exposure={
                 "too dark": damage[0, TOO_DARK].sigmoid().item(),
                 "too bright": damage[0, TOO_BRIGHT].sigmoid().item(),

@@ -65,10 +65,12 @@ def read(images: OpenImages, box: Box | None) -> Detection:
     if images.unlike_photograph is not None:
         found.error = "it knows photographs alone, and this is unlike one"
         return found
-    ratios = load_detector().log_ratios(examined.presence, reference)
+    ratios = load_detector().log_ratios(examined, reference)
     found.families = {
         kind: FamilyDetection(
-            read=examined.presence[kind], measured=expit(ratio), severity=examined.severities[kind]
+            read=max(examined.presence[kind], examined.presence_in_part[kind]),
+            measured=expit(ratio),
+            severity=examined.severities[kind],
         )
         for kind, ratio in ratios.items()
     }
@@ -80,7 +82,8 @@ def read(images: OpenImages, box: Box | None) -> Detection:
 def combine(found: Detection, model: Mapping[str, float], images: OpenImages) -> Detection:
     """LocalNR's reading with the model's own probabilities, of the families that it was asked about: odds times
     odds. `fusion.model_trust` draws the model's towards the prior."""
-    trust, prior = model_trust(images), logit(load_detector().prior)
+    trust = model_trust(images)
+    prior = logit(load_detector().of(images.reference is not None).prior)
     for kind in DISTORTION_TYPES:
         family = found.families.setdefault(kind, FamilyDetection())
         family.model = model.get(kind)

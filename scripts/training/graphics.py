@@ -11,9 +11,10 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 matplotlib.use("Agg")
+import itertools
+
 import matplotlib.pyplot as plt
 from matplotlib import font_manager
-import itertools
 
 WORDS = [
     *(

@@ -12,7 +12,7 @@ with --write puts their error into configs/detector.yaml.
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import yaml
 from graphics import KINDS, draw
-from local_nr_pool import described, quarter_cells, untrained
+from local_nr_pool import SEEDS, described, drawn, quarter_cells, untrained
 from safetensors.torch import save_file
 from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
@@ -47,10 +47,13 @@ from agentic_iqa_local.iqa_tools.local_nr import (
 )
 from agentic_iqa_local.iqa_tools.signals import SIGNALS
 from agentic_iqa_local.levels import DISTORTION_TYPES
-from agentic_iqa_local.plain_yaml import read_yaml
 from agentic_iqa_local.synthetic.distortions import KINDS_BY_FAMILY, Part, distort, draw_parts, place_mask
 
-MEMBERS, PICTURE_WIDTH, PAIR_WIDTH, PLACE_WIDTH = 3, 192, 192, 96
+MEMBERS = (True, True, True, False, False)  # heads of whole pictures: whether each reads the signals
+CLEAN_STEP = (
+    10  # of how many clean originals one has a quality, that of a perfect copy: more of them blur the scale
+)
+PICTURE_WIDTH, PAIR_WIDTH, PLACE_WIDTH = 192, 192, 96
 EPOCHS, PLACE_EPOCHS = 16, 6
 BATCH, RATE, DECAY, DROPOUT = 256, 1e-3, 0.05, 0.3
 CELLS_DRAWN = 5  # of each picture, for the head that sees one place
@@ -58,6 +61,10 @@ VISIBLE = 0.15  # levels of pseudo-MOS between two pictures below which neither 
 JUST_VISIBLE = 0.75  # how much a family of severity 1 counts as there
 GRAPHICS = 200  # of each kind
 NAN = float("nan")
+PRIOR, PRIOR_OF_PAIRS = (
+    0.15,
+    0.4,
+)  # of a family: most photographs are clean, most pairs differ since something was done
 LEAST_FALSE_ALARM = 0.05  # assumed of photographs unlike those measured
 LEAST_LOG = float(np.log(1e-3))  # of what rounding made a negative number of
 SOURCE = (
@@ -65,12 +72,13 @@ SOURCE = (
     " trained without half of the kinds of each family (scripts/training/local_nr.py, docs/local_nr.md)"
 )
 COMMENT = """# How far LocalNR's readings of distortions can be trusted, measured on held-out photographs. Written by
-# scripts/training/local_nr.py evaluate --write, but for prior, left_out and graphic.
+# scripts/training/local_nr.py evaluate --write, but for what is called a decision.
 #
-# prior       how probable a family of distortions is before anything is read
-# left_out    the assumed share of damage of kinds that LocalNR never learned
-# graphic     from which probability on content counts as unlike a photograph
-# slope, intercept, base   log-odds of a family by LocalNR's own, at the base rate of the pictures measured
+# prior       how probable a family of distortions is before anything is read: a decision
+# left_out    a decision: the assumed share of damage of kinds that LocalNR never learned
+# graphic     a decision: from which probability on content counts as unlike a photograph
+# slope, slope_in_part, intercept, base   log-odds of a family by those that LocalNR reads of the whole picture and of
+# its likeliest quarter, at the base rate of the pictures measured
 # hit, hit_left_out, false_alarm   how often a family of severity 2 and above is read, one of a kind that training left
 #             out, and one that is not there (at least 0.05: other photographs are not like those measured)
 """
@@ -266,28 +274,48 @@ def standard(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs.mean(0), scale.masked_fill(spread < 1e-6, torch.inf)
 
 
-def joined(members: list[torch.nn.Sequential]) -> dict[str, torch.Tensor]:
-    """Several one-layer networks as one whose output is the mean of theirs."""
-    weights = [member.state_dict() for member in members]
+def joined(networks: list[torch.nn.Sequential], members: Sequence[bool]) -> dict[str, torch.Tensor]:
+    """Several one-layer networks as one. Its quality is the mean of theirs, everything else the mean of those that read
+    all inputs: damage stands in the signals."""
+    weights, detectors = [network.state_dict() for network in networks], members.count(True)
+    share = torch.tensor([[1.0 if reads else 0.0] for reads in members]).repeat(
+        1, weights[0]["4.bias"].shape[0]
+    )
+    share /= detectors
+    if share.shape[1] == OUTPUTS:
+        share[:, 0] = 1 / len(members)
     return {
         "hidden.weight": torch.cat([of["1.weight"] for of in weights]),
         "hidden.bias": torch.cat([of["1.bias"] for of in weights]),
-        "out.weight": torch.cat([of["4.weight"] for of in weights], 1) / len(members),
-        "out.bias": torch.stack([of["4.bias"] for of in weights]).mean(0),
+        "out.weight": torch.cat(
+            [of["4.weight"] * part[:, None] for of, part in zip(weights, share, strict=True)], 1
+        ),
+        "out.bias": sum(of["4.bias"] * part for of, part in zip(weights, share, strict=True)),
     }
 
 
 def head(
-    inputs: torch.Tensor, targets: torch.Tensor, width: int, epochs: int, members: int, loss: Callable
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    width: int,
+    epochs: int,
+    loss: Callable,
+    members: Sequence[bool] = (True,),
 ) -> dict[str, torch.Tensor]:
-    """The weights of one head of LocalNR."""
+    """The weights of one head of LocalNR, the mean of `members`: True for one that reads all inputs, False for one that
+    reads the encoder's statistics alone."""
     centre, scale = standard(inputs)
     standardised = ((inputs - centre) / scale).clamp(-6, 6)
-    networks = [fit(standardised, targets, width, epochs, seed, loss) for seed in range(members)]
-    return {
-        name: value.detach()
-        for name, value in (joined(networks) | {"centre": centre, "scale": scale}).items()
-    }
+    networks = []
+    for seed, all_inputs in enumerate(members):
+        if not all_inputs:
+            standardised[:, STATISTICS:] = 0
+        network = fit(standardised, targets, width, epochs, seed, loss)
+        if not all_inputs:
+            network[1].weight.data[:, STATISTICS:] = 0
+        networks.append(network)
+    found = joined(networks, members) | {"centre": centre, "scale": scale}
+    return {name: value.detach() for name, value in found.items()}
 
 
 def picture_data(
@@ -295,12 +323,13 @@ def picture_data(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the picture head learns from: damaged and clean, whole and quarter, and graphics, of which nothing else is
     asked."""
-    best = max(whole.targets[:, 0].tolist())
-    intact = target([], best).expand(len(whole.original), -1)
+    intact = target([], NAN).repeat(len(whole.original), 1)
+    rated = intact.clone()
+    rated[::CLEAN_STEP, 0] = max(whole.targets[:, 0].tolist())
     of_graphics = torch.full((len(graphics), OUTPUTS), NAN)
     of_graphics[:, GRAPHIC] = 1
     inputs = torch.cat([whole.inputs, quarter.inputs, whole.original, quarter.original, graphics])
-    return inputs, torch.cat([whole.targets, quarter.targets, intact, intact, of_graphics])
+    return inputs, torch.cat([whole.targets, quarter.targets, rated, intact, of_graphics])
 
 
 def pair_data(whole: Features, quarter: Features) -> tuple[torch.Tensor, torch.Tensor]:
@@ -320,9 +349,9 @@ def train(args: argparse.Namespace) -> None:
     state = {f"encoder.{name}": value for name, value in network.encoder.state_dict().items()}
     place_loss = lambda found, wanted: smooth_l1_loss(found, wanted, beta=0.5)  # noqa: E731
     for name, weights in (
-        ("picture", head(*picture_data(whole, quarter, graphics), PICTURE_WIDTH, EPOCHS, MEMBERS, loss_of)),
-        ("pair", head(*pair_data(whole, quarter), PAIR_WIDTH, EPOCHS, 1, loss_of)),
-        ("place", head(cells, cell_targets, PLACE_WIDTH, PLACE_EPOCHS, 1, place_loss)),
+        ("picture", head(*picture_data(whole, quarter, graphics), PICTURE_WIDTH, EPOCHS, loss_of, MEMBERS)),
+        ("pair", head(*pair_data(whole, quarter), PAIR_WIDTH, EPOCHS, loss_of)),
+        ("place", head(cells, cell_targets, PLACE_WIDTH, PLACE_EPOCHS, place_loss)),
     ):
         state |= {f"{name}.{key}": value for key, value in weights.items()}
     stored = {key: (value.half() if value.ndim > 1 else value).contiguous() for key, value in state.items()}
@@ -358,7 +387,7 @@ def leave_out(args: argparse.Namespace) -> None:
             Features(part.inputs[shown], part.original[shown], part.targets[shown])
             for part in (whole, quarter)
         ]
-        weights = head(*picture_data(*subset, graphics), PICTURE_WIDTH, EPOCHS, 1, loss_of)
+        weights = head(*picture_data(*subset, graphics), PICTURE_WIDTH, EPOCHS, loss_of)
         trained = _Head(STATISTICS + SIGNALS, PICTURE_WIDTH, OUTPUTS)
         trained.load_state_dict(weights)
         with torch.inference_mode():
@@ -387,34 +416,68 @@ def leave_out(args: argparse.Namespace) -> None:
     (args.work / "left_out.json").write_text(json.dumps(found, indent=1))
 
 
-def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict) -> dict:
-    """The `DetectorError` of readings, on N pictures with known distortions."""
+def held_out_views(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor, list[dict]]:
+    """Of each held-out picture and of its clean original what `LocalNR.describe` gives, N×5×(STATISTICS + SIGNALS), and
+    the rows; kept in --work."""
+    rows = [row for shard_rows, _ in shards(args.work / "held_out") for row in shard_rows]
+    file = args.work / "views.npz"
+    if not file.exists():
+        network, tiles = (
+            LocalNR.load(args.weights),
+            np.load(args.work / "held_out" / "tiles.npy", mmap_mode="r"),
+        )
+        views: tuple[list, list] = ([], [])
+        with torch.inference_mode():
+            for number in range(len(rows)):
+                for kept, picture in zip(views, drawn(number, tiles, SEEDS["held_out"]), strict=False):
+                    kept.append(network.describe(network.pixels(picture))[0].numpy())
+        np.savez(file, damaged=np.stack(views[0]), clean=np.stack(views[1]))
+    with np.load(file) as arrays:
+        return torch.from_numpy(arrays["damaged"]), torch.from_numpy(arrays["clean"]), rows
+
+
+def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict, prior: float) -> dict:
+    """The `DetectorError` of readings, N×views×OUTPUTS, of pictures with known distortions. Three numbers a family are
+    fitted on the pictures that they are measured on, which hardly flatters."""
     families, spread = {}, []
     for i, family in enumerate(DISTORTION_TYPES):
-        reading, severity = outputs[:, PRESENCE.start + i].double(), targets[:, SEVERITIES.start + i]
+        reading, severity = outputs[:, :, PRESENCE.start + i].double(), targets[:, SEVERITIES.start + i]
+        inputs = torch.stack([reading[:, 0], reading[:, 1:].amax(1)], 1)
         there, absent = severity >= 2, severity.isnan()
         known = there | absent
-        fitted = LogisticRegression(C=1e6).fit(reading[known, None].numpy(), there[known].numpy())
-        slope, intercept = float(fitted.coef_[0, 0]), float(fitted.intercept_[0])
-        says = slope * reading + intercept > 0
+        for columns in (
+            [0, 1],
+            [0],
+            [1],
+        ):  # a negative slope would let a quarter's damage speak against the picture's
+            fitted = LogisticRegression(C=1.0).fit(inputs[known][:, columns].numpy(), there[known].numpy())
+            if (fitted.coef_ >= 0).all():
+                break
+        slopes = dict.fromkeys((0, 1), 0.0) | dict(zip(columns, map(float, fitted.coef_[0]), strict=True))
+        intercept = float(fitted.intercept_[0])
+        says = slopes[0] * inputs[:, 0] + slopes[1] * inputs[:, 1] + intercept > 0
+        hit = says[there].double().mean().item()
         families[family] = {
-            "slope": slope,
+            "slope": slopes[0],
+            "slope_in_part": slopes[1],
             "intercept": intercept,
             "base": there[known].double().mean().item(),
-            "hit": says[there].double().mean().item(),
-            "hit_left_out": min(left_out[family]["hit_left_out"], says[there].double().mean().item()),
+            "hit": hit,
+            "hit_left_out": min(left_out[family]["hit_left_out"], hit),
             "false_alarm": says[absent].double().mean().clamp_min(LEAST_FALSE_ALARM).item(),
         }
-        read = (outputs[:, SEVERITIES.start + i] + SEVERITY).clamp(1, 5)
-        spread.append((read - severity)[there & says])
+        where = reading.argmax(1)
+        read = outputs[:, :, SEVERITIES.start + i].gather(1, where[:, None])[:, 0] + SEVERITY
+        spread.append((read.clamp(1, 5) - severity)[there & says])
     confusion = {}
-    read = outputs[:, STRONGEST].argmax(1)
+    read = outputs[:, 0, STRONGEST].argmax(1)
     worst = targets[:, SEVERITIES].nan_to_num(0).amax(1)
     for i, family in enumerate(FAMILIES):
         of_family = (targets[:, STRONGEST.start + i] == 1) & ((worst >= 2) | (family == "none"))
         shares = {other: (read[of_family] == j).double().mean().item() for j, other in enumerate(FAMILIES)}
         confusion[family] = {other: round(share, 3) for other, share in shares.items()}
     return {
+        "prior": prior,
         "severity_sigma": round(torch.cat(spread).std().item(), 3),
         "families": {name: {k: round(v, 4) for k, v in of.items()} for name, of in families.items()},
         "confusion": confusion,
@@ -422,46 +485,43 @@ def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict) -> d
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    whole, _, _, _, rows = load_features(args.work / "held_out")
-    intact = target([], NAN).expand(len(rows), -1)
-    inputs, targets = torch.cat([whole.inputs, whole.original]), torch.cat([whole.targets, intact])
-    single, pair = (
-        outputs_of(args.weights, "picture", inputs),
-        outputs_of(args.weights, "pair", whole.inputs - whole.original),
-    )
-    quality = (single[: len(rows), 0] + QUALITY).clamp(1, 5).numpy()
+    damaged, clean, rows = held_out_views(args)
+    wanted = torch.stack([target(parts_of(row), row["quality"]) for row in rows])
+    targets = torch.cat([wanted, target([], NAN).repeat(len(rows), 1)])
+    single = outputs_of(args.weights, "picture", torch.cat([damaged, clean]))
+    pair = outputs_of(args.weights, "pair", damaged - clean)
+    quality = (single[: len(rows), 0, 0] + QUALITY).clamp(1, 5).numpy()
     local = np.array([any(part.place for part in parts_of(row)) for row in rows])
     severe = np.array([max((part.severity for part in parts_of(row)), default=0) for row in rows])
-    for name, outputs in (("without a reference", single[: len(rows)]), ("with one", pair)):
-        strongest = (
-            whole.targets[:, STRONGEST].gather(1, outputs[:, STRONGEST].argmax(1, keepdim=True))[:, 0] > 0
-        )
+    for name, outputs in (("without a reference", single[: len(rows), 0]), ("with one", pair[:, 0])):
+        strongest = wanted[:, STRONGEST].gather(1, outputs[:, STRONGEST].argmax(1, keepdim=True))[:, 0] > 0
         print(
             f"{name}: strongest family right at severity >= 2: {strongest[severe >= 2].float().mean():.3f},"
             f" of the whole picture {strongest[(severe >= 2) & ~local].float().mean():.3f}"
         )
-    truth = whole.targets[:, 0].numpy()
+    truth = wanted[:, 0].numpy()
     print(
-        f"SRCC with pseudo-MOS {spearmanr(quality, truth)[0]:.3f}, RMSE {np.sqrt(np.mean((quality - truth) ** 2)):.3f}"
+        f"SRCC with pseudo-MOS {spearmanr(quality, truth)[0]:.3f}, of the whole picture"
+        f" {spearmanr(quality[~local], truth[~local])[0]:.3f}, RMSE {np.sqrt(np.mean((quality - truth) ** 2)):.3f}"
     )
-    clean = (single[len(rows) :, 0] + QUALITY).clamp(1, 5).numpy()
+    intact = (single[len(rows) :, 0, 0] + QUALITY).clamp(1, 5).numpy()
+    rated = intact[::CLEAN_STEP]
+    all_truth = np.concatenate([truth, np.full(len(rated), truth.max())])
+    slope, offset = np.polyfit(np.concatenate([quality, rated]), all_truth, 1)
     print(
-        f"clean: quality {np.median(clean):.2f} in the median, damaged {np.median(quality[severe >= 2]):.2f}"
+        f"clean: quality {np.median(intact):.2f} in the median; pseudo-MOS = {offset:.3f} + {slope:.3f} × quality"
     )
     left_out = json.loads((args.work / "left_out.json").read_text())
     record = {
-        "no_reference": errors_of(single, targets, left_out),
-        "full_reference": errors_of(pair, whole.targets, left_out),
+        "no_reference": errors_of(single, targets, left_out, PRIOR),
+        "full_reference": errors_of(pair, wanted, left_out, PRIOR_OF_PAIRS),
     }
-    print(json.dumps(record, indent=1))
+    for name, errors in record.items():
+        print(name, "severity", errors["severity_sigma"])
+        for family, figures in errors["families"].items():
+            print(f"  {family:<20}", figures)
     if args.write:
-        kept = read_yaml(args.detector) if args.detector.exists() else {}
-        record = (
-            {"source": SOURCE, "prior": 0.15, "left_out": 0.1, "graphic": 0.5}
-            | kept
-            | record
-            | {"source": SOURCE}
-        )
+        record = {"source": SOURCE, "left_out": 0.1, "graphic": 0.5} | record
         args.detector.write_text(
             COMMENT + yaml.safe_dump(record, sort_keys=False, width=110, default_flow_style=None)
         )

@@ -25,7 +25,7 @@ from agentic_iqa_local.iqa_tools.local_nr import ENCODER, LocalNR, pooled
 from agentic_iqa_local.iqa_tools.signals import signals
 from agentic_iqa_local.synthetic import distortions
 from agentic_iqa_local.synthetic.distortions import YCC_TO_RGB, Part, distort
-from agentic_iqa_local.synthetic.photos import load_tiles, photo_files
+from agentic_iqa_local.synthetic.photos import load_tiles, photo_files, split_photos
 from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos
 
 SHARD = 100
@@ -56,7 +56,6 @@ WEB_KINDS = (
 def split(folders: list[Path]) -> tuple[list[Path], list[Path]]:
     """(training files, held-out files): 40 of the first folder, as earlier models had them held out, and of each
     further folder HELD_OUT_MORE photographs with all their tiles."""
-    from agentic_iqa_local.synthetic.photos import split_photos
 
     train, held_out = split_photos(folders[0])
     for folder in folders[1:]:
