@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 import transformers
-from conftest import TINY
+from conftest import EMBEDDED
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
-from agentic_iqa_local.laboratory.training.embedded import CHAT_TEMPLATE
+CHAT_TEMPLATE = (EMBEDDED / "chat_template.jinja").read_text(encoding="utf-8")
 
 FAMILIES = (
     "qwen2_vl",
@@ -58,7 +58,7 @@ def make_sensitive(model):
 
 def build(family: str, folder: Path) -> None:
     """Saves model and processor of `family` to `folder`, as its maker's checkpoints are laid out."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(TINY, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED, local_files_only=True)
     more = MORE_TOKENS.get(family, [])
     if family in ("smolvlm", "idefics3"):
         more = [*more, *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))]

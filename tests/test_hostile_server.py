@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from conftest import TINY
+from conftest import EMBEDDED
 from PIL import Image
 from scripted import ScriptedTools
 
@@ -103,13 +103,13 @@ def send(handler, body: bytes, status: int = 200, **headers: str) -> None:
 
 
 def connect(at: Hostile, **options) -> ServerClient:
-    return ServerClient("embedded", ModelSettings(path=str(TINY), **{"server": at.url, **options}), "cpu")
+    return ServerClient("embedded", ModelSettings(path=str(EMBEDDED), **{"server": at.url, **options}), "cpu")
 
 
 @pytest.fixture(scope="module")
 def prompt():
     """(ids of the scoring prompt with its answer so far, letter → token id), as the client makes them."""
-    renderer = Renderer("embedded", ModelSettings(path=str(TINY)), weights=False)
+    renderer = Renderer("embedded", ModelSettings(path=str(EMBEDDED)), weights=False)
     rendered = renderer.render(SCORING, 1, ANSWER_PREFIX)
     expanded = renderer.expand(rendered, [PICTURE])
     ids = [*rendered.head, *expanded.ids, *rendered.tail, *rendered.answer_ids]
@@ -531,7 +531,9 @@ def test_an_address_that_is_none_is_not_quoted(address, tmp_path):
     with pytest.raises(ValueError, match="server: expected http://HOST:PORT") as raised:
         ModelSettings(server=address)
     with pytest.raises(VLMError, match="server: expected http://HOST:PORT") as caught:
-        ServerClient("embedded", ModelSettings(path=str(TINY)).model_copy(update={"server": address}), "cpu")
+        ServerClient(
+            "embedded", ModelSettings(path=str(EMBEDDED)).model_copy(update={"server": address}), "cpu"
+        )
     file = tmp_path / "config.yaml"
     file.write_text(json.dumps({"models": {"embedded": {"server": address}}}))
     with pytest.raises(ConfigError, match="server") as configured:
@@ -623,7 +625,7 @@ def test_a_whole_batch_shows_no_secret(server, path, picture, tmp_path, monkeypa
     server.answers[path] = echo
     (tmp_path / "config.yaml").write_text(
         json.dumps({"summarizer": {"backend": "server.embedded"}, "planner": {"backend": "server.embedded"},
-                    "executor": {"backend": "server.embedded"}, "models": {"embedded": {"path": str(TINY), "server": with_login(server.url)}}})
+                    "executor": {"backend": "server.embedded"}, "models": {"embedded": {"path": str(EMBEDDED), "server": with_login(server.url)}}})
     )  # fmt: skip
     out = tmp_path / "out"
     out.mkdir()

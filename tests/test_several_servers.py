@@ -12,7 +12,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from conftest import TINY
+from conftest import EMBEDDED
 from PIL import Image
 from test_hostile_server import (
     CHAT,
@@ -47,7 +47,7 @@ def two():
 @pytest.fixture(scope="module")
 def answers():
     """The answers to the probes and to PICTURE, by the number of tokens of their prompts."""
-    renderer = Renderer("embedded", ModelSettings(path=str(TINY)), weights=False)
+    renderer = Renderer("embedded", ModelSettings(path=str(EMBEDDED)), weights=False)
     rendered = renderer.render(SCORING, 1, ANSWER_PREFIX)
     ids = {}
     for picture in (PICTURE, *probe_pictures()):
@@ -79,7 +79,7 @@ def completions(prompt, answers, values=SOUND, of_picture=None):
 
 
 def pool(*states, **options) -> SeveralServers:
-    settings = ModelSettings(path=str(TINY), **{"server": [state.url for state in states], **options})
+    settings = ModelSettings(path=str(EMBEDDED), **{"server": [state.url for state in states], **options})
     client = connect("embedded", settings, "cpu")
     assert isinstance(client, SeveralServers)
     return client
@@ -210,7 +210,7 @@ def test_servers_of_another_version_or_model_are_refused(two, prompt, answers, p
 
 def test_a_server_that_is_not_there_at_the_start_is_left_out(two, prompt, answers):
     two[0].answers[CHAT] = completions(prompt, answers)
-    settings = ModelSettings(path=str(TINY), server=[two[0].url, "http://127.0.0.1:9"])
+    settings = ModelSettings(path=str(EMBEDDED), server=[two[0].url, "http://127.0.0.1:9"])
     read(connect("embedded", settings, "cpu"))
 
 

@@ -7,10 +7,7 @@ from agentic_iqa_local.offline.fetch import Wanted, short
 from agentic_iqa_local.offline.manifest import Notice
 
 OWN = "this project's own"
-EMBEDDED_LICENCE = (
-    "this project's own, embedded/README.md names its photographs' licences; SmolLM2's weights in it are"
-    " under Apache-2.0 (embedded/LICENSE-SmolLM2)"
-)
+EMBEDDED_LICENCE = f"{OWN}, embedded/README.md names its photographs' licences"
 FREE = (
     "apache-2.0",
     "mit",

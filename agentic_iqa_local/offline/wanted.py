@@ -17,7 +17,7 @@ from agentic_iqa_local.offline.fetch import (
     retried,
     snapshot_folder,
 )
-from agentic_iqa_local.offline.licences import EMBEDDED_LICENCE, OWN
+from agentic_iqa_local.offline.licences import EMBEDDED_LICENCE
 from agentic_iqa_local.offline.manifest import HUB, HUGGINGFACE, SEGMENT, Manifest
 from agentic_iqa_local.paths import EMBEDDED, about_missing_model
 
@@ -61,7 +61,7 @@ def model_folder(folder: str, local: Path, repos: dict[str, Repo], downloads: Pa
     if folder not in repos and local.is_dir():
         licence = REPOS[folder].licence if folder in REPOS else "unknown"
         if folder == "embedded":
-            licence = EMBEDDED_LICENCE if (local / "LICENSE-SmolLM2").is_file() else OWN
+            licence = EMBEDDED_LICENCE
         names = chosen((place.name for place in local.iterdir() if place.is_file()), str(local))
         require_whole(local, names)
         return [Wanted(f"{folder}/{name}", local / name, f"local folder {folder}", licence) for name in names]
