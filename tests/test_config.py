@@ -24,6 +24,7 @@ def test_every_shipped_set_up_loads_and_its_sections_share_one_model(path):
 def test_the_set_ups_that_are_promised_ship():
     assert {p.stem for p in SET_UPS} >= {
         "model_backends", "qwen2_5_vl_7b", "qwen2_5_vl_7b_4bit", "qwen3_vl_8b", "qwen3_vl_8b_4bit", "llava_onevision_7b",
+        "llava_onevision_0_5b", "q_sit_mini", "qwen3_vl_2b", "qwen2_5_vl_3b",
     }  # fmt: skip
 
 

@@ -130,7 +130,7 @@ def test_a_model_that_a_set_up_is_made_for_gets_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given", [{"model": "tiny"}, {"config": "embedded"}, {"gpu": None}, {"engine": "server"}], ids=str
+    "given", [{"model": "embedded"}, {"config": "embedded"}, {"gpu": None}, {"engine": "server"}], ids=str
 )
 def test_what_was_chosen_wins(tmp_path, given):
     model(tmp_path / "large", 1000)

@@ -23,6 +23,10 @@ TERMS = {
         "no commercial use, changes under the same licence",
         "https://creativecommons.org/licenses/by-nc-sa/4.0/",
     ),
+    "qwen-research": (
+        "research only; commercial use needs a licence of Alibaba Cloud's",
+        "https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE",
+    ),
     "unknown": ("read the model card before use", "no link known"),
 }
 PYIQA = Notice(

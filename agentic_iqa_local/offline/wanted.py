@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 
 # The model folders that the shipped configurations name.
 REPOS = {
+    "llava-onevision-qwen2-0.5b-ov-hf": Repo(
+        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf", licence="apache-2.0"
+    ),
+    "q-sit-mini": Repo("zhangzicheng/q-sit-mini", licence="mit"),
+    "Qwen3-VL-2B-Instruct": Repo(
+        "Qwen/Qwen3-VL-2B-Instruct", "89644892e4d85e24eaac8bacfd4f463576704203", "apache-2.0"
+    ),
+    "Qwen2.5-VL-3B-Instruct": Repo(
+        "Qwen/Qwen2.5-VL-3B-Instruct", "66285546d2b821cf421d4f5eb2576359d3770cd3", "qwen-research"
+    ),
     "Qwen2.5-VL-7B-Instruct": Repo(
         "Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "apache-2.0"
     ),
