@@ -693,7 +693,7 @@ def test_a_process_that_hangs_while_it_starts_is_ended_too():
     before = set(multiprocessing.active_children())
     with Apart(setup_of(), timeout=0.01) as hanging:
         assert hanging.ask(number).found == "no answer within 0.01 s"
-        assert set(multiprocessing.active_children()) == before
+        assert set(multiprocessing.active_children()) <= before
 
 
 def test_checks_reach_no_network_and_what_tried_to_is_told(apart):
