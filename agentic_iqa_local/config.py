@@ -30,7 +30,7 @@ from agentic_iqa_local.config_sections import (
 from agentic_iqa_local.files import FileError
 from agentic_iqa_local.levels import Mode, lower_edge
 from agentic_iqa_local.offline.store import models_root
-from agentic_iqa_local.paths import EMBEDDED, ROOT
+from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.plain_yaml import read_yaml
 from agentic_iqa_local.replanning import DEFAULT_MAX_REPLAN_ITERATIONS
 from agentic_iqa_local.state import revised
@@ -42,10 +42,9 @@ ROLES = ("planner", "executor", "summarizer")
 
 def model_folder(name: str) -> Path:
     """Where a model lies by name: below `store.models_root()`, or where only this project's own models/ has
-    it, there. The embedded one is expected there too where it is nowhere, since it is assembled there."""
-    folder, shipped = models_root() / name, EMBEDDED if name == "embedded" else ROOT / "models" / name
-    ours = os.path.isdir(shipped) or shipped == EMBEDDED
-    return shipped if ours and not os.path.isdir(folder) else folder
+    it, there."""
+    folder, shipped = models_root() / name, ROOT / "models" / name
+    return shipped if os.path.isdir(shipped) and not os.path.isdir(folder) else folder
 
 
 class Settings(Section):

@@ -123,6 +123,13 @@ class ModelSettings(Section):
             " (Qwen3-VL), or not at all."
         ),
     )
+    answers: Literal["letters", "words"] = Field(
+        default="letters",
+        description=(
+            "How a rating is read: at the letters A to E, or at the words Excellent to Bad, for a model that"
+            " was trained to say these."
+        ),
+    )
     prompt_layout: PromptLayout = Field(
         default="images_first",
         description="system_first is the paper's order; its roles share no image cache.",

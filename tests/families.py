@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 import transformers
-from conftest import TINY
+from conftest import EMBEDDED
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
-from agentic_iqa_local.laboratory.training.embedded import CHAT_TEMPLATE
+CHAT_TEMPLATE = (EMBEDDED / "chat_template.jinja").read_text(encoding="utf-8")
 
 FAMILIES = (
     "qwen2_vl",
@@ -58,7 +58,7 @@ def make_sensitive(model):
 
 def build(family: str, folder: Path) -> None:
     """Saves model and processor of `family` to `folder`, as its maker's checkpoints are laid out."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(TINY, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED, local_files_only=True)
     more = MORE_TOKENS.get(family, [])
     if family in ("smolvlm", "idefics3"):
         more = [*more, *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))]
@@ -255,3 +255,56 @@ def _name_as_published(folder: Path) -> None:
         for name, value in load_file(file).items()
     }
     save_file(weights, file, metadata={"format": "pt"})
+
+
+# Models that the presets of configs/ name, small and of random weights: the parts, the order of tiles, the patches
+# and the pixel ranges are those of the published folders; widths, depths and vocabulary are not.
+def build_preset(name: str, folder: Path) -> None:
+    """Saves a model that has the architecture and processor settings of the preset `name`."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED, local_files_only=True)
+    model, processor = (_onevision if name in ("llava_onevision_0_5b", "q_sit_mini") else _qwen_preset)(
+        name, tokenizer
+    )
+    make_sensitive(model).save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def _onevision(name, tokenizer):
+    """SigLIP with 384×384 in patches of 14 (729 tokens a tile), a Qwen2 language model, up to 6×6 tiles."""
+    place = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    pinpoints = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
+    tile = {"height": 384, "width": 384}
+    config = transformers.LlavaOnevisionConfig(
+        vision_config=transformers.SiglipVisionConfig(**TOWER | {"image_size": 384}, vision_use_head=False),
+        text_config=transformers.Qwen2Config(
+            **TEXT | {"max_position_embeddings": 32768}, **_ids(tokenizer), tie_word_embeddings=True
+        ),
+        image_token_index=place, video_token_index=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        image_grid_pinpoints=pinpoints, vision_feature_select_strategy="full", vision_feature_layer=-1,
+        vision_aspect_ratio="anyres_max_9", tie_word_embeddings=True,
+    )  # fmt: skip
+    processor = transformers.LlavaOnevisionProcessor(
+        image_processor=transformers.LlavaOnevisionImageProcessor(size=tile, image_grid_pinpoints=pinpoints),
+        tokenizer=tokenizer, video_processor=transformers.LlavaOnevisionVideoProcessor(size=tile),
+        num_image_tokens=729, vision_feature_select_strategy="full", vision_aspect_ratio="anyres_max_9",
+        image_token="<|image_pad|>", video_token="<|video_pad|>", chat_template=CHAT_TEMPLATE,
+    )  # fmt: skip
+    return transformers.LlavaOnevisionForConditionalGeneration(config), processor
+
+
+def _qwen_preset(name, tokenizer):
+    """Qwen3-VL-2B: patches of 16, features of three depths, 256² to 4096² pixels. Qwen2.5-VL-3B: patches of 14,
+    windows of 112 pixels, 56² to 12,845,056 pixels."""
+    model, processor = _qwen("qwen3_vl" if name == "qwen3_vl_2b" else "qwen2_5_vl", tokenizer)
+    config = model.config
+    config.tie_word_embeddings = config.text_config.tie_word_embeddings = True
+    if name == "qwen3_vl_2b":
+        config.vision_config.depth = 4
+        config.vision_config.deepstack_visual_indexes = [0, 1, 2]
+        config.vision_config.num_position_embeddings = 2304
+        config.text_config.num_hidden_layers = 4
+        processor.image_processor.size = {"shortest_edge": 65536, "longest_edge": 16777216}
+    else:
+        config.vision_config.window_size = 112
+        processor.image_processor.size = {"shortest_edge": 3136, "longest_edge": 12845056}
+    return type(model)(config), processor

@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from conftest import ROOT, TINY
+from conftest import EMBEDDED, ROOT
 from PIL import Image
 from scripted import in_this_process, loaded_batch
 from test_assess import blocked  # noqa: F401 - a fixture
@@ -445,7 +445,7 @@ def test_a_server_whose_engine_is_dead_is_a_lost_model(status, health, lost, pho
     monkeypatch.setattr(
         httpx, "Client", lambda **options: real(transport=httpx.MockTransport(answer), **options)
     )
-    ours = ServerClient("embedded", ModelSettings(path=str(TINY)), "cpu")
+    ours = ServerClient("embedded", ModelSettings(path=str(EMBEDDED)), "cpu")
     with pytest.raises(VLMError, match="EngineCore encountered an issue") as caught:
         ours.open([photo]).read_letters(
             summarizer_prompt(DEFAULT_QUERY, None, scoring=True), ANSWER_PREFIX, LETTERS
@@ -711,7 +711,7 @@ def test_an_image_that_does_not_fit_is_seen_in_smaller_pieces(
     """512×512 pixels are 256 image tokens of 32×32. With 150 tokens less than they need, the whole does not
     fit and a half (at most 128 tokens) does. The score is that of a model whose limit is half of 512×512."""
     whole = assess(photo_path, pipeline="letters", services=services)
-    half = ModelSettings(path=str(TINY), max_pixels=512 * 512 // 2)
+    half = ModelSettings(path=str(EMBEDDED), max_pixels=512 * 512 // 2)
     expected = assess(
         photo_path,
         pipeline="letters",

@@ -83,7 +83,7 @@ def test_it_gives_what_a_batch_in_this_process_gives_bit_for_bit(items):
     for name, row in here.items():
         assert row.q is not None, row.error
         assert untimed(apart[name].model_dump(mode="json")) == untimed(row.model_dump(mode="json"))
-    assert processes() == before
+    assert processes() <= before
 
 
 def test_an_agents_row_goes_to_another_process_as_its_line_and_is_whole_there(items, tmp_path):
@@ -129,7 +129,7 @@ def test_a_tool_that_hangs_costs_its_image_and_a_new_process(items, jobs, monkey
         "1.png"
     }
     assert len(rows) == 4
-    assert processes() == before
+    assert processes() <= before
 
 
 def test_what_holds_the_interpreter_is_ended_from_outside(items, monkeypatch):

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY
+from conftest import EMBEDDED, ROOT
 from PIL import Image
 
 from agentic_iqa_local.certify import certification, compare, drift, letters, reading
@@ -169,11 +169,11 @@ def test_drift_is_the_largest_difference():
 def test_every_kind_of_file_that_changed_is_named(tmp_path):
     from safetensors.torch import load_file, save_file
 
-    record, is_ours = shipped_record(TINY)
+    record, is_ours = shipped_record(EMBEDDED)
     if not is_ours:
         pytest.skip("the record that ships is of another model")
     folder = tmp_path / "embedded"
-    shutil.copytree(TINY, folder)
+    shutil.copytree(EMBEDDED, folder)
     recorded = {"files": record.identity["files"]}
     assert differences({"files": files_of(folder)}, recorded, "recorded") == []
     weights = load_file(folder / "model.safetensors")

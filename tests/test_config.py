@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import EMBEDDED, ROOT, TINY
+from conftest import EMBEDDED, ROOT
 
 from agentic_iqa_local.config import CONFIGS, Settings, find_config, load_settings, model_folder
 from agentic_iqa_local.config_sections import ConfigError
@@ -24,6 +24,7 @@ def test_every_shipped_set_up_loads_and_its_sections_share_one_model(path):
 def test_the_set_ups_that_are_promised_ship():
     assert {p.stem for p in SET_UPS} >= {
         "model_backends", "qwen2_5_vl_7b", "qwen2_5_vl_7b_4bit", "qwen3_vl_8b", "qwen3_vl_8b_4bit", "llava_onevision_7b",
+        "llava_onevision_0_5b", "q_sit_mini", "qwen3_vl_2b", "qwen2_5_vl_3b",
     }  # fmt: skip
 
 
@@ -73,13 +74,10 @@ def test_a_limit_of_zero_stays_zero():
 def test_models_lie_in_one_folder_and_ours_where_they_ship(tmp_path, monkeypatch):
     monkeypatch.delenv("AGENTIC_IQA_MODELS", raising=False)
     assert models_root() == ROOT / "models"
-    assert model_folder("tiny") == TINY
     assert model_folder("embedded") == EMBEDDED
     monkeypatch.setenv("AGENTIC_IQA_MODELS", str(tmp_path))
     assert models_root() == tmp_path
     assert models_root("elsewhere") == Path("elsewhere").absolute()
-    assert model_folder("tiny") == TINY
-    # Also where it was not assembled yet: that is where it is made.
     assert model_folder("embedded") == EMBEDDED
     (tmp_path / "embedded").mkdir()
     assert model_folder("embedded") == tmp_path / "embedded"

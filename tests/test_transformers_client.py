@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from conftest import EMBEDDED
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -101,7 +101,7 @@ def test_resumed_prefix_after_another_image_ran_in_between(client, pictures):
 
 
 def test_without_prefix_sharing_everything_is_computed_again_with_equal_letters(client, pictures):
-    lone = TransformersClient("embedded", ModelSettings(path=str(TINY), share_prefix=False), "cpu")
+    lone = TransformersClient("embedded", ModelSettings(path=str(EMBEDDED), share_prefix=False), "cpu")
     reads, usages = [], []
     for each in (client, lone):
         session = each.open([pictures[0]])
@@ -189,7 +189,7 @@ def test_special_tokens_in_a_query_are_text(client, pictures):
 
 
 def test_a_failing_forward_pass_is_a_sentence_and_leaves_a_clean_session(pictures, monkeypatch):
-    lone = TransformersClient("embedded", ModelSettings(path=str(TINY)), "cpu")
+    lone = TransformersClient("embedded", ModelSettings(path=str(EMBEDDED)), "cpu")
     session = lone.open([pictures[0]])
     session.generate(detection_prompt(DEFAULT_QUERY, ["Global"]), detection_reply(["Global"]))
 
@@ -222,14 +222,14 @@ def test_a_cache_that_cannot_be_cut_is_computed_again(client, pictures, monkeypa
 
 def test_pixel_limits_that_allow_no_view_are_refused():
     with pytest.raises(VLMError, match="max_pixels"):
-        TransformersClient("embedded", ModelSettings(path=str(TINY), max_pixels=500), "cpu")
+        TransformersClient("embedded", ModelSettings(path=str(EMBEDDED), max_pixels=500), "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU: pytest -m gpu on one")
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-2), ("bfloat16", 0.3)])
 def test_gpu_letters_agree_with_cpu_letters(client, pictures, dtype, bound):
-    on_gpu = TransformersClient("embedded", ModelSettings(path=str(TINY), dtype=dtype), "cuda:0")
+    on_gpu = TransformersClient("embedded", ModelSettings(path=str(EMBEDDED), dtype=dtype), "cuda:0")
     reads = [
         each.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for each in (client, on_gpu)
     ]
@@ -240,7 +240,7 @@ def test_gpu_letters_agree_with_cpu_letters(client, pictures, dtype, bound):
 # 2**(4 - 10) = 0.016 in float16. Two roundings and the sums before them: two and three neighbours.
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", BOUND), ("float16", 0.05), ("bfloat16", 0.25)])
 def test_sharing_the_prefix_moves_the_letters_by_no_more_than_the_dtype(pictures, dtype, bound):
-    half = TransformersClient("embedded", ModelSettings(path=str(TINY), dtype=dtype), "cpu")
+    half = TransformersClient("embedded", ModelSettings(path=str(EMBEDDED), dtype=dtype), "cpu")
     shared = half.open([pictures[0]])
     shared.generate(planner_prompt(DEFAULT_QUERY, False), PlannerReply)
     read = shared.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
@@ -254,7 +254,7 @@ def test_the_exact_mode_asks_for_deterministic_kernels_and_gives_the_same_bits(p
     try:
         for _ in range(2):
             exact = load_settings().model_copy(
-                update={"models": {"embedded": ModelSettings(path=str(TINY), exact=True)}}
+                update={"models": {"embedded": ModelSettings(path=str(EMBEDDED), exact=True)}}
             )
             rows.append(assess(photo_path, services=Services(exact, "cpu", tools=services.tools)))
         assert torch.are_deterministic_algorithms_enabled()
@@ -268,7 +268,7 @@ def test_the_exact_mode_asks_for_deterministic_kernels_and_gives_the_same_bits(p
 @pytest.mark.parametrize(("kind", "layer"), [("8bit", "Linear8bitLt"), ("4bit", "Linear4bit")])
 def test_quantisation_takes_the_language_layers_and_leaves_tower_and_head(client, pictures, kind, layer):
     small = TransformersClient(
-        "embedded", ModelSettings(path=str(TINY), quantization=kind, dtype="float32"), "cpu"
+        "embedded", ModelSettings(path=str(EMBEDDED), quantization=kind, dtype="float32"), "cpu"
     )
     kinds = {
         name: type(module).__name__
@@ -293,7 +293,9 @@ def test_letters_that_are_no_single_token_are_refused():
 
 
 def test_system_first_layout_puts_the_template_before_the_images(pictures):
-    paper = TransformersClient("embedded", ModelSettings(path=str(TINY), prompt_layout="system_first"), "cpu")
+    paper = TransformersClient(
+        "embedded", ModelSettings(path=str(EMBEDDED), prompt_layout="system_first"), "cpu"
+    )
     session = paper.open([pictures[0]])
     ids, _, _ = session._render(SCORING)
     text = paper.tokenizer.decode(ids)
@@ -307,7 +309,7 @@ def test_system_first_layout_puts_the_template_before_the_images(pictures):
 )
 def test_a_template_that_loses_or_repeats_the_image_is_refused(pictures, tmp_path, change, match):
     folder = tmp_path / "m"
-    shutil.copytree(TINY, folder)
+    shutil.copytree(EMBEDDED, folder)
     template = folder / "chat_template.jinja"
     image = "<|vision_start|><|image_pad|><|vision_end|>"
     assert image in template.read_text()
@@ -333,11 +335,11 @@ class TestBadFolders:
         self.refused(tmp_path, "config.json")
 
     def test_without_weights(self, tmp_path):
-        shutil.copytree(TINY, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+        shutil.copytree(EMBEDDED, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
         self.refused(tmp_path / "m", "no weights")
 
     def test_with_a_pickle(self, tmp_path):
-        shutil.copytree(TINY, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+        shutil.copytree(EMBEDDED, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
         (tmp_path / "m" / "pytorch_model.bin").write_bytes(b"not opened")
         self.refused(tmp_path / "m", "pickles")
 
@@ -351,7 +353,7 @@ class TestBadFolders:
         self.refused(tmp_path / "m", "reads text only")
 
     def test_missing_tensors_are_not_made_up(self, tmp_path):
-        shutil.copytree(TINY, tmp_path / "m")
+        shutil.copytree(EMBEDDED, tmp_path / "m")
         weights = load_file(tmp_path / "m" / "model.safetensors")
         gone = [name for name in weights if "visual.blocks.3" in name]
         save_file(
@@ -363,16 +365,16 @@ class TestBadFolders:
         self.refused(tmp_path / "m", f"{len(gone)} are missing")
 
     def test_without_chat_template(self, tmp_path):
-        shutil.copytree(TINY, tmp_path / "m", ignore=shutil.ignore_patterns("chat_template*"))
+        shutil.copytree(EMBEDDED, tmp_path / "m", ignore=shutil.ignore_patterns("chat_template*"))
         self.refused(tmp_path / "m", "chat template")
 
     def test_damaged_index(self, tmp_path):
-        shutil.copytree(TINY, tmp_path / "m")
+        shutil.copytree(EMBEDDED, tmp_path / "m")
         (tmp_path / "m" / "model.safetensors.index.json").write_text('{"weight_map"')
         self.refused(tmp_path / "m", "index.json cannot be used: expected JSON")
 
     def test_truncated_weights(self, tmp_path):
-        shutil.copytree(TINY, tmp_path / "m")
+        shutil.copytree(EMBEDDED, tmp_path / "m")
         weights = tmp_path / "m" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:10_000])
         self.refused(tmp_path / "m", "no whole safetensors file")
@@ -380,7 +382,7 @@ class TestBadFolders:
     def test_remote_code_is_not_run(self, tmp_path):
         import json
 
-        shutil.copytree(TINY, tmp_path / "m")
+        shutil.copytree(EMBEDDED, tmp_path / "m")
         config = json.loads((tmp_path / "m" / "config.json").read_text())
         config |= {"model_type": "stranger", "auto_map": {"AutoConfig": "evil.Config"}}
         (tmp_path / "m" / "config.json").write_text(json.dumps(config))

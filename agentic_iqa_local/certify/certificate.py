@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, first_mistake, read_json
-from agentic_iqa_local.paths import EMBEDDED, PACKAGE
+from agentic_iqa_local.paths import PACKAGE
 
 FORMAT = 1
 LARGEST = 2**26  # bytes
@@ -69,6 +69,4 @@ def shipped_record(folder: Path) -> tuple[Certificate, bool]:
     name and not by its content, so that another content is found."""
     record = read_certificate(RECORD)
     names = {folder.name, folder.resolve().name}
-    if "embedded" in names:
-        names.add(EMBEDDED.name)
     return record, record.model is not None and record.made.get("model") in names

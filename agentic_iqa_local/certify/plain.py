@@ -16,7 +16,7 @@ from agentic_iqa_local.certify.reading import CAPTURED, SCORING, as_arrays
 from agentic_iqa_local.config_sections import PlacedModel
 from agentic_iqa_local.devices import memory_ran_out
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.prompts import ANSWER_PREFIX, chat_messages
+from agentic_iqa_local.prompts import ANSWER_PREFIX, chat_messages, in_words
 from agentic_iqa_local.workbench import Box
 
 
@@ -33,9 +33,11 @@ def plain_forward(
     set_pixels(processor, options)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model, used = _loaded(options.path, device)
-    messages = chat_messages(SCORING, 1, options.prompt_layout)
+    scoring, words = in_words(SCORING) if options.answers == "words" else (SCORING, {})
+    messages = chat_messages(scoring, 1, options.prompt_layout)
     text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) + ANSWER_PREFIX
-    ids = {letter: _encode(processor, text + letter)[-1] for letter in LETTERS}
+    end = len(_encode(processor, text))
+    ids = {letter: _encode(processor, text + words.get(letter, letter))[end] for letter in LETTERS}
     found: dict[str, Any] = {"prompt": text, "letters_tokens": ids, "device": used, "letters": {}}
     found |= {"inputs": {}, "exchanged": {}, "most_pixels": most_pixels(processor)}
     for number, (name, box) in enumerate(boxes.items()):

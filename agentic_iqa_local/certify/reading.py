@@ -206,7 +206,8 @@ def _model(client: VLMClient) -> dict[str, Any]:
     renderer: Any = getattr(client, "renderer", None)
     found: dict[str, Any] = {}
     if renderer is not None:
-        rendered = renderer.render(SCORING, 1, ANSWER_PREFIX)
+        asked, _ = renderer.asked(SCORING)
+        rendered = renderer.render(asked, 1, ANSWER_PREFIX)
         found |= {"prompt": rendered.text, "holds_in_bfloat16": renderer.holds_in_bfloat16}
     found["letters"] = (
         client.read_many([[Image.new("RGB", (256, 256), "grey")]], SCORING, ANSWER_PREFIX, LETTERS)

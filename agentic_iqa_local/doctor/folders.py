@@ -1,5 +1,4 @@
-"""What is examined on disk: the models folder, the embedded model's weights, and the caches of libraries and
-scores."""
+"""What is examined on disk: the models folder, and the caches of libraries and scores."""
 
 import os
 import shutil
@@ -9,11 +8,10 @@ from pathlib import Path
 from agentic_iqa_local.doctor.checks import Finding, Setup, check
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.weights import huggingface_cache, torch_hub
-from agentic_iqa_local.offline.assembly import RECORD, WEIGHTS, read_record, weights_are_right
 from agentic_iqa_local.offline.manifest import MANIFEST, Manifest
 from agentic_iqa_local.offline.reading import problems_of, read_manifest, unlisted
 from agentic_iqa_local.offline.store import models_root
-from agentic_iqa_local.paths import ASSEMBLED, EMBEDDED, EMBEDDED_PARTS, ROOT, about_missing_model, command
+from agentic_iqa_local.paths import EMBEDDED, ROOT, command
 
 UNPACK = command("unpack") + " BUNDLE"
 ROOM = 256 * 2**20  # bytes that a disk needs to have free
@@ -38,7 +36,7 @@ def models_folder(setup: Setup) -> Finding:
         return "fail", f"{root}: no such folder", remedy
     if not os.path.lexists(root / MANIFEST):
         if root == ROOT / "models":
-            return "pass", f"{root}: no manifest; the embedded model is assembled here", ""
+            return "pass", f"{root}: no manifest; the embedded model is there", ""
         return "warn", f"{root}: no manifest, so nobody can tell whether its files are whole", UNPACK
     manifest, sha256 = read_manifest(root)
     problems = (
@@ -66,21 +64,6 @@ def differing_sizes(root: Path, manifest: Manifest) -> list[str]:
         if size != entry.size:
             problems.append(f"{place}: expected {entry.size} bytes, found {size}")
     return [*problems, *map(str, unlisted(root, manifest))]
-
-
-@check("embedded model", "get the checkout or the installation again")
-def embedded_model(setup: Setup) -> Finding | None:
-    """Are the assembled weights those that the parts' record names? Nothing where another model is used;
-    `quick` reads no weights."""
-    if not ASSEMBLED or EMBEDDED not in map(setup.folder, setup.backends):
-        return None
-    record = read_record(EMBEDDED_PARTS)
-    if not os.path.isdir(EMBEDDED):
-        return "fail", *about_missing_model(EMBEDDED)
-    if not (setup.quick or weights_are_right(EMBEDDED, record)):
-        _, remedy = about_missing_model(EMBEDDED)
-        return "fail", f"{EMBEDDED / WEIGHTS} is not what {RECORD} names", f"remove {EMBEDDED}; {remedy}"
-    return "pass", f"{EMBEDDED}: assembled with {record.gguf.file}{'' if setup.quick else ', and whole'}", ""
 
 
 def cache_folder(name: str) -> Path:

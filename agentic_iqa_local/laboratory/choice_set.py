@@ -14,24 +14,47 @@ import numpy as np
 from PIL import Image
 
 from agentic_iqa_local.commands.console import bar, safe_streams
-from agentic_iqa_local.laboratory.training.choices import HOW_SEVERE, WHETHER, WHICH
-from agentic_iqa_local.laboratory.training.questions import words_of
-from agentic_iqa_local.laboratory.training.samples import visible_parts
-from agentic_iqa_local.laboratory.training.sentences import SEVERITY_WORDS
 from agentic_iqa_local.levels import DISTORTION_TYPES
-from agentic_iqa_local.synthetic.distortions import KINDS_BY_FAMILY, draw_sample
-from agentic_iqa_local.synthetic.photos import Crop, load_tiles, split_photos
+from agentic_iqa_local.synthetic.distortions import draw_sample
+from agentic_iqa_local.synthetic.photos import SEVERITY_WORDS, Crop, load_tiles, split_photos
 from agentic_iqa_local.tables import write_csv
 
 SEED = 7019
 COLUMNS = ("image", "question", "choices", "answer", "question_type")
+
+WHICH = (
+    "Which distortion is most visible in the image?",
+    "What is the main distortion?",
+    "What is wrong with this picture?",
+)
+WHETHER = (
+    "Is the image {a}?",
+    "Does the picture look {a}?",
+    "Is there {n} in this image?",
+    "Do you see {n}?",
+)
+HOW_SEVERE = (
+    "How severe is the distortion?",
+    "How visible are the artifacts?",
+    "How badly is the picture degraded?",
+)
+# a noun and an adjective for each family
+WORDS = {
+    "Blurs": ("blur", "blurry"),
+    "Color distortions": ("color damage", "wrong in color"),
+    "Compression": ("compression damage", "damaged by compression"),
+    "Noise": ("noise", "noisy"),
+    "Brightness change": ("wrong exposure", "too dark or too bright"),
+    "Sharpness": ("oversharpening", "oversharpened"),
+    "Contrast": ("wrong contrast", "wrong in contrast"),
+}
 
 Asked = tuple[str, list[str], str]  # question, choices, the right one
 
 
 def which(crop: Crop, rng: random.Random) -> Asked:
     """The distortion that is there, among three or four that are not."""
-    parts = visible_parts(crop)
+    parts = crop.visible_parts
     right = parts[0].family if parts else "None"
     absent = [family for family in DISTORTION_TYPES if family not in crop.sample.families]
     wrong = rng.sample(absent, rng.choice((2, 3, 4)))
@@ -44,18 +67,17 @@ def which(crop: Crop, rng: random.Random) -> Asked:
 
 def whether(crop: Crop, rng: random.Random) -> Asked:
     """Yes or no to a flaw that is there, or to one that is not."""
-    parts = visible_parts(crop)
+    parts = crop.visible_parts
     there = bool(parts) and rng.random() < 0.55
     absent = [family for family in DISTORTION_TYPES if family not in crop.sample.families]
     family = parts[0].family if there else rng.choice(absent)
-    kind = parts[0].kind if there else rng.choice(KINDS_BY_FAMILY[family])
-    noun, adjective = words_of(kind, family, np.random.default_rng(rng.randrange(2**31)))
+    noun, adjective = WORDS[family]
     return rng.choice(WHETHER).format(n=noun, a=adjective), ["Yes", "No"], "Yes" if there else "No"
 
 
 def how_severe(crop: Crop, rng: random.Random) -> Asked:
     """The strength of the strongest distortion."""
-    parts = visible_parts(crop)
+    parts = crop.visible_parts
     right = SEVERITY_WORDS[parts[0].severity].capitalize() if parts else "None"
     return rng.choice(HOW_SEVERE), ["None", "Slight", "Moderate", "Severe", "Extreme"], right
 

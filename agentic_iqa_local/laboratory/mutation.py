@@ -56,7 +56,7 @@ TESTS = {  # the test files of a module; one that is not here has test_NAME.py
     "intervals": "intervals sureness",
     "iqa_tools.calibration": "calibration faults",
     "nodes.letter_reading": "sureness summarizer replanning faults",
-    "nodes.summarizer": "summarizer replanning reasoning free_questions conversation faults",
+    "nodes.summarizer": "summarizer replanning reasoning conversation faults",
     "replanning": "replan_loop state graph replanning summarizer",
     "request": "request state graph faults",
     "rows": "rows durability",

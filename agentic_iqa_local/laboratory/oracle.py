@@ -13,14 +13,11 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.iqa_tools import TOOLS
-from agentic_iqa_local.laboratory.training.data import level_targets
-from agentic_iqa_local.laboratory.training.samples import visible_parts
-from agentic_iqa_local.laboratory.training.sentences import EFFECTS, SEVERITY_WORDS, sentence
-from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.state import PlannerOutput
-from agentic_iqa_local.synthetic.photos import Crop
+from agentic_iqa_local.synthetic.photos import SEVERITY_WORDS, Crop
 from agentic_iqa_local.vlm_client import (
     LetterRead,
     ManyReads,
@@ -30,15 +27,15 @@ from agentic_iqa_local.vlm_client import (
     read_each,
 )
 
+LEVEL_WIDTH = 0.7
 ON_LETTERS = (
     0.999  # of the probability; the rest lies on other tokens, as with a model that answers as it is asked to
 )
 
 
 class Oracle:
-    """Answers for one picture (`crop`) and one query, whose regions are `scope`. Its letters are the
-    distribution that the embedded model was trained towards: a Gaussian of 0.7 levels around the pseudo-MOS.
-    It counts calls and no tokens.
+    """Answers for one picture (`crop`) and one query, whose regions are `scope`. Its letters are a
+    Gaussian of 0.7 levels around the pseudo-MOS. It counts calls and no tokens.
     """
 
     name = "oracle"
@@ -99,7 +96,9 @@ class OracleSession:
 
     def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         self.usage.calls += 1
-        (target,) = level_targets(np.array([self.oracle.crop.quality]))
+        levels = np.array([LETTER_TO_LEVEL[letter] for letter in LETTERS])
+        target = np.exp(-0.5 * ((levels - self.oracle.crop.quality) / LEVEL_WIDTH) ** 2)
+        target /= target.sum()
         if "A. Bad" in prompt.instructions:
             target = target[::-1]
         logprobs = {letter: math.log(ON_LETTERS * p) for letter, p in zip(LETTERS, target, strict=True)}
@@ -125,7 +124,7 @@ def _plan(oracle: Oracle, schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def _detection(oracle: Oracle, schema: type[BaseModel]) -> dict[str, list[str]]:
-    return {key: [part.family for part in visible_parts(oracle.crop)] for key in keys(schema)}
+    return {key: [part.family for part in oracle.crop.visible_parts] for key in keys(schema)}
 
 
 def _analysis(oracle: Oracle, schema: type[BaseModel]) -> dict[str, list[dict[str, str]]]:
@@ -136,7 +135,7 @@ def _analysis(oracle: Oracle, schema: type[BaseModel]) -> dict[str, list[dict[st
         return {
             "type": distortion,
             "severity": SEVERITY_WORDS[part.severity if part else 0],
-            "explanation": sentence(EFFECTS[part.kind][0]) if part else "It is not visible.",
+            "explanation": "It disturbs the picture." if part else "It is not visible.",
         }
 
     asked = {

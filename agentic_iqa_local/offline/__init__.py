@@ -25,5 +25,4 @@ written last.
 `wanted`, `wheels`    what a configuration needs, and where it comes from
 `licences`            which of it may not be used freely
 `fetch`               downloads it; nothing else in this package reaches a network
-`assembly`            makes the embedded model of its parts
 """

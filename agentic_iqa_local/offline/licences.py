@@ -7,10 +7,7 @@ from agentic_iqa_local.offline.fetch import Wanted, short
 from agentic_iqa_local.offline.manifest import Notice
 
 OWN = "this project's own"
-EMBEDDED_LICENCE = (
-    "this project's own, embedded/README.md names its photographs' licences; SmolLM2's weights in it are"
-    " under Apache-2.0 (embedded/LICENSE-SmolLM2)"
-)
+EMBEDDED_LICENCE = f"{OWN}, embedded/README.md names its photographs' licences"
 FREE = (
     "apache-2.0",
     "mit",
@@ -25,6 +22,10 @@ TERMS = {
     "cc-by-nc-sa-4.0": (
         "no commercial use, changes under the same licence",
         "https://creativecommons.org/licenses/by-nc-sa/4.0/",
+    ),
+    "qwen-research": (
+        "research only; commercial use needs a licence of Alibaba Cloud's",
+        "https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE",
     ),
     "unknown": ("read the model card before use", "no link known"),
 }

@@ -17,7 +17,7 @@ from agentic_iqa_local.offline.fetch import (
     retried,
     snapshot_folder,
 )
-from agentic_iqa_local.offline.licences import EMBEDDED_LICENCE, OWN
+from agentic_iqa_local.offline.licences import EMBEDDED_LICENCE
 from agentic_iqa_local.offline.manifest import HUB, HUGGINGFACE, SEGMENT, Manifest
 from agentic_iqa_local.paths import EMBEDDED, about_missing_model
 
@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 
 # The model folders that the shipped configurations name.
 REPOS = {
+    "llava-onevision-qwen2-0.5b-ov-hf": Repo(
+        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf", licence="apache-2.0"
+    ),
+    "q-sit-mini": Repo("zhangzicheng/q-sit-mini", licence="mit"),
+    "Qwen3-VL-2B-Instruct": Repo(
+        "Qwen/Qwen3-VL-2B-Instruct", "89644892e4d85e24eaac8bacfd4f463576704203", "apache-2.0"
+    ),
+    "Qwen2.5-VL-3B-Instruct": Repo(
+        "Qwen/Qwen2.5-VL-3B-Instruct", "66285546d2b821cf421d4f5eb2576359d3770cd3", "qwen-research"
+    ),
     "Qwen2.5-VL-7B-Instruct": Repo(
         "Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "apache-2.0"
     ),
@@ -61,7 +71,7 @@ def model_folder(folder: str, local: Path, repos: dict[str, Repo], downloads: Pa
     if folder not in repos and local.is_dir():
         licence = REPOS[folder].licence if folder in REPOS else "unknown"
         if folder == "embedded":
-            licence = EMBEDDED_LICENCE if (local / "LICENSE-SmolLM2").is_file() else OWN
+            licence = EMBEDDED_LICENCE
         names = chosen((place.name for place in local.iterdir() if place.is_file()), str(local))
         require_whole(local, names)
         return [Wanted(f"{folder}/{name}", local / name, f"local folder {folder}", licence) for name in names]

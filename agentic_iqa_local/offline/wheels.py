@@ -24,8 +24,7 @@ LOCKS = {"transformers": "constraints.txt", "vllm": "constraints-gpu.txt"}
 SOURCE = (
     "agentic_iqa_local",
     "configs",
-    "models/embedded-parts",
-    "models/tiny",
+    "models/embedded",
     "pyproject.toml",
     "README.md",
     "tests/data/sumac.png",

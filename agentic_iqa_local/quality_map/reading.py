@@ -39,7 +39,7 @@ LARGER = (1, 4 / 3, 2, 8 / 3)  # times the smallest tile, for pictures that woul
 AT_ONCE = 32  # tiles after which the time is looked at
 TOOL_WEIGHT = 0.8  # of LocalNR's level beside the letters': see docs/maps.md
 # Mean pseudo-MOS of held-out photographs whose strongest synthetic distortion has severity 0 to 5
-# (models/tiny/README.md).
+# (models/embedded/README.md).
 LEVEL_OF_SEVERITY = (4.27, 3.57, 3.16, 2.69, 2.15, 1.81)
 TYPE_PREFIX = '{"Global": ["'  # the Executor's own answer up to its first distortion
 SEVERITY_PREFIX = '{"Global": [{"type": "TYPE", "severity": "'  # the same up to how severe that is

@@ -144,7 +144,7 @@ def _serve(
         temporary,
         defaults,
         model=model,
-        small=model in ("embedded", "tiny"),
+        small=model == "embedded",
         backend=backend.partition(".")[0],
         bytes=args.max_bytes,
         pictures=args.max_pictures,

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from agentic_iqa_local.images import load_image
-from agentic_iqa_local.synthetic.distortions import Sample, draw_sample
+from agentic_iqa_local.synthetic.distortions import Part, Sample, draw_sample
 from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos
 
 PHOTO_SUFFIXES = (".png", ".webp", ".jpg", ".jpeg")
@@ -18,6 +18,9 @@ SPLIT_SEED = 20261121
 TEST_SEED = 7001
 SAMPLES_PER_PHOTO = 10
 SIDE = 512
+# Pseudo-MOS from which a distortion of severity 1 does not count as seen; a clean photograph has 4.27.
+BARELY_VISIBLE = 4.0
+SEVERITY_WORDS = ("none", "slight", "moderate", "moderate", "severe", "extreme")  # of each severity 0..5
 
 
 def photo_files(folder: Path) -> list[Path]:
@@ -76,6 +79,13 @@ class Crop:
     sample: Sample
     clean: np.ndarray
     quality: float
+
+    @property
+    def visible_parts(self) -> tuple[Part, ...]:
+        """The distortions that count as seen, the strongest first: all but a barely visible one of severity
+        1."""
+        seen = [part for part in self.sample.parts if part.severity > 1 or self.quality < BARELY_VISIBLE]
+        return tuple(sorted(seen, key=lambda part: -part.severity))
 
 
 def held_out_crops(

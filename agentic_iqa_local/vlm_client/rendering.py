@@ -23,12 +23,14 @@ from transformers import AutoConfig, AutoProcessor
 from transformers.image_utils import SizeDict
 
 from agentic_iqa_local.config_sections import ModelSettings
-from agentic_iqa_local.prompts import Prompt, chat_messages
+from agentic_iqa_local.paths import command
+from agentic_iqa_local.prompts import Prompt, chat_messages, in_words
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 from agentic_iqa_local.vlm_client.model_folder import check_against_weights, examine
 from agentic_iqa_local.vlm_client.weight_files import Weights
 
+NEXT_SET_UP = "llava_onevision_0_5b"  # of configs/: the smallest after the embedded model
 SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
 
 # The image processor's settings that hold numbers of pixels.
@@ -173,6 +175,8 @@ class Renderer:
             self.limits = self._set_limits()
         self.notice = getattr(self.config, "agentic_iqa_notice", None)
         self.trust = float(getattr(self.config, "agentic_iqa_trust", 1.0))
+        if self.notice:  # the embedded model's
+            self.notice += f"; {command('bundle')} --config {NEXT_SET_UP} fetches the next larger one"
         self.holds_in_bfloat16 = getattr(self.config, "agentic_iqa_bfloat16", False) is True
 
     def _check_processor(self) -> None:
@@ -263,6 +267,10 @@ class Renderer:
         return sorted(
             {t for t in [*added, *self.tokenizer.all_special_tokens] if len(t) > 1}, key=len, reverse=True
         )
+
+    def asked(self, prompt: Prompt) -> tuple[Prompt, dict[str, str]]:
+        """What is asked where `prompt`'s letters are to be read, and the words that are read for them."""
+        return in_words(prompt) if self.settings.answers == "words" else (prompt, {})
 
     def messages(self, prompt: Prompt, images: int) -> list[dict[str, Any]]:
         """`prompt` as chat messages, its case defused."""

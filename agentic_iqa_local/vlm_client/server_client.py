@@ -164,6 +164,7 @@ class ServerSession:
     def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`."""
         client = self.client
+        prompt, words = client.renderer.asked(prompt)
         rendered = client.renderer.render(prompt, len(self.images), answer_prefix)
 
         def logprobs_of(tokens: list[int]) -> Mapping[int, float]:
@@ -188,7 +189,7 @@ class ServerSession:
             return {token: by_name[name] for token, name in names.items()}
 
         return read_letters(
-            f"server {client.url}", client.renderer.encode, rendered.text, letters, logprobs_of
+            f"server {client.url}", client.renderer.encode, rendered.text, letters, logprobs_of, words
         )
 
     def _ask(

@@ -42,8 +42,9 @@ def read_many(
 ) -> ManyReads:
     """`VLMClient.read_many`. Pictures that become equally many tokens go through the model side by side, as
     many as MOST_TOKENS and the model's range of pixels allow; others one by one. Raises VLMError."""
-    rendered = client.renderer.render(prompt, len(pictures[0]), answer_prefix)
-    token_ids = resolve_letters(client.renderer.encode, rendered.text, letters)
+    asked, words = client.renderer.asked(prompt)
+    rendered = client.renderer.render(asked, len(pictures[0]), answer_prefix)
+    token_ids = resolve_letters(client.renderer.encode, rendered.text, letters, words)
     expanded = [client.renderer.expand(rendered, images) for images in pictures]
     if not _alike(expanded):
         return read_each(client, pictures, prompt, answer_prefix, letters)

@@ -270,13 +270,14 @@ class TransformersSession:
     def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`, in
         float64."""
+        prompt, words = self.client.renderer.asked(prompt)
         ids, answer, text = self._render(prompt, answer_prefix)
 
         def logprobs_of(tokens: list[int]) -> Mapping[int, float]:
             logprobs = self._advance(ids + answer, new_call=True).double().log_softmax(-1)
             return {token: logprobs[token].item() for token in tokens}
 
-        return read_letters(self.client.name, self.client.renderer.encode, text, letters, logprobs_of)
+        return read_letters(self.client.name, self.client.renderer.encode, text, letters, logprobs_of, words)
 
     def _render(self, prompt: Prompt, answer_prefix: str = "") -> tuple[list[int], list[int], str]:
         """(token ids of the prompt with the images expanded, ids of the answer so far, the text of both)."""

@@ -375,6 +375,7 @@ class VllmSession:
         """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`."""
         from vllm import SamplingParams
 
+        prompt, words = self.client.renderer.asked(prompt)
         rendered = self._render(prompt, answer_prefix)
 
         def logprobs_of(tokens: list[int]) -> Mapping[int, float]:
@@ -385,7 +386,7 @@ class VllmSession:
             return {token: given[token].logprob for token in tokens if token in given}
 
         return read_letters(
-            self.client.name, self.client.renderer.encode, rendered.text, letters, logprobs_of
+            self.client.name, self.client.renderer.encode, rendered.text, letters, logprobs_of, words
         )
 
     def _render(self, prompt: Prompt, answer_prefix: str) -> Rendered:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from conftest import TINY
+from conftest import EMBEDDED
 
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import load_settings
@@ -41,7 +41,7 @@ def url(tmp_path_factory):
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     }  # fmt: skip
     command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TINY), "--served-model-name", "embedded",
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(EMBEDDED), "--served-model-name", "embedded",
         "--dtype", "float32", "--max-model-len", "4096", "--enforce-eager", "--block-size", "32", "--max-num-seqs", "8",
         "--limit-mm-per-prompt", '{"image": 2, "video": 0}', "--generation-config", "vllm", "--enable-prompt-tokens-details",
         "--structured-outputs-config", '{"backend": "guidance", "disable_any_whitespace": true}',
@@ -68,7 +68,7 @@ def url(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server_client(url):
-    client = ServerClient("embedded", ModelSettings(path=str(TINY), server=url), "cpu")
+    client = ServerClient("embedded", ModelSettings(path=str(EMBEDDED), server=url), "cpu")
     yield client
     client.close()
 
@@ -122,7 +122,9 @@ def test_four_assessments_at_once_agree_with_transformers(url, services, photo, 
 
 
 def test_other_pixel_limits_than_the_folders_are_refused_where_the_server_does(url, photo):
-    narrow = ServerClient("embedded", ModelSettings(path=str(TINY), server=url, max_pixels=128 * 128), "cpu")
+    narrow = ServerClient(
+        "embedded", ModelSettings(path=str(EMBEDDED), server=url, max_pixels=128 * 128), "cpu"
+    )
     with pytest.raises(VLMError, match="--trust-request-mm-kwargs"):
         narrow.open([photo.crop((0, 0, 256, 256))]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     narrow.close()
@@ -130,16 +132,16 @@ def test_other_pixel_limits_than_the_folders_are_refused_where_the_server_does(u
 
 def test_what_a_server_decides_itself_is_refused(url):
     with pytest.raises(VLMError, match="expected quantization: none"):
-        ServerClient("embedded", ModelSettings(path=str(TINY), server=url, quantization="4bit"), "cpu")
+        ServerClient("embedded", ModelSettings(path=str(EMBEDDED), server=url, quantization="4bit"), "cpu")
 
 
 def test_a_model_that_is_not_served_is_named(url):
     with pytest.raises(VLMError, match="it serves embedded"):
-        ServerClient("embedded", ModelSettings(path=str(TINY), server=url, served_name="other"), "cpu")
+        ServerClient("embedded", ModelSettings(path=str(EMBEDDED), server=url, served_name="other"), "cpu")
 
 
 def test_no_server_is_one_sentence(tmp_path):
     with pytest.raises(VLMError, match="expected a vLLM server, got none"):
         ServerClient(
-            "embedded", ModelSettings(path=str(TINY), server=f"http://127.0.0.1:{free_port()}"), "cpu"
+            "embedded", ModelSettings(path=str(EMBEDDED), server=f"http://127.0.0.1:{free_port()}"), "cpu"
         )

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from conftest import EMBEDDED
 from PIL import Image
 
 from agentic_iqa_local.assessment import assess
@@ -37,7 +37,7 @@ BOUND = 1e-4
 
 @pytest.fixture(scope="module")
 def vllm_client():
-    client = VllmClient("embedded", ModelSettings(path=str(TINY)), "cpu")
+    client = VllmClient("embedded", ModelSettings(path=str(EMBEDDED)), "cpu")
     yield client
     client.close()
 
@@ -71,7 +71,7 @@ def test_letters_equal_those_of_transformers(vllm_client, client, pictures, prom
 def test_letters_in_bfloat16_agree_within_its_rounding(pictures):
     """Logits between 16 and 32 have neighbours 2**(4 - 7) = 0.125 apart in bfloat16: two of them between the
     engines."""
-    settings = ModelSettings(path=str(TINY), dtype="bfloat16")
+    settings = ModelSettings(path=str(EMBEDDED), dtype="bfloat16")
     ours, theirs = VllmClient("embedded", settings, "cpu"), TransformersClient("embedded", settings, "cpu")
     try:
         for picture in pictures[:3]:
@@ -88,11 +88,11 @@ def test_letters_in_bfloat16_agree_within_its_rounding(pictures):
 def test_what_vllm_would_ignore_is_refused(change):
     (key,) = change
     with pytest.raises(VLMError, match=f"expected {key}"):
-        VllmClient("embedded", ModelSettings(path=str(TINY), **change), "cpu")
+        VllmClient("embedded", ModelSettings(path=str(EMBEDDED), **change), "cpu")
 
 
 def test_a_closed_client_refuses_and_frees_its_engine(pictures):
-    lone = VllmClient("embedded", ModelSettings(path=str(TINY)), "cpu")
+    lone = VllmClient("embedded", ModelSettings(path=str(EMBEDDED)), "cpu")
     session = lone.open([pictures[0]])
     session.read_letters(SCORING, ANSWER_PREFIX, LETTERS)
     lone.close()
@@ -103,7 +103,7 @@ def test_a_closed_client_refuses_and_frees_its_engine(pictures):
 
 
 def test_an_engine_whose_memory_ran_out_is_loaded_again_for_half_as_many(pictures, monkeypatch):
-    ours = VllmClient("embedded", ModelSettings(path=str(TINY), max_in_flight=4), "cpu")
+    ours = VllmClient("embedded", ModelSettings(path=str(EMBEDDED), max_in_flight=4), "cpu")
     try:
         expected = ours.open([pictures[0]]).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
         first = ours.engine
@@ -177,7 +177,7 @@ def test_roles_continue_from_the_prefix_cache(vllm_client, pictures):
 
 
 def test_without_prefix_sharing_nothing_is_reused_and_the_letters_are_equal(vllm_client, pictures):
-    lone = VllmClient("embedded", ModelSettings(path=str(TINY), share_prefix=False), "cpu")
+    lone = VllmClient("embedded", ModelSettings(path=str(EMBEDDED), share_prefix=False), "cpu")
     try:
         session = lone.open([pictures[0]])
         reads = [session.read_letters(SCORING, ANSWER_PREFIX, LETTERS) for _ in range(2)]
@@ -191,7 +191,7 @@ def test_without_prefix_sharing_nothing_is_reused_and_the_letters_are_equal(vllm
 def test_the_exact_mode_gives_the_same_bits_whatever_else_runs(pictures):
     """Batching and cached blocks change the order of sums, and so the last bits; the exact mode has
     neither."""
-    exact = VllmClient("embedded", ModelSettings(path=str(TINY), exact=True), "cpu")
+    exact = VllmClient("embedded", ModelSettings(path=str(EMBEDDED), exact=True), "cpu")
     try:
         first = [exact.open([p]).read_letters(SCORING, ANSWER_PREFIX, LETTERS) for p in pictures]
         with ThreadPoolExecutor(len(pictures)) as pool:

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from agentic_iqa_local.paths import ROOT
+from agentic_iqa_local.paths import EMBEDDED, ROOT
 
 ARMS = {
     "naive": ("transformers", False),
@@ -36,12 +36,11 @@ def build(shape: str, folder: Path) -> Path:
     """A random-weight Qwen2.5-VL of a real size in bf16, with the embedded model's tokenizer and a
     151,936-token head."""
     import torch
-    from transformers import AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    from agentic_iqa_local.laboratory.training.embedded import build_processor
+    from transformers import AutoProcessor, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     (hidden, mlp, layers, heads, key_value), (tower, tower_mlp, depth, tower_heads) = SHAPES[shape]
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "embedded", local_files_only=True)  # nosec B615 # a local folder
+    processor = AutoProcessor.from_pretrained(EMBEDDED, local_files_only=True)  # nosec B615 # a local folder
+    tokenizer = processor.tokenizer
     token = tokenizer.convert_tokens_to_ids
     width = hidden // heads // 2
     config = Qwen2_5_VLConfig(
@@ -85,7 +84,6 @@ def build(shape: str, folder: Path) -> Path:
     model = Qwen2_5_VLForConditionalGeneration(config)
     torch.set_default_dtype(torch.float32)
     model.save_pretrained(folder)
-    processor = build_processor(tokenizer)
     processor.image_processor.patch_size = processor.video_processor.patch_size = 14
     processor.image_processor.size = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}
     processor.save_pretrained(folder)

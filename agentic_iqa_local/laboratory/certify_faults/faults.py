@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from agentic_iqa_local.paths import EMBEDDED
-
 CLIENT = "agentic_iqa_local/vlm_client/transformers_client.py"
 BATCH = "agentic_iqa_local/vlm_client/transformers_batch.py"
 RENDERING = "agentic_iqa_local/vlm_client/rendering.py"
 LETTERS = "agentic_iqa_local/vlm_client/letters.py"
 CLIENTS = "agentic_iqa_local/vlm_client/__init__.py"
 DATA = "agentic_iqa_local/iqa_tools/data"
-MODEL = f"models/{EMBEDDED.name}"
+MODEL = "models/embedded"
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,11 @@
-"""Photographs on disk → a pool of distorted photographs with their pseudo-MOS → batches of crops.
-
-The pool is made once (the metrics are too slow to run inside training) and every batch follows from (seed,
-phase, step) and the pool alone, so training resumes exactly.
-"""
+"""Photographs on disk → a pool of distorted photographs with their pseudo-MOS, made once: the metrics are too
+slow to run inside training."""
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -17,30 +13,21 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance
 
-from agentic_iqa_local.iqa_tools.local_nr import CELL
 from agentic_iqa_local.synthetic.distortions import (
     Part,
-    Sample,
     distort,
     draw_camera_parts,
     draw_local_part,
     draw_parts,
 )
-from agentic_iqa_local.synthetic.photos import SIDE, Crop, load_tiles
+from agentic_iqa_local.synthetic.photos import SIDE, load_tiles
 
 logger = logging.getLogger(__name__)
 
 VARIED_SIDE = 384
-MIRRORED = {
-    "top left": "top right",
-    "top right": "top left",
-    "bottom left": "bottom right",
-    "bottom right": "bottom left",
-}
 KERNELS = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 SHARD = 100
 LOCAL_SHARE, CAMERA_SHARE = 0.2, 0.2  # of the pool: one distortion in one quarter; several mild ones at once
-LEVEL_WIDTH = 0.7
 
 
 def vary(tile: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -75,62 +62,6 @@ class Pool:
     pictures: list[np.ndarray]
     clean: list[np.ndarray]
     rows: list[dict]
-
-    @cached_property
-    def weights(self) -> np.ndarray:
-        """How often each row is drawn: clean and compressed pictures, the hardest to tell apart, twice as
-        often as others."""
-        hard = [
-            not row["parts"] or any(part.family == "Compression" for part in parts_of(row))
-            for row in self.rows
-        ]
-        return np.where(hard, 2.0, 1.0)
-
-    @cached_property
-    def sides(self) -> np.ndarray:
-        """Side of each row's picture in pixels."""
-        return np.concatenate([np.full(len(shard), shard.shape[1]) for shard in self.pictures])
-
-    @cached_property
-    def local(self) -> np.ndarray:
-        """Whether each row has a distortion in one place alone."""
-        return np.array([any(part.place for part in parts_of(row)) for row in self.rows])
-
-    def draw(self, count: int, side: int, rng: np.random.Generator, whole: bool = False) -> np.ndarray:
-        """Indices of `count` rows whose pictures have at least `side` pixels a side; `whole`: exactly so
-        many. Only whole pictures have local distortions, since their quality is the whole picture's."""
-        fits = self.sides == side if whole else (self.sides >= side) & ~self.local
-        weights = np.where(fits, self.weights, 0)
-        return rng.choice(len(self.rows), size=count, p=weights / weights.sum())
-
-    def crop(self, index: int, height: int, width: int, rng: np.random.Generator) -> Crop:
-        """A random crop, mirrored half of the time, on the block grid of the codec two times out of three."""
-        return self.crop_at(index, height, width, rng)[0]
-
-    def crop_at(
-        self, index: int, height: int, width: int, rng: np.random.Generator
-    ) -> tuple[Crop, tuple[int, int, bool] | None]:
-        """`crop` with its (top, left, mirrored), where it lies on the cells of the teacher's features, else
-        None."""
-        row, shard, place = self.rows[index], index // SHARD, index % SHARD
-        step = CELL if rng.random() < 2 / 3 else 1
-        top, left = (
-            step * int(rng.integers(0, (self.sides[index] - length) // step + 1))
-            for length in (height, width)
-        )
-        mirrored = bool(rng.random() < 0.5)
-
-        def cut(pixels: np.ndarray) -> np.ndarray:
-            part = pixels[top : top + height, left : left + width]
-            return np.ascontiguousarray(part[:, ::-1] if mirrored else part)
-
-        parts = parts_of(row)
-        if mirrored:
-            parts = tuple(replace(p, place=MIRRORED.get(p.place) if p.place else None) for p in parts)
-        crop = Crop(
-            Sample(cut(self.pictures[shard][place]), parts), cut(self.clean[shard][place]), row["quality"]
-        )
-        return crop, (top, left, mirrored) if top % CELL == left % CELL == 0 else None
 
 
 def _make_shard(number: int, folder: Path, varied: bool, seed: int, count: int = SHARD) -> int:
@@ -193,18 +124,3 @@ def open_pool(folder: Path, numbers: Iterable[int]) -> Pool:
         clean=[np.load(folder / f"clean_{n:03d}.npy", mmap_mode="r") for n in numbers],
         rows=[row for n in numbers for row in json.loads((folder / f"rows_{n:03d}.json").read_text())],
     )
-
-
-def level_targets(quality: np.ndarray, width: float = LEVEL_WIDTH) -> np.ndarray:
-    """N qualities 1..5 → N×5 probabilities of the letters A..E: a Gaussian of `width` levels around the
-    quality."""
-    weight = np.exp(-0.5 * ((np.arange(5, 0, -1)[None] - quality[:, None]) / width) ** 2)
-    return weight / weight.sum(1, keepdims=True)
-
-
-def pixel_values(images: list[np.ndarray], processor: Callable) -> tuple[torch.Tensor, torch.Tensor]:
-    """Patches and grids as the processor makes them, without any resizing."""
-    out = processor.image_processor(
-        images=images, do_resize=False, return_tensors="pt", input_data_format="channels_last"
-    )
-    return out["pixel_values"], out["image_grid_thw"]

@@ -1,2 +1,0 @@
-"""How the embedded VLM is made: synthetic distortions, role samples, tokenizer and training loop. Never
-imported at run time."""

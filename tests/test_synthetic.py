@@ -1,0 +1,166 @@
+"""Synthetic distortions of photographs: what is done to them, their pseudo-MOS, and the pool of them that
+LocalNR is trained on."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from agentic_iqa_local.iqa_tools.local_nr import LocalNR
+from agentic_iqa_local.laboratory import pool
+from agentic_iqa_local.laboratory.pool import vary
+from agentic_iqa_local.laboratory.train_local_nr import encoder, with_interval
+from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.synthetic.distortions import (
+    DISTORTIONS,
+    KINDS_BY_FAMILY,
+    Part,
+    Sample,
+    distort,
+    draw_parts,
+)
+from agentic_iqa_local.synthetic.photos import Crop, load_tiles, split_photos
+from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos
+
+
+@pytest.fixture(scope="module")
+def pixels(photo):
+    return np.asarray(photo)[:256, :256]
+
+
+def test_all_seven_families_have_kinds():
+    assert set(KINDS_BY_FAMILY) == set(DISTORTION_TYPES)
+    assert all(KINDS_BY_FAMILY.values())
+    assert len(DISTORTIONS) >= 15
+
+
+@pytest.mark.parametrize("kind", DISTORTIONS)
+def test_a_higher_severity_departs_further_from_the_clean_picture(kind, pixels):
+    """Root mean square error rises with severity; the seed is the same, so that angles and signs are."""
+    errors = []
+    for severity in range(1, 6):
+        distorted = DISTORTIONS[kind].apply(pixels, severity, np.random.default_rng(0))
+        assert distorted.shape == pixels.shape
+        assert distorted.dtype == np.uint8
+        errors.append(np.sqrt(np.mean((distorted.astype(float) - pixels) ** 2)))
+    assert errors == sorted(errors)
+    assert errors[0] > 1
+
+
+def test_shares_of_clean_pictures_pairs_and_severities():
+    rng = np.random.default_rng(0)
+    drawn = [draw_parts(rng) for _ in range(4000)]
+    # Binomial standard errors: sqrt(.12·.88/4000) = .0051 for clean, sqrt(.308·.692/4000) = .0073 for .88·.35
+    # = .308 pairs.
+    assert np.mean([not parts for parts in drawn]) == pytest.approx(0.12, abs=4 * 0.0051)
+    assert np.mean([len(parts) == 2 for parts in drawn]) == pytest.approx(0.308, abs=4 * 0.0073)
+    single = np.bincount([parts[0].severity for parts in drawn if len(parts) == 1], minlength=6)[1:]
+    # About 2290 singles: sqrt(.2·.8/2290) = .0084 for each severity.
+    assert single / single.sum() == pytest.approx(0.2, abs=4 * 0.0084)
+    for parts in drawn:
+        assert len({p.family for p in parts}) == len(parts)
+        assert [p.severity for p in parts] == sorted((p.severity for p in parts), reverse=True)
+
+
+def test_pairs_are_applied_in_the_order_of_a_camera(pixels):
+    """Blur, then noise, then compression, whichever is stronger: noise after blur keeps its high
+    frequencies."""
+    parts = (Part("gaussian_blur", 5), Part("white_noise", 2))
+    rng = np.random.default_rng
+    blurred = DISTORTIONS["gaussian_blur"].apply(pixels, 5, rng(3))
+    assert np.array_equal(
+        distort(pixels, parts, rng(3)).image, DISTORTIONS["white_noise"].apply(blurred, 2, rng(3))
+    )
+    sample = distort(pixels, parts, rng(3))
+    assert (sample.family, sample.severity) == ("Blurs", 5)
+    assert Sample(pixels, ()).family is None
+
+
+def test_the_pseudo_mos_falls_with_severity_and_is_the_maps_own_on_a_clean_picture(photo):
+    clean = np.asarray(photo)[:256, :256]
+    measure = PseudoMos()
+    # On a clean picture FSIM = VSI = 1 and GMSD = NLPD = 0; through the maps of configs/tool_maps.yaml:
+    # FSIM 265.7031·(½ − 1/(1 + e^(23.294·(1−1.2003)))) + 1.9193 + 133.0061 = 4.55
+    # GMSD −5.9925·(½ − 1/(1 + e^(−23.3876·59.6895))) + 1.0789 = 4.075
+    # VSI 8·(½ − 1/(1 + e^(77.987697·(1−1.0181689)))) + 6.8997142 − 0.25390505 = 4.21
+    # NLPD −8·(½ − 1/(1 + e^(4.1268039·0.15537285))) + 5.4919541 = 4.25
+    assert measure(clean, clean) == pytest.approx((4.55 + 4.075 + 4.21 + 4.25) / 4, abs=0.02)
+    for kind in ("gaussian_blur", "white_noise", "jpeg", "darken", "contrast_decrease"):
+        scores = [
+            measure(DISTORTIONS[kind].apply(clean, s, np.random.default_rng(0)), clean) for s in (1, 3, 5)
+        ]
+        assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("varied", [False, True], ids=["plain", "varied"])
+def test_a_pool_shard_repeats_and_carries_its_pseudo_mos(varied, photo, tmp_path):
+    tile = np.asarray(photo)[:512, :512]
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "tiles.npy", tile[None])
+        pool._make_shard(0, tmp_path / name, varied, seed=5, count=3)
+
+    def saved(what):
+        return [np.load(tmp_path / name / f"{what}_000.npy") for name in ("a", "b")]
+
+    rows = [json.loads((tmp_path / name / "rows_000.json").read_text()) for name in ("a", "b")]
+    assert rows[0] == rows[1]
+    assert np.array_equal(*saved("pictures"))
+    clean = saved("clean")[0]
+    assert clean.shape == ((3, 384, 384, 3) if varied else (3, 512, 512, 3))
+    assert varied or np.array_equal(clean[0], tile)
+    measure = PseudoMos()
+    for row, picture, original in zip(rows[0], saved("pictures")[0], clean, strict=True):
+        assert row["quality"] == pytest.approx(measure(picture, original), abs=1e-3)
+
+
+def test_varied_photographs_differ_from_each_other_and_stay_photographs(photo):
+    tile = np.asarray(photo)[:512, :512]
+    rng = np.random.default_rng(0)
+    varied = [vary(tile, rng) for _ in range(4)]
+    assert all(v.shape == (384, 384, 3) and v.dtype == np.uint8 for v in varied)
+    assert all(np.abs(a.astype(float) - b).mean() > 1 for a, b in itertools.combinations(varied, 2))
+    # Gamma 0.85 to 1.18, gains and frame move the mean of a picture by less than a quarter of the scale.
+    assert all(abs(v.mean() - tile.mean()) < 40 for v in varied)
+
+
+def test_photographs_are_split_by_file_and_cut_into_tiles(tmp_path):
+    for i, size in enumerate([(512, 512)] * 5 + [(1100, 600), (3000, 2200)]):
+        Image.new("RGB", size, (i, i, i)).save(tmp_path / f"{i}.png")
+    training, held_out = split_photos(tmp_path, held_out=2)
+    assert len(held_out) == 2
+    assert not set(training) & set(held_out)
+    assert split_photos(tmp_path, held_out=2) == (training, held_out)
+    with pytest.raises(ValueError, match="more than 7"):
+        split_photos(tmp_path, held_out=7)
+    # 1100×600 holds two tiles; 3000×2200 is reduced to 1396×1024 and holds 2×2.
+    assert len(load_tiles(sorted(tmp_path.iterdir()))) == 5 + 2 + 4
+
+
+def test_the_encoder_sees_blur_where_it_is(pixels):
+    """A cell of 64 pixels a side each; where nothing was changed, and nothing nearby, its features stay."""
+    blurred = pixels.copy()
+    blurred[128:, 128:] = DISTORTIONS["gaussian_blur"].apply(pixels, 5, np.random.default_rng(0))[128:, 128:]
+    encode = encoder(LocalNR.load())
+    before, after = encode(pixels), encode(blurred)
+    assert before.shape[:2] == (4, 4)
+    change = np.abs(after - before).mean(-1)
+    assert change[2:, 2:].min() > 3 * change[0, 0]
+
+
+def test_a_barely_visible_distortion_does_not_count_as_seen():
+    part = (Part("jpeg", 1),)
+    picture = np.zeros((96, 96, 3), np.uint8)
+    assert Crop(Sample(picture, part), picture, 4.1).visible_parts == ()
+    assert Crop(Sample(picture, part), picture, 3.9).visible_parts == part
+
+
+def test_an_interval_holds_its_value_and_widens_with_the_groups():
+    """Rows of a group are equal, so that resampling groups spreads more than resampling rows."""
+    values = np.repeat(np.random.default_rng(0).normal(size=30), 10)
+    by_group = with_interval(lambda i: float(values[i].mean()), np.repeat(np.arange(30), 10))
+    by_row = with_interval(lambda i: float(values[i].mean()), np.arange(300))
+    assert by_group["low"] < by_group["value"] < by_group["high"]
+    assert by_group["high"] - by_group["low"] > 2 * (by_row["high"] - by_row["low"])
