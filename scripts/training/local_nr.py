@@ -12,7 +12,7 @@ with --write puts their error into configs/detector.yaml.
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, smooth_l1_loss, softplus
 
-from agentic_iqa_local.iqa_tools.detector import SHIPPED
+from agentic_iqa_local.iqa_tools.detector import SHIPPED, logit
 from agentic_iqa_local.iqa_tools.local_nr import (
     FAMILIES,
     GRAPHIC,
@@ -49,10 +49,11 @@ from agentic_iqa_local.iqa_tools.signals import SIGNALS
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.synthetic.distortions import KINDS_BY_FAMILY, Part, distort, draw_parts, place_mask
 
-MEMBERS = (True, True, True, False, False)  # heads of whole pictures: whether each reads the signals
-CLEAN_STEP = (
-    10  # of how many clean originals one has a quality, that of a perfect copy: more of them blur the scale
-)
+# Heads of whole pictures that become one. Detectors learn that every clean original is perfect, which tells damage from
+# content; raters, whose mean is the quality, learn it of one in CLEAN_STEP, since more of them blur the scale. Half of
+# the raters do without the signals, which on damage that was never shown ranks as well and errs elsewhere.
+DETECTORS, RATERS = 3, (True, True, False, False)
+CLEAN_STEP = 10
 PICTURE_WIDTH, PAIR_WIDTH, PLACE_WIDTH = 192, 192, 96
 EPOCHS, PLACE_EPOCHS = 16, 6
 BATCH, RATE, DECAY, DROPOUT = 256, 1e-3, 0.05, 0.3
@@ -274,62 +275,70 @@ def standard(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs.mean(0), scale.masked_fill(spread < 1e-6, torch.inf)
 
 
-def joined(networks: list[torch.nn.Sequential], members: Sequence[bool]) -> dict[str, torch.Tensor]:
-    """Several one-layer networks as one. Its quality is the mean of theirs, everything else the mean of those that read
-    all inputs: damage stands in the signals."""
-    weights, detectors = [network.state_dict() for network in networks], members.count(True)
-    share = torch.tensor([[1.0 if reads else 0.0] for reads in members]).repeat(
-        1, weights[0]["4.bias"].shape[0]
-    )
-    share /= detectors
-    if share.shape[1] == OUTPUTS:
-        share[:, 0] = 1 / len(members)
+def joined(networks: list[torch.nn.Sequential], shares: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Several one-layer networks as one; `shares` says how much of each output is each network's, networks×outputs."""
+    weights = [network.state_dict() for network in networks]
+    pairs = list(zip(weights, shares, strict=True))
     return {
         "hidden.weight": torch.cat([of["1.weight"] for of in weights]),
         "hidden.bias": torch.cat([of["1.bias"] for of in weights]),
-        "out.weight": torch.cat(
-            [of["4.weight"] * part[:, None] for of, part in zip(weights, share, strict=True)], 1
-        ),
-        "out.bias": sum(of["4.bias"] * part for of, part in zip(weights, share, strict=True)),
+        "out.weight": torch.cat([of["4.weight"] * share[:, None] for of, share in pairs], 1),
+        "out.bias": torch.stack([of["4.bias"] * share for of, share in pairs]).sum(0),
     }
 
 
 def head(
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-    width: int,
-    epochs: int,
-    loss: Callable,
-    members: Sequence[bool] = (True,),
+    inputs: torch.Tensor, targets: torch.Tensor, width: int, epochs: int, loss: Callable
 ) -> dict[str, torch.Tensor]:
-    """The weights of one head of LocalNR, the mean of `members`: True for one that reads all inputs, False for one that
-    reads the encoder's statistics alone."""
+    """The weights of a head of one member."""
+    centre, scale = standard(inputs)
+    network = fit(((inputs - centre) / scale).clamp(-6, 6), targets, width, epochs, 0, loss)
+    return finished([network], torch.ones(1, targets.shape[1]), centre, scale)
+
+
+def finished(
+    networks: list[torch.nn.Sequential], shares: torch.Tensor, centre: torch.Tensor, scale: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    found = joined(networks, shares) | {"centre": centre, "scale": scale}
+    return {name: value.detach() for name, value in found.items()}
+
+
+def picture_head(
+    inputs: torch.Tensor, detecting: torch.Tensor, rating: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The head of whole pictures: detectors, which see the targets `detecting`, and raters, which see `rating`."""
     centre, scale = standard(inputs)
     standardised = ((inputs - centre) / scale).clamp(-6, 6)
-    networks = []
-    for seed, all_inputs in enumerate(members):
-        if not all_inputs:
+    networks = [
+        fit(standardised, detecting, PICTURE_WIDTH, EPOCHS, seed, loss_of) for seed in range(DETECTORS)
+    ]
+    for seed, reads_signals in enumerate(RATERS, DETECTORS):
+        if not reads_signals:
             standardised[:, STATISTICS:] = 0
-        network = fit(standardised, targets, width, epochs, seed, loss)
-        if not all_inputs:
-            network[1].weight.data[:, STATISTICS:] = 0
-        networks.append(network)
-    found = joined(networks, members) | {"centre": centre, "scale": scale}
-    return {name: value.detach() for name, value in found.items()}
+        networks.append(fit(standardised, rating, PICTURE_WIDTH, EPOCHS, seed, loss_of))
+        if not reads_signals:
+            networks[-1][1].weight.data[:, STATISTICS:] = 0
+    shares = torch.zeros(len(networks), OUTPUTS)
+    shares[:DETECTORS, 1:], shares[DETECTORS:, 0] = 1 / DETECTORS, 1 / len(RATERS)
+    return finished(networks, shares, centre, scale)
 
 
 def picture_data(
     whole: Features, quarter: Features, graphics: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the picture head learns from: damaged and clean, whole and quarter, and graphics, of which nothing else is
-    asked."""
-    intact = target([], NAN).repeat(len(whole.original), 1)
-    rated = intact.clone()
-    rated[::CLEAN_STEP, 0] = max(whole.targets[:, 0].tolist())
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(inputs, targets of detectors, targets of raters) of the head of whole pictures: damaged and clean ones, whole
+    and quarters, and graphics, of which nothing else is asked."""
+    perfect = target([], max(whole.targets[:, 0].tolist())).repeat(len(whole.original), 1)
+    rated = perfect.clone()
+    rated[torch.arange(len(rated)) % CLEAN_STEP != 0, 0] = NAN
     of_graphics = torch.full((len(graphics), OUTPUTS), NAN)
     of_graphics[:, GRAPHIC] = 1
     inputs = torch.cat([whole.inputs, quarter.inputs, whole.original, quarter.original, graphics])
-    return inputs, torch.cat([whole.targets, quarter.targets, rated, intact, of_graphics])
+    detecting = torch.cat([whole.targets, quarter.targets, perfect, perfect, of_graphics])
+    rating = torch.cat(
+        [whole.targets, quarter.targets, rated, target([], NAN).repeat(len(rated), 1), of_graphics]
+    )
+    return inputs, detecting, rating
 
 
 def pair_data(whole: Features, quarter: Features) -> tuple[torch.Tensor, torch.Tensor]:
@@ -349,7 +358,7 @@ def train(args: argparse.Namespace) -> None:
     state = {f"encoder.{name}": value for name, value in network.encoder.state_dict().items()}
     place_loss = lambda found, wanted: smooth_l1_loss(found, wanted, beta=0.5)  # noqa: E731
     for name, weights in (
-        ("picture", head(*picture_data(whole, quarter, graphics), PICTURE_WIDTH, EPOCHS, loss_of, MEMBERS)),
+        ("picture", picture_head(*picture_data(whole, quarter, graphics))),
         ("pair", head(*pair_data(whole, quarter), PAIR_WIDTH, EPOCHS, loss_of)),
         ("place", head(cells, cell_targets, PLACE_WIDTH, PLACE_EPOCHS, place_loss)),
     ):
@@ -387,7 +396,8 @@ def leave_out(args: argparse.Namespace) -> None:
             Features(part.inputs[shown], part.original[shown], part.targets[shown])
             for part in (whole, quarter)
         ]
-        weights = head(*picture_data(*subset, graphics), PICTURE_WIDTH, EPOCHS, loss_of)
+        inputs, _, rating = picture_data(*subset, graphics)
+        weights = head(inputs, rating, PICTURE_WIDTH, EPOCHS, loss_of)
         trained = _Head(STATISTICS + SIGNALS, PICTURE_WIDTH, OUTPUTS)
         trained.load_state_dict(weights)
         with torch.inference_mode():
@@ -454,14 +464,15 @@ def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict, prio
             if (fitted.coef_ >= 0).all():
                 break
         slopes = dict.fromkeys((0, 1), 0.0) | dict(zip(columns, map(float, fitted.coef_[0]), strict=True))
-        intercept = float(fitted.intercept_[0])
-        says = slopes[0] * inputs[:, 0] + slopes[1] * inputs[:, 1] + intercept > 0
+        intercept, base = float(fitted.intercept_[0]), there[known].double().mean().item()
+        odds = slopes[0] * inputs[:, 0] + slopes[1] * inputs[:, 1] + intercept - logit(base) + logit(prior)
+        says = odds > 0  # what counts as found where the model is as sure as the prior
         hit = says[there].double().mean().item()
         families[family] = {
             "slope": slopes[0],
             "slope_in_part": slopes[1],
             "intercept": intercept,
-            "base": there[known].double().mean().item(),
+            "base": base,
             "hit": hit,
             "hit_left_out": min(left_out[family]["hit_left_out"], hit),
             "false_alarm": says[absent].double().mean().clamp_min(LEAST_FALSE_ALARM).item(),
