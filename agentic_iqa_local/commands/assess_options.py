@@ -250,7 +250,7 @@ def _files(output: argparse._ArgumentGroup) -> None:
     output.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the rows that FILE holds: assess the pictures it lacks",
+        help="go on with the rows that FILE holds: assess pictures that it lacks, or that changed",
     )
     output.add_argument(
         "--retry-failed", action="store_true", help="with --resume: assess its failed pictures again"
@@ -260,14 +260,15 @@ def _files(output: argparse._ArgumentGroup) -> None:
         "--csv",
         type=Path,
         metavar="FILE",
-        help="write all rows as a table for spreadsheets too, when the run ends (replaces FILE)",
+        help="write all rows as a table for spreadsheets too, when the run ends (replaces a table)",
     )
     output.add_argument(
         "--gallery",
         type=Path,
         metavar="FILE",
         help=(
-            "make a page of all rows too, to look through, sort and triage, when the run ends (replaces FILE)"
+            "make a page of all rows too, to look through, sort and triage, when the run ends (replaces a"
+            " gallery)"
         ),
     )
 

@@ -22,7 +22,9 @@ from agentic_iqa_local.text import one_line
 def main(argv: list[str] | None = None) -> int:
     parser = Parser.of("gallery", __doc__)
     parser.add_argument("rows", type=Path, metavar="ROWS", help="JSON lines of assess --out")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page (replaces FILE)")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the page (replaces a gallery)"
+    )
     parser.add_argument(
         "--images",
         type=Path,
