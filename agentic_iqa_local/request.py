@@ -41,7 +41,7 @@ def check_choices(choices: Sequence[str] | None) -> None:
         raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
     if len({choice.strip().casefold() for choice in choices} - {""}) < len(choices):
         raise ValueError(
-            "choices: expected answers that differ, in more than capitals, and are not blank, got"
+            "choices: expected answers that differ and are not blank, whether in capitals or not, got"
             f" {list(choices)}"
         )
     _check_text("choices", "".join(choices))
