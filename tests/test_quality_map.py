@@ -13,8 +13,8 @@ from skimage.metrics import structural_similarity
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.commands import assess as command
 from agentic_iqa_local.commands.assess_maps import map_requests
-from agentic_iqa_local.commands.outputs import UsageError
 from agentic_iqa_local.commands.assess_options import parse
+from agentic_iqa_local.commands.outputs import UsageError
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.levels import DISTORTION_TYPES

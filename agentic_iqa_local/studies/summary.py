@@ -133,8 +133,8 @@ def _about_direction(study: Study) -> str:
         return ""
     return (
         f" {_quoted(study.product)} has SRCC {number(rows[0]['srcc'])}: in these scores lower seems to be"
-        " better, as in DMOS; multiply them by -1 in the manifest and run it again, since higher is taken to be"
-        " better."
+        " better, as in DMOS; multiply them by -1 in the manifest and run it again, since higher is taken to"
+        " be better."
     )
 
 
