@@ -7,6 +7,7 @@ can be nested until its parser fails. None of these may hang the program or end 
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
 LARGEST = 4 * 2**20
 DEEPEST = 64
 LONGEST_MISTAKE = 300  # characters of a message that quotes keys
+
+DRAWN_BY = "agentic_iqa_local"  # the text Software of every PNG that is drawn
+_HEAD = 2**16  # bytes of a file that tell its kind
+_ROW = rb'\{"schema_version": ?\d'
+_OWN = {
+    "file of rows": _ROW,
+    # --best-of begins with the pictures that failed
+    "file of comparisons": rb"(?:" + _ROW + rb'[^\n]*\n)*\{"kind": ?"(?:comparison|ranking|group)"',
+    "table": rb"(?:\xef\xbb\xbf)?(?:image,reference,query,choices,answer,level,q"
+    rb"|kind,group,place,image,answer,level,q),",
+    "gallery": rb"<!DOCTYPE html>(?s:.)*<title>[^<]* \xc2\xb7 gallery</title>",
+    "drawing": rb"\x89PNG\r\n\x1a\n(?s:.)*tEXtSoftware\0" + DRAWN_BY.encode(),
+    "fit": rb'\{(?:"format": \d+, )?"temperature": ',
+    "bundle": rb"manifest\.json\.sha256\0",
+}
+"""How the files that this program writes begin, by their kind."""
 
 
 class FileError(UserError, ValueError):
@@ -77,6 +94,19 @@ def place_for(path: Path) -> Path:
             f"expected a file that can be written, got {getattr(error, 'strerror', None) or error}"
         ) from error
     return place
+
+
+def require_own(path: Path, kind: str) -> None:
+    """Raises FileError where `path` holds anything but a file of that kind (see `_OWN`) which this program
+    wrote: what writes its output there would destroy it. An empty file is nobody's."""
+    if os.path.lexists(path):
+        with open(open_regular(path), "rb") as file:
+            head = file.read(_HEAD)
+        if head and not re.match(_OWN[kind], head):
+            raise FileError(
+                f"expected a new file or a {kind} that this program wrote, got another file, which is not"
+                " replaced"
+            )
 
 
 def create(path: Path) -> int:

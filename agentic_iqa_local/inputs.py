@@ -272,8 +272,11 @@ def _image_files(item: str, tell: Callable[[str], None] | None) -> list[Path]:
     is_folder = os.path.isdir(item)
     visible = _visible(Path(item).glob("*") if is_folder else map(Path, glob.iglob(item, recursive=True)))
     images, others = [], []
-    for file in filter(Path.is_file, visible):
-        (images if file.suffix.lower() in IMAGE_SUFFIXES else others).append(file)
+    for file in visible:
+        if file.is_file() or (
+            file.is_symlink() and not file.exists()
+        ):  # a link that leads nowhere fails its row
+            (images if file.suffix.lower() in IMAGE_SUFFIXES else others).append(file)
     left_out = _left_out(item, others, sum(map(Path.is_dir, visible)) if is_folder else 0)
     if not images:
         raise ImageError(
@@ -305,6 +308,29 @@ def _left_out(item: str, others: list[Path], folders: int) -> str:
             f"subfolders are not searched ({folders}): use '{os.path.join(glob.escape(item), '**', '*')}'"
         )
     return "; ".join(parts)
+
+
+def references_in(folder: Path, images: Iterable[Path]) -> list[Path]:
+    """The reference of each image: the file of its name in `folder`, else the one image file that differs in
+    its suffix alone. Raises `ImageError`, which names images that have none, or several."""
+    by_stem: dict[str, list[Path]] = {}
+    for file in _image_files(str(folder), None):
+        by_stem.setdefault(file.stem, []).append(file)
+    found, lacking = [], []
+    for image in images:
+        named = by_stem.get(image.stem, [])
+        exact = [file for file in named if file.name == image.name] or named
+        found += exact[:1]
+        if len(exact) != 1:
+            lacking.append(f"{image} ({' or '.join(file.name for file in exact) or 'none'})")
+    if lacking:
+        more = f" and {len(lacking) - NAMED_ROWS} more" if len(lacking) > NAMED_ROWS else ""
+        raise ImageError(
+            f"{folder}: expected one reference for each picture, under its name with any suffix, but not for"
+            f" {', '.join(lacking[:NAMED_ROWS])}{more}",
+            "add or rename them, or pair them in a --manifest.",
+        )
+    return found
 
 
 def _natural_order(path: Path) -> tuple[list[str | int], str]:

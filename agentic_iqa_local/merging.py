@@ -7,7 +7,6 @@ and once to copy them.
 import fcntl
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from agentic_iqa_local.rows import (
     WriteError,
     differences,
     rows_in,
+    run_began,
     told_differences,
     write_run,
 )
@@ -141,7 +141,8 @@ def merge(
                 raise _incomplete(merged)
             to.flush()
             os.fsync(to.fileno())
-        run = {"merged": [path.name for path in files], "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        oldest = min(sources, key=lambda source: run_began(_description(source.path)))
+        run = {"merged": [path.name for path in files], "date": oldest.run.get("date")}
         write_run(place.with_name(f"{place.name}.run.json"), run, first.run["identity"])
         partial.replace(place)
     except OSError as error:
@@ -159,10 +160,14 @@ def _incomplete(merged: Merged) -> Incomplete:
     )
 
 
+def _description(rows: Path) -> Path:
+    return rows.with_name(f"{rows.name}.run.json")
+
+
 def _source(path: Path) -> _Source:
     """Raises MergeError."""
     try:
-        run = read_json(path.with_name(f"{path.name}.run.json"), LARGEST_NOTE)
+        run = read_json(_description(path), LARGEST_NOTE)
         identity = run.get("identity")
         if not isinstance(identity, dict) or not isinstance(identity.get("shard"), dict):
             raise FileError("expected the description of a shard, found none")

@@ -325,16 +325,22 @@ def tools_in_words(row: Assessment) -> list[str]:
     """The tools' runs as a table, or why none ran."""
     if not row.tools:
         return wrapped(_why_none_ran(row.plan))
-    lines = [f"  {'tool':<12}{'of':<15}{'for':<22}{'raw score':>10}{'1 to 5':>8}{'seconds':>9}"]
+    lines = [f"  {'tool':<12}{'of':<15}{'for':<22}{'raw score':>12}{'1 to 5':>8}{'seconds':>9}"]
     for run in row.tools:
-        raw = "failed" if run.raw_score is None else f"{run.raw_score:.4g}"
+        raw = "failed" if run.raw_score is None else f"{run.raw_score:.4g} {_arrow(run.tool_name)}"
         score = "–" if run.normalized_score is None else f"{run.normalized_score:.2f}"
         purpose = OVERALL if run.distortion.startswith(OVERALL) else run.distortion
         lines.append(
             f"  {run.tool_name[:11]:<12}{_owner(run.object_name)[:14]:<15}{purpose[:21]:<22}"
-            f"{raw:>10}{score:>8}{run.execution_time:>9.2f}"
+            f"{raw:>12}{score:>8}{run.execution_time:>9.2f}"
         )
+    lines += wrapped("↑: a higher raw score is better; ↓: a lower one is")
     return lines + paragraphs(dict.fromkeys(note for run in row.tools for note in _run_notes(run)))
+
+
+def _arrow(tool: str) -> str:
+    """Which way a tool's raw score gets better; blank for a tool that is not known here."""
+    return " " if tool not in TOOLS else "↓" if TOOLS[tool].lower_better else "↑"
 
 
 def _why_none_ran(plan: PlannerOutput | None) -> str:
@@ -440,7 +446,8 @@ def tool_table(tools: Sequence[ToolInfo]) -> str:
         lines += [
             f"{tool.name:<14}{tool.reference:<4}{reach:<12}{state}",
             *wrapped(
-                f"{tool.description}.{why} Cost: {cost(tool)}. Reliability: {reliability.account(tool.name)}."
+                f"{tool.description}.{why} Raw score: {'lower' if tool.lower_better else 'higher'} is better."
+                f" Cost: {cost(tool)}. Reliability: {reliability.account(tool.name)}."
                 f" Map: {tool.source or 'none'}"
             ),
         ]

@@ -39,8 +39,11 @@ def check_choices(choices: Sequence[str] | None) -> None:
         raise ValueError(f"choices: expected a list of texts such as ['Yes', 'No'], got {repr(choices)[:80]}")
     if not 2 <= len(choices) <= 10:
         raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
-    if len({choice.strip() for choice in choices} - {""}) < len(choices):
-        raise ValueError(f"choices: expected answers that differ and are not blank, got {list(choices)}")
+    if len({choice.strip().casefold() for choice in choices} - {""}) < len(choices):
+        raise ValueError(
+            "choices: expected answers that differ and are not blank, whether in capitals or not, got"
+            f" {list(choices)}"
+        )
     _check_text("choices", "".join(choices))
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -377,8 +378,18 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, encodin
         with suppress(OSError):
             partial.unlink()
         raise WriteError(
-            f"{path}: could not be written ({error.strerror})", "make room there or choose another --out"
+            f"{path}: could not be written ({error.strerror})", "make room there or choose another place"
         ) from error
+
+
+def run_began(path: Path) -> float:
+    """When the run that `path` describes was begun or last gone on with, in seconds since 1970; 0 where that
+    is not known."""
+    try:
+        date = read_json(path, LARGEST_NOTE)["date"]
+        return datetime.strptime(date, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (FileError, KeyError, TypeError, ValueError):
+        return 0.0
 
 
 def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] = ()) -> bool:

@@ -8,13 +8,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pydantic import BaseModel, NonNegativeInt
 
+from agentic_iqa_local.assessment import file_sha256
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.files import FileError, parse_json, place_for, read_bytes
 from agentic_iqa_local.inputs import row_key
@@ -32,11 +33,12 @@ from agentic_iqa_local.rows import (
     RowsError,
     WriteError,
     check_run,
+    run_began,
     write_run,
     write_whole,
 )
 from agentic_iqa_local.stored_row import StoredRow, as_line
-from agentic_iqa_local.text import one_line, path_text
+from agentic_iqa_local.text import one_line, path_from_text, path_text
 from agentic_iqa_local.work import ROLES, AnyItem, key_of
 
 SET_LATER = ("images.background",)  # no stored row changes: without it transparent pictures failed
@@ -176,17 +178,36 @@ def _read_note(path: Path) -> _Note:
     return _Note.model_validate({"in_hand": [*note.in_hand, *begun], "suspects": note.suspects}, strict=True)
 
 
+def picture_changed(row: dict[str, Any], since: float) -> bool:
+    """Whether a row's picture is there and no longer the file of the row's `sha256`, where it has one. A
+    picture that nobody touched `since` then, when the rows agreed with their pictures, is not read."""
+    path = path_from_text(row["image"])
+    try:
+        touched = os.stat(path).st_ctime >= since
+    except (OSError, ValueError):
+        return False
+    return touched and row["sha256"] is not None and file_sha256(path) != row["sha256"]
+
+
 class Results(Run):
     """The file of rows (`path`) that assess writes, one for each item. Beside it PATH.run.json says what the
     rows depend on; PATH.in_hand.json is there while a run goes on.
 
     A file with rows is taken only to `resume` it, with the same `identity`; `retry` has the keys of items
-    whose failed rows are taken out, to be assessed again. Where `path` is a link, the file that it leads to
-    now is meant, and all of this lies beside that. Raises RowsError.
+    whose failed rows are taken out, to be assessed again, as are the rows of those items of the run (`asked`
+    has their keys) whose picture or reference `changed` meanwhile. Rows of other pictures that are `gone`
+    stay in the file, but `rows` leaves them out. Where `path` is a link, the file that it leads to now is
+    meant, and all of this lies beside that. Raises RowsError.
     """
 
     def __init__(
-        self, path: Path, identity: dict[str, Any], *, resume: bool = False, retry: Collection[str] = ()
+        self,
+        path: Path,
+        identity: dict[str, Any],
+        *,
+        resume: bool = False,
+        retry: Container[str] = (),
+        asked: Container[str] | None = None,
     ):
         try:
             path = place_for(path)
@@ -194,6 +215,10 @@ class Results(Run):
             raise RowsError(f"{path}: {error}", "choose another --out") from error
         super().__init__(RowFile(path, StoredRow), path.with_name(f"{path.name}.in_hand.json"))
         description = path.with_name(f"{path.name}.run.json")
+        self.changed: list[str] = []
+        self.gone: list[str] = []  # pictures
+        self._gone = Keys()
+        described, since = _described(), run_began(description)
         try:
             if self._rows.empty:
                 goes_on = self._begin(description, identity, resume=resume)
@@ -203,10 +228,10 @@ class Results(Run):
                 )
             else:
                 goes_on = self._go_on(description, identity, retry)
-            again = self._read(retry)
+            self._take_out(self._read(retry, asked, since))
             if goes_on:
                 self.suspects = self._left_in_hand()
-            self._take_out(again, retry)
+                write_run(description, described, identity)
         except RowsError:
             self._rows.close()  # the note on what was in hand stays for whoever may go on
             raise
@@ -221,32 +246,49 @@ class Results(Run):
         write_run(description, _described(), identity)
         return same
 
-    def _go_on(self, description: Path, identity: dict[str, Any], retry: Collection[str]) -> bool:
+    def _go_on(self, description: Path, identity: dict[str, Any], retry: Container[str]) -> bool:
         try:
-            if check_run(description, identity, SET_LATER):
-                write_run(description, _described(), identity)
+            check_run(description, identity, SET_LATER)
         except OtherRun:
             if not all(_to_retry(row, retry) for row in self._rows):
-                raise
-            write_run(description, _described(), identity)  # no row stays that the old settings made
+                raise  # otherwise no row stays that the old settings made
         self._rows.recover()
         return True
 
-    def _read(self, retry: Collection[str]) -> list[str]:
-        """Learns which rows there are; the keys of those that are to be taken out for `retry`."""
-        again = []
+    def _read(self, retry: Container[str], asked: Container[str] | None, since: float) -> set[str]:
+        """Learns which rows there are; the keys of those that are to be taken out."""
+        again = set()
         for row in self._rows:
-            self._know(row_key(row), failed=row["error"] is not None)
-            if _to_retry(row, retry):
-                again.append(row_key(row))
+            key, failed = row_key(row), row["error"] is not None
+            if _to_retry(row, retry) or (
+                asked is not None and self._is_outdated(row, key, key in asked, since)
+            ):
+                again.add(key)
+            else:
+                self._know(key, failed=failed)
         return again
 
-    def _take_out(self, again: list[str], retry: Collection[str]) -> None:
+    def _is_outdated(self, row: dict[str, Any], key: str, asked: bool, since: float) -> bool:
+        """Whether a row is one of those asked for, and its picture changed. Notes pictures that are gone."""
+        is_there = os.path.exists(path_from_text(row["image"]))
+        if not asked:
+            if not is_there:
+                self._gone.add(key)
+                self.gone.append(row["image"])
+            return False
+        changed = (
+            picture_changed(row, since) or _written(row["reference"], since) or not (is_there or row["error"])
+        )
+        if changed:
+            self.changed.append(row["image"])
+        return changed
+
+    def _take_out(self, again: set[str]) -> None:
         if again:
-            self._rows.keep(lambda row: not _to_retry(row, retry))
-            self.failed -= len(again)
-            for key in again:
-                self.done.discard(key)
+            self._rows.keep(lambda row: row_key(row) not in again)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        return (row for row in super().rows() if not self.gone or row_key(row) not in self._gone)
 
     def append(self, row: Assessment, line: str | None = None) -> None:
         """Writes a row, see `write`. `line`: the one that `stored_row.read_line` made the row of; it is
@@ -255,8 +297,16 @@ class Results(Run):
         self.write(key_of(row), text, failed=row.error is not None, checked=line is not None)
 
 
-def _to_retry(row: dict[str, Any], retry: Collection[str]) -> bool:
+def _to_retry(row: dict[str, Any], retry: Container[str]) -> bool:
     return bool(row["error"]) and row_key(row) in retry
+
+
+def _written(file: str | None, since: float) -> bool:
+    """Whether a file was written `since` then."""
+    try:
+        return file is not None and os.stat(path_from_text(file)).st_mtime >= since > 0
+    except (OSError, ValueError):
+        return False
 
 
 def _described() -> dict[str, Any]:

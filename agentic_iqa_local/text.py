@@ -58,6 +58,18 @@ def path_text(path: str | os.PathLike[str]) -> str:
     return name.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
 
 
+def path_from_text(text: str) -> str:
+    """The path that `path_text` made the text of."""
+    if "\\x" not in text:
+        return text
+    name = re.sub(
+        rb"\\(\\|x[0-9a-f]{2})",
+        lambda found: bytes.fromhex(found[1][1:].decode()) if len(found[1]) > 1 else b"\\",
+        text.encode(),
+    )
+    return os.fsdecode(name)
+
+
 def whole_sentences(text: str, limit: int) -> str:
     """`text` unchanged where it is shorter than `limit` characters. A longer text, which may have been cut at
     the limit, is shortened to its last whole sentence, else to its last whole word with "…"."""

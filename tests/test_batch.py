@@ -11,6 +11,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from scripted import in_this_process, loaded_batch
 from test_assess import blocked  # noqa: F401 - a fixture
 
 import agentic_iqa_local.rows
-from agentic_iqa_local.assessment import assess
+from agentic_iqa_local.assessment import assess, file_sha256
 from agentic_iqa_local.batch import BatchError
 from agentic_iqa_local.commands import assess as assess_command
 from agentic_iqa_local.commands.console import Console
@@ -497,6 +498,58 @@ def command(script, monkeypatch, services, *args):
         script.AssessRun(parsed, services.settings, script.wanted(parsed, console), "cpu", console).finish(),
         console.results.getvalue(),
     )
+
+
+def test_pictures_that_changed_are_assessed_again_and_those_that_are_gone_count_nowhere(
+    script, services, folder, tmp_path, monkeypatch, capfd
+):
+    pictures, path, table = tmp_path / "pictures", tmp_path / "rows.jsonl", tmp_path / "rows.csv"
+    pictures.mkdir()
+    for i in range(4):
+        shutil.copy(folder / f"{i:02d}.png", pictures)
+    words = ("--image", pictures, "--out", path, "--csv", table)
+    command(script, monkeypatch, services, *words)
+    before = {Path(row["image"]).name: row for row in lines(path)}
+    shutil.copy(folder / "59.png", pictures / "00.png")
+    (pictures / "01.png").rename(pictures / "renamed.png")
+    (pictures / "02.png").unlink()
+    assert command(script, monkeypatch, services, *words, "--resume")[0] == 0
+    rows = {Path(row["image"]).name: row for row in lines(path)}
+    assert rows["00.png"]["sha256"] == file_sha256(folder / "59.png") != before["00.png"]["sha256"]
+    assert rows["03.png"] == before["03.png"]
+    assert rows["02.png"] == before["02.png"]  # it stays in the file: the disk may only be away
+    said = capfd.readouterr().err
+    assert f"changed since, assessed again: 1 ({pictures / '00.png'})" in said
+    assert "3 pictures: " in said
+    assert f"no longer there: 2 ({pictures / '01.png'}, {pictures / '02.png'})" in said
+    listed = table.read_text(encoding="utf-8-sig")
+    assert {name for name in rows if f"/{name}," in listed} == {"00.png", "03.png", "renamed.png"}
+
+
+def test_a_picture_that_nobody_touched_since_is_not_read_again(tmp_path, folder, services, monkeypatch):
+    path, item = tmp_path / "rows.jsonl", Item(folder / "00.png")
+    with_results(path, ask(), loaded_batch(services, pipeline="letters").rows([item]))
+    description = tmp_path / "rows.jsonl.run.json"
+    run = json.loads(description.read_text())
+    read = []
+    monkeypatch.setattr("agentic_iqa_local.runs.file_sha256", lambda path: read.append(path))
+    description.write_text(json.dumps(run | {"date": "2999-01-01T00:00:00+0000"}))
+    assert with_results(path, ask(), [], resume=True, asked={item.key}).done == {item.key}
+    assert read == []
+    description.write_text(json.dumps(run | {"date": "1999-01-01T00:00:00+0000"}))
+    assert with_results(path, ask(), [], resume=True, asked={item.key}).done == set()
+    assert read == [str(item.image)]
+
+
+def test_a_row_whose_reference_was_written_since_is_made_again(tmp_path, folder, services):
+    path = tmp_path / "rows.jsonl"
+    reference = Path(shutil.copy(folder / "00.png", tmp_path))
+    os.utime(reference, (0, 0))
+    item = Item(folder / "01.png", reference)
+    with_results(path, ask(), loaded_batch(services, pipeline="letters").rows([item]))
+    assert with_results(path, ask(), [], resume=True, asked={item.key}).done == {item.key}
+    os.utime(reference)
+    assert with_results(path, ask(), [], resume=True, asked={item.key}).changed == [str(item.image)]
 
 
 def test_a_full_disk_ends_the_run_and_it_goes_on_later(

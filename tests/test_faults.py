@@ -159,8 +159,8 @@ def test_a_picture_may_have_its_suffix_in_capitals(tmp_path, picture):
     assert PlannerInput(query="Rate it.", image_path=str(shouted)).image_path == str(shouted)
 
 
-@pytest.mark.parametrize("choices", [["Yes", " Yes "], ["Yes", "Yes\n"], ["Yes", "  "]])
-def test_choices_that_differ_in_blanks_alone_are_refused(choices):
+@pytest.mark.parametrize("choices", [["Yes", " Yes "], ["Yes", "Yes\n"], ["Yes", "yes"], ["Yes", "  "]])
+def test_choices_that_differ_in_blanks_or_capitals_alone_are_refused(choices):
     with pytest.raises(ValueError, match="differ and are not blank"):
         check_choices(choices)
 

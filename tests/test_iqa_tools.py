@@ -32,9 +32,12 @@ from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_f
 from agentic_iqa_local.iqa_tools.crops import crops_of
 from agentic_iqa_local.iqa_tools.kernels import CPUKernels
 from agentic_iqa_local.iqa_tools.specs import DATA
+from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
-from agentic_iqa_local.report import cost, tool_table
+from agentic_iqa_local.report import cost, tool_table, tools_in_words
+from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.state import ToolExecutionLog
 from agentic_iqa_local.workbench import OpenImages
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -528,8 +531,26 @@ def test_the_list_of_tools_says_what_each_costs(runner):
     assert cost(lpips) == "not measured"
     text = tool_table([niqe, lpips])
     assert cost(niqe) in " ".join(text.split())
+    assert "Raw score: lower is better." in " ".join(text.split())
     assert "Unavailable: missing weights pyiqa/LPIPS" in " ".join(text.split())
     assert max(len(line) for line in text.splitlines() if not line.startswith(" ")) <= 80
+
+
+def test_an_account_says_which_way_raw_scores_get_better():
+    runs = [
+        ToolExecutionLog(
+            tool_name=tool,
+            object_name="Global",
+            distortion=OVERALL,
+            raw_score=0.5,
+            normalized_score=3.0,
+            execution_time=0.1,
+        )
+        for tool in ("NIQE", "VSI", "of a later version")
+    ]
+    lines = tools_in_words(Assessment(image="a.png", query="Rate it.", mode="logits", tools=runs))
+    assert [[arrow for arrow in "↑↓" if arrow in line] for line in lines[1:4]] == [["↓"], ["↑"], []]
+    assert len({line.index("3.00") for line in lines[1:4]}) == 1
 
 
 def test_a_fresh_process_that_scores_prints_nothing(tmp_path):

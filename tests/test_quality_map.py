@@ -12,8 +12,9 @@ from skimage.metrics import structural_similarity
 
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.commands import assess as command
-from agentic_iqa_local.commands.assess_maps import MapPlaceError, map_requests
+from agentic_iqa_local.commands.assess_maps import map_requests
 from agentic_iqa_local.commands.assess_options import parse
+from agentic_iqa_local.commands.outputs import UsageError
 from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.levels import DISTORTION_TYPES
@@ -370,21 +371,21 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("place", "message"),
         [
-            ("none/m.png", "there is none"),
+            ("none/m.png", "there is no folder"),
             ("m.jpg", "expected a file named .png"),
-            ("a.png", "expected a file of its own"),
+            ("a.png", "expected a new file or a drawing that this program wrote"),
         ],
     )
     def test_a_place_for_no_map_is_refused_before_anything_loads(self, tmp_path, photo, place, message):
         photo.crop((0, 0, 64, 64)).save(tmp_path / "a.png")
         args = parse([str(tmp_path / "a.png"), "--map", str(tmp_path / place)], "")
-        with pytest.raises(MapPlaceError, match=message):
+        with pytest.raises(UsageError, match=message):
             map_requests(args, [Item(tmp_path / "a.png", None, "Rate it.", None)])
 
     def test_several_pictures_need_a_folder_and_keep_their_names_apart(self, tmp_path):
         items = [Item(Path(folder) / "a.png", None, "Rate it.", None) for folder in "xy"]
         args = parse(["x", "y", "--map", str(tmp_path / "m.png")], "")
-        with pytest.raises(MapPlaceError, match="maps of 2 pictures"):
+        with pytest.raises(UsageError, match="maps of 2 pictures"):
             map_requests(args, items)
         args = parse(["x", "y", "--map", str(tmp_path), "--map-tiles", "40"], "")
         requests = list(map_requests(args, items).values())

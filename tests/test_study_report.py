@@ -27,6 +27,7 @@ from agentic_iqa_local.studies.plots import draw
 from agentic_iqa_local.studies.readings import Letters
 from agentic_iqa_local.studies.report import over_datasets, tables_of, write_figures, write_tables
 from agentic_iqa_local.studies.study import Study, StudyError, dataset_info
+from agentic_iqa_local.studies.summary import summarize
 
 TYPES = ("jpeg", "gaussian_blur", "white_noise", "contrast_change")
 ROWS = 96
@@ -351,6 +352,14 @@ def test_lower_is_better_scores_are_turned_around(few_modes):
     assert down["rmse_mapped"] == pytest.approx(up["rmse_mapped"], rel=0.05)
 
 
+def test_scores_that_look_like_dmos_are_remarked_on(few_modes):
+    run = make_run("manifest")
+    run["dataset"] |= {"higher_is_better": True}
+    turned = [row | {"mos": -row["mos"]} for row in few_modes]
+    said = [summarize(analysed(rows, run, draws=10))[0].text for rows in (few_modes, turned)]
+    assert ["lower seems to be better" in text for text in said] == [False, True]
+
+
 def test_figures_within_types_levels_and_subsets(few_modes):
     marked = [row | {"subset": "early" if i < ROWS // 2 else "late"} for i, row in enumerate(few_modes)]
     study = analysed(marked, draws=20)
@@ -629,9 +638,9 @@ def test_where_results_go_is_checked_before_the_work(tmp_path, arguments):
     wanted = {"file/out": "Not a directory", "/proc/out": "No such file or directory"}
     if name == "fit":
         wanted = {
-            "file/out": "Not a directory",
-            "none/fit.json": "found no",
-            ".": "found a folder",
+            "file/out": "there is no folder",
+            "none/fit.json": "there is no folder",
+            ".": "got a folder",
             "/proc/fit.json": "No such file",
         }
     if name == "synthetic":

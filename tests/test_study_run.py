@@ -29,7 +29,7 @@ from scipy import stats
 from scripted import in_this_process, study_here
 from test_study_report import make_rows, make_run
 
-from agentic_iqa_local.assessment import assess
+from agentic_iqa_local.assessment import assess, file_sha256
 from agentic_iqa_local.commands import study as cli
 from agentic_iqa_local.fit import Fit, FitError, read_fit
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
@@ -731,3 +731,16 @@ def test_a_fit_changes_what_assess_gives_and_fits_of_other_models_are_refused(ma
     refused = assessed(*image, "--fit", tmp_path / "other.json")
     assert refused.returncode == 2
     assert "made with another" in refused.stderr
+
+
+def test_a_picture_of_a_study_that_changed_is_read_again(tmp_path):
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"before")
+    row = {"key": "a", "image": str(picture), "sha256": file_sha256(picture)}
+    with Store(tmp_path / "run", {}, {}) as store:
+        store.append(row)
+    with Store(tmp_path / "run", {}, {}) as store:
+        assert store.done == {"a"}
+    picture.write_bytes(b"after")
+    with Store(tmp_path / "run", {}, {}) as store:
+        assert store.done == set()

@@ -38,7 +38,6 @@ import os
 import shlex
 import signal
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +47,7 @@ from agentic_iqa_local.commands.assess_run import AssessRun, show
 from agentic_iqa_local.commands.cluster_options import place_of
 from agentic_iqa_local.commands.compare_run import CompareRun, check_number
 from agentic_iqa_local.commands.console import Console, exit_status, like_ctrl_c, safe_streams, start_logging
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.commands.outputs import UsageError, result_file
 from agentic_iqa_local.paths import ROOT, command
 
 if TYPE_CHECKING:
@@ -57,13 +56,7 @@ if TYPE_CHECKING:
 # What follows is imported where it is needed, so that --help and wrong usage are answered at once.
 
 NAMED_FILES = 5  # in a message
-LONGEST_NAME = 255  # bytes of a file's name
-LONGEST_SUFFIX = ".in_hand.json.partial"  # of what lies beside --out
 SAMPLE = ROOT / "tests" / "data" / "sumac.png"  # a wheel has it inside
-
-
-class UsageError(UserError):
-    """A command line that cannot be carried out."""
 
 
 @safe_streams()
@@ -95,11 +88,11 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"--interactive: expected one picture, got {len(items)}", "name one of them")
     if args.compare or args.best_of:
         check_number(args, items)
-    args.out = result_file("--out", args.out)
-    for option in ("csv", "gallery"):
-        file = result_file(f"--{option}", getattr(args, option))
-        setattr(args, option, file)
-        check_beside(f"--{option}", file, args, items)
+    rows = "file of comparisons" if args.compare or args.best_of else "file of rows"
+    for option, kind in (("out", rows), ("csv", "table"), ("gallery", "gallery")):
+        if file := getattr(args, option):
+            setattr(args, option, place := result_file(f"--{option}", file, kind))
+            check_own(f"--{option}", place, args)
     if args.csv and args.csv == args.gallery:
         raise UsageError(f"--gallery {args.gallery}: expected a file of its own, this is --csv's")
     if args.engine != "server" and not args.list_tools:
@@ -126,7 +119,7 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
 
 def wanted(args: argparse.Namespace, console: Console) -> list:
     """The items that the command line names, with --shard its share of them. Raises UserError."""
-    from agentic_iqa_local.inputs import Item, expand_inputs, read_manifest
+    from agentic_iqa_local.inputs import Item, expand_inputs, read_manifest, references_in
 
     if args.manifest:
         if args.shard:
@@ -148,9 +141,15 @@ def wanted(args: argparse.Namespace, console: Console) -> list:
             )
     sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
     files = expand_inputs(args.pictures or [sample], console.say)
-    if args.reference:
+    references: list[Path | None] = [args.reference] * len(files)
+    if args.reference and args.reference.is_dir():
+        references = [*references_in(args.reference, files)]
+    elif args.reference:
         check_file(args.reference)
-    items = [Item(path, args.reference, args.query or DEFAULT_QUERY, choices) for path in files]
+    items = [
+        Item(path, reference, args.query or DEFAULT_QUERY, choices)
+        for path, reference in zip(files, references, strict=True)
+    ]
     if args.shard:
         from agentic_iqa_local.shards import share_of
 
@@ -181,57 +180,17 @@ def check_pictures(args: argparse.Namespace, items: Iterable) -> None:
         raise UsageError(about_missing(args, missing))
 
 
-def result_file(option: str, file: Path | None) -> Path | None:
-    """The file to be written, where `file` is a link the one that it leads to. Raises UsageError for a place
-    where none can be."""
-    from agentic_iqa_local.files import FileError, place_for
-
-    if file is None:
-        return None
-    folder = file.absolute().parent
-    if not folder.is_dir():
-        raise UsageError(
-            f"{option} {file}: there is no folder {folder}",
-            f"make it first: mkdir -p {shlex.quote(str(folder))}",
-        )
-    try:
-        place = place_for(file)
-    except FileError as error:
-        raise UsageError(f"{option} {file}: {error}", "choose a file in a folder of yours") from error
-    if len(os.fsencode(place.name + LONGEST_SUFFIX)) > LONGEST_NAME:
-        raise UsageError(
-            f"{option} {file}: expected a name that leaves room for {LONGEST_SUFFIX} behind it",
-            "choose a shorter one",
-        )
-    if not os.access(place if place.exists() else folder, os.W_OK):
-        raise UsageError(f"{option} {file}: it cannot be written", "choose a file in a folder of yours")
-    return place
-
-
-def check_beside(option: str, file: Path | None, args: argparse.Namespace, items: Iterable) -> None:
-    """Raises UsageError for a --csv or --gallery that would replace the rows, what lies beside them, or a
-    file that is read."""
-    if file is None:
-        return
+def check_own(option: str, file: Path, args: argparse.Namespace) -> None:
+    """Raises UsageError for an output that would replace the manifest, which may be a table or rows of ours,
+    or for a --csv or --gallery that would replace what lies beside the rows."""
     beside = ("", ".run.json", ".in_hand.json", ".partial", ".run.json.partial", ".in_hand.json.partial")
-    if args.out and file in [args.out.with_name(args.out.name + suffix) for suffix in beside]:
-        raise UsageError(
-            f"{option} {file}: expected a file of its own, this one belongs to the rows",
-            f"choose another {option}",
-        )
-    if not file.exists():
+    if option != "--out" and args.out and file in [args.out.with_name(args.out.name + end) for end in beside]:
+        of = "this one belongs to the rows"
+    elif args.manifest and file.exists() and args.manifest.exists() and file.samefile(args.manifest):
+        of = "this one is read"
+    else:
         return
-    table = os.stat(file)
-    read = [args.manifest, args.fit, *(file for item in items for file in (item.image, item.reference))]
-    for file in read:
-        if file is None:
-            continue
-        with suppress(OSError, ValueError):
-            if os.path.samestat(os.stat(file), table):
-                raise UsageError(
-                    f"{option} {file}: expected a file of its own, this one is read",
-                    f"choose another {option}",
-                )
+    raise UsageError(f"{option} {file}: expected a file of its own, {of}", f"choose another {option}")
 
 
 def about_missing(args: argparse.Namespace, missing: list[Path]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.commands.outputs import UsageError, result_file
 from agentic_iqa_local.quality_map.result import MapRequest
 
 if TYPE_CHECKING:
@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 SUFFIX = ".map.png"
 
 
-class MapPlaceError(UserError):
-    """A --map that no maps can be drawn to."""
-
-
 def map_requests(args: argparse.Namespace, items: "Sequence[Item]") -> dict[str, MapRequest]:
-    """What is asked of each item's map, by the item's key; nothing without --map. Raises MapPlaceError."""
+    """What is asked of each item's map, by the item's key; nothing without --map. Raises UsageError."""
     if args.map is None:
         return {}
     given = {"max_tiles": args.map_tiles, "seconds": args.map_seconds}
@@ -29,8 +25,10 @@ def map_requests(args: argparse.Namespace, items: "Sequence[Item]") -> dict[str,
     if args.map.is_dir():
         files = _in_folder(args.map, items)
     else:
-        _check_file(args.map, items)
+        _check_name(args.map, len(items))
         files = {items[0].key: args.map}
+    for file in files.values():
+        result_file("--map", file, "drawing")
     return {key: MapRequest(png=file, **limits) for key, file in files.items()}
 
 
@@ -48,28 +46,15 @@ def _in_folder(folder: Path, items: "Sequence[Item]") -> dict[str, Path]:
     return files
 
 
-def _check_file(place: Path, items: "Sequence[Item]") -> None:
-    """Raises MapPlaceError for a file that the one map cannot be drawn to."""
-    from agentic_iqa_local.files import FileError, place_for
-
-    folder = place if len(items) != 1 else place.absolute().parent
-    if not folder.is_dir():
-        needed = f" for the maps of {len(items)} pictures" if len(items) != 1 else ""
-        raise MapPlaceError(
-            f"--map {place}: expected a folder {folder}{needed}, there is none",
-            f"make it first: mkdir -p {shlex.quote(str(folder))}",
+def _check_name(file: Path, pictures: int) -> None:
+    """Raises UsageError for what is no name of the one map."""
+    if pictures != 1:
+        raise UsageError(
+            f"--map {file}: expected a folder {file} for the maps of {pictures} pictures, there is none",
+            f"make it first: mkdir -p {shlex.quote(str(file))}",
         )
-    if place.suffix.lower() != ".png":
-        raise MapPlaceError(f"--map {place}: expected a file named .png, or a folder", f"name it {place}.png")
-    try:
-        place_for(place)
-    except FileError as error:
-        raise MapPlaceError(f"--map {place}: {error}", "choose a file in a folder of yours") from error
-    for picture in filter(None, (items[0].image, items[0].reference)):
-        if place.exists() and picture.exists() and place.samefile(picture):
-            raise MapPlaceError(
-                f"--map {place}: expected a file of its own, this one is read", "choose another --map"
-            )
+    if file.suffix.lower() != ".png":
+        raise UsageError(f"--map {file}: expected a file named .png, or a folder", f"name it {file}.png")
 
 
 def about_map(row: "Assessment") -> str | None:

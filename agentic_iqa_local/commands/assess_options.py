@@ -1,6 +1,7 @@
 """The options of the command assess, and which of them go together."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from agentic_iqa_local import __version__
@@ -33,8 +34,11 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     )
     _map_options(parser)
     _output(parser)
-    args = parser.parse_intermixed_args(argv)  # pictures may stand before and behind options
-    args.pictures += args.image
+    words = sys.argv[1:] if argv is None else argv
+    end = words.index("--") if "--" in words else len(words)  # behind it stand pictures alone
+    args = parser.parse_intermixed_args(words[:end])  # pictures may stand before and behind options
+    args.pictures += args.image + words[end + 1 :]
+    _take_reference(parser, args)
     check_compare(parser, args)
     _check_pictures(parser, args)
     check_cluster(parser, args)
@@ -65,9 +69,13 @@ def _what(parser: Parser) -> None:
     )
     what.add_argument(
         "--reference",
-        type=Path,
+        action="append",
+        nargs="+",
         metavar="PATH",
-        help="pristine original of the same size: full-reference assessment",
+        help=(
+            "pristine original of the same size: full-reference assessment; for many pictures a folder with"
+            " an original of each, under the picture's name with any suffix"
+        ),
     )
     what.add_argument(
         "--query",
@@ -242,7 +250,7 @@ def _files(output: argparse._ArgumentGroup) -> None:
     output.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the rows that FILE holds: assess the pictures it lacks",
+        help="go on with the rows that FILE holds: assess pictures that it lacks, or that changed",
     )
     output.add_argument(
         "--retry-failed", action="store_true", help="with --resume: assess its failed pictures again"
@@ -252,14 +260,15 @@ def _files(output: argparse._ArgumentGroup) -> None:
         "--csv",
         type=Path,
         metavar="FILE",
-        help="write all rows as a table for spreadsheets too, when the run ends (replaces FILE)",
+        help="write all rows as a table for spreadsheets too, when the run ends (replaces a table)",
     )
     output.add_argument(
         "--gallery",
         type=Path,
         metavar="FILE",
         help=(
-            "make a page of all rows too, to look through, sort and triage, when the run ends (replaces FILE)"
+            "make a page of all rows too, to look through, sort and triage, when the run ends (replaces a"
+            " gallery)"
         ),
     )
 
@@ -331,6 +340,19 @@ def _check_pictures(parser: Parser, args: argparse.Namespace) -> None:
         parser.error("--reference: expected with pictures; a manifest has a column reference")
 
 
+def _take_reference(parser: Parser, args: argparse.Namespace) -> None:
+    """Sets the one reference. Words behind it are pictures where no others are named; else somebody meant
+    several references, and the program ends with one sentence."""
+    named = [path for paths in args.reference or () for path in paths]
+    if len(args.reference or ()) > 1 or (named[1:] and (args.pictures or args.compare or args.best_of)):
+        parser.error(
+            f"--reference: expected one original, got {' and '.join(named)}; name a folder with an original"
+            " of each picture's name, or use --manifest with a column reference"
+        )
+    args.reference = Path(named[0]) if named else None
+    args.pictures += named[1:]
+
+
 def _check_what_a_cluster_does(parser: Parser, args: argparse.Namespace) -> None:
     """Ends the program with one sentence for what is not done at workers."""
     for option, given in (
@@ -351,21 +373,39 @@ def _check_output(parser: Parser, args: argparse.Namespace) -> None:
             f"--json: expected nothing or - (stdout), got {args.json}; rows go to a file with --out"
             f" {args.json}"
         )
-    if args.out and args.out.suffix.lower() in (".xlsx", ".xls", ".ods", ".tsv", ".txt", ".html"):
-        parser.error(
-            f"--out {args.out}: rows are JSON lines, name it .jsonl; for a spreadsheet use --csv"
-            f" {args.out.with_suffix('.csv')}"
-        )
     if args.out and args.out.suffix.lower() == ".csv":
         if args.csv:
             parser.error(f"--out {args.out} --csv {args.csv}: expected one table; name --out .jsonl")
         args.out, args.csv = args.out.with_suffix(".jsonl"), args.out
+    for option, what, suffixes in (
+        ("out", "rows are JSON lines", (".jsonl", ".json")),
+        ("csv", "a table is CSV", (".csv", ".txt")),
+        ("gallery", "a gallery is an HTML page", (".html", ".htm")),
+    ):
+        if file := getattr(args, option):
+            _check_suffix(parser, f"--{option} {file}: {what}", file, suffixes)
     if args.sort:
         _check_sort(parser, args)
     if args.resume and not args.out:
         parser.error("--resume: expected --out FILE, the rows to go on with")
     if args.retry_failed and not args.resume:
         parser.error("--retry-failed: expected --out FILE --resume, the rows among which some failed")
+
+
+def _check_suffix(parser: Parser, said: str, file: Path, suffixes: tuple[str, ...]) -> None:
+    """Ends the program with one sentence that begins with what is `said`, where a name is that of another
+    kind of file: somebody may have left out the output's own."""
+    if not (suffix := file.suffix.lower()) or suffix in suffixes:
+        return
+    from agentic_iqa_local.state import IMAGE_SUFFIXES
+
+    if suffix in IMAGE_SUFFIXES:
+        parser.error(
+            f"{said}, and this is a picture's name; name a file of its own, such as rows{suffixes[0]}"
+        )
+    if suffix in (".xlsx", ".xls", ".ods", ".tsv", ".txt", ".html", ".htm", ".csv", ".json", ".jsonl"):
+        table = f"; for a spreadsheet use --csv {file.with_suffix('.csv')}" if suffixes[0] == ".jsonl" else ""
+        parser.error(f"{said}, name it {file.with_suffix(suffixes[0])}{table}")
 
 
 def _check_shard(parser: Parser, args: argparse.Namespace) -> None:

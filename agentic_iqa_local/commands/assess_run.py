@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # The rest is imported where it is needed, so that --help and wrong usage are answered at once.
 
+NAMED = 5  # pictures in a message
 UNSURE, FAILS = 3, 4  # exit statuses of --strict
 LONGEST_COMMAND = 2000  # characters, to be repeated in a message
 
@@ -68,6 +69,7 @@ class AssessRun:
 
     def _open_results(self) -> "Results | None":
         """The file of rows, before anything is loaded; None without --out."""
+        from agentic_iqa_local.keys import Keys
         from agentic_iqa_local.runs import Results, identity
 
         args, paths = (
@@ -88,8 +90,11 @@ class AssessRun:
             maps=None if args.map is None else [args.map_tiles, args.map_seconds],
             shard=args.share and args.share.identity(),
         )
-        retry = {item.key for item in self.items} if args.retry_failed else ()
-        results = Results(args.out, depends_on, resume=args.resume, retry=retry)
+        asked = Keys(item.key for item in self.items) if args.resume else None
+        retry = asked if asked and args.retry_failed else ()
+        results = Results(args.out, depends_on, resume=args.resume, retry=retry, asked=asked)
+        if results.changed:
+            self.console.say(one_line(f"changed since, assessed again: {_named(results.changed)}"))
         if args.share:
             args.share.write_list(args.out)
         return results
@@ -242,6 +247,8 @@ class AssessRun:
             if tally.failed:
                 rows += f", {len(tally.failed)} of them failures"
                 rows += "; add --resume --retry-failed to assess those again"
+            if gone := self.results.gone:
+                rows += f"; not counted, because their pictures are no longer there: {_named(gone)}"
             console.say(one_line(rows))
         if args.csv:
             from agentic_iqa_local.rows import write_whole
@@ -274,6 +281,12 @@ class AssessRun:
             return False
         console.say(message)
         return True
+
+
+def _named(pictures: list[str]) -> str:
+    """Pictures in a message: their number, and the names of the first."""
+    more = ", ..." if len(pictures) > NAMED else ""
+    return f"{len(pictures)} ({', '.join(pictures[:NAMED])}{more})"
 
 
 def _command_to_go_on() -> str:

@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentic_iqa_local.commands.console import Parser, exit_status, meter, safe_streams
+from agentic_iqa_local.commands.outputs import UsageError, result_file, result_folder
 from agentic_iqa_local.offline.fetch import FetchError, Repo, Wanted
 from agentic_iqa_local.offline.licences import NVIDIA, PYIQA, binding
-from agentic_iqa_local.offline.manifest import WHEELS, Manifest, Notice, amount
+from agentic_iqa_local.offline.manifest import MANIFEST, WHEELS, Manifest, Notice, amount
 from agentic_iqa_local.offline.wanted import check_downloads, folder_of, model_folder, tool_weight
 from agentic_iqa_local.offline.wheels import LOCKS, REQUIREMENTS, wheels
 from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
@@ -137,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     return exit_status(
         lambda: collect(args, load_settings(args.config)),
         failed=1,
-        wrong_usage=(ConfigError, ToolError),
+        wrong_usage=(ConfigError, ToolError, UsageError),
         interrupted="interrupted: what was downloaded is kept; the same command goes on",
     )
 
@@ -147,6 +148,10 @@ def collect(args: argparse.Namespace, settings: "Settings") -> int:
     BundleError."""
     name = Path(args.config or "embedded").stem
     out = (args.out or Path(f"{name}.iqabundle{'' if args.no_archive else '.tar'}")).absolute()
+    if args.no_archive:
+        result_folder("--out", out, MANIFEST)
+    elif out.exists():
+        result_file("--out", out, "bundle")
     downloads = out.with_name(f"{out.name}.downloads")
     places = model_places(args, settings, name)
     tools = tools_wanted(args, settings)

@@ -83,13 +83,14 @@ def certify(args: argparse.Namespace) -> int:
     """Runs, prints and writes all of it. Raises UserError for options that cannot be used."""
     from agentic_iqa_local.certify.certificate import read_certificate
     from agentic_iqa_local.certify.certification import Certification, Wanted
+    from agentic_iqa_local.certify.report import JSON
     from agentic_iqa_local.certify.study import check_labelled
+    from agentic_iqa_local.commands.outputs import result_folder
     from agentic_iqa_local.devices import choose_device
 
     if args.study:
         check_labelled(args.study)
-    if args.out.exists() and not args.out.is_dir():
-        raise CertifyUsage(f"--out {args.out}: expected a folder, got a file", "choose another")
+    result_folder("--out", args.out, JSON)
     other = (read_certificate(args.against), args.against.name) if args.against else None
     settings = chosen_settings(args)
     wanted = Wanted(

@@ -152,6 +152,8 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             given = message.removeprefix("unrecognized arguments: ").split()[0]
             near = difflib.get_close_matches(given, self._option_string_actions, n=1)
+            if os.path.lexists(given):
+                near = [os.path.join(".", given)]
             message = f"unknown option {given}" + (f"; did you mean {near[0]}?" if near else "")
         self.exit(
             2,
@@ -276,7 +278,7 @@ class Console(AbstractContextManager):
         return gone
 
 
-PLAIN = {"█": "#", "░": ".", "–": "-", "−": "-", "…": "~", "×": "x"}
+PLAIN = {"█": "#", "░": ".", "–": "-", "−": "-", "…": "~", "×": "x", "↑": "^", "↓": "v"}
 
 
 def _plain(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -11,7 +11,7 @@ import yaml
 from PIL import Image
 
 from agentic_iqa_local.commands.console import Parser, bar, exit_status, safe_streams
-from agentic_iqa_local.files import FileError, place_for
+from agentic_iqa_local.files import DRAWN_BY, FileError, place_for, require_own
 from agentic_iqa_local.images import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import (
@@ -246,8 +246,18 @@ def plot(
     axes.legend(frameon=False)
     folder.mkdir(parents=True, exist_ok=True)
     content = BytesIO()
-    figure.savefig(content, dpi=150)
-    write_whole(folder / f"{logistic.tool.replace('/', '_')}.png", content.getvalue())
+    figure.savefig(content, dpi=150, metadata={"Software": DRAWN_BY})
+    write_whole(figure_of(folder, logistic.tool), content.getvalue())
+
+
+def figure_of(folder: Path, tool: str) -> Path:
+    """The file of a tool's figure. Raises CalibrationError for one that holds something else."""
+    place = folder / f"{tool.replace('/', '_')}.png"
+    try:
+        require_own(place, "drawing")
+    except FileError as error:
+        raise CalibrationError(f"{place}: {error}", "choose another --plots") from error
+    return place
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -314,6 +324,8 @@ def fit(args: argparse.Namespace) -> int:
     """Measures the tools, fits their maps and writes them. Raises UserError and OSError."""
     args.tools = [find_tool(tool).name for tool in args.tools]
     place_of_maps(args.out)  # before the work
+    for tool in args.tools if args.plots else ():
+        figure_of(args.plots, tool)
     measured: Measured = args.collect(args)
     raw, quality = np.array(measured.raws), np.array(measured.qualities)
     held_out = held_out_groups(measured.groups, measured.rng)

@@ -22,7 +22,9 @@ from agentic_iqa_local.text import one_line
 def main(argv: list[str] | None = None) -> int:
     parser = Parser.of("gallery", __doc__)
     parser.add_argument("rows", type=Path, metavar="ROWS", help="JSON lines of assess --out")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page (replaces FILE)")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the page (replaces a gallery)"
+    )
     parser.add_argument(
         "--images",
         type=Path,
@@ -35,17 +37,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def make(args: argparse.Namespace) -> int:
     """Raises UserError."""
-    from agentic_iqa_local.commands.assess import UsageError, result_file
+    from agentic_iqa_local.commands.outputs import UsageError, result_file
     from agentic_iqa_local.gallery.rows import read_rows
 
-    out = result_file("--out", args.out)
-    assert out is not None
+    out = result_file("--out", args.out, "gallery")
     if args.images and not args.images.is_dir():
         raise UsageError(f"--images {args.images}: expected a folder, there is none", "name another")
-    if out.exists() and args.rows.exists() and out.samefile(args.rows):
-        raise UsageError(
-            f"--out {args.out}: expected a file of its own, these are the rows", "choose another"
-        )
     message, missing = written(read_rows(args.rows), out, args.rows.name, args.images)
     print(message)
     return 1 if missing else 0

@@ -36,11 +36,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def merge_all(args: argparse.Namespace) -> int:
     """Raises UserError."""
-    from agentic_iqa_local.commands.assess import result_file
+    from agentic_iqa_local.commands.outputs import result_file
     from agentic_iqa_local.merging import Incomplete, merge
 
-    out = result_file("--out", args.out)
-    assert out is not None
+    out = result_file("--out", args.out, "file of rows")
     files = list(dict.fromkeys(args.shards))
     try:
         with bar(unit="row", leave=False) as shown:

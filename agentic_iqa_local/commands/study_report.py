@@ -51,10 +51,10 @@ def add_fit(commands: Subcommands) -> None:
 
 
 def fit(args: argparse.Namespace) -> int:
+    from agentic_iqa_local.commands.outputs import result_file
     from agentic_iqa_local.studies.fitting import fit_runs
-    from agentic_iqa_local.studies.store import check_file
 
-    place = check_file(args.out)
+    place = result_file("--out", args.out, "fit")
     found = fit_runs(args.run, args.objective, split=args.split, share=args.share, called=args.called)
     found.write(place)
     print(one_line(f"{found.account}; {_calibrated(found)}; written to {args.out}"))
@@ -133,11 +133,14 @@ def add_report(commands: Subcommands) -> None:
 
 
 def report(args: argparse.Namespace) -> int:
+    from agentic_iqa_local.commands.outputs import result_folder
     from agentic_iqa_local.fit import read_fit
     from agentic_iqa_local.studies.store import check_folder, read_run
     from agentic_iqa_local.studies.study import dataset_info
 
     check_folder(args.out)
+    for folder in {args.out, *(_part(args, name) for name in names_of(args.runs))}:
+        result_folder("--out", folder, "modes.csv", "accuracy.csv", "datasets.csv")
     fitted = read_fit(args.fit) if args.fit else None
     rated, questions = [], []
     for folder, name in zip(args.runs, names_of(args.runs), strict=True):
@@ -285,6 +288,7 @@ def add_compare(commands: Subcommands) -> None:
 
 
 def compare(args: argparse.Namespace) -> int:
+    from agentic_iqa_local.commands.outputs import result_folder
     from agentic_iqa_local.studies.compare import DIFFERENCES_TABLE, RUNS_TABLE, Named
     from agentic_iqa_local.studies.compare import compare as compare_runs
     from agentic_iqa_local.studies.report import markdown, write_table
@@ -292,6 +296,7 @@ def compare(args: argparse.Namespace) -> int:
 
     if args.out:
         check_folder(args.out)
+        result_folder("--out", args.out, "run_differences.csv")
     runs = [
         Named(name, *read_run(folder)) for name, folder in zip(names_of(args.runs), args.runs, strict=True)
     ]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from agentic_iqa_local.files import FileError, place_for
+from agentic_iqa_local.files import DRAWN_BY, FileError, place_for, require_own
 from agentic_iqa_local.levels import LEVEL_WORDS
 from agentic_iqa_local.quality_map.result import MapError, QualityMap
 from agentic_iqa_local.rows import WriteError, write_whole
@@ -58,7 +58,7 @@ def draw(
         for axis, name in zip(axes[2:], names, strict=False):
             _similarity(figure, axis, similarity[name], picture, name)
         buffer = BytesIO()
-        figure.savefig(buffer, format="png", pil_kwargs={"optimize": True}, metadata={"Software": None})
+        figure.savefig(buffer, format="png", pil_kwargs={"optimize": True}, metadata={"Software": DRAWN_BY})
     return buffer.getvalue()
 
 
@@ -67,6 +67,7 @@ def write(png: bytes, file: Path) -> str:
     MapError."""
     try:
         place = place_for(file)
+        require_own(place, "drawing")
         write_whole(place, png)
     except (FileError, WriteError, OSError) as error:
         reason = error.message if isinstance(error, FileError | WriteError) else error

@@ -6,6 +6,7 @@ A row is on the disk before its picture is deleted, so a kill at any moment lose
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -64,7 +65,7 @@ class Batches:
         self._storing = threading.Lock()  # one batch at a time, so that all keep to `most_bytes`
         self._batches: dict[str, _Batch] = {}
         for folder in sorted(root.iterdir()):
-            if folder.name.endswith(HALF):
+            if re.fullmatch(rf"[0-9]{{8}}T[0-9]{{6}}-[0-9a-f]{{16}}{re.escape(HALF)}", folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
             elif (folder / "batch.json").is_file():
                 try:

@@ -5,7 +5,8 @@ import logging
 from pathlib import Path
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.rows import RowFile, write_whole
+from agentic_iqa_local.files import FileError, require_own
+from agentic_iqa_local.rows import RowFile, RowsError, write_whole
 from agentic_iqa_local.service.asks import Answer, Ask
 from agentic_iqa_local.text import one_line
 
@@ -18,6 +19,11 @@ class Kept:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        for name, kind in (("rows", "file of rows"), ("comparisons", "file of comparisons")):
+            try:
+                require_own(folder / f"{name}.jsonl", kind)
+            except FileError as error:
+                raise RowsError(f"{folder / name}.jsonl: {error}") from error
         self._rows, self._comparisons = RowFile(folder / "rows.jsonl"), RowFile(folder / "comparisons.jsonl")
         for file in (self._rows, self._comparisons):
             file.recover()

@@ -2,6 +2,7 @@
 line for each image. A run like every other (`runs.Run`)."""
 
 import json
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -9,15 +10,25 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
-from agentic_iqa_local.files import FileError, first_mistake, open_regular, place_for, read_json
+from agentic_iqa_local.files import FileError, first_mistake, open_regular, read_json
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.prompts import choice_letters
-from agentic_iqa_local.rows import LARGEST_NOTE, RowFile, check_run, rows_in, write_run, write_whole
+from agentic_iqa_local.rows import (
+    LARGEST_NOTE,
+    RowFile,
+    check_run,
+    rows_in,
+    run_began,
+    write_run,
+    write_whole,
+)
 from agentic_iqa_local.rows import RowsError as StoreError
-from agentic_iqa_local.runs import Run
+from agentic_iqa_local.runs import Run, picture_changed
 from agentic_iqa_local.state import ExecutorOutput, Score
 from agentic_iqa_local.studies.datasets import MOST, DatasetInfo, Scale
 from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY, ModelLost
+
+logger = logging.getLogger(__name__)
 
 Letter = Literal["A", "B", "C", "D", "E"]
 Logprob = Annotated[float, Field(gt=NO_PROBABILITY, le=LOGPROB_ROUNDING, allow_inf_nan=False)]
@@ -187,31 +198,6 @@ def check_folder(out: Path) -> None:
         ) from error
 
 
-def check_file(out: Path) -> Path:
-    """The file that is written as `out`: where that is a link, the one that it leads to. Changes nothing.
-    Raises StoreError unless it can be written, in a folder that is there."""
-    try:
-        if out.is_dir():
-            raise StoreError(f"{out}: expected a file, found a folder", "add the file's name to --out")
-        place = place_for(out)
-        if not out.parent.is_dir():
-            raise StoreError(
-                f"{out}: expected a file in a folder that is there, found no {out.parent}",
-                "make it or choose another --out",
-            )
-        if out.exists():
-            out.open("ab").close()
-        else:
-            check_folder(out.parent)
-        return place
-    except FileError as error:
-        raise StoreError(f"{out}: {error}", "choose another --out") from error
-    except OSError as error:
-        raise StoreError(
-            f"{out}: expected a file that can be written, got {error.strerror}", "choose another --out"
-        ) from error
-
-
 class Store(Run):
     """Rows by their `key`, appended once each. One process at a time writes.
 
@@ -235,9 +221,20 @@ class Store(Run):
             if os.path.lexists(description):
                 _refuse_link(description)
                 check_run(description, identity)
+            elif not self._rows.empty:
+                raise StoreError(f"{folder}: holds rows.jsonl without run.json", "choose another --out")
             else:
                 write_run(description, run, identity)
             self._rows.recover()
+            since = run_began(description)
+            changed = {
+                row["key"]
+                for row in self._rows
+                if {"image", "sha256"} <= row.keys() and picture_changed(row, since)
+            }
+            if changed:
+                logger.warning("%d pictures changed since they were read, and are read again", len(changed))
+                self._rows.keep(lambda row: row["key"] not in changed)
             for row in self._rows:
                 self._know(row["key"], failed=bool(row.get("error")))
             self.suspects = self._left_in_hand()

@@ -4,7 +4,7 @@ is significant, what is leaked and what failed."""
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agentic_iqa_local.studies.study import SIGNIFICANCE, Row, Study
@@ -14,6 +14,7 @@ ENOUGH = 0.9  # of the images that the fullest mode answered: below, a mode take
 FEW = 10  # images: fewer say little, however clear they look
 NAMED = 3  # names in a sentence, the others are counted
 LONGEST = 80  # characters of a reason
+OPPOSITE = -0.4  # SRCC: own scores below it seem to call the worse pictures higher
 EQUAL = 1e-9  # of SRCC: rounding
 
 
@@ -54,8 +55,9 @@ def summarize(study: Study) -> list[Sentence]:
     """Five sentences: "winner", "difference", "significance", "leaks", "failures"."""
     contest = _contest(study)
     compared = _compared(study, contest)
+    winner = _winner(study, contest)
     return [
-        _winner(study, contest),
+        replace(winner, text=winner.text + _about_direction(study)),
         _difference(study, contest, compared),
         _significance(study, contest, compared),
         _leaks(study, contest),
@@ -121,6 +123,18 @@ def _winner(study: Study, contest: _Contest) -> Sentence:
         return Sentence("winner", "tie", text, numbers)
     return Sentence(
         "winner", "one", f"{_quoted(row['mode'])} ranks best {among}, {srcc}{others}{own}.", numbers
+    )
+
+
+def _about_direction(study: Study) -> str:
+    """A remark where the scores of a manifest seem to be DMOS; else nothing."""
+    rows = [row for row in study.tables["modes"] if row["mode"] == study.product and row["srcc"] < OPPOSITE]
+    if not rows or study.info.key != "manifest":
+        return ""
+    return (
+        f" {_quoted(study.product)} has SRCC {number(rows[0]['srcc'])}: in these scores lower seems to be"
+        " better, as in DMOS; multiply them by -1 in the manifest and run it again, since higher is taken to"
+        " be better."
     )
 
 

@@ -25,7 +25,7 @@ def gaps(args: argparse.Namespace) -> dict:
         run_cases,
         summary,
     )
-    from agentic_iqa_local.studies.store import check_file
+    from agentic_iqa_local.studies.store import check_folder
 
     if args.pictures < 1 or min(args.limits) < 0:
         raise UserError(
@@ -33,7 +33,7 @@ def gaps(args: argparse.Namespace) -> dict:
             f" {min(args.limits)}"
         )
     for place in filter(None, (args.out, args.rows)):
-        check_file(place)
+        check_folder(place.absolute().parent)
     device = choose_device(args.gpu, args.gpu is None)
     runner, limits = ToolRunner(device=device), sorted({0, *args.limits})
     models = {name: _gap_model(name, device, runner) for name in args.model}
