@@ -437,7 +437,11 @@ def test_each_failed_attempt_is_logged_with_its_record_and_the_last_with_the_ful
     run(scripted(SummaryReply=output), state_of(picture))
     attempts = [m for m in messages(caplog, logging.WARNING) if m.startswith("Attempt")]
     records = [json.loads(message[message.index("{") :]) for message in attempts]
-    assert [record["retry_count"] for record in records] == [1, 2, 3]
+    assert [(record["retry_count"], record["details"]["attempt"]) for record in records] == [
+        (0, 1),
+        (1, 2),
+        (2, 3),
+    ]
     assert {record["error_type"] for record in records} == {"validation_error"}
     assert {record["details"]["exception"] for record in records} == {"JSONDecodeError"}
     assert {record["details"]["backend"] for record in records} == {"transformers.embedded"}
