@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 
 import pytest
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from scripted import (
     ScriptedClient,
     ScriptedTools,
@@ -31,6 +32,8 @@ from agentic_iqa_local.graph import (
     run_pipeline,
     visualize_graph,
 )
+from agentic_iqa_local.nodes.executor import executor_node
+from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.prompts import REASONING_LIMIT
 from agentic_iqa_local.state import SummarizerOutput
 from agentic_iqa_local.vlm_client import VLMError
@@ -421,3 +424,49 @@ def test_the_configurations_limit_holds_where_none_is_given(picture, configured,
     )
     run_pipeline(QUERY, picture, max_replan_iterations=given, services=services)
     assert calls(client)["PlannerReply"] == plans
+
+
+@pytest.mark.parametrize("error", [RuntimeError("engine"), KeyError("logits"), TypeError("tensor")], ids=repr)
+@pytest.mark.parametrize("where", ["PlannerReply", "SummaryReply", "letters", "opening"])
+def test_whatever_a_client_raises_is_an_error_of_the_state(picture, error, where):
+    def fail(*_):
+        raise error
+
+    client = never_satisfied(**({where: error} if where.endswith("Reply") else {}))
+    if where == "opening":
+        client.open = fail
+    elif where == "letters":
+        client.logprobs = type("Broken", (dict,), {"get": fail})()
+    final = run(client, picture)
+    assert f"scripted: {type(error).__name__}: {error}" in final["error"]
+
+
+def test_a_fault_of_a_node_is_an_error_of_the_state(picture, monkeypatch, caplog):
+    monkeypatch.setattr("agentic_iqa_local.nodes.summarizer.close_pass", lambda *_: {}["gaps"])
+    assert run(never_satisfied(), picture)["error"] == "Summarizer: KeyError: 'gaps'"
+    assert any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize("node", [executor_node, summarizer_node])
+def test_a_state_whose_plan_is_none_has_no_plan(picture, node):
+    state = {"query": QUERY, "image_path": picture, "plan": None, "executor_evidence": None}
+    services = scripted_services(never_satisfied(), ScriptedTools({}))
+    assert "the state has no plan" in node(state, {"configurable": {"services": services}})["error"]
+
+
+def test_a_result_survives_json_and_a_checkpointer(picture):
+    final = run(never_satisfied(), picture)
+    result = final["summarizer_result"]
+    assert result.basis.evidence.tool_logs
+    assert SummarizerOutput.model_validate_json(result.model_dump_json()) == result
+    serializer = JsonPlusSerializer()
+    assert serializer.loads_typed(serializer.dumps_typed(final)) == final
+
+
+def test_the_letter_read_is_logged_with_its_prompt_and_log_probabilities(picture, caplog):
+    caplog.set_level(logging.DEBUG)
+    client = never_satisfied()
+    run(client, picture, 0)
+    (line,) = [m for r in caplog.records if (m := r.getMessage()).startswith("Read after")]
+    assert '{"final_answer": "' in line
+    assert str(client.logprobs) in line

@@ -56,9 +56,9 @@ def executor_node(
     when this one does."""
     if state.get("error"):
         return {}
-    if "plan" not in state:
+    if (plan := state.get("plan")) is None:
         return {"error": "Executor: the state has no plan; the Planner must run first"}
-    plan, gaps = state["plan"], gaps_to_close(state)
+    gaps = gaps_to_close(state)
     before = state.get("executor_evidence")
     evidence = earlier_evidence(plan, before) if gaps and before else ExecutorOutput()
     try:

@@ -85,10 +85,11 @@ def summarizer_node(
     """
     if state.get("error"):
         return {}
-    if "plan" not in state or "executor_evidence" not in state:
-        missing = " and no ".join(key for key in ("plan", "executor_evidence") if key not in state)
+    plan, evidence, choices = state.get("plan"), state.get("executor_evidence"), state.get("choices")
+    if plan is None or "executor_evidence" not in state:
+        known = {"plan": plan is not None, "executor_evidence": "executor_evidence" in state}
+        missing = " and no ".join(key for key, there in known.items() if not there)
         return {"error": f"Summarizer: the state has no {missing}; run the earlier nodes first"}
-    plan, evidence, choices = state["plan"], state["executor_evidence"], state.get("choices")
     basis = Basis(plan=plan, plan_corrections=state.get("plan_corrections", []), evidence=evidence)
     scoring = is_scoring(plan, choices)
     logger.info(
