@@ -46,7 +46,7 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     if result is not None and decision == "planner":
         logger.info("Replanning triggered: %s", result.replan_reason)
         logger.info("Iteration %d/%d", iteration, limit)
-    elif need_replan:
+    elif result is not None and result.replan_reason:
         logger.warning("Max replanning iterations (%d) reached", limit)
         logger.warning("Continuing with current evidence despite need_replan=true")
         if iteration > 1:

@@ -393,7 +393,9 @@ class SummarizerOutput(BaseModel):
     final_answer: NonBlank = Field(description="A letter, a quality level or free text.")
     quality_reasoning: NonBlank = Field(description="Evidence-based explanation.")
     need_replan: bool = Field(default=False, description="Whether replanning is needed.")
-    replan_reason: str | None = Field(default=None, description="Why, when need_replan is true.")
+    replan_reason: str | None = Field(
+        default=None, description="Why another pass is needed, also where the limit allows none."
+    )
     used_evidence: dict[str, Any] | None = Field(
         default=None, description="The evidence that the answer rests on."
     )

@@ -35,7 +35,7 @@ from agentic_iqa_local.graph import (
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.prompts import REASONING_LIMIT
-from agentic_iqa_local.state import SummarizerOutput
+from agentic_iqa_local.state import SummarizerOutput, revised
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.workbench import OpenImages
 
@@ -186,8 +186,14 @@ def test_the_default_limit_is_two(picture):
 
 
 @pytest.mark.parametrize(("limit", "asks"), [(1, True), (2, True), (0, False)])
-def test_the_last_result_still_says_that_it_wanted_a_replan(picture, limit, asks):
-    assert run(never_satisfied(), picture, limit)["summarizer_result"].need_replan is asks
+def test_the_last_result_still_says_that_it_wanted_a_replan(picture, limit, asks, caplog):
+    result = run(never_satisfied(), picture, limit)["summarizer_result"]
+    assert result.need_replan is asks
+    assert result.replan_reason.startswith(GAP)
+    assert records(caplog, logging.WARNING)[:2] == [
+        f"Max replanning iterations ({limit}) reached",
+        "Continuing with current evidence despite need_replan=true",
+    ]
 
 
 def test_a_summarizer_that_always_asks_is_reported(picture, caplog):
@@ -321,8 +327,12 @@ def test_an_executor_that_fails_on_replan_reaches_the_summarizer(picture, failur
         False,
         False,
     ]
-    assert final["executor_evidence"] == result.basis.evidence
-    assert final["executor_evidence"].error is None
+    error = final["executor_evidence"].error
+    assert error.startswith("no valid JSON" if failure == "no JSON" else "out of memory")
+    assert final["executor_evidence"] == revised(result.basis.evidence, error=error)
+    first, *later = final["replan_history"]
+    assert first.startswith(f"[Iteration 1] {GAP}")
+    assert later == [f"[Iteration {n}] Executor failed: {error}" for n in (2, 3)]
     assert result.need_replan
     assert final["iteration_count"] == calls(client)["PlannerReply"] == 3  # the limit ends it
     assert "error" not in final

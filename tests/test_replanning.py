@@ -588,8 +588,9 @@ def test_a_second_pass_that_is_worse_gives_way_to_the_first(picture):
     client = ScriptedClient(scripted_answers(AnalysisReply=[judged("unclear"), "no JSON"]), SURE)
     row = rated(picture, client, ScriptedTools({"NIQE": 2.6}))
     assert [told.kept for told in row.passes] == [True, False]
-    assert row.evidence.error is None
     assert row.error is None
+    assert f"the Executor failed, its evidence is incomplete: {row.evidence.error}" in row.warnings
+    assert row.replan_history[1] == f"[Iteration 2] Executor failed: {row.evidence.error}"
     first, second = " ".join(account(row).split()).split(" 2, to close")
     assert "Its answer counts." in first
     assert "Its answer counts." not in second
