@@ -25,7 +25,7 @@ from agentic_iqa_local.prompts import (
     location_prompt,
 )
 from agentic_iqa_local.quality_map.reading import mapped
-from agentic_iqa_local.query import asks_where
+from agentic_iqa_local.query import asks_where, named_metrics
 from agentic_iqa_local.replanning import gaps_to_close
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.state import (
@@ -115,7 +115,9 @@ def gather(
                 evidence.distortion_analysis = analyse(evidence, query, distortions, unjudged, images, reason)
         if measuring is not None:
             measuring.result()
-    if evidence.quality_scores and plan.required_tool is None:  # tools that a query names all have a vote
+    # Tools that a query names all have a vote; one that a replan adds is like any other.
+    added = gaps and not named_metrics(query, images.reference is not None)
+    if evidence.quality_scores and (plan.required_tool is None or added):
         count_votes(evidence, images)
     if flags.distortion_detection and not gaps:
         look_twice(evidence, query, images)
