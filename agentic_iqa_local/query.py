@@ -372,11 +372,13 @@ _DAMAGE = re.compile(
 )
 
 
-_QUALITY = re.compile(r"\bqualit|\bcalidad\b|\bqualidade\b|качеств|质量|品質", re.IGNORECASE)
+_QUALITY = re.compile(
+    r"\b(rate|score|grade)\b|\bqualit|\bcalidad\b|\bqualidade\b|качеств|质量|品質", re.IGNORECASE
+)
 
 
 def asks_for_quality(query: str) -> bool:
-    """Whether a query has the word quality in it."""
+    """Whether a query has the word quality in it, or asks for a rating."""
     return bool(_QUALITY.search(query))
 
 

@@ -233,7 +233,7 @@ def test_what_the_user_said_stays_on_a_replan():
 
 @pytest.mark.parametrize(
     ("query", "query_type"),
-    [("Is the composition balanced?", "Other"), ("Rate the quality of this image.", "IQA")],
+    [("Is the composition balanced?", "Other"), ("Rate this photo.", "IQA"), ("What is its quality?", "IQA")],
 )
 def test_a_replan_may_change_the_type_where_the_query_does_not_ask_for_quality(query, query_type):
     after, _ = correct_plan(plan(query_type="Other"), query, False, replanning=True, before=plan())

@@ -108,7 +108,8 @@ def correct_plan(
     """The plan with its derivable fields set by rule, and one line for each correction.
 
     On a replan the model may switch on more parts than the rules ask for, to close the gap of the last pass,
-    add distortions to look at and, where the query names no tool, one; regions of the plan `before` stay.
+    add distortions to look at and, where the query names no tool, one; regions of the plan `before` stay, and
+    its type where the query asks for quality.
     Where it gives boxes (`locates`), it may always have tools measure a region. `carried` are the distortions
     of the last turn, for a query that goes on from it.
     """
@@ -118,7 +119,7 @@ def correct_plan(
         tool
         or asks_where_damage_is(query)
         or asks_about_damage(query)
-        or (replanning and asks_for_quality(query))
+        or (before is not None and before.query_type == "IQA" and asks_for_quality(query))
     )
     query_type = "IQA" if by_rule else plan.query_type
     if replanning and tool is None and plan.required_tool and query_type == "IQA":
