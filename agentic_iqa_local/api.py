@@ -43,10 +43,7 @@ def choose_settings(
     **decisions: Unpack["Decisions"],
 ) -> Settings:
     """The settings of a configuration with what the options change in it; `decisions` are those of
-    `config_sections.DecisionSettings`. Raises ConfigError.
-
-    `models` becomes $AGENTIC_IQA_MODELS of this process, which everything that looks for models reads.
-    """
+    `config_sections.DecisionSettings`, `models` is the folder that models lie in. Raises ConfigError."""
     for option, value in (("engine", engine), ("mode", mode), ("background", background)):
         if value is not None and not isinstance(value, str):
             raise ConfigError(f"{option}: expected a text, got {type(value).__name__}")
@@ -54,9 +51,9 @@ def choose_settings(
         raise ConfigError(
             f"engine: expected {', '.join(BACKENDS)}, got '{engine:.200}'{_near(engine, BACKENDS)}"
         )
-    if models:
-        os.environ["AGENTIC_IQA_MODELS"] = os.path.abspath(_path("models", models))
     settings = load_settings(config and _path("config", config))
+    if models:
+        settings = revised(settings, models_dir=os.path.abspath(_path("models", models)))
     if engine:
         settings = settings.with_engine(engine)
     if model:
@@ -149,13 +146,13 @@ class IQA:
         gpu: int | str | None = None,
         cpu: bool = False,
         mode: Mode | None = None,
-        pipeline: Pipeline = "agent",
+        pipeline: Pipeline | None = None,
         max_replan_iterations: int | None = None,
         fit: str | Path | None = None,
         background: str | None = None,
         **decisions: Unpack["Decisions"],
     ):
-        if pipeline not in PIPELINES:
+        if pipeline not in (None, *PIPELINES):
             raise ValueError(
                 f"pipeline: expected {' or '.join(PIPELINES)}, got"
                 f" {pipeline!r}{_near(str(pipeline), PIPELINES)}"
@@ -178,7 +175,8 @@ class IQA:
 
         for backend in sorted(settings.backends):
             check_folder(Path(settings.model(backend).path), weights=not backend.startswith("server."))
-        self.pipeline: Pipeline = pipeline
+        self.pipeline: Pipeline = pipeline or "agent"
+        self._compared_by: Pipeline = pipeline or "letters"
         self.max_replan_iterations = max_replan_iterations
         self._services: Services | None = Services(settings, choose_device(gpu, cpu))
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
@@ -260,11 +258,11 @@ class IQA:
         reference: "Picture | None" = None,
         pairwise: bool | None = None,
     ) -> "Comparison":
-        """Which of two pictures is better, by this set-up's pipeline; see `comparison.compare`."""
+        """Which of two pictures is better, by the pipeline that this set-up was given, or letters; see
+        `comparison.compare`."""
         from agentic_iqa_local.comparison import compare
 
-        services, how = self._opened(), {"pipeline": self.pipeline, "pairwise": pairwise}
-        return compare(first, second, reference=reference, services=services, **how)
+        return compare(first, second, reference=reference, pairwise=pairwise, **self._comparing())
 
     def rank(
         self,
@@ -272,12 +270,18 @@ class IQA:
         reference: "Picture | None" = None,
         pairwise: bool | None = None,
     ) -> "Ranking":
-        """The order of pictures from the best to the worst, by this set-up's pipeline; see
-        `comparison.rank`."""
+        """The order of pictures from the best to the worst, by the pipeline that this set-up was given, or
+        letters; see `comparison.rank`."""
         from agentic_iqa_local.comparison import rank
 
-        services, how = self._opened(), {"pipeline": self.pipeline, "pairwise": pairwise}
-        return rank(pictures, reference=reference, services=services, **how)
+        return rank(pictures, reference=reference, pairwise=pairwise, **self._comparing())
+
+    def _comparing(self) -> dict[str, Any]:
+        return {
+            "services": self._opened(),
+            "pipeline": self._compared_by,
+            "max_replan_iterations": self.max_replan_iterations,
+        }
 
     def open(self, image: "Picture", reference: "Picture | None" = None) -> "Conversation":
         """A conversation about a picture, which stays open for it. Raises what `Conversation` does, and

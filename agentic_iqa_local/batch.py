@@ -43,8 +43,8 @@ class BatchError(UserError, RuntimeError):
     """A batch that cannot go on; one sentence for the user."""
 
 
-class _LeftBehind(RuntimeError):
-    """Ends the thread of an attempt whose time is over."""
+class _LeftBehind(BaseException):
+    """Ends the thread of an attempt whose time is over; no handler of errors keeps it going."""
 
 
 @dataclass(eq=False)

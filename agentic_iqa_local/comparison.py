@@ -340,6 +340,7 @@ def compare(
     *,
     reference: Picture | None = None,
     pipeline: Pipeline = "letters",
+    max_replan_iterations: int | None = None,
     pairwise: bool | None = None,
     services: Services | None = None,
 ) -> Comparison:
@@ -352,7 +353,9 @@ def compare(
     ValueError and TypeError as `assess` does.
     """
     with ExitStack() as files:
-        judge, candidates, rows = _assessed(files, [first, second], reference, pipeline, pairwise, services)
+        judge, candidates, rows = _assessed(
+            files, [first, second], reference, pipeline, max_replan_iterations, pairwise, services
+        )
         found = Comparison(first=rows[0], second=rows[1])
         found.error = next((row.error or "" for row in rows if unrated(row)), None)
         if found.error is None:
@@ -365,13 +368,16 @@ def rank(
     *,
     reference: Picture | None = None,
     pipeline: Pipeline = "letters",
+    max_replan_iterations: int | None = None,
     pairwise: bool | None = None,
     services: Services | None = None,
 ) -> Ranking:
     """The order of pictures from the best to the worst, from at most three comparisons for each; arguments as
     for `compare`. Pictures that could not be assessed are in `failed`."""
     with ExitStack() as files:
-        judge, candidates, rows = _assessed(files, list(pictures), reference, pipeline, pairwise, services)
+        judge, candidates, rows = _assessed(
+            files, list(pictures), reference, pipeline, max_replan_iterations, pairwise, services
+        )
         return judge.rank(candidates, [row for row in rows if unrated(row)])
 
 
@@ -387,6 +393,7 @@ def _assessed(
     pictures: list[Picture],
     reference: Picture | None,
     pipeline: Pipeline,
+    max_replan_iterations: int | None,
     pairwise: bool | None,
     services: Services | None,
 ) -> tuple[Judge, list[Candidate], list[Assessment]]:
@@ -396,7 +403,13 @@ def _assessed(
     rows, candidates = [], []
     for picture in pictures:
         file = files.enter_context(as_file(picture))
-        row = assess(file.path, original and original.path, pipeline=pipeline, services=services)
+        row = assess(
+            file.path,
+            original and original.path,
+            pipeline=pipeline,
+            max_replan_iterations=max_replan_iterations,
+            services=services,
+        )
         row.image, row.error = str(file.name), row.error and file.hide(row.error)
         rows.append(row)
         if not unrated(row):

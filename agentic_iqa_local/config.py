@@ -40,10 +40,10 @@ DEFAULT_CONFIG = CONFIGS / "model_backends.yaml"
 ROLES = ("planner", "executor", "summarizer")
 
 
-def model_folder(name: str) -> Path:
-    """Where a model lies by name: below `store.models_root()`, or where only this project's own models/ has
-    it, there."""
-    folder, shipped = models_root() / name, ROOT / "models" / name
+def model_folder(name: str, models: str | None = None) -> Path:
+    """Where a model lies by name: below `store.models_root(models)`, or where only this project's own models/
+    has it, there."""
+    folder, shipped = models_root(models) / name, ROOT / "models" / name
     return shipped if os.path.isdir(shipped) and not os.path.isdir(folder) else folder
 
 
@@ -53,6 +53,9 @@ class Settings(Section):
     planner: RoleSettings = RoleSettings()
     executor: RoleSettings = RoleSettings()
     summarizer: RoleSettings = RoleSettings()
+    models_dir: str | None = Field(
+        default=None, exclude=True, description="The models folder, in place of $AGENTIC_IQA_MODELS."
+    )
     models: dict[str, ModelSettings] = Field(default={}, description="Model folder name → how it is loaded.")
     images: ImageSettings = ImageSettings()
     fusion: FusionSettings = FusionSettings()
@@ -85,7 +88,8 @@ class Settings(Section):
         """Loading options of a backend's folder, with its path filled in."""
         name = backend.partition(".")[2]
         settings = self.models.get(name, ModelSettings())
-        return PlacedModel.model_validate(dict(settings) | {"path": str(model_folder(settings.path or name))})
+        folder = model_folder(settings.path or name, self.models_dir)
+        return PlacedModel.model_validate(dict(settings) | {"path": str(folder)})
 
     def folder(self, backend: str) -> Path:
         """The folder of a backend's model."""

@@ -75,6 +75,12 @@ def regions_pointed_to(query: str) -> list[str]:
     return list(dict.fromkeys(region for part in named if (region := region_called(query, part))))
 
 
+def carried_on(query: str, context: dict[str, Any] | None) -> list[str]:
+    """The distortions that the last turn's query named, where this one only points on to a region."""
+    turns = (context or {}).get("turns")
+    return list(turns[-1]["distortions"]) if turns and regions_pointed_to(query) else []
+
+
 def going_on(
     plan: PlannerOutput, query: str, context: dict[str, Any] | None
 ) -> tuple[PlannerOutput, list[str]]:
@@ -86,7 +92,7 @@ def going_on(
     last = turns[-1]
     changes: dict[str, Any] = {"query_type": last["query_type"]}
     if regions := regions_pointed_to(query):
-        types = last["distortions"]
+        types = carried_on(query, context)
         changes |= {
             "query_scope": regions,
             "distortion_source": "Explicit" if types else "Inferred",
@@ -103,13 +109,12 @@ def going_on(
 def turn(query: str, answer: str, plan: PlannerOutput) -> dict[str, Any]:
     """What later turns learn of a turn: query, answer, query_type, and the distortions that the query
     named."""
+    named = (plan.distortions or {}) if plan.distortion_source == "Explicit" else {}
     return {
         "query": whole_sentences(query, LONGEST_QUERY),
         "answer": whole_sentences(answer, LONGEST_ANSWER),
         "query_type": plan.query_type,
-        "distortions": list(
-            dict.fromkeys(kind for kinds in (plan.distortions or {}).values() for kind in kinds)
-        ),
+        "distortions": list(dict.fromkeys(kind for kinds in named.values() for kind in kinds)),
     }
 
 

@@ -193,7 +193,8 @@ def doubts(evidence: ExecutorOutput) -> str | None:
 
 
 def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
-    """What whoever reads the scores must know: tools without a vote, and regions that were not found."""
+    """What whoever reads the scores must know: a failed Executor, tools without a vote, and regions that were
+    not found."""
     outliers = dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted)
     lines = [
         f"{tool} has no vote: its score of {'the picture' if name == 'Global' else name} stands apart from"
@@ -201,6 +202,8 @@ def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
         for tool, name in outliers
     ]
     missed = [name for name, box in (evidence.boxes or {}).items() if box is None]
+    if evidence.error:
+        lines.insert(0, f"the Executor failed, its evidence is incomplete: {evidence.error}")
     return lines + ([f"no box for {_listed(missed)}, tools see the whole image"] if missed else [])
 
 

@@ -20,6 +20,7 @@ from agentic_iqa_local.replanning import DEFAULT_MAX_REPLAN_ITERATIONS, may_repl
 from agentic_iqa_local.request import check_choices, check_limit
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import AgenticIQAState
+from agentic_iqa_local.text import one_line
 from agentic_iqa_local.workbench import Context, Observer, OpenImages, open_images
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
     if result is not None and decision == "planner":
         logger.info("Replanning triggered: %s", result.replan_reason)
         logger.info("Iteration %d/%d", iteration, limit)
-    elif need_replan:
+    elif result is not None and result.replan_reason:
         logger.warning("Max replanning iterations (%d) reached", limit)
         logger.warning("Continuing with current evidence despite need_replan=true")
         if iteration > 1:
@@ -57,7 +58,8 @@ def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
 
 
 def _told(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The node, whose beginning and end the assessment's observer is told."""
+    """The node, whose beginning and end the assessment's observer is told. What it raises becomes an error of
+    the state, but for a lack of memory, with which a batch knows what to do."""
 
     @functools.wraps(node)
     def run(
@@ -66,7 +68,13 @@ def _told(role: str, node: Callable[..., dict[str, Any]]) -> Callable[..., dict[
         watches = runtime.context.images.observer if runtime and runtime.context else Observer()
         count = state.get("iteration_count", 0) + 1
         watches.step(role, "started", count)
-        changes = node(state, config, runtime)
+        try:
+            changes = node(state, config, runtime)
+        except MemoryError:
+            raise
+        except Exception as error:
+            logger.exception("%s failed", role.capitalize())
+            changes = {"error": one_line(f"{role.capitalize()}: {type(error).__name__}: {error}")}
         watches.step(role, "finished", count)
         return changes
 

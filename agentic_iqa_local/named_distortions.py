@@ -3,9 +3,9 @@ find none, the query may still name some, and the model reads it.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-from agentic_iqa_local.query import question_alone
+from agentic_iqa_local.query import names_a_thing, question_alone
 
 # The damage, and what suffers from it ("how sharp is it"). Words of the first kind are taken out before the
 # others are looked for: "too sharp" is not about blur.
@@ -53,18 +53,14 @@ _NOTHING_BUT = re.compile(
     r"|\b(do not|don['’]?t|never) (ignore|leave out|forget)\b",
     re.IGNORECASE,
 )
-# Words for damage and virtues that name a thing, a term of the trade, or a request ("focus on the dog").
+# Words for damage and virtues that name a thing, a term of the trade, or a request ("focus on the dog"), where
+# no thing behind them tells (`_describes`).
 _THINGS = (
-    r"(soft|dim|dark|bright|flat|dull) (light|hair(ed)?|skin|fur|screen|sky|red|green|blue|brown|grey|gray|yellow)"
-    r"|(the|an?|my|this|that|his|her|our) (soft|dim|dark|bright|flat|dull|faded|sharp)"
-    r"(?= (?!(images?|pictures?|photos?|shots?|frames?|areas?|parts?|spots?|colou?rs?|edges?|looks?|tones?|scans?|renders?)\b)\w)"
-    r"|in the dark|when it was dark|(in|on|of|are) (the |a )?(very )?(dark|bright)(er|est)? (areas?|parts?|spots?|rooms?|backgrounds?)"
-    r"|(wood|leather|sand|wheat) grains?|(wheat|grain) (fields?|silos?)|blocks? of (flats|houses)|(building|toy) blocks"
-    r"|flat (surface|screen|roof)|soft[ -](drink|toy|pillow)\w*|cast shadows?|plaster casts?|tinted (windows?|glass)|dark chocolate"
-    r"|exposed (bricks?|beams?|concrete)|noise[ -](reduction|barriers?|cancel\w*|meters?)|(mak|hear)\w* (the |a |any |that )?noise"
+    r"in the dark|when it was dark|(in|on|of|are) (the |a )?(very )?(dark|bright)(er|est)? (areas?|parts?|spots?|rooms?|backgrounds?)"
+    r"|(wood|leather|sand|wheat) grains?|blocks? of (flats|houses)|(building|toy) blocks|plaster casts?"
+    r"|noise[ -](reduction|barriers?|cancel\w*|meters?)|(mak|hear)\w* (the |a |any |that )?noise"
     r"|compress(ed|ion) (air|gas|hay|socks?|stockings?|bandages?)|compressors?"
-    r"|(long|double|multiple) exposures?|exposure time|focus (stack|bracket|ring)\w*|(phase|dark|bright|flat)[ -](contrast|field)\w*"
-    r"|contrast[ -]enhanced|contrast (medium|agent)|what colou?rs?|colou?r(?= (noise|speckl))|(?<=mosquito )noise"
+    r"|(long|double|multiple) exposures?|phase[ -]contrast|contrast[ -]enhanced|what colou?rs?|colou?r(?= (noise|speckl))|(?<=mosquito )noise"
     r"|((with|and|then|let['’]?s|main|particular|special|a|please|only|just|must|should|can you|could you) )+focus(ing)?( \w+ly)?( only| just| is)? on"
     r"|(?<!manage )(?<!managed )(?<!fail )(?<!failed )(?<!able )\bto focus on|^focus( \w+ly)? (only |just )?on|[.,;:!?] ?focus( \w+ly)? (only |just )?on"
 )
@@ -94,16 +90,26 @@ _DESCRIBING = re.compile(
 )
 
 
-def distortions_in(query: str, regions: Iterable[str] = ()) -> list[str]:
+# "Is the contrast natural?" is about contrast, "Is the contrast agent visible?" is not.
+_SUBJECT, _PREDICATE = (
+    re.compile(r"\b(is|are|was|were|do|does|did) (the |its? |th[eo]se |this |that |my )?$", re.IGNORECASE),
+    re.compile(r" \w+ ?([?.!,;]|$)"),
+)
+
+
+def distortions_in(query: str, regions: Iterable[str] = (), planned: Container[str] = ()) -> list[str]:
     """The distortions that a question about quality names, in the query's order; none where they are answers
-    to choose from, or the query asks for others too. Names of its `regions` are no distortions."""
+    to choose from, or the query asks for others too. Names of its `regions` are no distortions. A word that
+    need not mean damage may describe a thing where one follows ("focus group"): there it counts only for the
+    `planned` distortions."""
     text = _without_things(query)
     for region in regions:
         text = re.sub(rf"\b{re.escape(region)}\b", _dots, text, flags=re.IGNORECASE)
     places: dict[str, int] = {}
     for kind, words in _KINDS.items():
-        if found := words.search(text):
-            places[kind] = found.start()
+        for found in words.finditer(text):
+            if kind in planned or not _describes(found, text):
+                places.setdefault(kind, found.start())
         text = words.sub(_dots, text) if kind == "Sharpness" else text
     return [] if len(places) > _MOST or _OPEN.search(text) else sorted(places, key=places.__getitem__)
 
@@ -112,6 +118,12 @@ def asks_about_damage(query: str) -> bool:
     """Whether a query names damage by a word that means nothing else, so that it is about quality."""
     text = _DESCRIBING.sub(_dots, _without_things(query))
     return bool(_DAMAGE.search(text)) and not _CONTENT.search(text)
+
+
+def _describes(found: re.Match[str], text: str) -> bool:
+    before = text[: found.end() - len(found[0].lstrip(" -"))]
+    predicate = _SUBJECT.search(before) and _PREDICATE.match(text, found.end())
+    return not (predicate or _DAMAGE.search(found[0])) and names_a_thing(text[found.end() :])
 
 
 def _without_things(query: str) -> str:

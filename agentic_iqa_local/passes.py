@@ -6,7 +6,14 @@ from typing import Literal
 from agentic_iqa_local.evidence import object_votes, of_object
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR
 from agentic_iqa_local.score_fusion import ScoreFusion, expected_level
-from agentic_iqa_local.state import Basis, ExecutorOutput, FusionResult, PassRecord, SummarizerOutput
+from agentic_iqa_local.state import (
+    Basis,
+    ExecutorOutput,
+    FusionResult,
+    PassRecord,
+    PlannerOutput,
+    SummarizerOutput,
+)
 
 SERIOUS = ("executor", "analysis", "scores")
 
@@ -77,14 +84,26 @@ def decided(fusion: FusionResult | None) -> Literal["seen", "measured", "conclud
 
 def changes(before: Basis, after: Basis) -> list[str]:
     """What a pass did otherwise than the one that it started from, a line each."""
-    lines = []
-    if before.plan.query_scope != after.plan.query_scope:
-        lines.append(f"about {', '.join(after.plan.objects)}, before {', '.join(before.plan.objects)}")
+    was, now = _planned(before.plan), _planned(after.plan)
+    lines = [f"{name} {value}, before {was[name]}" for name, value in now.items() if value != was[name]]
     lines += _changed_severities(_severities(before), _severities(after))
     tools, boxes = _tools_run(before), _located(before)
     lines += [f"{tool} measured too" for tool in _tools_run(after) if tool not in tools]
     lines += [f"tools measured {name} alone" for name in _located(after) if name not in boxes]
     return lines
+
+
+def _planned(plan: PlannerOutput) -> dict[str, str]:
+    """What a plan asks, by the word that a line about a change begins with."""
+    distortions = [
+        f"{kind}{of_object(name)}" for name, kinds in (plan.distortions or {}).items() for kind in kinds
+    ]
+    return {
+        "type": plan.query_type,
+        "about": ", ".join(plan.objects),
+        "distortions": ", ".join(distortions) or "not planned",
+        "tool": plan.required_tool or "not planned",
+    }
 
 
 def _changed_severities(before: dict[str, str], after: dict[str, str]) -> list[str]:

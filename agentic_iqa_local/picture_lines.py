@@ -68,16 +68,15 @@ class Layout:
     whole: int
 
 
-def layout(names: Iterable[str], columns: int, *, damage: bool, verdict: bool) -> Layout:
-    """What fits `columns` (at least 60) for pictures with these names; `damage` is whether there is evidence
-    to show, `verdict` whether a gate or a limit of the interval was asked for."""
+def layout(longest: int, columns: int, *, damage: bool, verdict: bool) -> Layout:
+    """What fits `columns` (at least 60) for pictures whose `longest` name is so wide; `damage` is whether
+    there is evidence to show, `verdict` whether a gate or a limit of the interval was asked for."""
     columns = max(NARROWEST, columns)
     bar, level, gap, noted = (
         (6, 1, " ", 14) if columns < 80 else (8, 11, " ", 17) if columns < 100 else (10, 11, "  ", 24)
     )
     parts = [bar, len("1.00"), level, len("1.0–5.0"), noted * damage, _VERDICT * verdict]
     rest = columns - 1 - sum(width + len(gap) for width in parts if width)  # the last column stays free
-    longest = max((text_width(one_line(name)) for name in names), default=0)
     return Layout(
         min(rest, max(longest, 8)), bar, level, noted * damage, _VERDICT * verdict, gap, columns - 1
     )

@@ -67,7 +67,7 @@ def of_settings(settings: Settings, device: str) -> dict[str, Any]:
     """What the rows of every run depend on beside its models and its questions, under the names that messages
     use. Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that
     cannot be read."""
-    stored = store_manifest(models_root())
+    stored = store_manifest(models_root(settings.models_dir))
     weights = (
         sorted((file.path, file.sha256) for file in stored.files if file.path.startswith("tools/"))
         if stored

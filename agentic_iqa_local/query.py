@@ -56,7 +56,7 @@ _FILLERS = (
     r"|используй\w*)\s+)*"
 )
 _NEGATED = re.compile(
-    r"(?<!why )\b(do not|don['’]?t|not|never|no|without|except|avoid\w*|skip|ignore|instead of|rather"
+    r"(?<!why )\b(do not|don['’]?t|not|neither|never|no|without|except|avoid\w*|skip|ignore|instead of|rather"
     r" than|other than"
     r"|(anything|everything|all|any\w*) but|nicht|kein\w*|ohne|sans|pas|sin|sem|senza|без|не)\s+"
     + _FILLERS
@@ -68,7 +68,7 @@ _NEGATED_BEHIND = re.compile(
     r" not)\b|(bitte\s+)?nicht\b)|^を使わない",
     re.IGNORECASE,
 )
-_CARRIED = re.compile(r"\s*(or|and|nor|und|oder|/)\s*", re.IGNORECASE)  # "neither X nor Y"
+_CARRIED = re.compile(r"\s*(,|/|,?\s*\b(or|and|nor|und|oder))\s*", re.IGNORECASE)  # "not X, Y or Z"
 _COMMAND = re.compile(
     r"(\b(use|run|compute|calculate|with|via)|\bwhat(['’]?s| is)( the)?)\s+$", re.IGNORECASE
 )
@@ -122,7 +122,7 @@ _BEFORE = rf"\b{_THE}\s+((?:[\w'’-]+\s+){{0,2}}[\w'’-]+)(?:\s+(?:and|or|&)|,
 _LONGEST_REGION = 3  # words
 _ENDS_REGION = _word_set(
     "of in on at to for from by with without against than as like after before into onto over under between"
-    " near around across is are was were be been being do does did has have had can could should would will"
+    " near around across along is are was were be been being do does did has have had can could should would will"
     " may might must look looks looked seem seems appear appears show shows suffer suffers lose lost keep"
     " kept come came get gets got go goes and or but nor vs versus compared relative please if when while"
     " because since that which who where how what why there here not too very so really quite enough more"
@@ -277,6 +277,14 @@ def _phrase(text: str) -> str:
     return text[:end]
 
 
+def names_a_thing(text: str) -> bool:
+    """Whether a text begins with a word that can name a thing: neither the picture nor its quality."""
+    match = re.match(r"[\s-]*([\w'’]+)", text)
+    first = match[1].lower() if match and "\n" not in match[0] else ""
+    others = first in _ENDS_REGION | _NEVER_HEADS or _is_no_region(first)
+    return bool(first) and not others and not first.endswith(("ed", "n't", "n’t"))
+
+
 def region_called(query: str, phrase: str, heads: Container[str] = ()) -> str | None:
     """The region that a whole phrase of the query names, None where it names none; `heads` are the last words
     of names that are known to be regions."""
@@ -290,9 +298,12 @@ def region_called(query: str, phrase: str, heads: Container[str] = ()) -> str | 
 def holds(text: str, phrase: str) -> bool:
     """Whether the text holds the phrase's words in a row; capitals, plurals and articles apart."""
     found, wanted = (
-        [_singular(word) for word in _words(given) if word not in _DETERMINERS] for given in (text, phrase)
+        [_stems(word) for word in _words(given) if word not in _DETERMINERS] for given in (text, phrase)
     )
-    return bool(wanted) and any(found[i : i + len(wanted)] == wanted for i in range(len(found)))
+    return bool(wanted) and any(
+        all(mine & theirs for mine, theirs in zip(found[i:], wanted, strict=False))
+        for i in range(len(found) - len(wanted) + 1)
+    )
 
 
 def _is_no_region(word: str) -> bool:
@@ -309,18 +320,14 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", text).casefold())
 
 
-def _singular(word: str) -> str:
-    for ending, instead in (
-        ("ies", "y"),
-        ("ves", "f"),
-        ("ses", "s"),
-        ("xes", "x"),
-        ("ches", "ch"),
-        ("shes", "sh"),
-    ):
-        if word.endswith(ending) and len(word) > len(ending) + 1:
-            return word.removesuffix(ending) + instead
-    return word.removesuffix("s") if len(word) > 3 and not word.endswith("ss") else word
+def _stems(word: str) -> set[str]:
+    """The word, and what it may be the plural of."""
+    plurals = (("s", ""), ("es", ""), ("ies", "y"), ("ves", "f"), ("ves", "fe"))
+    return {word} | {
+        word.removesuffix(ending) + singular
+        for ending, singular in plurals
+        if word.endswith(ending) and not word.endswith("ss") and len(word) > len(ending) + 1
+    }
 
 
 _MOST_ANSWERS, _LONGEST_ANSWER = 10, 100  # answers, characters
@@ -349,9 +356,10 @@ _YES_NO_CHINESE = re.compile(r"(是)(?:或|还是|/)(否|不是)[\s?？。]*$")
 _WHERE = re.compile(
     r"\b(where(abouts)?|(which|what)"
     r" (part|parts|corner|corners|side|sides|half|quarter|quarters|area|areas|region|regions|spot|place)"
-    r"|in one (corner|part|place)|(whole|entire) (picture|image|frame|photo)|wo\b|welche[rnms]?"
+    r"|in one (corner|part|place)|(across|over|throughout|(cover|fill|affect)\w*) (the|my|this) (whole|entire) (picture|image|frame|photo)"
+    r"|wo\b|welche[rnms]?"
     r" (ecke|seite|teil|bereich|stelle)"
-    r"|où|d[oó]nde|en qué (parte|zona|esquina)|quelle (partie|zone)|dove)\b|哪里|何处|どこ",
+    r"|où|d[oó]nde|en qué (parte|zona|esquina)|quelle (partie|zone)|dove (si|sono|è)|dov['’]è)\b|哪里|何处|どこ",
     re.IGNORECASE,
 )
 
@@ -362,6 +370,16 @@ _DAMAGE = re.compile(
     r"|block(s|y|ing|iness)|unscharf|rausch\w*|fehler|flou\w*|bruit|borros\w*|ruido|sfocat\w*|rumore)\b",
     re.IGNORECASE,
 )
+
+
+_QUALITY = re.compile(
+    r"\b(rate|score|grade)\b|\bqualit|\bcalidad\b|\bqualidade\b|качеств|质量|品質", re.IGNORECASE
+)
+
+
+def asks_for_quality(query: str) -> bool:
+    """Whether a query has the word quality in it, or asks for a rating."""
+    return bool(_QUALITY.search(query))
 
 
 def asks_where_damage_is(query: str) -> bool:
@@ -402,14 +420,19 @@ def _lettered(query: str) -> list[str] | None:
         marks.append((mark.start(), mark.end()))
     ends = [start for start, _ in marks[1:]] + [len(query)]
     texts = [query[begin:end] for (_, begin), end in zip(marks, ends, strict=True)]
-    answers = [_answer(text) for text in texts]
+    answers = [_trimmed(text.split("\n")[0]) for text in map(str.strip, texts[:-1])] + [_answer(texts[-1])]
     rest = texts[-1].strip()[len(answers[-1]) :].strip(" .,;?!")
     instructs = _INSTRUCTION.search(rest) and not _CHOOSE.search(rest)
     return answers if not instructs and _can_be_chosen(answers) else None
 
 
 def _answer(text: str) -> str:
-    text = re.split(r"[.?!]\s+(?=[A-Z¿¡])|[。？]|\n", text.strip(), maxsplit=1)[0]
+    """The last answer of a list, without a sentence behind it; a title ("Dr. No") ends none."""
+    ends = r"(?<!\b[A-Z])(?<!\bDr)(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bSt)[.?!]\s+(?=[A-Z¿¡])|[。？]|\n"
+    return _trimmed(re.split(ends, text.strip(), maxsplit=1)[0])
+
+
+def _trimmed(text: str) -> str:
     return re.sub(r"[\s,;.?!(\[]*(\b(or|and|oder|ou)\b)?[\s(\[]*$", "", text, flags=re.IGNORECASE)
 
 

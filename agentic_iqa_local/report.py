@@ -283,7 +283,7 @@ def plan_in_words(plan: PlannerOutput) -> str:
         if plan.distortion_source == "Explicit"
         else "the model looks for distortions itself"
     )
-    tool = f"; the query names {plan.required_tool}" if plan.required_tool else ""
+    tool = f"; {plan.required_tool} is asked for" if plan.required_tool else ""
     parts = [name.replace("_", " ") for name, on in plan.plan.model_dump().items() if on]
     return f"Quality of {about}, {against}; {looks}{tool}. Parts: {', '.join(parts) or 'none'}."
 

@@ -14,12 +14,14 @@ library only.
 import itertools
 import logging
 import math
+import re
+import string
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_TO_LETTER, LEVEL_WORDS, Mode
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, Mode
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,8 @@ WORD_TO_LEVEL = {word.lower(): level for level, word in LEVEL_WORDS.items()}
 
 
 class ScoreFusion:
-    """The paper's fusion over `quality_levels` with sharpness `eta`.
+    """The paper's fusion over `quality_levels` with sharpness `eta`. The letter A stands for the best level;
+    the words Excellent to Bad for 5 to 1.
 
     `temperature` divides the letters' log-probabilities before (3); `classification_confidence` is the
     probability of the generated letter where no logits are read. `normalize=False` leaves out the denominator
@@ -49,16 +52,18 @@ class ScoreFusion:
             raise ValueError(f"eta: expected a positive number, got {eta}")
         if not (temperature > 0 and math.isfinite(temperature)):
             raise ValueError(f"temperature: expected a positive number, got {temperature}")
-        if len(quality_levels) < 2 or len(set(quality_levels)) != len(quality_levels):
+        letters = string.ascii_uppercase
+        if not 2 <= len(quality_levels) <= len(letters) or len(set(quality_levels)) != len(quality_levels):
             raise ValueError(
-                f"quality_levels: expected at least two different levels, got {list(quality_levels)}"
+                f"quality_levels: expected 2 to {len(letters)} different levels, got {list(quality_levels)}"
             )
         if not 1 / len(quality_levels) <= classification_confidence <= 1:
             raise ValueError(
                 f"classification_confidence: expected {1 / len(quality_levels)} to 1, got"
                 f" {classification_confidence}"
             )
-        self.eta, self.quality_levels = eta, tuple(quality_levels)
+        self.eta, self.quality_levels = eta, list(quality_levels)
+        self._letters = dict(zip(letters, sorted(quality_levels, reverse=True), strict=False))
         self.temperature, self.classification_confidence, self.normalize = (
             temperature,
             classification_confidence,
@@ -83,27 +88,25 @@ class ScoreFusion:
         return self._as_dict(perceptual_weights(mean, self.eta, self.quality_levels))
 
     def extract_vlm_probabilities(
-        self, vlm_output: Mapping[str | int, float] | str | None, mode: Mode = "logits"
+        self, vlm_output: Mapping[str | int, float] | str | int | None, mode: Mode = "logits"
     ) -> dict[int, float]:
         """p_c of (3) for each level.
 
-        logits: `vlm_output` maps every letter A–E (or level) to a logit or log-probability. classification:
-        it is the letter, level word or level that the model answered; it gets `classification_confidence`,
-        the others share the rest equally. uniform: every level alike, whatever the output. Raises ValueError
-        for anything else: a probability is never made up.
+        logits: `vlm_output` maps every letter (or level) to a logit or log-probability. classification, and
+        logits where it is no mapping: it is the answer that the model wrote ("B", "B. Good", "Good", or a
+        level); it gets `classification_confidence`, the others share the rest equally. Any other mode:
+        every level alike, with a warning unless it is "uniform". Raises ValueError for an output that
+        cannot be read: a probability is never made up.
         """
-        if mode == "uniform":
-            return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
-        if mode == "classification":
+        if mode == "classification" or (mode == "logits" and not isinstance(vlm_output, Mapping)):
             if not isinstance(vlm_output, str | int):
-                raise ValueError(f"classification mode: expected a letter or level, got {vlm_output!r}")
+                raise ValueError(
+                    f"{mode} mode: expected log-probabilities for each letter, or an answer, got"
+                    f" {vlm_output!r}"
+                )
             level = self._level(vlm_output)
             return written_probabilities(level, self.quality_levels, self.classification_confidence)
-        if mode == "logits":
-            if not isinstance(vlm_output, Mapping):
-                raise ValueError(
-                    f"logits mode: expected log-probabilities for each letter, got {vlm_output!r}"
-                )
+        if mode == "logits" and isinstance(vlm_output, Mapping):
             by_level = {self._level(key): float(value) for key, value in vlm_output.items()}
             if set(by_level) != set(self.quality_levels) or len(by_level) != len(vlm_output):
                 raise ValueError(
@@ -111,7 +114,9 @@ class ScoreFusion:
                     f" {vlm_output}"
                 )
             return letter_probabilities({c: by_level[c] for c in self.quality_levels}, self.temperature)
-        raise ValueError(f"mode: expected logits, classification or uniform, got {mode!r}")
+        if mode != "uniform":
+            logger.warning("mode: expected logits, classification or uniform, got %r: uniform is used", mode)
+        return dict.fromkeys(self.quality_levels, 1 / len(self.quality_levels))
 
     def fuse_scores(self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]) -> float:
         """q of (4), in log space so that sharp weights cannot underflow to 0/0."""
@@ -134,12 +139,14 @@ class ScoreFusion:
         return float(2 * self.eta * (weights @ levels**2 - (weights @ levels) ** 2))
 
     def map_to_level(self, score: float, thresholds: Sequence[float] | None = None) -> str:
-        """The letter A (5) to E (1) of the nearest level, halves up; or by rising custom `thresholds` between
-        the levels.
+        """The letter of the nearest level, A for the best, halves up; or by rising custom `thresholds`
+        between the levels.
 
-        A score equal to a threshold takes the better level.
+        A score equal to a threshold takes the better level. The literal sum of `normalize=False` may lie
+        below the levels: it takes the worst.
         """
         low, high = min(self.quality_levels), max(self.quality_levels)
+        low = low if self.normalize else min(low, 0)
         if not low <= score <= high:
             raise ValueError(f"score: expected {low} to {high}, got {score}")
         ordered = sorted(self.quality_levels)
@@ -149,7 +156,7 @@ class ScoreFusion:
             raise ValueError(
                 f"thresholds: expected {len(ordered) - 1} rising numbers, got {list(thresholds)}"
             )
-        return LEVEL_TO_LETTER[ordered[sum(score >= t for t in thresholds)]]
+        return list(self._letters)[len(ordered) - 1 - sum(score >= t for t in thresholds)]
 
     def _weights(self, tool_scores: Sequence[float], vlm_probabilities: Mapping[int, float]) -> np.ndarray:
         p = np.array([vlm_probabilities[c] for c in self.quality_levels], float)
@@ -164,15 +171,17 @@ class ScoreFusion:
         return {c: float(v) for c, v in zip(self.quality_levels, values, strict=True)}
 
     def _level(self, key: str | int) -> int:
-        """A letter, level word or level as a level. Raises ValueError for anything else."""
+        """A level, or a text of nothing but its letter and its word, as a level. Raises ValueError for
+        anything else."""
+        named = {key}
         if isinstance(key, str):
-            text = key.strip()
-            level = LETTER_TO_LEVEL.get(text.upper(), WORD_TO_LEVEL.get(text.lower()))
-        else:
-            level = key
-        if level not in self.quality_levels:
-            raise ValueError(f"answer: expected a letter A–E, a level word or a level, got {key!r}")
-        return level
+            words = re.findall(r"\w+", key)
+            named = {self._letters.get(word.upper(), WORD_TO_LEVEL.get(word.lower())) for word in words}
+        for level in self.quality_levels:
+            if named == {level}:
+                return level
+        *_, last = self._letters
+        raise ValueError(f"answer: expected a letter A–{last}, a level word or a level, got {key!r}")
 
 
 def expected_level(p_c: Mapping[str, float]) -> float:

@@ -29,7 +29,7 @@ class Services:
         clients: Mapping[str, VLMClient] | None = None,
         tools: ToolRunner | None = None,
     ):
-        os.environ.update(environment(models_root()))
+        os.environ.update(environment(models_root(settings.models_dir)))
         self.settings, self.device = settings, device
         self.pool = ClientPool(device, dict(clients or {}))
         self._tools = tools
@@ -41,7 +41,9 @@ class Services:
     def renew_tools(self) -> ToolRunner:
         """Tools anew, where there are none or a measurement by those that are there does not return."""
         tools = self.settings.tools
-        self._tools = ToolRunner(device=self.device, maps_path=tools.maps, cache=tools.cache)
+        self._tools = ToolRunner(
+            device=self.device, maps_path=tools.maps, models=self.settings.models_dir, cache=tools.cache
+        )
         return self._tools
 
     def section(self, role: str) -> RoleSettings:
@@ -52,7 +54,7 @@ class Services:
         backend = self.section(role).backend
         if backend not in self.pool.clients:
             try:
-                check_model(self.settings.folder(backend))
+                check_model(self.settings.folder(backend), self.settings.models_dir)
             except BundleError as error:
                 raise VLMError(error.message, error.remedy) from error
         return self.pool.get(backend, self.settings.model(backend))

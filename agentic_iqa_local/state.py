@@ -162,26 +162,28 @@ class PlannerError(BaseModel):
     details: dict[str, Any] | None = Field(
         default=None,
         description=(
-            "The original exception's type, the role, the VLM backend and its whole output (None: it gave"
-            " none)."
+            "The original exception's type, the attempt counted from 1, the role, the VLM backend and its"
+            " whole output (None: it gave none)."
         ),
     )
     retry_count: int = Field(
-        default=0, ge=0, description="The attempt that failed, counted from 1; 0 when nothing was retried."
+        default=0,
+        ge=0,
+        description="Retries made before this failure: 0 for the first attempt, one less than `attempt`.",
     )
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
     @classmethod
     def from_exception(
-        cls, exc: Exception, *, retry_count: int = 0, backend: str | None = None, **details: Any
+        cls, exc: Exception, *, attempt: int = 1, backend: str | None = None, **details: Any
     ) -> Self:
         """Keeps the exception's type and message; ValueErrors (pydantic's and JSON's among them) are
-        validation errors."""
+        validation errors. `attempt` counts from 1."""
         return cls(
             error_type="validation_error" if isinstance(exc, ValueError) else "api_error",
             message=str(exc) or type(exc).__name__,
-            details={"exception": type(exc).__name__, "backend": backend, **details},
-            retry_count=retry_count,
+            details={"exception": type(exc).__name__, "attempt": attempt, "backend": backend, **details},
+            retry_count=attempt - 1,
         )
 
 
@@ -427,6 +429,7 @@ class SummarizerOutput(BaseModel):
     """The Summarizer's answer."""
 
     model_config = {
+        "validate_assignment": True,
         "json_schema_extra": {
             "examples": [
                 {
@@ -444,13 +447,15 @@ class SummarizerOutput(BaseModel):
                     "replan_reason": "Missing tool scores for vehicle region",
                 },
             ]
-        }
+        },
     }
 
     final_answer: NonBlank = Field(description="A letter, a quality level or free text.")
     quality_reasoning: NonBlank = Field(description="Evidence-based explanation.")
     need_replan: bool = Field(default=False, description="Whether replanning is needed.")
-    replan_reason: str | None = Field(default=None, description="Why, when need_replan is true.")
+    replan_reason: str | None = Field(
+        default=None, description="Why another pass is needed, also where the limit allows none."
+    )
     used_evidence: dict[str, Any] | None = Field(
         default=None, description="The evidence that the answer rests on."
     )
@@ -465,9 +470,7 @@ class SummarizerOutput(BaseModel):
         default=[], description="What the evidence lacks; another pass closes it if need_replan is true."
     )
     passes: list[PassRecord] = Field(default=[], description="The latest ten passes, this one included.")
-    basis: Basis | None = Field(
-        default=None, exclude=True, repr=False, description="Plan and evidence of this answer."
-    )
+    basis: Basis | None = Field(default=None, repr=False, description="Plan and evidence of this answer.")
     error: str | None = Field(
         default=None, description="Set when no answer could be had; final_answer is then no score."
     )

@@ -33,7 +33,7 @@ from agentic_iqa_local.state import AgenticIQAState, PlannerError
 from agentic_iqa_local.sureness import Sureness
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.views import View, native_views
-from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMSession
+from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 MODEL = "the model"
+PROMPT_TAIL = 200  # characters in the log of a letter read
 
 PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
 """The picture that is being assessed, for whoever writes logs, by the name that whoever asks has for it."""
@@ -92,12 +93,25 @@ class Observer:
             yield services.tools
 
 
+@contextmanager
+def _calling_model(client: VLMClient, observer: Observer) -> Iterator[None]:
+    """A call of the model. Whatever it raises but VLMError becomes one."""
+    try:
+        with observer.calling(MODEL):
+            yield
+    except VLMError:
+        raise
+    except Exception as error:
+        raise VLMError(one_line(f"{client.name}: {type(error).__name__}: {error}")) from error
+
+
 class RoleSession:
     """A model's session as one role of an assessment uses it: `nodes.ask` puts the role's failed tries into
     `failed_tries`."""
 
-    def __init__(self, session: VLMSession, role: str, failed_tries: list[PlannerError], observer: Observer):
-        self._session, self.role, self.failed_tries, self._observer = session, role, failed_tries, observer
+    def __init__(self, session: VLMSession, role: str, images: "OpenImages"):
+        self._session, self.role, self.failed_tries = session, role, images.failed_tries
+        self._client, self._observer = images.services.client(role), images.observer
 
     @property
     def usage(self) -> TokenUsage:
@@ -112,12 +126,15 @@ class RoleSession:
         return self._session.constrained
 
     def generate(self, prompt: Prompt, schema: type[BaseModel], **options: Any) -> str:
-        with self._observer.calling(MODEL):
+        with _calling_model(self._client, self._observer):
             return self._session.generate(prompt, schema, **options)
 
     def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
-        with self._observer.calling(MODEL):
-            return self._session.read_letters(prompt, answer_prefix, letters)
+        with _calling_model(self._client, self._observer):
+            read = self._session.read_letters(prompt, answer_prefix, letters)
+        before = f"{prompt.case}{answer_prefix}"[-PROMPT_TAIL:]
+        logger.debug("Read after …%s\nLog-probabilities: %s", before, read.logprobs)
+        return read
 
     def close(self) -> None:
         self._session.close()
@@ -227,7 +244,7 @@ class OpenImages:
         key = (id(client), view)
         if key not in self._sessions:
             self._sessions[key] = self._open(client, self.views(role)[view].box)
-        return RoleSession(self._sessions[key], role, self.failed_tries, self.observer)
+        return RoleSession(self._sessions[key], role, self)
 
     @contextmanager
     def session_on(self, role: str, box: Box) -> Iterator[RoleSession]:
@@ -235,7 +252,7 @@ class OpenImages:
         lasts."""
         session = self._open(self.services.client(role), box)
         try:
-            yield RoleSession(session, role, self.failed_tries, self.observer)
+            yield RoleSession(session, role, self)
         finally:
             self._closed_usage += session.usage
             session.close()
@@ -247,15 +264,17 @@ class OpenImages:
         the role's model. Raises VLMError."""
         parts = [[self.image.pixels.crop(box)] for box in boxes]
         self.observer.shown([part for (part,) in parts])
-        with self.observer.calling(MODEL):
-            found = self.services.client(role).read_many(parts, prompt, answer_prefix, letters)
+        client = self.services.client(role)
+        with _calling_model(client, self.observer):
+            found = client.read_many(parts, prompt, answer_prefix, letters)
         self._closed_usage += found.usage
         return found.reads
 
     def _open(self, client: VLMClient, box: Box) -> VLMSession:
         pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
         self.observer.shown(pictures)
-        return client.open(pictures)
+        with _calling_model(client, self.observer):
+            return client.open(pictures)
 
     def close_session(self, role: str, view: int) -> None:
         """Frees one view's cache, keeping its counts."""

@@ -196,7 +196,9 @@ def scripted(**replies):
 
 
 def tries_of(row) -> list[tuple]:
-    return [(t.details["role"], t.retry_count, t.error_type, t.details["output"]) for t in row.failed_tries]
+    return [
+        (t.details["role"], t.details["attempt"], t.error_type, t.details["output"]) for t in row.failed_tries
+    ]
 
 
 def test_failed_tries_of_every_role_stand_in_the_row_although_a_later_one_succeeded(picture):
@@ -232,7 +234,7 @@ def test_the_state_of_a_pipeline_holds_its_failed_tries(picture):
     state = run_pipeline("Rate it.", picture, services=scripted(PlannerReply="no plan"))
     assert "no valid JSON" in state["error"]
     assert [(t.details["role"], t.retry_count) for t in state["failed_tries"]] == [
-        ("planner", n) for n in (1, 2, 3)
+        ("planner", n) for n in (0, 1, 2)
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 from scipy.stats import mannwhitneyu
-from scripted import ScriptedClient, ScriptedTools, scripted_services
+from scripted import ScriptedClient, ScriptedTools, moderate_blur, scripted_answers, scripted_services
 
 from agentic_iqa_local import IQA, compare, comparison, rank
 from agentic_iqa_local.assessment import unassessed
@@ -370,6 +370,23 @@ class TestCompare:
         found = compare(picture, picture, services=services)
         assert found.pair is None
         assert found.error
+
+    @pytest.mark.parametrize(
+        ("options", "pipeline"),
+        [({}, "letters"), ({"pipeline": "agent", "max_replan_iterations": 0}, "agent")],
+    )
+    def test_a_set_up_compares_as_the_function_does_and_keeps_its_limit(self, picture, options, pipeline):
+        answers = scripted_answers(AnalysisReply=moderate_blur(severity="severe"))
+        services = scripted_services(ScriptedClient(answers), ScriptedTools({"NIQE": 4.5}))
+        services.settings.tools.no_reference[:] = ["NIQE"]
+        iqa = IQA(cpu=True, **options)
+        iqa._services = services
+        rows = [
+            iqa.compare(picture, picture).first,
+            *(r.assessment for r in iqa.rank([picture, picture]).order),
+        ]
+        assert {(row.pipeline, len(row.replan_history)) for row in rows} == {(pipeline, 0)}
+        assert compare(picture, picture, services=services).first.pipeline == "letters"
 
     def test_methods_of_a_set_up(self, photo_path, noisy_path):
         with IQA(pipeline="letters", cpu=True) as iqa:

@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 
 import pytest
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from scripted import (
     ScriptedClient,
     ScriptedTools,
@@ -31,8 +32,10 @@ from agentic_iqa_local.graph import (
     run_pipeline,
     visualize_graph,
 )
+from agentic_iqa_local.nodes.executor import executor_node
+from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.prompts import REASONING_LIMIT
-from agentic_iqa_local.state import SummarizerOutput
+from agentic_iqa_local.state import SummarizerOutput, revised
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.workbench import OpenImages
 
@@ -183,8 +186,14 @@ def test_the_default_limit_is_two(picture):
 
 
 @pytest.mark.parametrize(("limit", "asks"), [(1, True), (2, True), (0, False)])
-def test_the_last_result_still_says_that_it_wanted_a_replan(picture, limit, asks):
-    assert run(never_satisfied(), picture, limit)["summarizer_result"].need_replan is asks
+def test_the_last_result_still_says_that_it_wanted_a_replan(picture, limit, asks, caplog):
+    result = run(never_satisfied(), picture, limit)["summarizer_result"]
+    assert result.need_replan is asks
+    assert result.replan_reason.startswith(GAP)
+    assert records(caplog, logging.WARNING)[:2] == [
+        f"Max replanning iterations ({limit}) reached",
+        "Continuing with current evidence despite need_replan=true",
+    ]
 
 
 def test_a_summarizer_that_always_asks_is_reported(picture, caplog):
@@ -318,8 +327,12 @@ def test_an_executor_that_fails_on_replan_reaches_the_summarizer(picture, failur
         False,
         False,
     ]
-    assert final["executor_evidence"] == result.basis.evidence
-    assert final["executor_evidence"].error is None
+    error = final["executor_evidence"].error
+    assert error.startswith("no valid JSON" if failure == "no JSON" else "out of memory")
+    assert final["executor_evidence"] == revised(result.basis.evidence, error=error)
+    first, *later = final["replan_history"]
+    assert first.startswith(f"[Iteration 1] {GAP}")
+    assert later == [f"[Iteration {n}] Executor failed: {error}" for n in (2, 3)]
     assert result.need_replan
     assert final["iteration_count"] == calls(client)["PlannerReply"] == 3  # the limit ends it
     assert "error" not in final
@@ -421,3 +434,49 @@ def test_the_configurations_limit_holds_where_none_is_given(picture, configured,
     )
     run_pipeline(QUERY, picture, max_replan_iterations=given, services=services)
     assert calls(client)["PlannerReply"] == plans
+
+
+@pytest.mark.parametrize("error", [RuntimeError("engine"), KeyError("logits"), TypeError("tensor")], ids=repr)
+@pytest.mark.parametrize("where", ["PlannerReply", "SummaryReply", "letters", "opening"])
+def test_whatever_a_client_raises_is_an_error_of_the_state(picture, error, where):
+    def fail(*_):
+        raise error
+
+    client = never_satisfied(**({where: error} if where.endswith("Reply") else {}))
+    if where == "opening":
+        client.open = fail
+    elif where == "letters":
+        client.logprobs = type("Broken", (dict,), {"get": fail})()
+    final = run(client, picture)
+    assert f"scripted: {type(error).__name__}: {error}" in final["error"]
+
+
+def test_a_fault_of_a_node_is_an_error_of_the_state(picture, monkeypatch, caplog):
+    monkeypatch.setattr("agentic_iqa_local.nodes.summarizer.close_pass", lambda *_: {}["gaps"])
+    assert run(never_satisfied(), picture)["error"] == "Summarizer: KeyError: 'gaps'"
+    assert any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize("node", [executor_node, summarizer_node])
+def test_a_state_whose_plan_is_none_has_no_plan(picture, node):
+    state = {"query": QUERY, "image_path": picture, "plan": None, "executor_evidence": None}
+    services = scripted_services(never_satisfied(), ScriptedTools({}))
+    assert "the state has no plan" in node(state, {"configurable": {"services": services}})["error"]
+
+
+def test_a_result_survives_json_and_a_checkpointer(picture):
+    final = run(never_satisfied(), picture)
+    result = final["summarizer_result"]
+    assert result.basis.evidence.tool_logs
+    assert SummarizerOutput.model_validate_json(result.model_dump_json()) == result
+    serializer = JsonPlusSerializer()
+    assert serializer.loads_typed(serializer.dumps_typed(final)) == final
+
+
+def test_the_letter_read_is_logged_with_its_prompt_and_log_probabilities(picture, caplog):
+    caplog.set_level(logging.DEBUG)
+    client = never_satisfied()
+    run(client, picture, 0)
+    (line,) = [m for r in caplog.records if (m := r.getMessage()).startswith("Read after")]
+    assert '{"final_answer": "' in line
+    assert str(client.logprobs) in line

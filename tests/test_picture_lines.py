@@ -1,15 +1,18 @@
 """One line for each of several pictures on a terminal."""
 
+import argparse
 import csv
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import pyte
 import pytest
 from conftest import DATA
 from test_console import on_a_terminal, run
 
+from agentic_iqa_local.commands.assess_screen import Screen
 from agentic_iqa_local.picture_lines import (
     cut_in_the_middle,
     in_order,
@@ -63,7 +66,7 @@ def failed(name: str) -> Assessment:
 @pytest.mark.parametrize("verdict", [False, True])
 def test_lines_fit_and_stand_below_each_other(columns, verdict):
     """A real terminal of that width shows each line in one row, its figures in the same column."""
-    at = layout(NAMES, columns, damage=True, verdict=verdict)
+    at = layout(max(map(text_width, NAMES)), columns, damage=True, verdict=verdict)
     lines = [picture_line(rated(name, 3.0, "C"), name, at) for name in NAMES]
     screen = pyte.Screen(columns, 20)
     pyte.Stream(screen).feed("\r\n".join([*lines, picture_line(failed("b.png"), "b.png", at)]))
@@ -82,7 +85,7 @@ def test_a_long_name_keeps_both_ends():
 
 @pytest.mark.parametrize(("q", "full"), [(1.0, 0), (2.0, 2), (3.0, 4), (4.0, 6), (5.0, 8)])
 def test_the_bar_shows_q_from_1_to_5(q, full):
-    line = picture_line(rated("a", q, "C"), "a", layout(["a"], 80, damage=False, verdict=False))
+    line = picture_line(rated("a", q, "C"), "a", layout(1, 80, damage=False, verdict=False))
     assert (line.count("█"), line.count("░")) == (full, 8 - full)
 
 
@@ -101,7 +104,7 @@ def test_names_without_the_folder_that_they_share():
 
 
 def test_nothing_in_a_name_or_a_reason_steers_a_terminal():
-    at = layout(["\x1b[2J"], 80, damage=True, verdict=True)
+    at = layout(4, 80, damage=True, verdict=True)
     for row in (rated("\x1b[2J\n", 3.0, "C"), failed("\x1b]0;x\x07")):
         line = picture_line(row, row.image, at)
         assert not re.search(r"[\x00-\x1f\x7f]", line)
@@ -181,3 +184,31 @@ def test_the_table_of_two_pictures(pictures, tmp_path):
     found = json.loads(done.stdout)["pair"]["probability"]
     assert [row["place"] for row in rows] == ["1", "2"]
     assert float(rows[0]["better_than_next"]) == pytest.approx(max(found, 1 - found))
+
+
+def test_each_name_is_measured_once_however_many_rows_are_shown(monkeypatch):
+    pictures = [f"/photos/{i}.png" for i in range(50)]
+    args = argparse.Namespace(
+        json=False,
+        explain=False,
+        out=None,
+        sort=None,
+        pipeline="letters",
+        at_least=None,
+        abstain_wider_than=None,
+    )
+    shown: list[str] = []
+    console = SimpleNamespace(
+        results=SimpleNamespace(isatty=lambda: True, encoding="utf-8"),
+        coloured=False,
+        show=shown.append,
+        show_coloured=shown.append,
+    )
+    screen = Screen(args, pictures, console)
+    named: list[str] = []
+    monkeypatch.setattr(screen, "_shown", lambda name: named.append(name) or name)
+    for picture in pictures:
+        screen.show(rated(picture, 3.0, "C"))
+    assert shown[0] == "/photos/"
+    assert len(shown) == 51
+    assert len(named) == 100  # once for the layout, once for its line

@@ -32,7 +32,7 @@ from agentic_iqa_local.evidence import (
     votes,
 )
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.nodes.planner import adding_to, correct_plan, flags_against
+from agentic_iqa_local.nodes.planner import correct_plan, flags_against
 from agentic_iqa_local.passes import changes, decided, support
 from agentic_iqa_local.query import regions_in
 from agentic_iqa_local.report import account
@@ -215,13 +215,76 @@ def test_a_gap_switches_on_the_parts_that_can_close_it(kind, scores, on):
     assert {name for name, value in flags.model_dump().items() if value} == on
 
 
-def test_a_replan_does_not_change_what_is_asked():
+def test_what_the_user_said_stays_on_a_replan():
+    """The region, its noise and NIQE stand in the query; the sea does too, and no tree."""
+    query = "How noisy is the sky by NIQE? And the sea?"
     before = plan(query_scope=["sky"], distortion_source="Explicit", distortions={"sky": ["Noise"]})
-    second = plan(query_type="Other", query_scope=["sea", "tree"], distortions={"sea": ["Blurs"]})
-    after = adding_to(second, before, "How noisy is the sky? And the sea?")
-    assert (after.query_type, after.query_scope) == ("IQA", ["sky", "sea"])  # no tree stands in the query
-    assert after.distortions == {"sky": ["Noise"]}
-    assert after.plan == EVERY_PART
+    second = plan(
+        query_type="Other", query_scope=["sea", "tree"], distortions={"sea": ["Blurs"]}, required_tool="PIQE"
+    )
+    after, lines = correct_plan(second, query, False, replanning=True, before=before)
+    assert (after.query_type, after.query_scope, after.required_tool) == ("IQA", ["sky", "sea"], "NIQE")
+    assert (after.distortion_source, after.distortions) == (
+        "Explicit",
+        {"sky": ["Noise", "Blurs"], "sea": ["Noise", "Blurs"]},
+    )
+    assert [line.partition(":")[0] for line in lines[:3]] == ["query_type", "query_scope", "required_tool"]
+
+
+@pytest.mark.parametrize(
+    ("query", "query_type"),
+    [("Is the composition balanced?", "Other"), ("Rate this photo.", "IQA"), ("What is its quality?", "IQA")],
+)
+def test_a_replan_may_change_the_type_where_the_query_does_not_ask_for_quality(query, query_type):
+    after, _ = correct_plan(plan(query_type="Other"), query, False, replanning=True, before=plan())
+    assert after.query_type == query_type
+
+
+def test_a_replan_refines_scope_distortions_and_tool_and_says_so(picture):
+    refined = plan_reply(query_scope=["sky"], distortions={"sky": ["Noise"]}, required_tool="piqe")
+    client = ScriptedClient(
+        scripted_answers(
+            PlannerReply=[plan_reply(), refined],
+            DetectionReply=[{"Global": ["Blurs"]}, {"sky": ["Blurs"]}],
+            AnalysisReply=[
+                moderate_blur(severity="severe"),
+                {"sky": judged("slight", "Noise")["Global"] + judged("moderate")["Global"]},
+            ],
+            SelectionReply=[{"Global": {"Blurs": "NIQE"}}, {"sky": {"Noise": "NIQE", "Blurs": "NIQE"}}],
+        ),
+        SURE,
+    )
+    tools = ScriptedTools({"NIQE": 4.5, "PIQE": 2.0})
+    row = rated(picture, client, tools, query="Rate the sky.")
+    assert (row.plan.query_scope, row.plan.distortions) == (["sky"], {"sky": ["Noise"]})
+    assert (row.plan.distortion_source, row.plan.required_tool) == ("Inferred", "PIQE")
+    assert {log.tool_name for log in row.tools} == {"NIQE", "PIQE"}
+    assert row.passes[1].changed[:3] == [
+        "about sky, before Global",
+        "distortions Noise of sky, before not planned",
+        "tool PIQE, before not planned",
+    ]
+
+
+def test_a_tool_that_a_replan_adds_measures_beside_those_that_did(picture):
+    client = ScriptedClient(
+        scripted_answers(
+            PlannerReply=[plan_reply(), plan_reply(required_tool="BRISQUE")],
+            AnalysisReply=moderate_blur(severity="severe"),
+        ),
+        SURE,
+    )
+    tools = ScriptedTools({"NIQE": 4.6, "LocalNR": 4.5, "PIQE": 4.4, "BRISQUE": 4.3})
+    row = rated(picture, client, tools)
+    assert [log.tool_name for log in row.tools] == ["LocalNR", "NIQE", "BRISQUE"]
+    unknown = plan_reply(required_tool="VMAF")
+    client = ScriptedClient(
+        scripted_answers(
+            PlannerReply=[plan_reply(), unknown], AnalysisReply=moderate_blur(severity="severe")
+        ),
+        SURE,
+    )
+    assert rated(picture, client, tools).plan.required_tool is None
 
 
 def test_an_invented_region_is_asked_about_once_more(picture):
@@ -588,8 +651,9 @@ def test_a_second_pass_that_is_worse_gives_way_to_the_first(picture):
     client = ScriptedClient(scripted_answers(AnalysisReply=[judged("unclear"), "no JSON"]), SURE)
     row = rated(picture, client, ScriptedTools({"NIQE": 2.6}))
     assert [told.kept for told in row.passes] == [True, False]
-    assert row.evidence.error is None
     assert row.error is None
+    assert f"the Executor failed, its evidence is incomplete: {row.evidence.error}" in row.warnings
+    assert row.replan_history[1] == f"[Iteration 2] Executor failed: {row.evidence.error}"
     first, second = " ".join(account(row).split()).split(" 2, to close")
     assert "Its answer counts." in first
     assert "Its answer counts." not in second

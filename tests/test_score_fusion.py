@@ -116,12 +116,23 @@ def test_each_row_is_a_softmax_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("answer", "level"), [("A", 5), ("b", 4), (" C ", 3), ("Poor", 2), ("bad", 1), (4, 4)]
+    ("answer", "level"),
+    [
+        ("A", 5),
+        ("b", 4),
+        (" C ", 3),
+        ("Poor", 2),
+        ("bad", 1),
+        (4, 4),
+        ("B.", 4),
+        ("B. Good", 4),
+        ("(d) poor", 2),
+    ],
 )
-def test_classification_gives_the_predicted_level_0_8_and_shares_the_rest(fusion, answer, level):
-    assert fusion.extract_vlm_probabilities(answer, mode="classification") == pytest.approx(
-        {c: 0.8 if c == level else 0.05 for c in LEVELS}
-    )
+def test_a_written_answer_gives_its_level_0_8_and_shares_the_rest(fusion, answer, level):
+    expected = pytest.approx({c: 0.8 if c == level else 0.05 for c in LEVELS})
+    assert fusion.extract_vlm_probabilities(answer, mode="classification") == expected
+    assert fusion.extract_vlm_probabilities(answer) == expected
 
 
 def test_classification_confidence_is_configurable():
@@ -142,6 +153,7 @@ def test_uniform_is_chosen_by_name(fusion):
         "F",
         "Unable to determine",
         "A or B",
+        "B. Poor",
         0,
         6,
         3.0,
@@ -348,6 +360,25 @@ def test_map_to_level_refuses_thresholds_that_do_not_rise(fusion, thresholds):
         fusion.map_to_level(3.0, thresholds)
 
 
-def test_an_unknown_mode_is_refused(fusion):
-    with pytest.raises(ValueError, match="mode"):
-        fusion.extract_vlm_probabilities("C", mode="logit")
+def test_an_unknown_mode_falls_back_to_uniform_and_says_so(fusion, caplog):
+    assert fusion.extract_vlm_probabilities("C", mode="logit") == UNIFORM
+    assert "expected logits, classification or uniform, got 'logit'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("levels", "scores"),
+    [([1, 2, 3], {1.0: "C", 1.5: "B", 3.0: "A"}), (range(7), {0.0: "G", 2.9: "D", 6.0: "A"})],
+)
+def test_other_levels_than_five_have_their_letters(levels, scores):
+    fusion = ScoreFusion(quality_levels=levels)
+    assert fusion.quality_levels == list(levels)
+    for score, letter in scores.items():
+        assert fusion.map_to_level(score) == letter
+        assert fusion.extract_vlm_probabilities(letter)[round(score + 1e-9)] == pytest.approx(0.8)
+    with pytest.raises(ValueError, match="answer"):
+        fusion.extract_vlm_probabilities("H")
+
+
+def test_the_literal_sum_has_a_level():
+    fusion = ScoreFusion(normalize=False)
+    assert fusion.map_to_level(fusion.fuse_scores([2.6], UNIFORM)) == "E"  # 0.52038

@@ -236,11 +236,12 @@ def test_planner_error_carries_the_retry_metadata():
     with pytest.raises(ValidationError) as caught:
         PlannerOutput.model_validate_json("no JSON")
     error = PlannerError.from_exception(
-        caught.value, retry_count=2, backend="transformers.embedded", output="no JSON"
+        caught.value, attempt=3, backend="transformers.embedded", output="no JSON"
     )
     assert (error.error_type, error.retry_count) == ("validation_error", 2)
     assert error.details == {
         "exception": "ValidationError",
+        "attempt": 3,
         "backend": "transformers.embedded",
         "output": "no JSON",
     }
@@ -517,12 +518,12 @@ def test_counts_and_seconds_are_not_negative(model, given, below):
 
 
 def test_a_failed_try_keeps_what_its_exception_was():
-    kept = PlannerError.from_exception(ValueError("no JSON"), retry_count=2, backend="b", role="planner")
-    assert (kept.error_type, kept.message, kept.retry_count) == ("validation_error", "no JSON", 2)
-    assert kept.details == {"exception": "ValueError", "backend": "b", "role": "planner"}
+    kept = PlannerError.from_exception(ValueError("no JSON"), attempt=2, backend="b", role="planner")
+    assert (kept.error_type, kept.message, kept.retry_count) == ("validation_error", "no JSON", 1)
+    assert kept.details == {"exception": "ValueError", "attempt": 2, "backend": "b", "role": "planner"}
     silent = PlannerError.from_exception(OSError())
     assert (silent.error_type, silent.message, silent.retry_count) == ("api_error", "OSError", 0)
-    assert silent.details == {"exception": "OSError", "backend": None}
+    assert silent.details == {"exception": "OSError", "attempt": 1, "backend": None}
 
 
 @pytest.mark.parametrize(
@@ -551,9 +552,17 @@ def test_every_kind_of_picture_that_pillow_reads_is_taken_by_its_name(tmp_path, 
     assert PlannerInput(query="Rate it.", image_path=str(file)).image_path == str(file)
 
 
-def test_what_an_answer_rests_on_is_neither_stored_nor_shown_with_it():
-    basis = Basis(plan=PlannerOutput.model_validate(plan_reply()), evidence=None)
+def test_what_an_answer_rests_on_is_stored_with_it():
+    basis = Basis(plan=plan(), evidence=ExecutorOutput.model_validate(EVIDENCE))
     answer = SummarizerOutput(final_answer="A", quality_reasoning="Sharp.", basis=basis)
-    assert answer.basis == basis
-    assert "basis" not in answer.model_dump()
+    assert SummarizerOutput.model_validate_json(answer.model_dump_json()) == answer
     assert "basis" not in repr(answer)
+
+
+@pytest.mark.parametrize("field", ["final_answer", "quality_reasoning"])
+def test_a_blank_text_is_refused_when_it_is_assigned_too(field):
+    answer = SummarizerOutput(final_answer="A", quality_reasoning="Sharp.")
+    with pytest.raises(ValidationError, match=field):
+        setattr(answer, field, "  ")
+    answer.need_replan = True
+    assert answer.replan_reason == "No reason provided"

@@ -607,6 +607,16 @@ def test_command_reports_on_several_runs(few_modes, tmp_path):
     assert "<summary>Over the data sets<" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_run_of_the_image_alone_needs_no_baseline_by_hand(rows):
+    alone = [
+        row | {"reads": {name: read for name, read in row.get("reads", {}).items() if name == "image_alone"}}
+        for row in rows
+    ]
+    run = make_run()
+    study = analyse(run, alone, dataset_info(run), draws=10)
+    assert (study.product, study.baseline) == ("logits, image alone", "classification, image alone")
+
+
 def test_command_refuses_bad_input_with_one_sentence(few_modes, tmp_path):
     run = store(tmp_path / "run", make_run(), few_modes[:20])
     for args in (

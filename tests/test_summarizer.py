@@ -28,7 +28,7 @@ from agentic_iqa_local.prompts import (
     chat_messages,
     summarizer_prompt,
 )
-from agentic_iqa_local.state import ExecutorOutput, FusionResult, PlannerOutput
+from agentic_iqa_local.state import ExecutorOutput, FusionResult, PlannerOutput, ToolExecutionLog
 from agentic_iqa_local.vlm_client import VLMError
 
 # summarizer-core.md, verbatim
@@ -254,7 +254,7 @@ def test_an_earlier_answer_that_stays_at_the_limit_asks_for_nothing_more(picture
     last = run(scripted(), state_of(picture) | first | {"executor_evidence": broken, "iteration_count": 2})
     result = last["summarizer_result"]
     assert [told.kept for told in result.passes] == [True, False]
-    assert (result.need_replan, result.replan_reason) == (False, None)
+    assert (result.need_replan, result.replan_reason) == (False, "Executor failed: no valid JSON")
 
 
 # Modes
@@ -437,7 +437,11 @@ def test_each_failed_attempt_is_logged_with_its_record_and_the_last_with_the_ful
     run(scripted(SummaryReply=output), state_of(picture))
     attempts = [m for m in messages(caplog, logging.WARNING) if m.startswith("Attempt")]
     records = [json.loads(message[message.index("{") :]) for message in attempts]
-    assert [record["retry_count"] for record in records] == [1, 2, 3]
+    assert [(record["retry_count"], record["details"]["attempt"]) for record in records] == [
+        (0, 1),
+        (1, 2),
+        (2, 3),
+    ]
     assert {record["error_type"] for record in records} == {"validation_error"}
     assert {record["details"]["exception"] for record in records} == {"JSONDecodeError"}
     assert {record["details"]["backend"] for record in records} == {"transformers.embedded"}
@@ -732,3 +736,22 @@ def test_severe_or_extreme_against_a_score_above_4_is_a_contradiction(severity, 
     lines = contradictions(evidence(moderate_blur(severity=severity), {"Global": scores}))
     assert bool(lines) is contradictory
     assert all(severity in line and "Blurs" in line for line in lines)
+
+
+def test_a_score_without_a_vote_is_counted_in_the_log(picture, caplog):
+    found = evidence(
+        moderate_blur(), {"Global": {"Blurs": ("LocalNR", 2.6), "Overall quality (NIQE)": ("NIQE", 2.4)}}
+    )
+    found.tool_logs = [
+        ToolExecutionLog(
+            tool_name="NIQE",
+            object_name="Global",
+            distortion="Blurs",
+            raw_score=5,
+            normalized_score=2.4,
+            trailing=True,
+        )
+    ]
+    with caplog.at_level(logging.INFO):
+        run(scripted(), state_of(picture, executor_evidence=found))
+    assert any("2 tool scores" in message for message in messages(caplog, logging.INFO))

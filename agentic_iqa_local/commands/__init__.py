@@ -1,6 +1,7 @@
 """The commands that an installation has; scripts/ runs the same ones from a checkout."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -65,7 +66,10 @@ def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] | None 
         (say or _to_stderr)(choice.said)
         if choice.folder:
             options |= {"model": choice.folder} | ({"config": choice.config} if choice.config else {})
-    return choose_settings(**options)
+    settings = choose_settings(**options)
+    if settings.models_dir:  # the command's other parts and its processes look there too
+        os.environ["AGENTIC_IQA_MODELS"] = settings.models_dir
+    return settings
 
 
 def _to_stderr(line: str) -> None:

@@ -4,7 +4,8 @@ end."""
 import argparse
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from agentic_iqa_local.commands.console import Console
@@ -43,26 +44,35 @@ class Screen:
             self._print(row)
 
     def _print(self, row: "Assessment") -> None:
-        from agentic_iqa_local.picture_lines import picture_line, short_names
+        from agentic_iqa_local.picture_lines import picture_line
 
-        folder, short = short_names(self.pictures)
+        folder, short, longest = self._names
         if folder and not self._begun:
             self.console.show(one_line(f"{folder}{os.sep}"))
         self._begun = True
-        at = self._layout([self._shown(short(picture)) for picture in self.pictures])
         name = self._shown(short(row.image))
-        self.console.show_coloured(picture_line(row, name, at, self.console.coloured))
+        self.console.show_coloured(picture_line(row, name, self._layout(longest), self.console.coloured))
+
+    @cached_property
+    def _names(self) -> tuple[str, Callable[[str], str], int]:
+        """The pictures' common folder, what makes a path relative to it, and the width of the longest
+        name."""
+        from agentic_iqa_local.picture_lines import short_names, text_width
+
+        folder, short = short_names(self.pictures)
+        widths = (text_width(self._shown(short(picture))) for picture in self.pictures)
+        return folder, short, max(widths, default=0)
 
     def _shown(self, name: str) -> str:
         """The name with escapes for what the terminal's encoding lacks, so that its width is known."""
         encoding = self.console.results.encoding or "utf-8"
         return one_line(name).encode(encoding, "backslashreplace").decode(encoding)
 
-    def _layout(self, names: list[str]) -> "Layout":
+    def _layout(self, longest: int) -> "Layout":
         """That of the terminal as it is now: it may have been resized."""
         from agentic_iqa_local.picture_lines import layout
 
         args = self.args
         verdict = args.at_least is not None or args.abstain_wider_than is not None
         columns = shutil.get_terminal_size().columns
-        return layout(names, columns, damage=args.pipeline == "agent", verdict=verdict)
+        return layout(longest, columns, damage=args.pipeline == "agent", verdict=verdict)

@@ -102,9 +102,9 @@ def add_report(commands: Subcommands) -> None:
     )
     command.add_argument(
         "--baseline",
-        default="classification",
         metavar="MODE",
-        help="the mode that every other is compared with; name it before you look (default: classification)",
+        help="the mode that every other is compared with; name it before you look (default: classification,"
+        " or with letters of the image alone that mode of theirs)",
     )
     command.add_argument(
         "--comparator",

@@ -30,7 +30,7 @@ CACHES = {
 def models_folder(setup: Setup) -> Finding:
     """Is every file of the models folder what its manifest says? `quick` compares sizes instead of reading
     every byte."""
-    root = models_root()
+    root = models_root(setup.settings.models_dir)
     if not os.path.isdir(root):
         remedy = f"say where it is with --models or $AGENTIC_IQA_MODELS, or {UNPACK}"
         return "fail", f"{root}: no such folder", remedy
@@ -96,7 +96,9 @@ def cache(setup: Setup, name: str) -> Finding | None:
     """Can a library write to its folder? Nothing for one inside the models folder, which is only read, or of
     an engine that is not used."""
     folder = cache_folder(name)
-    if folder.is_relative_to(models_root()) or (name == "vllm" and not setup.uses("vllm")):
+    if folder.is_relative_to(models_root(setup.settings.models_dir)) or (
+        name == "vllm" and not setup.uses("vllm")
+    ):
         return None
     # Libraries make their own folders; nobody makes $TMPDIR.
     problem = (

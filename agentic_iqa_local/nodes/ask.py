@@ -96,7 +96,7 @@ def _keep(
         )
         if len(output) > room:
             details |= {"output": output[:room], "cut": f"the first {room} of {len(output)} characters"}
-    record = PlannerError.from_exception(error, retry_count=attempt, backend=role.backend, **details)
+    record = PlannerError.from_exception(error, attempt=attempt, backend=role.backend, **details)
     message = record.message.encode(errors="backslashreplace").decode()
     tries.append(record := revised(record, message=_shortened(message, LONGEST_MESSAGE)))
     return record

@@ -25,7 +25,7 @@ from agentic_iqa_local.prompts import (
     location_prompt,
 )
 from agentic_iqa_local.quality_map.reading import mapped
-from agentic_iqa_local.query import asks_where
+from agentic_iqa_local.query import asks_where, named_metrics
 from agentic_iqa_local.replanning import gaps_to_close
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.state import (
@@ -57,9 +57,9 @@ def executor_node(
     when this one does."""
     if state.get("error"):
         return {}
-    if "plan" not in state:
+    if (plan := state.get("plan")) is None:
         return {"error": "Executor: the state has no plan; the Planner must run first"}
-    plan, gaps = state["plan"], gaps_to_close(state)
+    gaps = gaps_to_close(state)
     before = state.get("executor_evidence")
     evidence = earlier_evidence(plan, before) if gaps and before else ExecutorOutput()
     try:
@@ -119,7 +119,9 @@ def gather(
                 evidence.distortion_analysis = analyse(evidence, query, distortions, unjudged, images, reason)
         if measuring is not None:
             measuring.result()
-    if evidence.quality_scores and plan.required_tool is None:  # tools that a query names all have a vote
+    # Tools that a query names all have a vote; one that a replan adds is like any other.
+    added = gaps and not named_metrics(query, images.reference is not None)
+    if evidence.quality_scores and (plan.required_tool is None or added):
         count_votes(evidence, images)
     if asks_where(query):
         evidence.damaged_part = find_damaged_part(images)

@@ -1,9 +1,9 @@
 """The Planner: query, image and feedback in, a plan out.
 
 The model fills every field from the query. Some things are not its to decide: whether a reference was given
-is a fact, the names of the tools are a closed list, a region must stand in the query, distortions that the
-query names are what is asked for, and the flags follow from the other fields by the paper's rules. Where its
-answer differs, code corrects it and says so.
+is a fact, the names of the tools are a closed list, regions and distortions must stand in the query, and the
+flags follow from the other fields by the paper's rules. Where its answer differs, code corrects it and says
+so. On a replan it may refine the plan: what the user said stays, and distortions and a tool may be added.
 """
 
 import logging
@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 from pydantic import ValidationError
 
-from agentic_iqa_local.conversation import earlier_lines, going_on
+from agentic_iqa_local.conversation import carried_on, earlier_lines, going_on
 from agentic_iqa_local.evidence import required_objects
 from agentic_iqa_local.named_distortions import asks_about_damage, distortions_in
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
@@ -23,10 +23,12 @@ from agentic_iqa_local.nodes.executor import box_style
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.prompts import Prompt, planner_prompt
 from agentic_iqa_local.query import (
+    asks_for_quality,
     asks_where_damage_is,
     choices_in,
     holds,
     named_metrics,
+    named_tools,
     region_in,
     regions_in,
 )
@@ -50,7 +52,7 @@ REASONS = {
     "query_scope": " (the regions that the query names)",
     "required_tool": " (the tool that the query names)",
 }
-NAMED_DISTORTIONS = " (what the query names)"
+NAMED_DISTORTIONS, NO_DISTORTIONS = " (what the query names)", " (the query names none)"
 
 
 def derive_flags(
@@ -93,34 +95,45 @@ def regions_of(query: str, names: Sequence[str]) -> list[str]:
     )
 
 
-def adding_to(plan: PlannerOutput, earlier: PlannerOutput, query: str) -> PlannerOutput:
-    """A replan that keeps what is asked and adds parts, and where the earlier plan is about regions, further
-    regions of the query."""
-    asked = earlier.model_dump(
-        include={"query_type", "query_scope", "distortion_source", "distortions", "required_tool"}
-    )
-    if earlier.query_scope != "Global":
-        asked["query_scope"] = list(dict.fromkeys([*earlier.query_scope, *regions_of(query, plan.objects)]))
-    return revised(plan, **asked)
-
-
 def correct_plan(
-    plan: PlannerOutput, query: str, has_reference: bool, replanning: bool, locates: bool = False
+    plan: PlannerOutput,
+    query: str,
+    has_reference: bool,
+    replanning: bool,
+    locates: bool = False,
+    *,
+    before: PlannerOutput | None = None,
+    carried: Sequence[str] = (),
 ) -> tuple[PlannerOutput, list[str]]:
     """The plan with its derivable fields set by rule, and one line for each correction.
 
-    On a replan the model may switch on more parts than the rules ask for, to close the gap of the last pass.
-    Where it gives boxes (`locates`), it may always have tools measure a region.
+    On a replan the model may switch on more parts than the rules ask for, to close the gap of the last pass,
+    add distortions to look at and, where the query names no tool, one; regions of the plan `before` stay, and
+    its type where the query asks for quality.
+    Where it gives boxes (`locates`), it may always have tools measure a region. `carried` are the distortions
+    of the last turn, for a query that goes on from it.
     """
-    # The first tool named; the Executor runs the others too. What the model recommends is no tool that the
-    # query names.
+    # The first tool named; the Executor runs the others too.
     tool = next(iter(named_metrics(query, has_reference)), None)
-    by_rule = plan.query_type != "IQA" and (tool or asks_where_damage_is(query) or asks_about_damage(query))
+    by_rule = plan.query_type != "IQA" and (
+        tool
+        or asks_where_damage_is(query)
+        or asks_about_damage(query)
+        or (before is not None and before.query_type == "IQA" and asks_for_quality(query))
+    )
     query_type = "IQA" if by_rule else plan.query_type
+    if replanning and tool is None and plan.required_tool and query_type == "IQA":
+        tool = next(iter(named_tools(plan.required_tool, has_reference)), None)
     regions = _regions(plan, query, query_type)
+    if before is not None and before.query_scope != "Global":
+        regions = list(dict.fromkeys([*before.query_scope, *regions]))
     scope = regions or "Global"
-    named = distortions_in(query, regions) if query_type == "IQA" else []
-    source, distortions = _distortions(plan, query_type, scope, named)
+    source, distortions, named = "Inferred", None, []
+    if query_type == "IQA":
+        planned = {kind for kinds in (plan.distortions or {}).values() for kind in kinds}
+        named = distortions_in(query, regions, planned) or list(carried)
+        source = "Explicit" if named else "Inferred"
+        distortions = _distortions(plan, required_objects(scope), named, replanning)
     flags = derive_flags(query_type, scope, source, tool)
     if query_type == "IQA":
         free = list(PlanControlFlags.model_fields) if replanning else ["tool_execution"]
@@ -135,7 +148,7 @@ def correct_plan(
         "reference_mode": "Full-Reference" if has_reference else "No-Reference",
         "plan": flags,
     }
-    reasons = REASONS | {"distortions": NAMED_DISTORTIONS if named else ""}
+    reasons = REASONS | {"distortions": NAMED_DISTORTIONS if named else NO_DISTORTIONS}
     return revised(plan, **changes), [
         f"{name}: {_in_words(getattr(plan, name), value)}{reasons.get(name, '')}"
         for name, value in changes.items()
@@ -154,22 +167,18 @@ def _regions(plan: PlannerOutput, query: str, query_type: str) -> list[str]:
 
 
 def _distortions(
-    plan: PlannerOutput, query_type: str, scope: list[str] | str, named: Sequence[str]
-) -> tuple[str, dict[str, list[str]] | None]:
-    """`distortion_source` and `distortions` for the objects of a corrected scope; `named`: those that the
-    query names, which the plan may only divide among the objects."""
-    if query_type == "Other" or not (plan.distortions or named):
-        return "Inferred", None
-    objects = required_objects(scope)
+    plan: PlannerOutput, objects: Sequence[str], named: Sequence[str], replanning: bool
+) -> dict[str, list[str]] | None:
+    """`distortions` for the objects of a corrected scope: those that the query names, which the plan may only
+    divide among the objects, and on a replan what the plan adds."""
     planned = plan.distortions or {}
-    if named:
-        divided = {name: [kind for kind in planned.get(name, named) if kind in named] for name in objects}
-        whole = all(divided.values()) and set(named) == {kind for kinds in divided.values() for kind in kinds}
-        return "Explicit", divided if whole else {name: list(named) for name in objects}
-    if set(planned) == set(objects):
-        return "Explicit", plan.distortions
-    types = [kind for listed in planned.values() for kind in listed]
-    return "Explicit", {name: list(dict.fromkeys(planned.get(name, types))) for name in objects}
+    made = {name: [kind for kind in planned.get(name, named) if kind in named] for name in objects}
+    if not all(made.values()) or set(named) != {kind for kinds in made.values() for kind in kinds}:
+        made = {name: list(named) for name in objects}
+    if replanning:
+        every = [kind for kinds in planned.values() for kind in kinds]
+        made = {name: list(dict.fromkeys([*made[name], *planned.get(name, every)])) for name in objects}
+    return {name: kinds for name, kinds in made.items() if kinds} or None
 
 
 def _in_words(before: Any, after: Any) -> str:
@@ -226,9 +235,10 @@ def planner_node(
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
     plan, inherited = going_on(plan, task.query, task.prior_context)
-    if before is not None:
-        plan = adding_to(plan, before, task.query)
-    plan, corrections = correct_plan(plan, task.query, has_reference, bool(history), locates)
+    carried = carried_on(task.query, task.prior_context)
+    plan, corrections = correct_plan(
+        plan, task.query, has_reference, bool(history), locates, before=before, carried=carried
+    )
     if plan.query_type == "IQA" and gaps:
         measured = bool(evidence and evidence.quality_scores)
         plan = revised(plan, plan=flags_against(gaps, plan.plan, measured))

@@ -16,7 +16,7 @@ from langgraph.runtime import Runtime
 
 from agentic_iqa_local.config_sections import FusionSettings
 from agentic_iqa_local.conversation import earlier_lines
-from agentic_iqa_local.evidence import checks, contradictions, find_gaps, should_replan, tool_scores, votes
+from agentic_iqa_local.evidence import checks, contradictions, find_gaps, should_replan, votes
 from agentic_iqa_local.intervals import Look
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
@@ -86,10 +86,11 @@ def summarizer_node(
     """
     if state.get("error"):
         return {}
-    if "plan" not in state or "executor_evidence" not in state:
-        missing = " and no ".join(key for key in ("plan", "executor_evidence") if key not in state)
+    plan, evidence, choices = state.get("plan"), state.get("executor_evidence"), state.get("choices")
+    if plan is None or "executor_evidence" not in state:
+        known = {"plan": plan is not None, "executor_evidence": "executor_evidence" in state}
+        missing = " and no ".join(key for key, there in known.items() if not there)
         return {"error": f"Summarizer: the state has no {missing}; run the earlier nodes first"}
-    plan, evidence, choices = state["plan"], state["executor_evidence"], state.get("choices")
     basis = Basis(plan=plan, plan_corrections=state.get("plan_corrections", []), evidence=evidence)
     scoring = is_scoring(plan, choices)
     logger.info(
@@ -97,7 +98,7 @@ def summarizer_node(
         plan.query_type,
         "scoring" if scoring else "explanation/QA",
         sum(len(items) for items in ((evidence and evidence.distortion_analysis) or {}).values()),
-        len(tool_scores(evidence, "entries")),
+        sum(map(len, ((evidence and evidence.quality_scores) or {}).values())),
         one_line(state["image_path"]),
         one_line(state.get("reference_path") or "none"),
     )
@@ -153,7 +154,10 @@ def close_pass(
     changes: dict[str, Any] = {}
     if earlier and earlier.basis and support(earlier) > support(answer):
         logger.info("Pass %d is less well supported than an earlier one, whose answer stays", latest.number)
+        error = basis.evidence and basis.evidence.error
         answer, basis = revised(earlier, need_replan=False, replan_reason=None), earlier.basis
+        if error and basis.evidence:
+            basis = revised(basis, evidence=revised(basis.evidence, error=error))
         changes = basis.state()
         passes[-1] = revised(latest, kept=False)
     else:
@@ -166,7 +170,7 @@ def close_pass(
         return changes
     if not may_replan(state):
         logger.warning("Max replanning iterations reached")
-        return changes
+        return changes | {"summarizer_result": revised(answer, replan_reason=reason)}
     logger.info("need_replan=true, replan_reason=%s, iteration_count=%d", one_line(reason), iteration)
     return changes | {
         "summarizer_result": revised(answer, need_replan=True, replan_reason=reason),

@@ -1,7 +1,7 @@
 """Which tools measure what: those that the query names, that the model chooses, and that the configuration or
 their reliability adds."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
@@ -9,7 +9,7 @@ from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.replies import selection_reply
 from agentic_iqa_local.prompts import selection_prompt
-from agentic_iqa_local.query import named_tools
+from agentic_iqa_local.query import named_metrics, named_tools
 from agentic_iqa_local.state import ExecutorOutput, Gap, PlannerOutput, ToolExecutionLog
 from agentic_iqa_local.workbench import OpenImages
 
@@ -30,17 +30,31 @@ def choose_tools(
     if not (flags.tool_selection or flags.tool_execution):
         return {}
     unmeasured = {name: types for name, types in distortions.items() if _is_unmeasured(evidence, name)}
-    if plan.required_tool is not None:
+    if plan.required_tool is not None and (not gaps or named_metrics(query, images.reference is not None)):
         return _tools_of_query(query, plan.required_tool, unmeasured, images)
     chosen: dict[str, dict[str, str]] = {}
     if unmeasured:
         none = {name: {} for name in unmeasured}
         chosen = with_panel(select_tools(query, unmeasured, images) if flags.tool_selection else none, images)
-    if flags.tool_execution and any(gap.kind in ANOTHER_TOOL for gap in gaps):
-        for name in distortions:
-            if name not in unmeasured and (tool := another_tool(evidence, name, images)):
-                chosen[name] = {f"{OVERALL} ({tool})": tool}
+    another = any(gap.kind in ANOTHER_TOOL for gap in gaps)
+    for name in distortions if flags.tool_execution else ():
+        tool = _of_replan(plan, {*_tried(evidence, name), *chosen.get(name, {}).values()}, images)
+        if tool is None and another and name not in unmeasured:
+            tool = another_tool(evidence, name, images)
+        if tool:
+            chosen[name] = chosen.get(name, {}) | {f"{OVERALL} ({tool})": tool}
     return chosen
+
+
+def _of_replan(plan: PlannerOutput, tried: Container[str], images: OpenImages) -> str | None:
+    """The tool that the Planner adds on a replan, where it can run and was not `tried`."""
+    available = {tool.name for tool in images.services.tools.available(images.reference is not None)}
+    return plan.required_tool if plan.required_tool in available and plan.required_tool not in tried else None
+
+
+def _tried(evidence: ExecutorOutput, name: str) -> set[str]:
+    """The tools that were run on an object."""
+    return {log.tool_name for log in evidence.tool_logs if log.object_name == name}
 
 
 def _tools_of_query(
@@ -64,7 +78,7 @@ def precedes_box(log: ToolExecutionLog, evidence: ExecutorOutput) -> bool:
 
 def another_tool(evidence: ExecutorOutput, name: str, images: OpenImages) -> str | None:
     """The best tool that has not been tried on an object; None where all have."""
-    tried = {log.tool_name for log in evidence.tool_logs if log.object_name == name}
+    tried = _tried(evidence, name)
     trusted, others = ranked_tools(images)
     return next((tool.name for tool in (*trusted, *others) if tool.name not in tried), None)
 

@@ -74,10 +74,10 @@ def verified(root: str | Path, path: str) -> bool:
     return any(entry.path == path and _unchanged(Path(root) / path, entry) for entry in entries)
 
 
-def check_model(folder: str | Path) -> None:
-    """Raises BundleError unless a model's folder in the models folder is as the manifest says; silent for one
-    that no bundle brought."""
-    root, folder = models_root().resolve(), Path(folder).resolve()
+def check_model(folder: str | Path, root: str | Path | None = None) -> None:
+    """Raises BundleError unless a model's folder in the models folder `root` is as the manifest says; silent
+    for one that no bundle brought."""
+    root, folder = models_root(root).resolve(), Path(folder).resolve()
     if root not in folder.parents or (manifest := store_manifest(root)) is None:
         return
     entries = [entry for entry in manifest.files if (root / entry.path).is_relative_to(folder)]

@@ -43,7 +43,6 @@ from agentic_iqa_local.studies.study import (
 )
 from agentic_iqa_local.text import one_line
 
-BASELINE = CLASSIFICATION.name
 WORST = 10
 LOOKED: dict[Look, str] = {"one order": LOGITS.name, "both orders": "logits, both orders"}
 TOKENS = ("prefilled", "reused", "decoded")
@@ -59,12 +58,13 @@ def analyse(
     name: str = "run",
     draws: int = 1000,
     seed: int = 0,
-    baseline: str = BASELINE,
+    baseline: str | None = None,
     comparator: str | None = None,
     fitted: Letters | None = None,
     given: Given | None = None,
 ) -> Study:
-    """All figures of a run. `baseline` is the mode that every other is compared with, `comparator` the part
+    """All figures of a run. `baseline` is the mode that every other is compared with (default: the first that
+    takes the letters that the model wrote, "classification" where the run has it), `comparator` the part
     that the fusion is to be judged against, both named before any figure is looked at; `fitted` adds the mode
     "logits, fitted", `given` is a calibration of the intervals beside the run's own.
 
@@ -77,7 +77,10 @@ def analyse(
     modes = readings(
         rows, letters, fitted, run["tools"]["full_reference" if info.kind == "FR" else "no_reference"]
     )
-    if baseline not in modes:
+    if baseline is None:
+        written = (name for name, reading in modes.items() if reading.mode.source == "generated")
+        baseline = next(written, next(iter(modes), None))
+    if baseline is None or baseline not in modes:
         known = listed(modes) or "no mode: every row failed"
         raise StudyError(f"{name}: expected a baseline of {known}; got {baseline!r}")
     if comparator not in (None, *modes):
