@@ -74,7 +74,7 @@ _OPEN = re.compile(
 # Words that mean damage and nothing else: "How many colours has the flag?" is not about quality.
 _DAMAGE = re.compile(
     r"\b(blur\w*|nois(e|y|ier|iness)|grainy|graininess|unsharp|out[ -]of[ -]focus|pixel+ated|pixel+ation|blockiness|(over|under)[ -]?expos\w+"
-    r"|over[ -]?sharpened|overcompressed|compression|jpe?g[ -]art[ie]facts?)\b",
+    r"|over[ -]?sharpened|overcompressed|compression|(jpe?g|compression|visible) art[ie]facts?|distort(ed|ions?)|too (dark|bright)|colou?r casts?)\b",
     re.IGNORECASE,
 )
 # A question about what the picture shows, in which they describe it ("What does the blurry text say?").

@@ -109,7 +109,7 @@ class RoleSession:
     """A model's session as one role of an assessment uses it: `nodes.ask` puts the role's failed tries into
     `failed_tries`."""
 
-    def __init__(self, session: VLMSession, role: str, images: "OpenImages"):
+    def __init__(self, session: VLMSession, role: str, images: OpenImages):
         self._session, self.role, self.failed_tries = session, role, images.failed_tries
         self._client, self._observer = images.services.client(role), images.observer
 

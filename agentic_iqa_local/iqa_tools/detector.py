@@ -36,7 +36,7 @@ class FamilyError(_Record):
     """LocalNR's record with one family: what makes a probability of its reading (slopes of the log-odds that it reads
     of the whole picture and of the likeliest quarter, and the intercept, at the `base` rate of the pictures it was
     measured on), how often damage of it is read as such, that of a kind that its training left out, and how often it is
-    read where it is not."""
+    read where it is not. A reading is never worth more than `most` to one."""
 
     slope: float = Field(ge=0)
     slope_in_part: float = Field(ge=0)
@@ -45,6 +45,7 @@ class FamilyError(_Record):
     hit: float = Probability
     hit_left_out: float = Probability
     false_alarm: float = Probability
+    most: float = Field(gt=1)
 
     def log_ratio(self, presence: float, in_part: float, left_out: float) -> float:
         """ln of how many times likelier LocalNR's `presence` is with the family than without; `left_out` is
@@ -56,8 +57,8 @@ class FamilyError(_Record):
             + self.intercept
             - logit(self.base)
         )
-        least, most = math.log((1 - hit) / (1 - self.false_alarm)), math.log(hit / self.false_alarm)
-        return min(most, max(least, reading))
+        least = math.log((1 - hit) / (1 - self.false_alarm))
+        return min(math.log(self.most), max(least, reading))
 
 
 class DetectorError(_Record):

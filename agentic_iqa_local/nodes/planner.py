@@ -20,6 +20,7 @@ from agentic_iqa_local.evidence import required_objects
 from agentic_iqa_local.named_distortions import asks_about_damage, distortions_in
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.executor import box_style
+from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.replies import PlannerReply
 from agentic_iqa_local.prompts import Prompt, planner_prompt
 from agentic_iqa_local.query import (
@@ -104,6 +105,7 @@ def correct_plan(
     *,
     before: PlannerOutput | None = None,
     carried: Sequence[str] = (),
+    choices: Sequence[str] | None = None,
 ) -> tuple[PlannerOutput, list[str]]:
     """The plan with its derivable fields set by rule, and one line for each correction.
 
@@ -111,7 +113,8 @@ def correct_plan(
     add distortions to look at and, where the query names no tool, one; regions of the plan `before` stay, and
     its type where the query asks for quality.
     Where it gives boxes (`locates`), it may always have tools measure a region. `carried` are the distortions
-    of the last turn, for a query that goes on from it.
+    of the last turn, for a query that goes on from it. Answers that name distortions (`choices`) make the
+    question one about quality.
     """
     # The first tool named; the Executor runs the others too.
     tool = next(iter(named_metrics(query, has_reference)), None)
@@ -119,6 +122,7 @@ def correct_plan(
         tool
         or asks_where_damage_is(query)
         or asks_about_damage(query)
+        or families_named(choices or ())
         or (before is not None and before.query_type == "IQA" and asks_for_quality(query))
     )
     query_type = "IQA" if by_rule else plan.query_type
@@ -237,7 +241,14 @@ def planner_node(
     plan, inherited = going_on(plan, task.query, task.prior_context)
     carried = carried_on(task.query, task.prior_context)
     plan, corrections = correct_plan(
-        plan, task.query, has_reference, bool(history), locates, before=before, carried=carried
+        plan,
+        task.query,
+        has_reference,
+        bool(history),
+        locates,
+        before=before,
+        carried=carried,
+        choices=state.get("choices"),
     )
     if plan.query_type == "IQA" and gaps:
         measured = bool(evidence and evidence.quality_scores)

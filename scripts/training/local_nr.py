@@ -22,6 +22,7 @@ import yaml
 from graphics import KINDS, draw
 from local_nr_pool import SEEDS, described, drawn, quarter_cells, untrained
 from safetensors.torch import save_file
+from scipy.optimize import curve_fit
 from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, smooth_l1_loss, softplus
@@ -66,7 +67,10 @@ PRIOR, PRIOR_OF_PAIRS = (
     0.15,
     0.4,
 )  # of a family: most photographs are clean, most pairs differ since something was done
-LEAST_FALSE_ALARM = 0.05  # assumed of photographs unlike those measured
+FEWEST = 10
+MOST_WORTH = (
+    17.0  # to one, of a reading: photographs are not all like those measured, and a sure model shall win
+)
 LEAST_LOG = float(np.log(1e-3))  # of what rounding made a negative number of
 SOURCE = (
     "1,000 synthetic pictures of 54 photographs that training never saw, and their clean originals; hit_left_out: heads"
@@ -81,7 +85,9 @@ COMMENT = """# How far LocalNR's readings of distortions can be trusted, measure
 # slope, slope_in_part, intercept, base   log-odds of a family by those that LocalNR reads of the whole picture and of
 # its likeliest quarter, at the base rate of the pictures measured
 # hit, hit_left_out, false_alarm   how often a family of severity 2 and above is read, one of a kind that training left
-#             out, and one that is not there (at least 0.05: other photographs are not like those measured)
+#             out, and one that is not there
+# most        the greatest ratio of hits to false alarms above any threshold; at most 17, since photographs are not all like
+#             those measured
 """
 
 
@@ -475,7 +481,8 @@ def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict, prio
             "base": base,
             "hit": hit,
             "hit_left_out": min(left_out[family]["hit_left_out"], hit),
-            "false_alarm": says[absent].double().mean().clamp_min(LEAST_FALSE_ALARM).item(),
+            "false_alarm": says[absent].double().mean().item(),
+            "most": most_worth(odds[there], odds[absent]),
         }
         where = reading.argmax(1)
         read = outputs[:, :, SEVERITIES.start + i].gather(1, where[:, None])[:, 0] + SEVERITY
@@ -493,6 +500,15 @@ def errors_of(outputs: torch.Tensor, targets: torch.Tensor, left_out: dict, prio
         "families": {name: {k: round(v, 4) for k, v in of.items()} for name, of in families.items()},
         "confusion": confusion,
     }
+
+
+def most_worth(there: torch.Tensor, absent: torch.Tensor) -> float:
+    """The greatest ratio of hits to false alarms of readings above any threshold that FEWEST pictures with the damage
+    pass, at most MOST_WORTH."""
+    thresholds = there.sort(descending=True).values[FEWEST:]
+    hits = (there[None] > thresholds[:, None]).double().mean(1)
+    alarms = ((absent[None] > thresholds[:, None]).double().sum(1) + 1) / (len(absent) + 1)
+    return min(MOST_WORTH, (hits / alarms).max().item())
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -516,11 +532,19 @@ def evaluate(args: argparse.Namespace) -> None:
         f" {spearmanr(quality[~local], truth[~local])[0]:.3f}, RMSE {np.sqrt(np.mean((quality - truth) ** 2)):.3f}"
     )
     intact = (single[len(rows) :, 0, 0] + QUALITY).clamp(1, 5).numpy()
-    rated = intact[::CLEAN_STEP]
-    all_truth = np.concatenate([truth, np.full(len(rated), truth.max())])
-    slope, offset = np.polyfit(np.concatenate([quality, rated]), all_truth, 1)
+    both, all_truth = (
+        np.concatenate([quality, intact]),
+        np.concatenate([truth, np.full(len(intact), truth.max())]),
+    )
+
+    def logistic(x: np.ndarray, b1: float, b2: float, b3: float, b5: float) -> np.ndarray:
+        return b1 * (0.5 - 1 / (1 + np.exp(b2 * (x - b3)))) + b5
+
+    fitted, _ = curve_fit(logistic, both, all_truth, p0=[3.5, 2, 2.4, 2.6], maxfev=20000)
+    mapped = logistic(both, *fitted)
     print(
-        f"clean: quality {np.median(intact):.2f} in the median; pseudo-MOS = {offset:.3f} + {slope:.3f} × quality"
+        f"map for configs/tool_maps.yaml: {np.round(fitted, 4)}, RMSE {np.std(mapped - all_truth):.3f}; clean originals"
+        f" {np.median(mapped[len(rows) :]):.2f} in the median"
     )
     left_out = json.loads((args.work / "left_out.json").read_text())
     record = {
