@@ -28,7 +28,6 @@ HIGH_SCORE = 4.0
 # A little above the mirror of 4.0: of the tools without weights only NIQE's map ends below 2.0.
 LOW_SCORE = 2.2
 LOW_QUALITY = 2.9  # the fused score below which damage should have been found
-FLAWED = 3.0  # the tools' mean below which the Executor looks twice for a distortion
 APART = 3.0  # standard deviations of the difference that two tools' errors alone make
 NEARLY_UNIFORM = 0.98  # of the greatest entropy
 LEAST_OVERLAP = 0.05  # Σα_c·p_c; 0.2 where letters or tools say nothing
@@ -76,24 +75,13 @@ def _severe_but_high(
             )
 
 
-def unexplained(evidence: ExecutorOutput) -> dict[str, str]:
-    """By object, a line where the tools' mean is below `FLAWED` while nothing, or only slight damage, was
-    found: it may be missed."""
-    lines = {}
-    for name, items in (evidence.distortion_analysis or {}).items():
-        scores = dict(_voting_scores(evidence, name).values())
-        if scores and _only_mild(items) and statistics.mean(scores.values()) < FLAWED:
-            lines[name] = f"{_mild(items)} of {name} but low scores ({_in_words(scores.items())})"
-    return lines
-
-
 def _unseen_flaw(evidence: ExecutorOutput, fusion: FusionResult | None) -> str | None:
     """A line where the fused score is low, though neither the analysis nor the tools' mean says so: the
-    letters saw something. Where the tools' mean is low as well the Executor has looked twice already."""
+    letters saw something."""
     if fusion is None or fusion.q is None or fusion.q >= LOW_QUALITY:
         return None
     items = [item for items in (evidence.distortion_analysis or {}).values() for item in items]
-    if not evidence.distortion_analysis or not _only_mild(items) or unexplained(evidence):
+    if not evidence.distortion_analysis or not _only_mild(items):
         return None
     return f"Contradictory evidence: {_mild(items)} was found but the fused score is {fusion.q:.1f} of 5"
 

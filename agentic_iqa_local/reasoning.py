@@ -14,6 +14,8 @@ from agentic_iqa_local.levels import DISTORTION_TYPES, EVERYWHERE, LEVEL_WORDS, 
 from agentic_iqa_local.query import holds
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 
+FEWEST_CHARACTERS = 12  # of a reasoning that says anything
+
 # What says that a distortion is there. Words that name a virtue or the subject as well ("sharp", "bright")
 # are not among them.
 _DAMAGE = {
@@ -151,6 +153,8 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
     reasoning that is overlooked.
     """
     lines = _wrong_levels(text, level) if level is not None else []
+    if len(text.strip()) < FEWEST_CHARACTERS:
+        lines.append("says too little")
     if evidence is None or evidence.distortion_analysis is None:
         return lines
     known = {evidence.damaged_part, evidence.worst_part and evidence.worst_part.place}

@@ -173,13 +173,17 @@ def _detection_lines(row: Assessment) -> list[str] | None:
         return None
     lines = []
     for name, detection in row.evidence.detection.items():
-        lines.append(f"  {_owner(name)[:22]:<24}{'model':>7}{'LocalNR':>9}{'together':>10}{'severity':>10}")
+        lines.append(f"  {_owner(name)[:22]:<24}{'model':>7}{'LocalNR':>9}{'together':>10}{'if there':>12}")
         for kind, family in detection.families.items():
             model, measured = ("–" if p is None else f"{p:.2f}" for p in (family.model, family.measured))
             severity = "" if family.severity is None else f"{family.severity:.1f} of 5"
-            lines.append(f"    {kind:<22}{model:>7}{measured:>9}{family.probability:>10.2f}{severity:>10}")
+            lines.append(f"    {kind:<22}{model:>7}{measured:>9}{family.probability:>10.2f}{severity:>12}")
         if detection.error:
-            lines += wrapped(f"LocalNR could not read it: {detection.error}")
+            lines += wrapped(f"LocalNR could not read it: {detection.error}.")
+        if not detection.model_trust:
+            lines += wrapped("This model's own column does not count: it was measured to tell nothing.")
+        elif detection.model_trust < 1:
+            lines += wrapped(f"This model's own odds count with the exponent {detection.model_trust:g}, as measured.")
     return lines
 
 

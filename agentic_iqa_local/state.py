@@ -254,6 +254,9 @@ class Detection(BaseModel):
         description="Whether LocalNR saw the picture or the object's box."
     )
     families: dict[str, FamilyDetection] = {}
+    model_trust: float = Field(
+        default=1.0, description="The exponent with which the model's own odds count beside the prior's."
+    )
     exposure: dict[str, float] | None = Field(
         default=None, description='LocalNR\'s probabilities of "too dark" and of "too bright".'
     )

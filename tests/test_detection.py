@@ -67,7 +67,8 @@ def test_a_confident_model_wins_against_a_wrong_reading(picture, kind, presence)
 @pytest.mark.parametrize("kind", DISTORTION_TYPES)
 def test_an_unsure_model_loses_against_a_clear_reading(picture, kind):
     assert kind in found(gather(picture, reading(**{kind: 1 - 1e-6}), yes={kind: 0.4}))
-    assert kind not in found(gather(picture, reading(), yes={kind: 0.55}))
+    if kind != "Color distortions":  # of which LocalNR misses most, so that its silence says little
+        assert kind not in found(gather(picture, reading(), yes={kind: 0.55}))
 
 
 def test_the_product_is_odds_times_odds(picture):

@@ -165,7 +165,7 @@ def test_reasoning_that_speaks_for_another_answer_is_found(text, chosen, wrong):
 
 def test_reasoning_for_another_answer_gives_way_to_the_chosen_one(picture):
     """The letters prefer C (no, none is everyday): the written reason speaks for A."""
-    said = '{"final_answer": "C", "quality_reasoning": "Too dark: detail sinks into the shadows."}'
+    said = '{"final_answer": "C", "quality_reasoning": "A red ball, plainly."}'
     letters = {"A": -3.0, "B": -3.0, "C": -0.2}
     client = ScriptedClient(
         scripted_answers(PlannerReply=plan_reply(query_type="Other"), SummaryReply=said), letters
@@ -173,15 +173,13 @@ def test_reasoning_for_another_answer_gives_way_to_the_chosen_one(picture):
     services = scripted_services(client, ScriptedTools({"NIQE": 3.0}))
     row = assess(
         picture,
-        query="How is the exposure?",
-        choices=["too dark", "too bright", "well exposed"],
+        query="What lies on the grass?",
+        choices=["red ball", "blue ball", "kite"],
         services=services,
     )
     assert row.final_answer == "C"
-    assert row.quality_reasoning.startswith(
-        "The answer that the model finds most probable is well exposed (0."
-    )
-    assert row.reasoning_corrections == ["speaks for too dark, the answer is well exposed"]
+    assert row.quality_reasoning.startswith("The most probable answer is kite (0.")
+    assert row.reasoning_corrections == ["speaks for red ball, the answer is kite"]
 
 
 def test_what_was_looked_for_in_vain_is_no_finding(picture):

@@ -81,11 +81,13 @@ def read(images: OpenImages, box: Box | None) -> Detection:
 
 def combine(found: Detection, model: Mapping[str, float], images: OpenImages) -> Detection:
     """LocalNR's reading with the model's own probabilities, of the families that it was asked about: odds times
-    odds. `fusion.model_trust` draws the model's towards the prior."""
+    odds, in the order in which the model lists them. `fusion.model_trust` draws the model's towards the prior."""
     trust = model_trust(images)
     prior = logit(load_detector().of(images.reference is not None).prior)
-    for kind in DISTORTION_TYPES:
-        family = found.families.setdefault(kind, FamilyDetection())
+    found.model_trust = trust
+    read_of = found.families
+    found.families = {kind: read_of.get(kind, FamilyDetection()) for kind in dict.fromkeys([*model, *DISTORTION_TYPES])}
+    for kind, family in found.families.items():
         family.model = model.get(kind)
         own = prior if family.model is None else trust * logit(family.model) + (1 - trust) * prior
         family.probability = expit(own + (0.0 if family.measured is None else logit(family.measured)))
@@ -128,7 +130,7 @@ def model_presence(
     )
     sure = settings.classification_confidence
     return {
-        name: {kind: sure if kind in listed else 1 - sure for kind in asked[name]}
+        name: dict.fromkeys(listed, sure) | {kind: 1 - sure for kind in asked[name] if kind not in listed}
         for name, listed in reply.model_dump(by_alias=True).items()
     }
 

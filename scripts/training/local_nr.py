@@ -56,7 +56,7 @@ from agentic_iqa_local.synthetic.distortions import KINDS_BY_FAMILY, Part, disto
 DETECTORS, RATERS = 3, (True, True, False, False)
 CLEAN_STEP = 10
 PICTURE_WIDTH, PAIR_WIDTH, PLACE_WIDTH = 192, 192, 96
-EPOCHS, PLACE_EPOCHS = 16, 6
+EPOCHS, PLACE_EPOCHS = 16, 14
 BATCH, RATE, DECAY, DROPOUT = 256, 1e-3, 0.05, 0.3
 CELLS_DRAWN = 5  # of each picture, for the head that sees one place
 VISIBLE = 0.15  # levels of pseudo-MOS between two pictures below which neither is the better one
