@@ -28,6 +28,8 @@ _ORIENTATION = 274  # EXIF tag
 # neither stuffing nor a marker without a segment behind it
 _JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
+_COMPRESSED = ("JPEG", "MPO", "WEBP", "AVIF", "JPEG2000", "HEIF")
+_LEAST_ZEROS, _LEAST_ZEROS_PART = 512, 50  # bytes, and the fraction of a file, that data which are lost take
 _MOST_SCANS = 100  # as in libtiff: cameras write about ten, and each costs a pass over all pixels
 
 
@@ -39,6 +41,8 @@ class LoadedImage:
     height: int
     sha256: str  # hex, of the file's bytes
     warnings: tuple[str, ...]  # a sentence for each conversion that the pixels went through
+    offset: tuple[int, int] = (0, 0)  # left and top of the pixels in the upright original, if it had a frame
+    damaged: bool = False  # whether much of the file's compressed data is missing
 
 
 class LoadOptions(TypedDict, total=False):
@@ -86,9 +90,20 @@ def load_image(
         _check_header(path, image, animated, max_pixels, min_side)
         with _damage_as_image_error(path):
             pixels, notes = _upright_rgb(path, image, data, animated, background)
+    if zeros := _zeros(image, data):
+        notes.append(
+            f"{zeros} of the file's {len(data)} bytes are zeros in a row, as where data are lost: what the"
+            " picture shows in their place was made up by the decoder."
+        )
     notes += [f"Pillow: {warning.message}" for warning in caught]
-    sentences = tuple(dict.fromkeys(map(one_line, notes)))
-    return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), sentences)
+    return LoadedImage(
+        path,
+        pixels,
+        *pixels.size,
+        sha256=hashlib.sha256(data).hexdigest(),
+        warnings=tuple(dict.fromkeys(map(one_line, notes))),
+        damaged=zeros > 0,
+    )
 
 
 def decode(image: Image.Image) -> None:
@@ -241,6 +256,18 @@ def _check_structure(image: Image.Image, data: bytes) -> None:
             scans += marker[1] == _START_OF_SCAN
         if scans > _MOST_SCANS:
             raise ValueError(f"{scans} scans, where a JPEG has a dozen at most")
+
+
+def _zeros(image: Image.Image, data: bytes) -> int:
+    """The length of the first long run of zeros in a picture's compressed data, where an encoder writes none;
+    0 where there is none."""
+    if image.format not in _COMPRESSED:
+        return 0
+    begin = data.rfind(b"\xff\xda") if image.format in ("JPEG", "MPO") else 0
+    least = bytes(max(_LEAST_ZEROS, len(data) // _LEAST_ZEROS_PART))
+    if (at := data.find(least, begin)) < 0:
+        return 0
+    return len(data) - at - len(data[at:].lstrip(b"\0"))
 
 
 def _orientation(image: Image.Image) -> tuple[int, list[str]]:
