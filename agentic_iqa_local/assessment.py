@@ -156,7 +156,9 @@ def answered(
             images.observer.step("summarizer", "finished")
         else:
             changes = _agent(state, images)
-    except (ImageError, ToolError, VLMError) as error:
+    except ToolError as error:
+        changes = {"error": f"{images.image.path}: {error}"}
+    except (ImageError, VLMError) as error:
         changes = {"error": str(error)}
     if not changes.get("error"):
         changes |= mapped(images)

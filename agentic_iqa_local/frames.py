@@ -123,7 +123,7 @@ def _band(rows: np.ndarray, nested: bool, damaged: bool) -> int:
     """
     if nested:
         for skip in range(0, _RINGING + 1, 4):
-            if (end := _end(rows[skip:], _flat_rows(rows[skip:]))) > 1:
+            if (end := _end(rows[skip:], _flat_rows(rows[skip:], _DRIFT, _FILLED_STRAYS))) > 1:
                 return skip + end
     least = max(_LEAST, len(rows) // _LEAST_PART)
     ends = [_end(rows, _flat_rows(rows))]
@@ -132,10 +132,10 @@ def _band(rows: np.ndarray, nested: bool, damaged: bool) -> int:
     return max((end for end in ends if end >= least), default=0)
 
 
-def _flat_rows(rows: np.ndarray) -> int:
+def _flat_rows(rows: np.ndarray, flat: int = _FLAT, strays: float = _STRAYS) -> int:
     """How many rows from the first have one luma."""
     level, end = np.median(rows[:1]), 0
-    while end < len(rows) and (np.abs(rows[end] - level) > _FLAT).mean() <= _STRAYS:
+    while end < len(rows) and (np.abs(rows[end] - level) > flat).mean() <= strays:
         end += 1
     return end
 

@@ -142,9 +142,10 @@ class OpenImages:
         self.identical = self.reference is not None and same_pixels(self.image, self.reference)
         self.warnings: list[str] = []
         self.failed_tries: list[PlannerError] = []
-        for loaded in (self.image, self.reference):
-            for line in loaded.warnings if loaded else ():
-                self.warn(line)
+        for line in self.image.warnings:
+            self.warn(line)
+        for line in self.reference.warnings if self.reference else ():
+            self.warn(f"the reference {self.reference.path}: {line}")
         self._of_pictures: list[str] | None = None  # warnings that every turn's assessment has
         self._earlier = TokenUsage()
         self._sessions: dict[tuple[int, int], VLMSession] = {}

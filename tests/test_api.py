@@ -20,6 +20,7 @@ from agentic_iqa_local import IQA, Assessment, assess, run_pipeline
 from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.devices import DeviceError
 from agentic_iqa_local.graph import initial_state
+from agentic_iqa_local.images import load_image
 from agentic_iqa_local.levels import LEVEL_WORDS
 from agentic_iqa_local.pictures import as_file
 from agentic_iqa_local.stored_row import as_line
@@ -99,11 +100,33 @@ def test_a_pillow_image_of_another_mode_is_converted_as_a_file_is(scripted, pixe
     assert "converted to RGB" in " ".join(row.warnings)
 
 
+def test_an_opened_file_is_read_as_the_file_is(tmp_path, pixels):
+    grey = pixels[..., 0].astype(np.uint16) * 257
+    Image.fromarray(65535 - grey).save(tmp_path / "a.tif", tiffinfo={262: 0})
+    for image in (Image.open(tmp_path / "a.tif"), Image.fromarray(grey.astype(">u2"))):
+        assert image.mode in ("I;16", "I;16B")
+        with as_file(image) as file:
+            assert np.array_equal(np.asarray(load_image(file.path).pixels)[..., 0], pixels[..., 0])
+
+
+def test_an_animated_image_is_refused_until_a_frame_is_chosen(tmp_path, pixels, scripted):
+    first = Image.fromarray(pixels)
+    first.save(tmp_path / "a.gif", save_all=True, append_images=[first.rotate(180)])
+    image = Image.open(tmp_path / "a.gif")
+    with pytest.raises(
+        ValueError, match=r"got a GIF of several frames or pages; give one of them: image.copy\(\)"
+    ):
+        scripted[0](image)
+    assert scripted[0](image.copy()).error is None
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "said"),
     [
         (np.zeros((64, 96, 3), np.float32), ValueError, "(array * 255).round().astype('uint8')"),
-        (np.zeros((64, 96), np.uint16), ValueError, "(array / 257).round().astype('uint8')"),
+        (np.full((64, 96), 300, np.uint16), ValueError, "(array / 257).round().astype('uint8')"),
+        (np.full((64, 96), 200, np.int64), ValueError, "give array.astype('uint8')"),
+        (np.full((64, 96), 70_000, np.int64), ValueError, "values scaled to 0 to 255"),
         (np.zeros((64, 96), bool), ValueError, "array.astype('uint8') * 255"),
         (np.zeros((3, 64, 96), np.uint8), ValueError, "array.transpose(1, 2, 0)"),
         (np.zeros((64, 96, 2), np.uint8), ValueError, "got 64×96×2"),
@@ -179,6 +202,23 @@ def test_a_perfect_copy_is_not_below_a_damaged_one(photo, services):
 def test_every_tool_measures_a_perfect_copy(photo, services, tool):
     half = photo.crop((0, 0, 256, 256))
     assert services.tools.score(tool, half, half).normalized > 3.8
+
+
+def test_warnings_about_the_reference_name_it(pixels, tmp_path, scripted):
+    exif = Image.Exif()
+    exif[274] = 3
+    Image.fromarray(pixels).save(tmp_path / "b.png", exif=exif)
+    row = scripted[0](Image.fromarray(pixels[::-1, ::-1]), tmp_path / "b.png")
+    assert (
+        f"the reference {tmp_path}/b.png: The picture was turned upright (EXIF orientation 3)."
+        in row.warnings
+    )
+
+
+def test_a_tools_failure_names_the_picture(picture):
+    client, tools = ScriptedClient(scripted_answers()), ScriptedTools({})
+    row = assess(picture, pipeline="letters", services=scripted_services(client, tools))
+    assert row.error.startswith(f"{picture}: ")
 
 
 def test_studies_go_on_comparing_identical_pairs(picture):
