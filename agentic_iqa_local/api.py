@@ -358,7 +358,7 @@ class Conversation:
                 state = question(
                     self._picture, self._original, None, None, max_replan_iterations, services.settings
                 )
-                _, self._images = open_images(services, state)
+                self._images = open_images(services, state)
             except ImageError as error:
                 reason = self._picture.hide(str(error))
                 raise ImageError(self._original.hide(reason) if self._original else reason) from None
@@ -387,8 +387,6 @@ class Conversation:
         check_choices(choices)
         settings = self._services.settings
         state = question(self._picture, self._original, query, choices, self._limit, settings)
-        if self._images.reference is None:
-            state.pop("reference_path", None)
         corrections = []
         if self._choices and "choices" not in state and regions_pointed_to(state["query"]):
             state["choices"] = self._choices

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.evidence import evidence_warnings
+from agentic_iqa_local.frames import moved
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.image_files import ImageError, read_file
 from agentic_iqa_local.iqa_tools import ToolError
@@ -37,6 +38,7 @@ from agentic_iqa_local.state import (
     AgenticIQAState,
     FusionResult,
     ToolExecutionLog,
+    revised,
 )
 from agentic_iqa_local.sureness import Sureness
 from agentic_iqa_local.text import one_line, path_text
@@ -80,7 +82,7 @@ def assess(
 
         def answer(state: AgenticIQAState) -> dict[str, Any]:
             try:
-                state, images = open_images(services, state, observer)
+                images = open_images(services, state, observer)
             except ImageError as error:
                 return {"error": str(error), "sha256": file_sha256(state["image_path"])}
             try:
@@ -163,11 +165,14 @@ def answered(
             images.observer.step("summarizer", "finished")
         else:
             changes = _agent(state, images)
-    except (ImageError, ToolError, VLMError) as error:
+    except ToolError as error:
+        changes = {"error": f"{images.image.path}: {error}"}
+    except (ImageError, VLMError) as error:
         changes = {"error": str(error)}
     if not changes.get("error"):
         changes |= mapped(images)
     changes["unlike_photograph"] = images.unlike_photograph
+    changes |= _in_original_pixels(changes, images.image.offset)
     return changes | _how_sure(changes, images.sureness) | _record(images)
 
 
@@ -190,6 +195,25 @@ def _how_sure(changes: dict[str, Any], sureness: Sureness) -> dict[str, Any]:
         "not_sure": sureness.not_sure(interval),
         "gate": sureness.gate(interval, changes["q"]),
     }
+
+
+def _in_original_pixels(changes: dict[str, Any], offset: tuple[int, int]) -> dict[str, Any]:
+    """Evidence and map of a picture whose frame was left out, with their places in pixels of the original."""
+    moved_parts = {}
+    if (evidence := changes.get("evidence")) is not None:
+        boxes = evidence.boxes and {name: box and moved(box, offset) for name, box in evidence.boxes.items()}
+        worst = evidence.worst_part and revised(
+            evidence.worst_part, box=moved(evidence.worst_part.box, offset)
+        )
+        moved_parts["evidence"] = revised(evidence, boxes=boxes, worst_part=worst)
+    if (q_map := changes.get("map")) is not None:
+        moved_parts["map"] = revised(
+            q_map,
+            xs=[x + offset[0] for x in q_map.xs],
+            ys=[y + offset[1] for y in q_map.ys],
+            worst=[revised(part, box=moved(part.box, offset)) for part in q_map.worst],
+        )
+    return moved_parts
 
 
 def _texts(value: Any) -> Any:

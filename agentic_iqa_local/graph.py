@@ -162,7 +162,7 @@ def run_pipeline(
     )
     state = initial_state(query, image_path, reference_path, limit, choices)
     try:
-        state, images = open_images(services, state)
+        images = open_images(services, state)
     except ImageError as error:
         return {**state, "error": str(error)}
     try:

@@ -88,8 +88,14 @@ def _file_errors(path: str) -> Iterator[None]:
         raise ImageError(f"{path}: {error}", "check its permissions and its disk.") from error
     except FileNotFoundError:
         _refuse_address(path)
+        if os.path.islink(path):
+            raise ImageError(
+                f"{path}: expected an image file, but this is a link to {os.readlink(path)}, which is not"
+                " there",
+                "mend the link.",
+            ) from None
         raise ImageError(
-            f"{path}: expected an image file, but there is no such file", f"{_advice_on_missing(path)}"
+            f"{path}: expected an image file, but there is no such file", _advice_on_missing(path)
         ) from None
     except ValueError as error:  # a NUL, or a character that the file system's encoding lacks
         raise ImageError(

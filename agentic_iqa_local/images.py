@@ -14,12 +14,15 @@ from typing import TypedDict, Unpack
 
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from agentic_iqa_local.colour_signs import colour_doubts
 from agentic_iqa_local.image_files import ImageError, read_file
 from agentic_iqa_local.rgb import bits_per_sample, to_rgb8
 from agentic_iqa_local.text import one_line
 
 # Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no photograph.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "JPEG2000", "GIF", "PPM", "AVIF")
+# cameras write several pictures into these: the main one is the photograph
+SEVERAL_PICTURES = ("MPO", "HEIF")
 # pillow-heif reads files that begin as ISO 23008-12 says. It is called directly: registering it would change
 # Pillow for the whole process.
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
@@ -28,6 +31,8 @@ _ORIENTATION = 274  # EXIF tag
 # neither stuffing nor a marker without a segment behind it
 _JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
+_COMPRESSED = ("JPEG", "MPO", "WEBP", "AVIF", "JPEG2000", "HEIF")
+_LEAST_ZEROS, _LEAST_ZEROS_PART = 512, 50  # bytes, and the fraction of a file, that data which are lost take
 _MOST_SCANS = 100  # as in libtiff: cameras write about ten, and each costs a pass over all pixels
 
 
@@ -39,6 +44,8 @@ class LoadedImage:
     height: int
     sha256: str  # hex, of the file's bytes
     warnings: tuple[str, ...]  # a sentence for each conversion that the pixels went through
+    offset: tuple[int, int] = (0, 0)  # left and top of the pixels in the upright original, if it had a frame
+    damaged: bool = False  # whether much of the file's compressed data is missing
 
 
 class LoadOptions(TypedDict, total=False):
@@ -86,9 +93,20 @@ def load_image(
         _check_header(path, image, animated, max_pixels, min_side)
         with _damage_as_image_error(path):
             pixels, notes = _upright_rgb(path, image, data, animated, background)
+    if zeros := _zeros(image, data):
+        notes.append(
+            f"{zeros} of the file's {len(data)} bytes are zeros in a row, as where data are lost: what the"
+            " picture shows in their place was made up by the decoder."
+        )
     notes += [f"Pillow: {warning.message}" for warning in caught]
-    sentences = tuple(dict.fromkeys(map(one_line, notes)))
-    return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), sentences)
+    return LoadedImage(
+        path,
+        pixels,
+        *pixels.size,
+        sha256=hashlib.sha256(data).hexdigest(),
+        warnings=tuple(dict.fromkeys(map(one_line, notes))),
+        damaged=zeros > 0,
+    )
 
 
 def decode(image: Image.Image) -> None:
@@ -157,9 +175,11 @@ def _open(path: str, data: bytes, max_pixels: int) -> Image.Image:
     try:
         return _open_pillow_or_heic(path, data)
     except UnidentifiedImageError:
+        what = "the content is none of these or its header is damaged"
+        if reason := _why_not_opened(data):
+            what = f"this one cannot be opened ({reason})"
         raise ImageError(
-            f"{path}: expected a {', '.join(FORMATS)} or HEIC image, but the content is none of"
-            " these or its header is damaged",
+            f"{path}: expected a {', '.join(FORMATS)} or HEIC image, but {what}",
             "convert it to PNG or get an intact copy.",
         ) from None
     except Image.DecompressionBombError as error:
@@ -168,6 +188,19 @@ def _open(path: str, data: bytes, max_pixels: int) -> Image.Image:
             f" ({str(error).rstrip('.')})",
             "crop it first.",
         ) from error
+
+
+def _why_not_opened(data: bytes) -> str | None:
+    """What a format's reader says of a file that begins as its files do, which Pillow does not tell."""
+    for name in FORMATS:
+        reader, accepts = Image.OPEN[name]
+        if accepts and accepts(data[:16]) is True:
+            try:
+                reader(BytesIO(data), "")
+            except Exception as error:  # plugins raise nearly any type
+                reason = str(error).strip().rstrip(".") or type(error).__name__
+                return f"{name}: {reason}"
+    return None
 
 
 def _open_pillow_or_heic(path: str, data: bytes) -> Image.Image:
@@ -204,6 +237,7 @@ def _upright_rgb(
         count = getattr(image, "n_frames", 1)
         which = "first" if image.format == "MPO" else "main one"
         notes.append(f"Only the {which} of the file's {count} pictures was taken.")
+    notes += colour_doubts(image, data)
     pixels, conversions = to_rgb8(path, upright, image, bits_per_sample(image, data), background)
     return pixels, notes + conversions
 
@@ -214,15 +248,14 @@ def _check_header(path: str, image: Image.Image, animated: bool, max_pixels: int
         raise ImageError(
             f"{path}: expected at most {max_pixels} pixels, but its header claims {width}x{height}"
             f" = {width * height}",
-            "crop it, or raise max_pixels.",
+            "crop it, or raise max_pixels under images in a configuration.",
         )
     if min(width, height) < min_side:
         raise ImageError(
             f"{path}: expected at least {min_side} pixels on each side, but it is {width}x{height}",
             "use the original instead of a thumbnail.",
         )
-    # cameras write several pictures into MPO and HEIF files: the main one is the photograph
-    if animated and image.format not in ("MPO", "HEIF"):
+    if animated and image.format not in SEVERAL_PICTURES:
         raise ImageError(
             f"{path}: expected a single picture, but this {image.format} holds several frames or pages",
             "extract one frame first.",
@@ -241,6 +274,18 @@ def _check_structure(image: Image.Image, data: bytes) -> None:
             scans += marker[1] == _START_OF_SCAN
         if scans > _MOST_SCANS:
             raise ValueError(f"{scans} scans, where a JPEG has a dozen at most")
+
+
+def _zeros(image: Image.Image, data: bytes) -> int:
+    """The length of the first long run of zeros in a picture's compressed data, where an encoder writes none;
+    0 where there is none."""
+    if image.format not in _COMPRESSED:
+        return 0
+    begin = data.rfind(b"\xff\xda") if image.format in ("JPEG", "MPO") else 0
+    least = bytes(max(_LEAST_ZEROS, len(data) // _LEAST_ZEROS_PART))
+    if (at := data.find(least, begin)) < 0:
+        return 0
+    return len(data) - at - len(data[at:].lstrip(b"\0"))
 
 
 def _orientation(image: Image.Image) -> tuple[int, list[str]]:

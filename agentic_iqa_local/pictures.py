@@ -13,13 +13,14 @@ import numpy as np
 from PIL import Image
 
 from agentic_iqa_local.image_files import local_path
-from agentic_iqa_local.images import decode
+from agentic_iqa_local.images import SEVERAL_PICTURES, decode
+from agentic_iqa_local.rgb import white_is_zero
 
 Picture: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview
 
 _MOST_PIXELS = 2 * 89_478_485  # Pillow's own limit for files; that of the configuration is lower
 _LONGEST_PATH = 4096  # characters; what is longer is data in a text
-_AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+_AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B", "I;16L", "I;16N")
 _AS_TIFF = ("CMYK",)
 
 
@@ -54,6 +55,11 @@ def check_picture(picture: Picture) -> None:
                 f"image: expected a Pillow image of 8 or 16 bits, got mode {picture.mode}; {remedy}"
             )
         _check_size(*picture.size)
+        if getattr(picture, "is_animated", False) and picture.format not in SEVERAL_PICTURES:
+            raise ValueError(
+                f"image: expected a single picture, got a {picture.format} of several frames or pages; give"
+                " one of them: image.copy()"
+            )
         decode(picture)
     elif isinstance(picture, np.ndarray):
         _check_array(picture)
@@ -96,9 +102,25 @@ def _check_array(array: np.ndarray) -> None:
         remedy = {
             "f": "(array * 255).round().astype('uint8') of values from 0 to 1",
             "b": "array.astype('uint8') * 255",
-        }.get(array.dtype.kind, "(array / 257).round().astype('uint8') of 16-bit values")
+        }.get(array.dtype.kind, _remedy_for_integers(array))
         raise ValueError(f"image: expected an array of uint8, 0 to 255, got {array.dtype}; give {remedy}")
     _check_size(array.shape[1], array.shape[0])
+
+
+def _remedy_for_integers(array: np.ndarray) -> str:
+    if array.dtype.kind not in "iu" or (largest := array.max()) >= 2**16:
+        return "values scaled to 0 to 255, as uint8"
+    return (
+        "array.astype('uint8')"
+        if largest < 2**8
+        else "(array / 257).round().astype('uint8') of 16-bit values"
+    )
+
+
+def _plain_grey(image: Image.Image) -> Image.Image:
+    """An image of 16-bit grey in the byte order that PNG files are written from, white being 65535."""
+    samples = np.asarray(image).astype(np.uint16)
+    return Image.fromarray(np.uint16(65535) - samples if white_is_zero(image) else samples)
 
 
 @contextmanager
@@ -128,6 +150,8 @@ def as_file(picture: Picture) -> Iterator[PictureFile]:
             else:
                 kind, exif = "Pillow image", picture.getexif()
             name = f"<{kind} {picture.width}×{picture.height}>"
+            if picture.mode.startswith("I"):
+                picture = _plain_grey(picture)
             picture.save(
                 file, "TIFF" if picture.mode in _AS_TIFF else "PNG", **({"exif": exif} if exif else {})
             )

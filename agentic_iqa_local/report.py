@@ -83,18 +83,16 @@ def stand_ins(row: Assessment) -> list[str]:
                 ),
                 "no other tool could run",
             )
-            reason = _why_not(run.tool_name, run.error, row.reference)
+            reason = _why_not(run.tool_name, run.error)
             lines.setdefault(run.tool_name, f"{run.tool_name} could not run ({reason}), {instead}")
     return list(lines.values())
 
 
-def _why_not(tool: str, error: str, reference: str | None) -> str:
+def _why_not(tool: str, error: str) -> str:
     """Why a tool could not run, in short."""
     if tool not in TOOLS:
         return "it is not in the table of tools"
     reason = error.removeprefix(f"{tool} ").removeprefix("is unavailable: ")
-    if reference and reason.startswith("compares with a reference"):
-        return "the reference has the same pixels as the picture"
     return re.split(r" \(|;", reason)[0].rstrip(".")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image, ImageCms
 from PIL.TiffImagePlugin import TiffImageFile
 
+from agentic_iqa_local.colour_signs import acts_as_srgb
 from agentic_iqa_local.image_files import ImageError
 
 # Pillow modes that become RGB by a plain conversion, and what to call them; "I" only where it holds 16 bits.
@@ -25,6 +26,7 @@ _PLAIN_MODES = {
     "I;16B": "greyscale",
     "I": "greyscale",
 }
+_TWELVE_BITS = 16  # of 255, what 4095 of 65535 becomes
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0  # TIFF tags, and a value of the second
 
 
@@ -39,6 +41,16 @@ def bits_per_sample(image: Image.Image, data: bytes) -> int:
     if image.format == "HEIF":
         return image.info["bit_depth"]
     return {"I": 16, "I;16": 16, "F": 32}.get(image.mode, 8)
+
+
+def white_is_zero(stored: Image.Image) -> bool:
+    """Whether an image, as it was opened, has grey samples of more than 8 bits whose largest is black: Pillow
+    inverts these at 8 bits only."""
+    return (
+        isinstance(stored, TiffImageFile)
+        and stored.mode.startswith("I")
+        and stored.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+    )
 
 
 def to_rgb8(
@@ -66,10 +78,19 @@ def to_rgb8(
         notes.append(note)
     elif _PLAIN_MODES[mode] != "RGB":
         notes.append(f"The {_PLAIN_MODES[mode]} pixels were converted to RGB.")
-    if profile and mode != "CMYK" and "srgb" not in (name := _profile_name(profile)).lower():
+    if (
+        profile
+        and mode != "CMYK"
+        and not ("srgb" in (name := _profile_name(profile)).lower() and acts_as_srgb(profile))
+    ):
         notes.append(f"The embedded ICC profile ({name}) was not applied: the numbers are read as sRGB.")
     pixels = image.convert("RGB")
     pixels.info = {}
+    if bits == 16 and max(high for _, high in pixels.getextrema()) <= _TWELVE_BITS:  # pyright: ignore[reportGeneralTypeIssues]
+        notes.append(
+            "No sample reaches a sixteenth of what 16 bits hold: if they have 12 bits or fewer, the picture"
+            " is read much too dark; scale its samples to all 16."
+        )
     return pixels, notes
 
 
@@ -96,8 +117,8 @@ def _scaled_to_8_bits(image: Image.Image, stored: Image.Image, bits: int) -> Ima
     """Grey samples of more than 8 bits, scaled and rounded."""
     peak = 2**bits - 1
     samples = np.asarray(image).astype(np.uint32)
-    if isinstance(stored, TiffImageFile) and stored.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
-        samples = peak - samples  # Pillow inverts these at 8 bits only
+    if white_is_zero(stored):
+        samples = peak - samples
     return Image.fromarray(((samples * 255 + peak // 2) // peak).astype(np.uint8))
 
 

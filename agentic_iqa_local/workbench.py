@@ -22,6 +22,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config_sections import ImageSettings
+from agentic_iqa_local.frames import moved, without_frames
 from agentic_iqa_local.images import LoadedImage, load_image, load_pair, same_pixels
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.iqa_tools.detector import load_detector
@@ -61,11 +62,12 @@ def name_picture(record: logging.LogRecord) -> bool:
 def load_pictures(
     limits: ImageSettings, image_path: str | Path, reference_path: str | Path | None = None
 ) -> tuple[LoadedImage, LoadedImage | None]:
-    """A picture and its reference within a configuration's limits. Raises ImageError."""
+    """A picture and its reference within a configuration's limits, without their frames. Raises
+    ImageError."""
     options = {"max_pixels": limits.max_pixels, "min_side": limits.min_side, "background": limits.background}
     if reference_path is None:
-        return load_image(image_path, **options), None
-    return load_pair(image_path, reference_path, **options)
+        return without_frames(load_image(image_path, **options))
+    return without_frames(*load_pair(image_path, reference_path, **options))
 
 
 class Observer:
@@ -161,11 +163,13 @@ class OpenImages:
         self.map_request: MapRequest | None = None
         self.map_fields: dict[str, Any] = {}
         self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
+        self.identical = self.reference is not None and same_pixels(self.image, self.reference)
         self.warnings: list[str] = []
         self.failed_tries: list[PlannerError] = []
-        for loaded in (self.image, self.reference):
-            for line in loaded.warnings if loaded else ():
-                self.warn(line)
+        for line in self.image.warnings:
+            self.warn(line)
+        for line in self.reference.warnings if self.reference else ():
+            self.warn(f"the reference {self.reference.path}: {line}")
         self._of_pictures: list[str] | None = None  # warnings that every turn's assessment has
         self._earlier = TokenUsage()
         self._sessions: dict[tuple[int, int], VLMSession] = {}
@@ -288,11 +292,11 @@ class OpenImages:
         session.close()
 
     def seen_views(self, role: str) -> list[tuple[Box, SeenImage]]:
-        """What the role's model saw of the test image: each view's box and the pixels and tokens it
-        became."""
+        """What the role's model saw of the test image: each view's box in the original, and the pixels and
+        tokens it became."""
         model = id(self.services.client(role))
         seen = self._seen | {key: session.seen[-1] for key, session in self._sessions.items() if session.seen}
-        boxes = [view.box for view in self.views(role)]
+        boxes = [moved(view.box, self.image.offset) for view in self.views(role)]
         return [(boxes[view], image) for (client, view), image in sorted(seen.items()) if client == model]
 
     def score(self, tool: str, box: Box | None = None) -> ToolReading:
@@ -356,30 +360,20 @@ class OpenImages:
             self._close(key)
 
 
-def open_images(
-    services: Services, state: AgenticIQAState, observer: Observer | None = None
-) -> tuple[AgenticIQAState, OpenImages]:
-    """A state's images, and the state to go on with: without a reference that shows nothing but the picture
-    itself.
+def open_images(services: Services, state: AgenticIQAState, observer: Observer | None = None) -> OpenImages:
+    """A state's images.
 
-    A reference that does not look like the picture's pristine original is warned of. Studies compare what a
-    data set pairs and open their images themselves. Raises ImageError.
+    A reference that has the picture's own pixels, or does not look like its pristine original, is warned of.
+    Studies compare what a data set pairs and open their images themselves. Raises ImageError.
     """
     images = OpenImages(services, state["image_path"], state.get("reference_path"), observer)
     if images.reference is None:
-        return state, images
-    if same_pixels(images.image, images.reference):
-        images.reference = None
-        images.warn(
-            "the reference has the same pixels as the picture: nothing was lost against it, and"
-            " full-reference tools can say no more; the picture was assessed on its own, without a reference"
-        )
-        state = state.copy()
-        state.pop("reference_path", None)
-        return state, images
+        return images
+    if images.identical:
+        images.warn("the picture has the same pixels as its reference: nothing was lost against it")
     for line in doubts(images.image.pixels, images.reference.pixels):
         images.warn(line)
-    return state, images
+    return images
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import weakref
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ROOT
-from PIL import Image
+from PIL import Image, ImageFilter
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
 import agentic_iqa_local
@@ -20,6 +21,7 @@ from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.devices import DeviceError
 from agentic_iqa_local.graph import initial_state
+from agentic_iqa_local.images import load_image
 from agentic_iqa_local.levels import LEVEL_WORDS
 from agentic_iqa_local.pictures import as_file
 from agentic_iqa_local.services import Services
@@ -39,7 +41,7 @@ def test_each_set_up_keeps_its_own_models_folder(tmp_path):
     assert os.environ["AGENTIC_IQA_MODELS"] == before
 
 
-SAME_PIXELS = "the reference has the same pixels as the picture"
+SAME_PIXELS = "the picture has the same pixels as its reference: nothing was lost against it"
 
 
 def python(program: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -96,27 +98,49 @@ def test_files_of_pictures_in_memory_are_the_users_alone_and_go(pixels):
     assert not folder.exists()
 
 
-def test_a_pillow_image_is_turned_as_its_file_is(tmp_path, scripted):
+def test_a_pillow_image_is_turned_as_its_file_is(tmp_path, scripted, pixels):
     exif = Image.Exif()
     exif[274] = 6
-    Image.new("RGB", (64, 48)).save(tmp_path / "a.jpg", exif=exif)
+    Image.fromarray(pixels).save(tmp_path / "a.jpg", exif=exif)
     row = scripted[0](Image.open(tmp_path / "a.jpg"))
     assert row.warnings[0] == "The picture was turned upright (EXIF orientation 6)."
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "L", "P", "1", "I;16"])
-def test_a_pillow_image_of_another_mode_is_converted_as_a_file_is(scripted, mode):
-    image = Image.new(mode, (64, 48)) if mode == "I;16" else Image.new("RGB", (64, 48), "red").convert(mode)
-    row = scripted[0](image)
+def test_a_pillow_image_of_another_mode_is_converted_as_a_file_is(scripted, pixels, mode):
+    grey = Image.fromarray(pixels[..., 0].astype(np.uint16) * 257)
+    row = scripted[0](grey if mode == "I;16" else Image.fromarray(pixels).convert(mode))
     assert row.error is None
     assert "converted to RGB" in " ".join(row.warnings)
+
+
+def test_an_opened_file_is_read_as_the_file_is(tmp_path, pixels):
+    grey = pixels[..., 0].astype(np.uint16) * 257
+    Image.fromarray(65535 - grey).save(tmp_path / "a.tif", tiffinfo={262: 0})
+    for image in (Image.open(tmp_path / "a.tif"), Image.fromarray(grey.astype(">u2"))):
+        assert image.mode in ("I;16", "I;16B")
+        with as_file(image) as file:
+            assert np.array_equal(np.asarray(load_image(file.path).pixels)[..., 0], pixels[..., 0])
+
+
+def test_an_animated_image_is_refused_until_a_frame_is_chosen(tmp_path, pixels, scripted):
+    first = Image.fromarray(pixels)
+    first.save(tmp_path / "a.gif", save_all=True, append_images=[first.rotate(180)])
+    image = Image.open(tmp_path / "a.gif")
+    with pytest.raises(
+        ValueError, match=r"got a GIF of several frames or pages; give one of them: image.copy\(\)"
+    ):
+        scripted[0](image)
+    assert scripted[0](image.copy()).error is None
 
 
 @pytest.mark.parametrize(
     ("wrong", "error", "said"),
     [
         (np.zeros((64, 96, 3), np.float32), ValueError, "(array * 255).round().astype('uint8')"),
-        (np.zeros((64, 96), np.uint16), ValueError, "(array / 257).round().astype('uint8')"),
+        (np.full((64, 96), 300, np.uint16), ValueError, "(array / 257).round().astype('uint8')"),
+        (np.full((64, 96), 200, np.int64), ValueError, "give array.astype('uint8')"),
+        (np.full((64, 96), 70_000, np.int64), ValueError, "values scaled to 0 to 255"),
         (np.zeros((64, 96), bool), ValueError, "array.astype('uint8') * 255"),
         (np.zeros((3, 64, 96), np.uint8), ValueError, "array.transpose(1, 2, 0)"),
         (np.zeros((64, 96, 2), np.uint8), ValueError, "got 64×96×2"),
@@ -164,24 +188,51 @@ def test_a_name_without_a_suffix_is_accepted_by_both_pipelines(tmp_path, picture
 # References
 
 
-def test_a_reference_with_the_same_pixels_is_left_out_and_said(picture, tmp_path):
+def test_a_picture_with_its_references_pixels_is_compared_and_said_to_be_a_copy(picture, tmp_path):
     Image.open(picture).save(tmp_path / "same.bmp")
-    client, tools = (
-        ScriptedClient(scripted_answers()),
-        ScriptedTools({"NIQE": 2.6, "VSI": 4.0, "FSIM": 4.0, "LocalNR": 2.0}),
-    )
+    client, tools = ScriptedClient(scripted_answers()), ScriptedTools({"VSI": 4.2, "FSIM": 4.5})
     services = scripted_services(client, tools)
     for pipeline in ("agent", "letters"):
         row = assess(picture, tmp_path / "same.bmp", pipeline=pipeline, services=services)
         assert row.error is None
-        assert row.reference == str(tmp_path / "same.bmp")
-        assert SAME_PIXELS in row.warnings[0]
-        assert row.plan is None or row.plan.reference_mode == "No-Reference"
-    assert client.opened == [1, 1]  # the model saw one picture
-    assert {name for name, _ in tools.runs} == {"LocalNR", "NIQE"}
-    state = run_pipeline("Rate it.", picture, str(tmp_path / "same.bmp"), services=services)
-    assert "reference_path" not in state
-    assert state["plan"].reference_mode == "No-Reference"
+        assert SAME_PIXELS in row.warnings
+        assert row.plan is None or row.plan.reference_mode == "Full-Reference"
+    assert client.opened == [2, 2]
+    assert {name for name, _ in tools.runs} == {"VSI", "FSIM"}
+
+
+def test_a_perfect_copy_is_not_below_a_damaged_one(photo, services):
+    def q(picture):
+        return assess(picture, photo, pipeline="letters", services=services).q
+
+    jpeg = BytesIO()
+    photo.save(jpeg, "JPEG", quality=90)
+    assert q(photo) >= max(q(jpeg.getvalue()), q(photo.filter(ImageFilter.GaussianBlur(0.5))))
+
+
+@pytest.mark.parametrize(
+    "tool", ["PSNR", "PSNRY", "SSIM", "MS-SSIM", "VIF", "GMSD", "NLPD", "MAD", "CW-SSIM"]
+)
+def test_every_tool_measures_a_perfect_copy(photo, services, tool):
+    half = photo.crop((0, 0, 256, 256))
+    assert services.tools.score(tool, half, half).normalized > 3.8
+
+
+def test_warnings_about_the_reference_name_it(pixels, tmp_path, scripted):
+    exif = Image.Exif()
+    exif[274] = 3
+    Image.fromarray(pixels).save(tmp_path / "b.png", exif=exif)
+    row = scripted[0](Image.fromarray(pixels[::-1, ::-1]), tmp_path / "b.png")
+    assert (
+        f"the reference {tmp_path}/b.png: The picture was turned upright (EXIF orientation 3)."
+        in row.warnings
+    )
+
+
+def test_a_tools_failure_names_the_picture(picture):
+    client, tools = ScriptedClient(scripted_answers()), ScriptedTools({})
+    row = assess(picture, pipeline="letters", services=scripted_services(client, tools))
+    assert row.error.startswith(f"{picture}: ")
 
 
 def test_studies_go_on_comparing_identical_pairs(picture):

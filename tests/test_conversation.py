@@ -246,7 +246,7 @@ def test_pictures_in_memory_and_references_are_open_as_long_as_the_conversation(
     rows = [conversation.ask(), conversation.ask()]
     assert [row.image for row in rows] == ["<array 96×64>"] * 2
     assert all("same pixels" in row.warnings[0] for row in rows)
-    assert all(row.plan.reference_mode == "No-Reference" for row in rows)
+    assert all(row.plan.reference_mode == "Full-Reference" for row in rows)
     assert folder.is_dir()
     conversation.close()
     assert not folder.exists()

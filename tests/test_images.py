@@ -514,7 +514,10 @@ def test_too_large(saved):
     path = saved("a.png", noise())  # 64·64 = 4096
     assert load_image(path, max_pixels=4096).width == 64
     message = refusal(path, max_pixels=4095)
-    assert "at most 4095 pixels, but its header claims 64x64 = 4096; crop it, or raise max_pixels" in message
+    assert (
+        "at most 4095 pixels, but its header claims 64x64 = 4096; crop it, or raise max_pixels under images"
+        in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -1076,3 +1079,76 @@ def test_nothing_is_told_of_images_alone(saved, tmp_path):
 def test_a_folder_without_images_is_refused_with_what_it_holds(folder):
     with pytest.raises(ImageError, match=r"found none; check the path \(skipped 1 file: 1 .txt\)"):
         expand_inputs(["empty"])
+
+
+# Signs of numbers that are not plain sRGB
+
+
+def text_chunk_with_wrong_crc():
+    return chunk(b"tEXt", b"a\0b")[:-4] + b"\0\0\0\0"
+
+
+GREY_RAMP = bytes(range(64)) * 64
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (chunk(b"cICP", bytes([9, 16, 0, 1])), "its numbers are PQ"),
+        (chunk(b"cICP", bytes([9, 18, 0, 1])), "its numbers are HLG"),
+        (chunk(b"gAMA", struct.pack(">I", 100_000)), "a gamma of 1 (sRGB: about 0.45)"),
+        (chunk(b"gAMA", struct.pack(">I", 45455)), None),
+        (chunk(b"gAMA", struct.pack(">I", 100_000)) + chunk(b"sRGB", b"\0"), None),
+        (chunk(b"cICP", bytes([1, 13, 0, 1])), None),
+    ],
+)
+def test_a_png_that_says_its_numbers_are_not_srgbs_is_warned_of(saved, extra, said):
+    told = [
+        w
+        for w in load_image(saved("a.png", png(64, 64, 8, 0, GREY_RAMP, extra=extra))).warnings
+        if "sRGB" in w
+    ]
+    assert [said in line for line in told] == ([True] if said else [])
+
+
+def test_a_profile_is_judged_by_what_it_does_not_by_its_name(saved):
+    profile = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    at = profile.find(b"rTRC")
+    offset, size = struct.unpack(">II", profile[at + 4 : at + 12])
+    assert profile[offset : offset + 4] == b"para"
+    profile[offset : offset + size] = (b"curv" + bytes(8)).ljust(size, b"\0")  # no entries: linear
+    (line,) = load_image(saved("a.png", noise(), icc_profile=bytes(profile))).warnings
+    assert "was not applied: the numbers are read as sRGB" in line
+
+
+def test_a_cmyk_jpeg_without_adobes_marker_is_warned_of(saved):
+    path = Path(saved("a.jpg", noise("CMYK")))
+    assert not any("Adobe" in line for line in load_image(path).warnings)
+    data = path.read_bytes()
+    at = data.find(b"\xff\xee")
+    path.write_bytes(data[:at] + data[at + 2 + int.from_bytes(data[at + 2 : at + 4]) :])
+    assert any("have no Adobe marker" in line for line in load_image(path).warnings)
+
+
+@pytest.mark.parametrize(("colour_type", "channels"), [(0, 1), (2, 3)])
+def test_12_bit_samples_in_16_bits_are_warned_of(saved, colour_type, channels):
+    samples = np.random.default_rng(0).integers(0, 4096, (64, 64, channels))
+    for scale, doubted in ((1, True), (16, False)):
+        rows = (samples * scale).astype(">u2").tobytes()
+        told = load_image(saved("a.png", png(64, 64, 16, colour_type, rows))).warnings
+        assert any("12 bits or fewer" in line for line in told) == doubted
+
+
+# Reasons
+
+
+def test_the_reason_why_a_file_cannot_be_opened_is_its_readers(saved):
+    wrong_crc = saved("a.png", png(64, 64, 8, 0, GREY_RAMP, extra=text_chunk_with_wrong_crc()))
+    assert "cannot be opened (PNG: broken PNG file (bad header checksum in b'tEXt'))" in refusal_of(wrong_crc)
+
+
+def test_a_link_to_nothing_is_called_so(tmp_path):
+    (tmp_path / "x.png").symlink_to("gone.png")
+    message = refusal_of(tmp_path / "x.png")
+    assert "this is a link to gone.png, which is not there" in message
+    assert "did you mean" not in message

@@ -500,7 +500,7 @@ def test_an_assessment_says_when_a_tool_measured_crops(tmp_path):
     reading = ToolReading("NIQE", 4.0, 3.5, 1.0, crops=((8, 8, 104, 200), (0, 0, 96, 192)))
     tools = ScriptedTools({"NIQE": 3.5})
     tools.score = lambda *_: reading
-    Image.new("RGB", (300, 200)).save(path := tmp_path / "large.png")
+    Image.effect_noise((300, 200), 50).convert("RGB").save(path := tmp_path / "large.png")
     images = OpenImages(scripted_services(ScriptedClient([]), tools), str(path))
     (log,) = run_tool("Global", "Noise", "NIQE", None, images)
     assert log.crops == 2
@@ -525,7 +525,7 @@ def test_the_list_of_tools_says_what_each_costs(runner):
     niqe, lpips = find_info(runner, "NIQE"), find_info(runner, "LPIPS")
     assert (
         cost(niqe)
-        == f"about {TOOLS['NIQE'].seconds:g} s a megapixel on one CPU core; beyond 16 megapixels it measures"
+        == f"about {TOOLS['NIQE'].seconds:g} s a megapixel on one CPU core; beyond 4 megapixels it measures"
         " crops"
     )
     assert cost(lpips) == "not measured"

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from scripted import (
     ScriptedClient,
     ScriptedTools,
@@ -19,6 +19,7 @@ from scripted import (
     scripted_services,
 )
 
+from agentic_iqa_local import assess
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.nodes.executor import executor_node, locate
@@ -442,10 +443,24 @@ def test_boxes_are_moved_from_the_models_view_to_the_whole_image(tmp_path, style
     # The model sees multiples of its factor 32: of 112×80 the central 96×64, which starts at (8, 8).
     # 333/1000 and 833/1000 of 96 round to 32 and 80, 250/1000 and 875/1000 of 64 to 16 and 56.
     path = str(tmp_path / "odd.png")
-    Image.fromarray(np.zeros((80, 112, 3), np.uint8)).save(path)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 112, 3), np.uint8)).save(path)
     images = OpenImages(scripted_services(find_car(box), ScriptedTools({}), with_boxes(style)), path)
     assert locate(["car"], images) == {"car": (40, 24, 88, 64)}
     images.close()
+
+
+def test_boxes_are_pixels_of_a_picture_with_its_frame(picture):
+    answers = scripted_answers(
+        PlannerReply=plan_reply(query_scope=["car"]),
+        DetectionReply={"car": ["Blurs"]},
+        AnalysisReply=moderate_blur("car"),
+        LocationReply={"car": [32, 16, 80, 56]},
+    )
+    services = scripted_services(ScriptedClient(answers), ScriptedTools({"NIQE": 2.6}), with_boxes("pixels"))
+    row = assess(
+        ImageOps.expand(Image.open(picture), (40, 30, 0, 0)), query="Rate the car.", services=services
+    )
+    assert row.evidence.boxes["car"] == (72, 46, 120, 86)
 
 
 def test_the_whole_image_is_never_located(picture):

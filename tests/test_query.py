@@ -240,16 +240,6 @@ def test_a_named_tool_that_cannot_run_is_said_in_the_first_line(picture, service
     assert sum(line.startswith(f"{name} could not score") for line in row.warnings) == 1
 
 
-def test_a_tool_that_an_identical_reference_leaves_without_one_is_told_so(picture, services):
-    row = assess(
-        picture,
-        picture,
-        query="Use VIF",
-        services=scripted_services(ScriptedClient(scripted_answers()), services.tools),
-    )
-    assert "; VIF could not run (the reference has the same pixels as the picture), " in headline(row)
-
-
 @pytest.mark.parametrize("pipeline", ["agent", "letters"])
 def test_answers_in_the_query_are_offered_to_the_model_and_said_to_be_taken(picture, pipeline):
     row = assessed("Is it noisy? yes or no", picture, {"NIQE": 4.0}, pipeline=pipeline)

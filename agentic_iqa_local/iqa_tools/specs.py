@@ -138,7 +138,7 @@ _ROWS = (
         "NIQE", "niqe", "NR", True, (0, 50), (NOISE, BLUR, SHARP), "distance from the statistics of natural images",
         # It runs from 96 on, but is a covariance over 96-pixel blocks: four of them are the least that has
         # one.
-        192, bundled="niqe_modelparameters.mat", seconds=0.3, most_megapixels=16,
+        192, bundled="niqe_modelparameters.mat", seconds=0.3, most_megapixels=4,
     ),
     ToolSpec(
         "LocalNR", "local_nr", "NR", False, (1, 5), (BLUR, NOISE, CODEC, SHARP, CONTRAST, LIGHT, COLOR),

@@ -181,8 +181,9 @@ def _fused(letters: FusionResult, tools: Scores, checks: Scores, images: OpenIma
     settings, scores, sigma = images.services.settings.fusion, [score for _, score in tools], None
     if settings.eta == "auto" and tools:
         maps = images.services.tools.maps
-        reachable = {name: maps[name].reachable for name, _ in tools if name in maps}
-        sigma = load_reliability().sigma_of_mean(tools, reachable)
+        # that nothing was lost is known exactly: quality is not beyond the ends of the tools' scales
+        ends = {} if images.identical else {name: maps[name].reachable for name, _ in tools if name in maps}
+        sigma = load_reliability().sigma_of_mean(tools, ends)
     fusion = fusion_of(settings, sigma)
     p_c = {LETTER_TO_LEVEL[letter]: p for letter, p in letters.p_c.items()}
     measured = [score for _, score in (*tools, *checks)]

@@ -10,7 +10,7 @@ export function pictures(row, image, reference) {
   shown.addEventListener("error", () => frame.replaceChildren(
     el("p", { class: "empty" }, "This browser cannot show the format. The service could read it.")));
   const controls = el("div", { class: "controls" });
-  if (row.map) overlay(row.map, pane, controls);
+  if (row.map) overlay(row.map, shown, pane, controls);
   if (reference) compared(frame, pane, controls, reference);
   return card(null, frame, controls.children.length ? controls : null);
 }
@@ -21,7 +21,7 @@ function slider(label, value, change) {
   return el("label", { class: "slider" }, label, input);
 }
 
-function overlay(map, pane, controls) {
+function overlay(map, shown, pane, controls) {
   const [width, height] = [map.xs.at(-1), map.ys.at(-1)];
   const layer = svg("svg", { class: "layer", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img",
     "aria-label": "Quality from place to place" });
@@ -31,6 +31,9 @@ function overlay(map, pane, controls) {
     cells.append(svg("rect", { x: map.xs[x], y: map.ys[y], width: map.xs[x + 1] - map.xs[x], height: map.ys[y + 1] - map.ys[y],
       class: `fill-${letterOf(q)}` }, svg("title", {}, `q ${q.toFixed(2)}`)));
   }));
+  // places are pixels of the whole picture, whose frame the map leaves out
+  const fit = () => layer.setAttribute("viewBox", `0 0 ${shown.naturalWidth} ${shown.naturalHeight}`);
+  if (shown.naturalWidth) fit(); else shown.addEventListener("load", fit);
   layer.append(cells);
   map.worst.forEach(({ box: [left, top, right, bottom] }, index) => layer.append(
     svg("rect", { x: left, y: top, width: right - left, height: bottom - top, class: "box" }),
