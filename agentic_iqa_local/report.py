@@ -181,7 +181,9 @@ def _detection_lines(row: Assessment) -> list[str] | None:
         if not detection.model_trust:
             lines += wrapped("This model's own column does not count: it was measured to tell nothing.")
         elif detection.model_trust < 1:
-            lines += wrapped(f"This model's own odds count with the exponent {detection.model_trust:g}, as measured.")
+            lines += wrapped(
+                f"This model's own odds count with the exponent {detection.model_trust:g}, as measured."
+            )
     return lines
 
 

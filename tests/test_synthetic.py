@@ -1,17 +1,9 @@
-"""Synthetic distortions of photographs: what is done to them, their pseudo-MOS, and the pool of them that
-LocalNR is trained on."""
-
-import itertools
-import json
+"""Synthetic distortions of photographs: what is done to them, and their pseudo-MOS."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from agentic_iqa_local.iqa_tools.local_nr import LocalNR
-from agentic_iqa_local.laboratory import pool
-from agentic_iqa_local.laboratory.pool import vary
-from agentic_iqa_local.laboratory.train_local_nr import encoder, with_interval
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.synthetic.distortions import (
     DISTORTIONS,
@@ -94,38 +86,6 @@ def test_the_pseudo_mos_falls_with_severity_and_is_the_maps_own_on_a_clean_pictu
         assert scores == sorted(scores, reverse=True)
 
 
-@pytest.mark.parametrize("varied", [False, True], ids=["plain", "varied"])
-def test_a_pool_shard_repeats_and_carries_its_pseudo_mos(varied, photo, tmp_path):
-    tile = np.asarray(photo)[:512, :512]
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        np.save(tmp_path / name / "tiles.npy", tile[None])
-        pool._make_shard(0, tmp_path / name, varied, seed=5, count=3)
-
-    def saved(what):
-        return [np.load(tmp_path / name / f"{what}_000.npy") for name in ("a", "b")]
-
-    rows = [json.loads((tmp_path / name / "rows_000.json").read_text()) for name in ("a", "b")]
-    assert rows[0] == rows[1]
-    assert np.array_equal(*saved("pictures"))
-    clean = saved("clean")[0]
-    assert clean.shape == ((3, 384, 384, 3) if varied else (3, 512, 512, 3))
-    assert varied or np.array_equal(clean[0], tile)
-    measure = PseudoMos()
-    for row, picture, original in zip(rows[0], saved("pictures")[0], clean, strict=True):
-        assert row["quality"] == pytest.approx(measure(picture, original), abs=1e-3)
-
-
-def test_varied_photographs_differ_from_each_other_and_stay_photographs(photo):
-    tile = np.asarray(photo)[:512, :512]
-    rng = np.random.default_rng(0)
-    varied = [vary(tile, rng) for _ in range(4)]
-    assert all(v.shape == (384, 384, 3) and v.dtype == np.uint8 for v in varied)
-    assert all(np.abs(a.astype(float) - b).mean() > 1 for a, b in itertools.combinations(varied, 2))
-    # Gamma 0.85 to 1.18, gains and frame move the mean of a picture by less than a quarter of the scale.
-    assert all(abs(v.mean() - tile.mean()) < 40 for v in varied)
-
-
 def test_photographs_are_split_by_file_and_cut_into_tiles(tmp_path):
     for i, size in enumerate([(512, 512)] * 5 + [(1100, 600), (3000, 2200)]):
         Image.new("RGB", size, (i, i, i)).save(tmp_path / f"{i}.png")
@@ -139,28 +99,8 @@ def test_photographs_are_split_by_file_and_cut_into_tiles(tmp_path):
     assert len(load_tiles(sorted(tmp_path.iterdir()))) == 5 + 2 + 4
 
 
-def test_the_encoder_sees_blur_where_it_is(pixels):
-    """A cell of 64 pixels a side each; where nothing was changed, and nothing nearby, its features stay."""
-    blurred = pixels.copy()
-    blurred[128:, 128:] = DISTORTIONS["gaussian_blur"].apply(pixels, 5, np.random.default_rng(0))[128:, 128:]
-    encode = encoder(LocalNR.load())
-    before, after = encode(pixels), encode(blurred)
-    assert before.shape[:2] == (4, 4)
-    change = np.abs(after - before).mean(-1)
-    assert change[2:, 2:].min() > 3 * change[0, 0]
-
-
 def test_a_barely_visible_distortion_does_not_count_as_seen():
     part = (Part("jpeg", 1),)
     picture = np.zeros((96, 96, 3), np.uint8)
     assert Crop(Sample(picture, part), picture, 4.1).visible_parts == ()
     assert Crop(Sample(picture, part), picture, 3.9).visible_parts == part
-
-
-def test_an_interval_holds_its_value_and_widens_with_the_groups():
-    """Rows of a group are equal, so that resampling groups spreads more than resampling rows."""
-    values = np.repeat(np.random.default_rng(0).normal(size=30), 10)
-    by_group = with_interval(lambda i: float(values[i].mean()), np.repeat(np.arange(30), 10))
-    by_row = with_interval(lambda i: float(values[i].mean()), np.arange(300))
-    assert by_group["low"] < by_group["value"] < by_group["high"]
-    assert by_group["high"] - by_group["low"] > 2 * (by_row["high"] - by_row["low"])

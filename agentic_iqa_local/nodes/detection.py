@@ -86,7 +86,9 @@ def combine(found: Detection, model: Mapping[str, float], images: OpenImages) ->
     prior = logit(load_detector().of(images.reference is not None).prior)
     found.model_trust = trust
     read_of = found.families
-    found.families = {kind: read_of.get(kind, FamilyDetection()) for kind in dict.fromkeys([*model, *DISTORTION_TYPES])}
+    found.families = {
+        kind: read_of.get(kind, FamilyDetection()) for kind in dict.fromkeys([*model, *DISTORTION_TYPES])
+    }
     for kind, family in found.families.items():
         family.model = model.get(kind)
         own = prior if family.model is None else trust * logit(family.model) + (1 - trust) * prior

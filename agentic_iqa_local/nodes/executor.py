@@ -259,7 +259,8 @@ def with_severity(
         if likeliest != "none" and family.severity is not None
         else f"it is there with probability {family.probability:.2f}"
     )
-    return item | {"severity": likeliest, "explanation": f"{reading}; the model wrote {item['severity']}."}
+    wrote = f"; the model wrote {item['severity']}" if detection.model_trust else ""
+    return item | {"severity": likeliest, "explanation": f"{reading}{wrote}."}
 
 
 def read_severities(

@@ -73,7 +73,8 @@ MOST_WORTH = (
 )
 LEAST_LOG = float(np.log(1e-3))  # of what rounding made a negative number of
 SOURCE = (
-    "1,000 synthetic pictures of 54 photographs that training never saw, and their clean originals; hit_left_out: heads"
+    "1,000 synthetic pictures of 54 photographs that training never saw, and their clean originals; hit_left_out:"
+    " heads"
     " trained without half of the kinds of each family (scripts/training/local_nr.py, docs/local_nr.md)"
 )
 COMMENT = """# How far LocalNR's readings of distortions can be trusted, measured on held-out photographs. Written by

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageEnhance
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.laboratory.pool import vary
 from agentic_iqa_local.prompts import DEFAULT_QUERY
 from agentic_iqa_local.synthetic.distortions import draw_sample
 from agentic_iqa_local.synthetic.photos import Crop, load_tiles, photo_files
@@ -28,6 +27,28 @@ WORDINGS = (
     "How good are the {} and the {}?",
 )
 REFERENCE, NO_REFERENCE, TWO_REGIONS = FORMS = ("with a reference", "without a reference", "two regions")
+
+VARIED_SIDE = 384
+KERNELS = (Image.Resampling.BOX, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
+
+
+def vary(tile: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A clean picture like `tile` but not it: another scale, frame, gamma, saturation and white balance, all
+    still natural.
+
+    Without it a model learns a few hundred photographs by heart, and with them what each should look like.
+    H×W×3 uint8 → 384×384×3.
+    """
+    kernel = KERNELS[int(rng.integers(len(KERNELS)))]
+    side = int(rng.integers(VARIED_SIDE, tile.shape[0] + 1))
+    picture = Image.fromarray(tile).resize((side, side), kernel)
+    top, left = rng.integers(0, side - VARIED_SIDE + 1, size=2)
+    picture = picture.crop((left, top, left + VARIED_SIDE, top + VARIED_SIDE))
+    picture = ImageEnhance.Color(picture).enhance(rng.uniform(0.8, 1.2))
+    picture = ImageEnhance.Contrast(picture).enhance(rng.uniform(0.92, 1.08))
+    gains = rng.uniform(0.95, 1.05, size=3)
+    pixels = 255 * (np.asarray(picture, np.float32) / 255) ** rng.uniform(0.85, 1.18) * gains
+    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
 
 
 @dataclass(frozen=True)
