@@ -87,8 +87,8 @@ COMMENT = """# How far LocalNR's readings of distortions can be trusted, measure
 # its likeliest quarter, at the base rate of the pictures measured
 # hit, hit_left_out, false_alarm   how often a family of severity 2 and above is read, one of a kind that training left
 #             out, and one that is not there
-# most        the greatest ratio of hits to false alarms above any threshold; at most 17, since photographs are not all like
-#             those measured
+# most        the greatest ratio of hits to false alarms above any threshold; at most 17, since photographs are not
+#             all like those measured
 """
 
 
