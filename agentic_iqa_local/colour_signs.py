@@ -30,7 +30,7 @@ def colour_doubts(image: Image.Image, data: bytes) -> list[str]:
         )
     if image.format == "JPEG" and image.mode == "CMYK" and "adobe" not in image.info:
         doubts.append(
-            "The CMYK pixels have no Adobe marker, which says whether ink is stored as 0 or as 255: the"
+            "The CMYK pixels have no Adobe marker, which says whether full ink is stored as 0 or as 255: the"
             " former was taken; if the scores look like those of a negative, save the picture as RGB."
         )
     return doubts

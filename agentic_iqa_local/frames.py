@@ -17,11 +17,10 @@ _FLAT, _STRAYS = 4, 0.01  # distance from the band's luma, of 255, and the share
 _CLEAR = 24  # distance that compression does not reach
 _STEP = 0.25  # share of pixels that change clearly from one row to the next where a band ends
 _RAGGED = 0.04  # share of pixels that may be clear one row before
-_MOST_RAGGED = (
-    0.5  # the same of what stands for missing data, whose first row of blocks may be the photograph's
-)
+_MOST_RAGGED = 0.5  # the same of what stands for missing data: its first row of blocks may begin later
 _NOTHING = 128  # luma of the grey that JPEG decoders give where there is nothing
 _DRIFT, _FILLED_STRAYS = 16, 0.05  # distance from its luma, and the share of a row's pixels beyond it
+_SMOOTHED = 4  # rows at a band's end that WebP smooths
 _RINGING = 16  # rows at a band's end that compression disturbs: two JPEG blocks
 _LEAST, _LEAST_PART = 10, 50  # a band's pixels, and the fraction of the side that it takes at least
 _LEAST_SIDE = 64  # what is left of a picture has so many pixels a side, or nothing is taken away
@@ -104,8 +103,9 @@ def content_box(image: Image.Image, damaged: bool = False) -> Box:
     for side, opposite in zip(_SIDES, ("right", "bottom", "left", "top"), strict=True):
         if margins[side] == 0 < (wide := margins[opposite]):  # it may go over into a dark or white photograph
             rows = _SIDES[side](luma)
-            same = abs(np.median(rows[0]) - np.median(rows[-1])) <= _FLAT
-            margins[side] = min(wide, _flat_rows(rows[:wide])) if same else 0
+            if abs(np.median(rows[0]) - np.median(rows[-1])) <= _FLAT:
+                flat = _flat_rows(rows[:wide])
+                margins[side] = wide if flat >= wide - _SMOOTHED else flat
     left, top, right, bottom = _box(margins, *image.size)
     enough = min(right - left, bottom - top) >= _LEAST_SIDE
     return (left, top, right, bottom) if enough else (0, 0, *image.size)

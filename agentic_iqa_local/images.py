@@ -74,8 +74,9 @@ def load_image(
     has 32-bit samples or more than a hundred scans, or is transparent anywhere while there is no background.
     Converted with a warning: EXIF orientation, more than 8 bits a sample (scaled, not clipped), CMYK,
     greyscale, palettes, an opaque alpha channel. HEIC is turned as its container says. An ICC profile of RGB
-    or grey data is only named: metrics and models read raw numbers. A JPEG damaged in its middle still
-    decodes, so that is not noticed.
+    or grey data is only named, and so is what else says that numbers are not sRGB's: metrics and models read
+    them raw. Compressed data that are lost, as a long run of zeros, are warned of; other damage in the middle
+    of a JPEG decodes unnoticed.
 
     Threads wait for each other: Pillow's strictness and the warning filters are settings of the whole
     process.
