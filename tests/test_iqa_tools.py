@@ -521,6 +521,14 @@ def test_the_listed_costs_are_those_measured():
             assert row["crops"] == len(crops_of(TOOLS[name], int(side), int(side)))
 
 
+@pytest.mark.parametrize("megapixels", [0.3, 4, 5, 12, 99])
+def test_niqe_which_only_checks_localnr_costs_less(megapixels):
+    niqe, local_nr = (
+        spec.seconds * min(megapixels, spec.most_megapixels) for spec in (TOOLS["NIQE"], TOOLS["LocalNR"])
+    )
+    assert niqe < local_nr / 2
+
+
 def test_the_list_of_tools_says_what_each_costs(runner):
     niqe, lpips = find_info(runner, "NIQE"), find_info(runner, "LPIPS")
     assert (
