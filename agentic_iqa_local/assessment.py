@@ -171,7 +171,7 @@ def answered(
         changes = {"error": str(error)}
     if not changes.get("error"):
         changes |= mapped(images)
-    changes["unlike_photograph"] = images.unlike_photograph
+    changes |= {"unlike_photograph": images.unlike_photograph}
     changes |= _in_original_pixels(changes, images.image.offset)
     return changes | _how_sure(changes, images.sureness) | _record(images)
 

@@ -95,7 +95,7 @@ def picture_line(row: Assessment, name: str, at: Layout, colour: bool = False) -
     if row.q is not None and answer:
         return (begin + at.gap.join(_rated(row, row.q, answer, at, colour))).rstrip()
     words = one_line(answer or "no answer")
-    if answer and row.choices and row.p_c:
+    if answer and row.choices and row.p:
         p, words = row.p[answer], one_line(f"{answer}. {chosen_answer(row.choices, answer)}")
         drawn = f"{_bar(p, at.bar)}{at.gap}{p:.2f}{at.gap}"
         begin, room = begin + drawn, room - len(drawn)

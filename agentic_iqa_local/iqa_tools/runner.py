@@ -169,8 +169,9 @@ class ToolRunner:
         """As `examine`, but where the picture is too large it is reduced, so that `places` covers all of it."""
         most = self._present("LocalNR").most_megapixels
         if most and (share := most * 1e6 / (image.width * image.height)) < 1:
-            size = tuple(max(1, int(side * share**0.5)) for side in image.size)
-            image, reference = (one and one.resize(size, Image.Resampling.BOX) for one in (image, reference))
+            size = (max(1, int(image.width * share**0.5)), max(1, int(image.height * share**0.5)))
+            image = image.resize(size, Image.Resampling.BOX)
+            reference = reference and reference.resize(size, Image.Resampling.BOX)
         return self._examined(*(one for one in (image, reference) if one))
 
     def _examined(self, *pictures: Image.Image) -> Examination:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
+from agentic_iqa_local.nodes.detection import YES_NO
 from agentic_iqa_local.nodes.planner import derive_flags
 from agentic_iqa_local.prompts import Prompt
 from agentic_iqa_local.state import PlannerOutput
@@ -24,6 +25,7 @@ from agentic_iqa_local.vlm_client import (
     PixelLimits,
     SeenImage,
     TokenUsage,
+    VLMError,
     read_each,
 )
 
@@ -41,6 +43,7 @@ class Oracle:
     name = "oracle"
     reads_logits = True
     reads_words = False
+    trust = 1.0
     limits = PixelLimits(factor=32, min_pixels=32 * 32, max_pixels=1024 * 1024)
 
     def __init__(self, crop: Crop, scope: Sequence[str] | None, full_reference: bool) -> None:
@@ -95,6 +98,8 @@ class OracleSession:
         return json.dumps(_ANSWERS[schema.__name__](self.oracle, schema))
 
     def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
+        if tuple(letters) == YES_NO:
+            raise VLMError("oracle: it lists distortions and answers no Yes or No")
         self.usage.calls += 1
         levels = np.array([LETTER_TO_LEVEL[letter] for letter in LETTERS])
         target = np.exp(-0.5 * ((levels - self.oracle.crop.quality) / LEVEL_WIDTH) ** 2)

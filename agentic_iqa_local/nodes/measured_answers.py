@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 from agentic_iqa_local.evidence import object_votes
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES
@@ -141,7 +141,7 @@ def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
         return None
     shares = {side: _exposure(detection, side) for side in detection.exposure}
     shares["neither"] = 1 - detection.families[EXPOSURE].probability
-    claims = [([EXPOSURE], "none" if side == "neither" else "there") for side in sides]
+    claims: list[Claim] = [([EXPOSURE], "none" if side == "neither" else "there") for side in sides]
     return [shares[side] for side in sides], "exposure", claims
 
 
@@ -236,7 +236,7 @@ def agree(evidence: ExecutorOutput, name: str, claim: Claim, probability: float)
     return True
 
 
-def _set(evidence: ExecutorOutput, name: str, kind: str, severity: str, probability: float) -> None:
+def _set(evidence: ExecutorOutput, name: str, kind: str, severity: Any, probability: float) -> None:
     """Puts a family's probability and severity into the evidence of an object."""
     (evidence.detection or {})[name].families[kind].probability = probability
     items = [item for item in (evidence.distortion_analysis or {}).get(name, []) if item.type != kind]

@@ -15,6 +15,7 @@ import itertools
 
 import matplotlib.pyplot as plt
 from matplotlib import font_manager
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 WORDS = [
     *(
@@ -104,14 +105,15 @@ def chart(rng: Rng, side: int) -> Image.Image:
     elif style == 2:
         axes.scatter(*rng.normal(size=(2, 40 * count)), s=rng.uniform(2, 40), color=rng.random(3))
     elif style == 3:
-        axes.pie(values[0], labels=rng.choice(WORDS, count))
+        axes.pie(values[0], labels=[str(word) for word in rng.choice(WORDS, count)])
     else:
         axes.imshow(rng.random((count, count)), cmap=str(rng.choice(["viridis", "gray", "hot", "Blues"])))
     axes.set_title(_line(rng, 3))
     if style < 3 and rng.random() < 0.5:
         axes.grid()
-    figure.canvas.draw()
-    pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3].copy()
     plt.close(figure)
     return Image.fromarray(pixels)
 

@@ -23,7 +23,6 @@ from graphics import KINDS, draw
 from local_nr_pool import SEEDS, described, drawn, quarter_cells, untrained
 from safetensors.torch import save_file
 from scipy.optimize import curve_fit
-from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, smooth_l1_loss, softplus
 
@@ -48,6 +47,7 @@ from agentic_iqa_local.iqa_tools.local_nr import (
 )
 from agentic_iqa_local.iqa_tools.signals import SIGNALS
 from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.studies.statistics import srcc
 from agentic_iqa_local.synthetic.distortions import KINDS_BY_FAMILY, Part, distort, draw_parts, place_mask
 
 # Heads of whole pictures that become one. Detectors learn that every clean original is perfect, which tells damage from
@@ -324,7 +324,7 @@ def picture_head(
             standardised[:, STATISTICS:] = 0
         networks.append(fit(standardised, rating, PICTURE_WIDTH, EPOCHS, seed, loss_of))
         if not reads_signals:
-            networks[-1][1].weight.data[:, STATISTICS:] = 0
+            networks[-1].state_dict()["1.weight"][:, STATISTICS:] = 0
     shares = torch.zeros(len(networks), OUTPUTS)
     shares[:DETECTORS, 1:], shares[DETECTORS:, 0] = 1 / DETECTORS, 1 / len(RATERS)
     return finished(networks, shares, centre, scale)
@@ -399,11 +399,11 @@ def leave_out(args: argparse.Namespace) -> None:
 
     def without(lacks: Callable[[Part], bool]) -> torch.Tensor:
         shown = np.array([not any(lacks(part) for part in parts_of(row)) for row in rows])
-        subset = [
+        parts, quarters = (
             Features(part.inputs[shown], part.original[shown], part.targets[shown])
             for part in (whole, quarter)
-        ]
-        inputs, _, rating = picture_data(*subset, graphics)
+        )
+        inputs, _, rating = picture_data(parts, quarters, graphics)
         weights = head(inputs, rating, PICTURE_WIDTH, EPOCHS, loss_of)
         trained = _Head(STATISTICS + SIGNALS, PICTURE_WIDTH, OUTPUTS)
         trained.load_state_dict(weights)
@@ -416,7 +416,7 @@ def leave_out(args: argparse.Namespace) -> None:
         has = np.array([any(part.family == family for part in parts_of(row)) for row in tested_rows])
         quality, truth = outputs[has, 0].numpy(), tested.targets[has, 0].numpy()
         found[family] = {
-            "srcc": float(spearmanr(quality, truth)[0]),
+            "srcc": srcc(quality, truth),
             "plcc": float(np.corrcoef(quality, truth)[0, 1]),
         }
     halves = [(half, without(lambda part, half=half: part.kind in half)) for half in kind_halves()]
@@ -446,7 +446,8 @@ def held_out_views(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor
         views: tuple[list, list] = ([], [])
         with torch.inference_mode():
             for number in range(len(rows)):
-                for kept, picture in zip(views, drawn(number, tiles, SEEDS["held_out"]), strict=False):
+                damaged, clean, _ = drawn(number, tiles, SEEDS["held_out"])
+                for kept, picture in zip(views, (damaged, clean), strict=True):
                     kept.append(network.describe(network.pixels(picture))[0].numpy())
         np.savez(file, damaged=np.stack(views[0]), clean=np.stack(views[1]))
     with np.load(file) as arrays:
@@ -522,15 +523,17 @@ def evaluate(args: argparse.Namespace) -> None:
     local = np.array([any(part.place for part in parts_of(row)) for row in rows])
     severe = np.array([max((part.severity for part in parts_of(row)), default=0) for row in rows])
     for name, outputs in (("without a reference", single[: len(rows), 0]), ("with one", pair[:, 0])):
-        strongest = wanted[:, STRONGEST].gather(1, outputs[:, STRONGEST].argmax(1, keepdim=True))[:, 0] > 0
+        strongest = (
+            wanted[:, STRONGEST].gather(1, outputs[:, STRONGEST].argmax(1, keepdim=True))[:, 0].numpy() > 0
+        )
         print(
-            f"{name}: strongest family right at severity >= 2: {strongest[severe >= 2].float().mean():.3f},"
-            f" of the whole picture {strongest[(severe >= 2) & ~local].float().mean():.3f}"
+            f"{name}: strongest family right at severity >= 2: {strongest[severe >= 2].mean():.3f},"
+            f" of the whole picture {strongest[(severe >= 2) & ~local].mean():.3f}"
         )
     truth = wanted[:, 0].numpy()
     print(
-        f"SRCC with pseudo-MOS {spearmanr(quality, truth)[0]:.3f}, of the whole picture"
-        f" {spearmanr(quality[~local], truth[~local])[0]:.3f}, RMSE {np.sqrt(np.mean((quality - truth) ** 2)):.3f}"
+        f"SRCC with pseudo-MOS {srcc(quality, truth):.3f}, of the whole picture"
+        f" {srcc(quality[~local], truth[~local]):.3f}, RMSE {np.sqrt(np.mean((quality - truth) ** 2)):.3f}"
     )
     intact = (single[len(rows) :, 0, 0] + QUALITY).clamp(1, 5).numpy()
     both, all_truth = (
