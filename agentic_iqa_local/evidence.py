@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
+from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, OVERALL, UNCLEAR
 from agentic_iqa_local.score_fusion import expected_level
@@ -53,7 +54,7 @@ def contradictions(evidence: ExecutorOutput) -> list[str]:
     """
     lines = []
     for name, items in (evidence.distortion_analysis or {}).items():
-        if scores := _voting_scores(evidence, name):
+        if (scores := _voting_scores(evidence, name)) and not _is_graphic(evidence, name):
             lines += _severe_but_high(name, items, scores)
             if _only_mild(items) and all(score < LOW_SCORE for _, score in scores.values()):
                 lines.append(
@@ -61,6 +62,12 @@ def contradictions(evidence: ExecutorOutput) -> list[str]:
                     f" ({_in_words(scores.values())})"
                 )
     return lines
+
+
+def _is_graphic(evidence: ExecutorOutput, name: str) -> bool:
+    """Whether the object is no photograph, so that the tools' scores of it contradict nothing."""
+    detection = (evidence.detection or {}).get(name)
+    return detection is not None and (detection.graphic or 0.0) >= load_detector().graphic
 
 
 def _severe_but_high(
@@ -81,7 +88,7 @@ def _unseen_flaw(evidence: ExecutorOutput, fusion: FusionResult | None) -> str |
     if fusion is None or fusion.q is None or fusion.q >= LOW_QUALITY:
         return None
     items = [item for items in (evidence.distortion_analysis or {}).values() for item in items]
-    if not evidence.distortion_analysis or not _only_mild(items):
+    if not evidence.distortion_analysis or not _only_mild(items) or _is_graphic(evidence, "Global"):
         return None
     return f"Contradictory evidence: {_mild(items)} was found but the fused score is {fusion.q:.1f} of 5"
 

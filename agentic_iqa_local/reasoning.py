@@ -175,6 +175,11 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
     return list(dict.fromkeys(lines))
 
 
+def names_a_distortion(text: str) -> bool:
+    """Whether a text speaks of a type of distortion, or of there being none."""
+    return bool(_NOTHING.search(text)) or any(pattern.search(text) for pattern in _NAMED.values())
+
+
 def _severities_by_type(analysis: dict[str, list[DistortionAnalysis]]) -> dict[str, set[str]]:
     severities: dict[str, set[str]] = {}
     for items in analysis.values():

@@ -290,3 +290,32 @@ def test_sharp_letters_stand_and_the_evidence_follows_them(picture, noise):
     assert ("Noise" in found(evidence)) == (noise < 0.5)
     probability = evidence.detection["Global"].families["Noise"].probability
     assert (probability >= 0.5) == (noise < 0.5)
+
+
+def test_a_severity_that_is_no_choice_stands_for_the_nearest_and_contradicts_nothing(picture):
+    """Extreme noise, and the strongest choice is Severe: the evidence keeps its word."""
+    evidence = evidence_of(Noise=0.9)
+    evidence.distortion_analysis["Global"][0].severity = "extreme"
+    evidence.severity_probabilities["Global"]["Noise"] = dict.fromkeys(
+        ("none", "slight", "moderate", "severe"), 0.01
+    ) | {"extreme": 0.96}
+    choices = ["None", "Slight", "Moderate", "Severe"]
+    logprobs = dict.fromkeys("ABCD", 0.2)
+    result, evidence = answered(picture, "How strong is the noise?", choices, logprobs, evidence)
+    assert result.final_answer == "D"
+    assert evidence.distortion_analysis["Global"][0].severity == "extreme"
+
+
+def test_reasoning_that_says_nothing_of_what_was_asked_gives_way_to_the_evidence(picture):
+    client = ScriptedClient(
+        scripted_answers(SummaryReply='{"final_answer": "A", "quality_reasoning": "The quality is good."}'),
+        {"A": math.log(0.5), "B": math.log(0.4)},
+    )
+    services = scripted_services(client, ScriptedTools({"NIQE": 3.0}))
+    state = {
+        "query": "Is it noisy?", "image_path": picture, "plan": PLAN, "choices": ["Yes", "No"],
+        "executor_evidence": evidence_of(Noise=0.9),
+    }  # fmt: skip
+    result = summarizer_node(state, {"configurable": {"services": services}})["summarizer_result"]
+    assert result.quality_reasoning.startswith("The most probable answer is Yes (0.9")
+    assert "Moderate noise" in result.quality_reasoning

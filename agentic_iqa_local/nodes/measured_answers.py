@@ -20,8 +20,8 @@ from agentic_iqa_local.nodes.detection import PRESENT, strongest
 from agentic_iqa_local.prompts import choice_letters
 from agentic_iqa_local.state import Detection, DistortionAnalysis, ExecutorOutput, PlannerOutput
 
-Claim = tuple[Sequence[str], str]
-"""What a choice says: of families (none: of all) that they are "there", or how severe they are in a word."""
+Claim = tuple[Sequence[str], Sequence[str]]
+"""What a choice says of families (none: of all): "there", or that their severity is one of these words."""
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,13 @@ def _severities(
     of_object = (evidence.severity_probabilities or {}).get(name, {})
     if words is None or len(kinds) != 1 or kinds[0] not in of_object:
         return None
-    weights = dict.fromkeys(words, 0.0)
-    for word, p in of_object[kinds[0]].items():
-        nearest = min(words, key=lambda other: abs(WORD_SEVERITIES[other] - WORD_SEVERITIES[word]))
-        weights[nearest] += p
-    return [weights[word] for word in words], f"how severe {kinds[0]} is", [(kinds, word) for word in words]
+    nearest = {
+        word: min(words, key=lambda other: abs(WORD_SEVERITIES[other] - WORD_SEVERITIES[word]))
+        for word in SEVERITIES
+    }
+    stands_for = {word: [other for other in SEVERITIES if nearest[other] == word] for word in words}
+    weights = [sum(of_object[kinds[0]].get(other, 0.0) for other in stands_for[word]) for word in words]
+    return weights, f"how severe {kinds[0]} is", [(kinds, stands_for[word]) for word in words]
 
 
 def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
@@ -141,7 +143,7 @@ def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
         return None
     shares = {side: _exposure(detection, side) for side in detection.exposure}
     shares["neither"] = 1 - detection.families[EXPOSURE].probability
-    claims: list[Claim] = [([EXPOSURE], "none" if side == "neither" else "there") for side in sides]
+    claims: list[Claim] = [([EXPOSURE], ["none" if side == "neither" else "there"]) for side in sides]
     return [shares[side] for side in sides], "exposure", claims
 
 
@@ -165,7 +167,7 @@ def _families(choices: Sequence[str], detection: Detection) -> Weights | None:
     if named is None or len({tuple(kinds) for kinds in named}) < len(named):
         return None
     p = strongest(detection)
-    claims: list[Claim] = [((), "none") if kinds == ["none"] else (kinds, "there") for kinds in named]
+    claims: list[Claim] = [((), ["none"]) if kinds == ["none"] else (kinds, ["there"]) for kinds in named]
     return [max(p[kind] for kind in kinds) for kinds in named], "which distortion is the strongest", claims
 
 
@@ -199,7 +201,7 @@ def _yes_no(query: str, choices: Sequence[str], kinds: Sequence[str], detection:
     return (
         [yes if answer == "yes" else 1 - yes for answer in answers],
         f"whether there is {' or '.join(kinds) or 'any distortion'}",
-        [(kinds, says[answer == "no"]) for answer in answers],
+        [(kinds, [says[answer == "no"]]) for answer in answers],
     )
 
 
@@ -216,23 +218,23 @@ def says_present(query: str, kinds: Sequence[str]) -> bool | None:
 def agree(evidence: ExecutorOutput, name: str, claim: Claim, probability: float) -> bool:
     """Brings the evidence of an object into line with an answer that the letters decided against it, since they were
     asked the same: True where it had to be."""
-    kinds, word = claim
+    kinds, words = claim
     detection = (evidence.detection or {})[name]
     items = {item.type: item for item in (evidence.distortion_analysis or {}).get(name, [])}
     there = [kind for kind in kinds or detection.families if detection.families[kind].probability >= PRESENT]
-    if word == "none":
+    if list(words) == ["none"]:
         for kind in there:
             _set(evidence, name, kind, "none", min(probability, 1 - probability, 0.49))
         return bool(there)
-    if word == "there" and there:
+    if "there" in words and there:
         return False
     kind = max(kinds or detection.families, key=lambda one: detection.families[one].probability)
     severity = detection.families[kind].severity or WORD_SEVERITIES["moderate"]
-    nearest = min(SEVERITIES[1:], key=lambda other: abs(WORD_SEVERITIES[other] - severity))
-    wanted = nearest if word == "there" else word
-    if kind in items and items[kind].severity == wanted:
+    allowed = SEVERITIES[1:] if "there" in words else words
+    if kind in items and items[kind].severity in allowed:
         return False
-    _set(evidence, name, kind, wanted, max(probability, PRESENT))
+    nearest = min(allowed, key=lambda other: abs(WORD_SEVERITIES[other] - severity))
+    _set(evidence, name, kind, nearest, max(probability, PRESENT))
     return True
 
 

@@ -41,6 +41,7 @@ from agentic_iqa_local.prompts import (
 from agentic_iqa_local.reasoning import (
     from_evidence,
     misstatements,
+    names_a_distortion,
     place_of_damage,
     quarters_named,
     speaks_for_another,
@@ -301,6 +302,8 @@ def _write(
 
     def mistakes(reply: SummaryReply) -> list[str]:
         lines = misstatements(reply.quality_reasoning, evidence, level)
+        if fusion and fusion.measured and not names_a_distortion(reply.quality_reasoning):
+            lines.append("says nothing of what was measured")
         if choices:
             lines += speaks_for_another(reply.quality_reasoning, choices, chosen_answer(choices, letter))
         return lines
