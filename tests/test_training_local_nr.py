@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import ROOT
 from PIL import Image
+from safetensors.torch import save_file
 
 sys.path.insert(0, str(ROOT / "scripts" / "training"))
 import local_nr as recipe
@@ -114,3 +115,21 @@ def test_graphics_are_drawn(kind):
     assert first.dtype == np.uint8
     assert np.array_equal(first, second)
     assert first.std() > 0
+
+
+def test_an_earlier_rater_counts_for_half_of_the_quality_and_nothing_else(tmp_path):
+    torch.manual_seed(0)
+    statistics, inputs = recipe.STATISTICS, recipe.STATISTICS + recipe.SIGNALS
+    new, old = _Head(inputs, 4, OUTPUTS), _Head(statistics, 5, 10)
+    old.centre, old.scale = torch.full((statistics,), 0.1), torch.full((statistics,), 2.0)
+    save_file(
+        {f"picture.{name}": value for name, value in old.state_dict().items()}, tmp_path / "old.safetensors"
+    )
+    joined = recipe.with_earlier_rater(new.state_dict(), tmp_path / "old.safetensors")
+    head = _Head(inputs, 9, OUTPUTS)
+    head.load_state_dict(joined)
+    x = torch.randn(3, inputs)
+    with torch.inference_mode():
+        expected = new(x)
+        expected[:, 0] = (expected[:, 0] + old(x[:, :statistics])[:, 0]) / 2
+        assert torch.allclose(head(x), expected, atol=1e-4)

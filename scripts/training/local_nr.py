@@ -21,7 +21,7 @@ import torch
 import yaml
 from graphics import KINDS, draw
 from local_nr_pool import SEEDS, described, drawn, quarter_cells, untrained
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from scipy.optimize import curve_fit
 from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, smooth_l1_loss, softplus
@@ -330,6 +330,31 @@ def picture_head(
     return finished(networks, shares, centre, scale)
 
 
+def with_earlier_rater(head: dict[str, torch.Tensor], earlier: Path) -> dict[str, torch.Tensor]:
+    """The head of whole pictures whose quality is the mean of its own and that of an earlier LocalNR, which read the
+    encoder's statistics alone: two pools err differently. What the earlier one standardised by is put into its
+    weights."""
+    old = {name: value.float() for name, value in load_file(earlier).items() if name.startswith("picture.")}
+    weight, known = old["picture.hidden.weight"], STATISTICS
+    centre, scale = head["centre"][:known], head["scale"][:known]
+    rescaled = (weight * scale / old["picture.scale"]).nan_to_num(0.0, 0.0, 0.0)
+    shift = (weight * ((centre - old["picture.centre"]) / old["picture.scale"])).sum(1)
+    hidden = torch.zeros(len(weight), head["hidden.weight"].shape[1])
+    hidden[:, :known] = rescaled
+    share = torch.ones(OUTPUTS)
+    share[0] = 0.5
+    out = torch.zeros(OUTPUTS, len(weight))
+    out[0] = 0.5 * old["picture.out.weight"][0]
+    bias = head["out.bias"] * share
+    bias[0] += 0.5 * old["picture.out.bias"][0]
+    return head | {
+        "hidden.weight": torch.cat([head["hidden.weight"], hidden]),
+        "hidden.bias": torch.cat([head["hidden.bias"], old["picture.hidden.bias"] + shift]),
+        "out.weight": torch.cat([head["out.weight"] * share[:, None], out], 1),
+        "out.bias": bias,
+    }
+
+
 def picture_data(
     whole: Features, quarter: Features, graphics: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -362,10 +387,13 @@ def train(args: argparse.Namespace) -> None:
     whole, quarter, cells, cell_targets, rows = load_features(args.work / "train")
     with torch.inference_mode():
         graphics = graphics_features(network, args.work, 21, GRAPHICS)
+    picture = picture_head(*picture_data(whole, quarter, graphics))
+    if args.earlier:
+        picture = with_earlier_rater(picture, args.earlier)
     state = {f"encoder.{name}": value for name, value in network.encoder.state_dict().items()}
     place_loss = lambda found, wanted: smooth_l1_loss(found, wanted, beta=0.5)  # noqa: E731
     for name, weights in (
-        ("picture", picture_head(*picture_data(whole, quarter, graphics))),
+        ("picture", picture),
         ("pair", head(*pair_data(whole, quarter), PAIR_WIDTH, EPOCHS, loss_of)),
         ("place", head(cells, cell_targets, PLACE_WIDTH, PLACE_EPOCHS, place_loss)),
     ):
@@ -576,6 +604,7 @@ def main() -> None:
     parser.add_argument(
         "--weights", type=Path, default=WEIGHTS, help="file to write or measure (default: %(default)s)"
     )
+    parser.add_argument("--earlier", type=Path, help="train: weights of an earlier LocalNR, a rater too")
     parser.add_argument("--write", action="store_true", help="evaluate: write configs/detector.yaml")
     parser.add_argument("--detector", type=Path, default=SHIPPED, help="that file (default: %(default)s)")
     args = parser.parse_args()
