@@ -192,8 +192,17 @@ def _letter_lines(row: Assessment) -> list[str] | None:
         return None
     lines = bars(row.p_c, row.choices)
     if row.product and row.measured:
-        lines += ["", "  Times what was measured", *bars(row.measured, row.choices)]
-        lines += ["", "  Together", *bars(row.product, row.choices)]
+        detections = (row.evidence.detection or {}).values() if row.evidence else ()
+        ignored = any(detection.model_trust == 0 for detection in detections) and row.product == row.measured
+        lines += ["", "  What was measured" if ignored else "  Times what was measured"]
+        lines += bars(row.measured, row.choices)
+        lines += (
+            [
+                "  It decides alone: of this model's own word about distortions it was measured that it tells nothing."
+            ]
+            if ignored
+            else ["", "  Together", *bars(row.product, row.choices)]
+        )
     if row.measurement:
         lines += wrapped(f"Measured: {row.measurement}.")
     if row.off_letter_mass is not None:

@@ -341,7 +341,11 @@ class FusionResult(BaseModel):
         description="Of a question about quality: probability of each choice by what was measured, summing to 1.",
     )
     product: dict[str, float] | None = Field(
-        default=None, description="p_c times `measured`, summing to 1: the answer is its likeliest letter."
+        default=None,
+        description=(
+            "p_c, to the power of the model's trust where distortions are asked about, times `measured`, summing to 1:"
+            " the answer is its likeliest letter."
+        ),
     )
     measurement: str | None = Field(
         default=None, description="What `measured` rests on, or why the letters of a question stand alone."

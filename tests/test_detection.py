@@ -319,3 +319,20 @@ def test_reasoning_that_says_nothing_of_what_was_asked_gives_way_to_the_evidence
     result = summarizer_node(state, {"configurable": {"services": services}})["summarizer_result"]
     assert result.quality_reasoning.startswith("The most probable answer is Yes (0.9")
     assert "Moderate noise" in result.quality_reasoning
+
+
+def test_letters_about_distortions_count_as_far_as_the_model_is_trusted(picture):
+    """Without trust the measurement alone decides; letters about the level of quality always count."""
+    client = ScriptedClient(scripted_answers(), {"A": math.log(0.001), "B": math.log(0.99)})
+    services = scripted_services(client, ScriptedTools({"NIQE": 3.0}), Settings(fusion={"model_trust": 0.0}))
+
+    def answer(query: str):
+        evidence = evidence_of(Noise=0.9)
+        state = {"query": query, "image_path": picture, "plan": PLAN, "choices": ["Yes", "No"]}
+        state["executor_evidence"] = evidence
+        return summarizer_node(state, {"configurable": {"services": services}})["summarizer_result"]
+
+    noisy = answer("Is it noisy?")
+    assert noisy.final_answer == "A"
+    assert noisy.fusion.product == pytest.approx(noisy.fusion.measured)
+    assert answer("Is the quality good?").final_answer == "B"

@@ -45,10 +45,11 @@ def detect(
     return {name: combine(read(images, boxes.get(name)), models[name], images) for name in objects}
 
 
-def model_trust(images: OpenImages) -> float:
-    """How far the model's own probabilities count: by the configuration, else by what its folder says of it."""
+def model_trust(images: OpenImages, role: str = ROLE) -> float:
+    """How far the role's model's own probabilities about distortions count: by the configuration, else by what its folder
+    says of it."""
     configured = images.services.settings.fusion.model_trust
-    return images.services.client(ROLE).trust if configured is None else configured
+    return images.services.client(role).trust if configured is None else configured
 
 
 def read(images: OpenImages, box: Box | None) -> Detection:

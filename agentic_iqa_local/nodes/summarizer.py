@@ -20,6 +20,7 @@ from agentic_iqa_local.evidence import checks, contradictions, find_gaps, should
 from agentic_iqa_local.intervals import Look
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.detection import model_trust
 from agentic_iqa_local.nodes.letter_reading import (
     ROLE,
     answer_letter,
@@ -242,7 +243,7 @@ def summarize(
         )
     elif choices:
         letters = choice_letters(choices)
-        fusion = _decide(read_choices(prompt, letters, images), query, choices, plan, evidence)
+        fusion = _decide(read_choices(prompt, letters, images), query, choices, plan, evidence, images)
     try:
         written, wrong = _write(prompt, letters, evidence, fusion, choices, images)
     except InvalidAnswer as error:
@@ -269,13 +270,16 @@ def _decide(
     choices: Sequence[str],
     plan: PlannerOutput,
     evidence: ExecutorOutput | None,
+    images: OpenImages,
 ) -> FusionResult:
-    """The letters of a question times what was measured of its answers. Where the letters decide against the
-    measurement, the evidence follows them: both are of one question."""
+    """The letters of a question times what was measured of its answers; about distortions, as far as the model's own
+    word of them is trusted. Where the letters decide against the measurement, the evidence follows them: both are of
+    one question."""
     measured = measure_choices(query, choices, plan, evidence)
     if measured.p is None:
         return revised(letters, measurement=measured.basis)
-    weights = {letter: p * measured.p[letter] for letter, p in letters.p_c.items()}
+    trust = model_trust(images, ROLE) if measured.claims else 1.0
+    weights = {letter: p**trust * measured.p[letter] for letter, p in letters.p_c.items()}
     total = sum(weights.values())
     product = {letter: weight / total for letter, weight in weights.items()} if total else letters.p_c
     fusion = revised(letters, measured=measured.p, product=product, measurement=measured.basis)
