@@ -46,8 +46,8 @@ def detect(
 
 
 def model_trust(images: OpenImages, role: str = ROLE) -> float:
-    """How far the role's model's own probabilities about distortions count: by the configuration, else by what its folder
-    says of it."""
+    """How far the role's model's own probabilities about distortions count: by the configuration, else by what its
+    folder says of it."""
     configured = images.services.settings.fusion.model_trust
     return images.services.client(role).trust if configured is None else configured
 

@@ -111,7 +111,7 @@ def answer(
         image, reference, question, choices, pipeline="letters", services=services, observer=observer
     )
     return {
-        "probabilities": result.p_c and list(result.p_c.values()),
+        "probabilities": result.p and list(result.p.values()),
         "alone": alone.p_c and list(alone.p_c.values()),
         "answered": result.final_answer if result.error is None else None,
         "plan": result.plan and result.plan.model_dump(mode="json"),
