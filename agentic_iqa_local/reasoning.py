@@ -14,8 +14,6 @@ from agentic_iqa_local.levels import DISTORTION_TYPES, EVERYWHERE, LEVEL_WORDS, 
 from agentic_iqa_local.query import holds
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 
-FEWEST_CHARACTERS = 12  # of a reasoning that says anything
-
 # What says that a distortion is there. Words that name a virtue or the subject as well ("sharp", "bright")
 # are not among them.
 _DAMAGE = {
@@ -58,6 +56,7 @@ _SEVERITY_WORDS = {
     r"extreme(ly)?": {"extreme"},
 }
 _ANY_SEVERITY = "|".join(_SEVERITY_WORDS)
+_SEVERITY_ALONE = re.compile(rf"\W*({_ANY_SEVERITY}|none)\W*", re.IGNORECASE)
 _NAMED = {
     kind: re.compile(
         rf"\b({damage})\b|(?<=\b)(({_ANY_SEVERITY})\s+{kind.removesuffix('s')}s?)\b", re.IGNORECASE
@@ -153,7 +152,7 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
     reasoning that is overlooked.
     """
     lines = _wrong_levels(text, level) if level is not None else []
-    if len(text.strip()) < FEWEST_CHARACTERS:
+    if _SEVERITY_ALONE.fullmatch(text):
         lines.append("says too little")
     if evidence is None or evidence.distortion_analysis is None:
         return lines

@@ -111,7 +111,7 @@ def account(row: Assessment) -> str:
         ("Passes", paragraphs(map(pass_in_words, row.passes)) if len(row.passes) > 1 else None),
         ("Evidence", _evidence_lines(row)),
         (
-            "Detection: the model's odds of each distortion times those of LocalNR's reading",
+            "Detection: the model's odds times those of LocalNR's reading",
             _detection_lines(row),
         ),
         (f"Letters: how probable the model finds each answer ({MODES.get(row.mode)})", _letter_lines(row)),

@@ -39,6 +39,7 @@ from agentic_iqa_local.inputs import Item, ManifestError, read_manifest, row_key
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
 from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.nodes.detection import YES_NO
 from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.rows import RowFile, RowsError, WriteError, write_whole
@@ -701,19 +702,22 @@ def test_a_gallery_without_a_file_of_rows(script, services, folder, tmp_path, mo
     ("file", "said"),
     [
         ("none/gallery.html", "--gallery .*: there is no folder .*mkdir -p"),
-        (".", "--gallery .*: expected .*choose a file"),
-        ("rows.jsonl.run.json", "this one belongs to the rows; choose another --gallery"),
-        ("a.png", "this one is read; choose another --gallery"),
-        ("rows.csv", "this is --csv's"),
+        (".", "--gallery .*: expected a regular file, got a folder"),
+        ("rows.jsonl.run.json", "a gallery is an HTML page"),
+        ("a.png", "a gallery is an HTML page"),
+        ("rows.csv", "a gallery is an HTML page"),
     ],
 )
-def test_a_place_for_no_gallery_is_told_before_anything_is_loaded(script, folder, tmp_path, file, said):
+def test_a_place_for_no_gallery_is_told_before_anything_is_loaded(
+    script, folder, tmp_path, file, said, capsys
+):
     (tmp_path / "a.png").write_bytes((folder / "00.png").read_bytes())
     files = {"--out": "rows.jsonl", "--csv": "rows.csv", "--gallery": file}
     words = [word for option, name in files.items() for word in (option, str(tmp_path / name))]
-    args = script.parse(["--cpu", str(tmp_path / "a.png"), *words], "")
-    with pytest.raises(script.UsageError, match=said):
+    with pytest.raises((script.UsageError, SystemExit)) as refused:  # noqa: PT012 - parsing or running
+        args = script.parse(["--cpu", str(tmp_path / "a.png"), *words], "")
         script.assess_all(args, Console(io.StringIO()))
+    assert re.search(said, " ".join(f"{capsys.readouterr().err} {refused.value}".split()))
 
 
 # Batches
@@ -735,7 +739,7 @@ def test_an_error_of_any_kind_is_a_row_and_the_others_go_on(crops, services, cli
 
     monkeypatch.setattr(client, "open", broken)
     rows = list(loaded_batch(services, pipeline="letters").rows(crops[:3]))
-    assert [row.error for row in rows] == [None, "KeyError: 'no such thing'", None]
+    assert [row.error for row in rows] == [None, "embedded: KeyError: 'no such thing'", None]
     assert rows[1].q is None
     assert len(rows[1].sha256) == 64
 
@@ -804,14 +808,14 @@ def test_where_nothing_fits_the_row_is_a_failure_after_two_halvings(
 def test_an_agent_that_ran_out_of_memory_half_way_gives_no_score(crops, services, monkeypatch):
     """The graph makes an executor's failure a gap in the evidence and goes on; a batch must not take that for
     an answer."""
-    real = TransformersSession.generate
+    real = TransformersSession.read_letters
 
-    def generate(self, prompt, schema, **options):
-        if schema.__name__ == "DetectionReply":
+    def read_letters(self, prompt, answer_prefix, letters):
+        if tuple(letters) == YES_NO:
             raise OutOfMemory("memory ran out")
-        return real(self, prompt, schema, **options)
+        return real(self, prompt, answer_prefix, letters)
 
-    monkeypatch.setattr(TransformersSession, "generate", generate)
+    monkeypatch.setattr(TransformersSession, "read_letters", read_letters)
     (row,) = loaded_batch(services).rows(crops[:1])
     assert "memory ran out" in row.error
     assert row.q is None
@@ -881,11 +885,11 @@ def test_a_tool_that_hangs_fails_its_image_and_the_others_go_on(crops, services,
     hanging(batch, crops[1:2])
     rows = {row.image: row for row in batch.rows(crops[:6])}
     late = rows.pop(str(crops[1].image))
-    assert "timed out after 600 s in LocalNR" in late.error
+    assert "timed out after 600 s in NIQE" in late.error
     assert len(late.sha256) == 64
     assert late.q is None
     assert [row.error for row in rows.values()] == [None] * 5
-    assert "still in LocalNR" in caplog.text
+    assert "still in NIQE" in caplog.text
     assert batch.unfinished
 
 
@@ -894,7 +898,7 @@ def test_when_too_many_hang_the_run_ends_and_says_where(crops, services, hanging
     hanging(batch, crops[:6])
     more = batch.rows(crops)
     rows = [next(more) for _ in range(3)]
-    with pytest.raises(BatchError, match=r"assessments do not return .*00\.png in LocalNR"):
+    with pytest.raises(BatchError, match=r"assessments do not return .*00\.png in NIQE"):
         next(more)
     assert [row.image for row in rows] == [str(item.image) for item in crops[:3]]
 
@@ -905,10 +909,10 @@ def test_a_hung_tool_that_keeps_the_models_waiting_ends_the_run_at_once(
     """The others would wait for the model until their time is over: rows of failures that are none of
     theirs."""
     for module in ("batch", "workbench"):
-        monkeypatch.setattr(f"agentic_iqa_local.{module}.ALONE", ("LocalNR",))
+        monkeypatch.setattr(f"agentic_iqa_local.{module}.ALONE", ("NIQE",))
     batch, rows = loaded_batch(services, jobs=3, pipeline="letters"), []
     hanging(batch, crops[:1])
-    with pytest.raises(BatchError, match=r"assessments do not return .*00\.png in LocalNR"):
+    with pytest.raises(BatchError, match=r"assessments do not return .*00\.png in NIQE"):
         rows.extend(row.image for row in batch.rows(crops[:6]) if row.error)
     assert rows == [str(crops[0].image)]
 

@@ -10,7 +10,7 @@ from agentic_iqa_local.config import CONFIGS, Settings, find_config, load_settin
 from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.offline.store import models_root
 
-SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if not p.stem.startswith("tool_"))
+SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if not p.stem.startswith(("tool_", "detector")))
 
 
 @pytest.mark.parametrize("path", SET_UPS, ids=lambda p: p.stem)

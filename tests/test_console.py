@@ -90,7 +90,7 @@ def test_text_fits_the_terminal(folder):
     assert status == 0
     headings = {"Plan", "Evidence", "Tools", "Score", "How sure", "Why", "Warnings", ""}
     starts = [line for line in lines if not line.startswith(" ") and line not in headings]
-    assert all(line.startswith((str(folder)[:20], "Letters")) for line in starts), starts
+    assert all(line.startswith((str(folder)[:20], "Letters", "Detection")) for line in starts), starts
 
 
 def test_warnings_name_their_picture_and_nothing_else_is_on_stderr(folder, tmp_path):

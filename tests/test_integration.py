@@ -143,7 +143,8 @@ def test_choices_are_answered_with_probabilities(photo_path, services):
     assert row.error is None
     assert set(row.p_c) == {"A", "B", "C"}
     assert sum(row.p_c.values()) == pytest.approx(1)
-    assert row.final_answer == max(row.p_c, key=row.p_c.get)
+    assert row.final_answer == max(row.product, key=row.product.get)
+    assert row.measurement == "which distortion is the strongest"
     assert row.q is None
 
 

@@ -263,7 +263,7 @@ def test_executor_output_round_trips():
 def test_every_part_of_the_evidence_is_optional():
     assert ExecutorOutput().model_dump(exclude={"tool_logs"}) == dict.fromkeys(
         ("distortion_set", "distortion_analysis", "selected_tools", "quality_scores", "uncertainty", "error",
-         "severity_probabilities", "boxes", "disagreement", "damaged_part", "worst_part")
+         "severity_probabilities", "detection", "boxes", "disagreement", "damaged_part", "worst_part")
     )  # fmt: skip
     assert ExecutorOutput().is_empty
 
@@ -485,7 +485,8 @@ def test_a_changed_copy_is_validated_and_keeps_the_rest():
         (
             FusionResult,
             {"mode": "uniform", "vlm_letter": None, "p_c": {}, "off_letter_mass": None},
-            dict.fromkeys(("alpha", "q_bar", "q", "dq_dqbar", "eta", "sigma", "order_gap", "crop_spread", "disagreement"))
+            dict.fromkeys(("alpha", "q_bar", "q", "dq_dqbar", "eta", "sigma", "order_gap", "crop_spread", "disagreement",
+                           "measured", "product", "measurement"))
                 | {"both_orders": False, "crops": 0, "voters": []},
         ),
         (

@@ -20,7 +20,7 @@ from agentic_iqa_local.prompts import detection_prompt, presence_prompt
 from agentic_iqa_local.score_fusion import letter_probabilities, written_probabilities
 from agentic_iqa_local.state import Detection, FamilyDetection
 from agentic_iqa_local.text import one_line
-from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 from agentic_iqa_local.workbench import Box, OpenImages
 
 logger = logging.getLogger(__name__)
@@ -121,6 +121,8 @@ def model_presence(
                 }
                 for name, kinds in asked.items()
             }
+        except (OutOfMemory, ModelLost):
+            raise
         except VLMError as error:
             logger.info("Yes and No were not read: %s", one_line(str(error)))
     if named:
