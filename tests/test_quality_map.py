@@ -179,9 +179,8 @@ class TestMap:
         boxes = len(row.map.worst)
         assert row.tokens.calls == plain.tokens.calls + 25 + 2 * boxes  # a distortion and its severity
         assert row.map.cost.tokens == row.tokens.prefilled - plain.tokens.prefilled
-        assert (
-            watching.calls.count(MODEL) == 1 + 1 + 2 * boxes
-        )  # the picture, one batch of 25 tiles, each box
+        # the picture is opened and read; one batch of 25 tiles; of each box a distortion and its severity
+        assert watching.calls.count(MODEL) == 2 + 1 + 2 * boxes
         assert watching.pixels.count((192, 192)) == 25
         assert "LocalNR" in watching.calls
         assert row.q == pytest.approx(plain.q)  # a map leaves the rating alone
