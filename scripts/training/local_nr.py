@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import yaml
 from graphics import KINDS, draw
-from local_nr_pool import SEEDS, described, drawn, quarter_cells, untrained
+from local_nr_pool import SEEDS, described, drawn, untrained
 from safetensors.torch import load_file, save_file
 from scipy.optimize import curve_fit
 from sklearn.linear_model import LogisticRegression
@@ -44,6 +44,7 @@ from agentic_iqa_local.iqa_tools.local_nr import (
     _Head,
     per_cell,
     pooled,
+    quarter_of,
 )
 from agentic_iqa_local.iqa_tools.signals import SIGNALS
 from agentic_iqa_local.levels import DISTORTION_TYPES
@@ -144,10 +145,7 @@ def load_features(folder: Path) -> tuple[Features, Features, torch.Tensor, torch
         numbers, clean = torch.from_numpy(arrays["signals"]), torch.from_numpy(arrays["clean"]).float()
         clean = torch.cat([clean, torch.from_numpy(arrays["clean_signals"])], 2)
         quarters = torch.stack(
-            [
-                pooled(quarter_cells(c[None], row["quarter"]))[0]
-                for c, row in zip(cells, shard_rows, strict=True)
-            ]
+            [pooled(quarter_of(c[None], row["quarter"]))[0] for c, row in zip(cells, shard_rows, strict=True)]
         )
         all_parts = [parts_of(row) for row in shard_rows]
         there = [

@@ -21,7 +21,7 @@ import timm
 import torch
 from PIL import Image, ImageEnhance
 
-from agentic_iqa_local.iqa_tools.local_nr import ENCODER, LocalNR, pooled
+from agentic_iqa_local.iqa_tools.local_nr import ENCODER, LocalNR, pooled, quarter_of
 from agentic_iqa_local.iqa_tools.signals import signals
 from agentic_iqa_local.synthetic import distortions
 from agentic_iqa_local.synthetic.distortions import YCC_TO_RGB, Part, distort
@@ -184,13 +184,6 @@ def described(network: LocalNR, picture: np.ndarray, quarter: str) -> tuple[np.n
     return network.encode(pixels)[0].numpy().astype(np.float16), both.numpy()
 
 
-def quarter_cells(cells: torch.Tensor, quarter: str) -> torch.Tensor:
-    """The cells of one quarter of ...×rows×columns×STATISTICS, both sides even."""
-    rows, columns = (side // 2 for side in cells.shape[-3:-1])
-    top, left = distortions.PLACES[quarter]
-    return cells[..., top * rows : (top + 1) * rows, left * columns : (left + 1) * columns, :]
-
-
 @torch.inference_mode()
 def make_shard(number: int, folder: Path, encoder: Path, seed: int) -> int:
     torch.set_num_threads(1)
@@ -202,7 +195,7 @@ def make_shard(number: int, folder: Path, encoder: Path, seed: int) -> int:
         found, numbers_of = described(network, picture, quarter)
         clean_cells, clean_numbers_of = described(network, clean, quarter)
         whole = torch.from_numpy(clean_cells).float()[None]
-        clean_pooled.append(torch.cat([pooled(whole), pooled(quarter_cells(whole, quarter))]).numpy())
+        clean_pooled.append(torch.cat([pooled(whole), pooled(quarter_of(whole, quarter))]).numpy())
         cells.append(found), numbers.append(numbers_of), clean_numbers.append(clean_numbers_of)
         pictures.append(picture)
         rows.append(
