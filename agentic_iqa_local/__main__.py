@@ -2,7 +2,7 @@
 
 import sys
 
-from agentic_iqa_local.commands.main import main
+from agentic_iqa_local.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

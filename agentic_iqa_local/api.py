@@ -22,9 +22,9 @@ from agentic_iqa_local.vlm_client import BACKENDS
 # What pulls in torch, LangGraph or a model's processor is imported where it is used: the command line checks
 # its options with this module before anything is loaded.
 if TYPE_CHECKING:
-    from agentic_iqa_local.comparison import Comparison, Ranking
-    from agentic_iqa_local.pictures import Picture
-    from agentic_iqa_local.quality_map.result import MapRequest
+    from agentic_iqa_local.images.pictures import Picture
+    from agentic_iqa_local.judgement.comparison import Comparison, Ranking
+    from agentic_iqa_local.judgement.quality_map.result import MapRequest
     from agentic_iqa_local.result import Assessment
     from agentic_iqa_local.services import Services
 
@@ -102,7 +102,7 @@ def _path(option: str, value: str | os.PathLike[str]) -> str:
 
 def _with_fit(settings: Settings, file: Path) -> Settings:
     """The temperature and η of a fit. Raises ConfigError where it is none, or of another model."""
-    from agentic_iqa_local.fit import FitError, read_fit
+    from agentic_iqa_local.judgement.fit import FitError, read_fit
     from agentic_iqa_local.provenance import folder_hash
 
     try:
@@ -213,8 +213,8 @@ class IQA:
         TypeError before anything is loaded, a model that cannot run VLMError.
         """
         from agentic_iqa_local.assessment import assess
-        from agentic_iqa_local.pictures import check_picture
-        from agentic_iqa_local.quality_map.result import map_request
+        from agentic_iqa_local.images.pictures import check_picture
+        from agentic_iqa_local.judgement.quality_map.result import map_request
 
         services = self._opened()
         check_choices(choices)
@@ -260,7 +260,7 @@ class IQA:
     ) -> "Comparison":
         """Which of two pictures is better, by the pipeline that this set-up was given, or letters; see
         `comparison.compare`."""
-        from agentic_iqa_local.comparison import compare
+        from agentic_iqa_local.judgement.comparison import compare
 
         return compare(first, second, reference=reference, pairwise=pairwise, **self._comparing())
 
@@ -272,7 +272,7 @@ class IQA:
     ) -> "Ranking":
         """The order of pictures from the best to the worst, by the pipeline that this set-up was given, or
         letters; see `comparison.rank`."""
-        from agentic_iqa_local.comparison import rank
+        from agentic_iqa_local.judgement.comparison import rank
 
         return rank(pictures, reference=reference, pairwise=pairwise, **self._comparing())
 
@@ -344,9 +344,9 @@ class Conversation:
         max_replan_iterations: int | None = None,
     ):
         from agentic_iqa_local.assessment import question
-        from agentic_iqa_local.images import ImageError
-        from agentic_iqa_local.pictures import as_file
-        from agentic_iqa_local.workbench import open_images
+        from agentic_iqa_local.images.pictures import as_file
+        from agentic_iqa_local.images.reading import ImageError
+        from agentic_iqa_local.nodes.workbench import open_images
 
         self._services, self._limit = services, max_replan_iterations
         self._turns: list[dict[str, Any]] = []
@@ -380,7 +380,7 @@ class Conversation:
         its IQA, was closed.
         """
         from agentic_iqa_local.assessment import answered, assessment, question
-        from agentic_iqa_local.conversation import prior_context, regions_pointed_to, turn
+        from agentic_iqa_local.nodes.conversation import prior_context, regions_pointed_to, turn
 
         if self._open is None:
             raise RuntimeError("Conversation: expected to be open, but it was closed; open the picture again")

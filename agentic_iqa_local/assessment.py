@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.evidence import evidence_warnings
-from agentic_iqa_local.frames import moved
 from agentic_iqa_local.graph import initial_state, run_graph
-from agentic_iqa_local.image_files import ImageError, read_file
+from agentic_iqa_local.images.files import ImageError, read_file
+from agentic_iqa_local.images.frames import moved
+from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
+from agentic_iqa_local.judgement.quality_map.reading import mapped
+from agentic_iqa_local.judgement.quality_map.result import MapRequest, map_request
+from agentic_iqa_local.judgement.sureness import Sureness
 from agentic_iqa_local.levels import OVERALL
+from agentic_iqa_local.nodes.evidence import evidence_warnings
 from agentic_iqa_local.nodes.letter_reading import (
     ROLE,
     answer_letter,
@@ -24,13 +28,11 @@ from agentic_iqa_local.nodes.letter_reading import (
     scoring_prompts,
 )
 from agentic_iqa_local.nodes.planner import taken_choices
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
+from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import run_tool
-from agentic_iqa_local.pictures import Picture, PictureFile, as_file
-from agentic_iqa_local.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
-from agentic_iqa_local.quality_map.reading import mapped
-from agentic_iqa_local.quality_map.result import MapRequest, map_request
-from agentic_iqa_local.query import named_metrics
+from agentic_iqa_local.nodes.workbench import PICTURE, Box, Observer, OpenImages, open_images
 from agentic_iqa_local.request import Pipeline, check_choices, check_query
 from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
@@ -40,10 +42,8 @@ from agentic_iqa_local.state import (
     ToolExecutionLog,
     revised,
 )
-from agentic_iqa_local.sureness import Sureness
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import SeenImage, VLMError
-from agentic_iqa_local.workbench import PICTURE, Box, Observer, OpenImages, open_images
 
 UNLIKE_PHOTOGRAPH = (
     "the content is unlike a photograph (a screenshot, drawing, chart or code): LocalNR and NIQE know"

@@ -29,10 +29,10 @@ from agentic_iqa_local.config_sections import (
 )
 from agentic_iqa_local.files import FileError
 from agentic_iqa_local.levels import Mode, lower_edge
+from agentic_iqa_local.nodes.replanning import DEFAULT_MAX_REPLAN_ITERATIONS
 from agentic_iqa_local.offline.store import models_root
 from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.plain_yaml import read_yaml
-from agentic_iqa_local.replanning import DEFAULT_MAX_REPLAN_ITERATIONS
 from agentic_iqa_local.state import revised
 
 CONFIGS = ROOT / "configs"

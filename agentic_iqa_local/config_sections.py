@@ -18,7 +18,7 @@ from pydantic import (
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.iqa_tools.specs import ToolError, find_tool
 from agentic_iqa_local.levels import Mode
-from agentic_iqa_local.prompts import PromptLayout
+from agentic_iqa_local.nodes.prompts import PromptLayout
 
 
 class ConfigError(UserError, ValueError):

@@ -6,10 +6,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentic_iqa_local.config_sections import FusionSettings
-from agentic_iqa_local.intervals import AnswerSet, Interval
+from agentic_iqa_local.judgement.intervals import AnswerSet, Interval
+from agentic_iqa_local.judgement.quality_map.result import QualityMap
+from agentic_iqa_local.judgement.sureness import Gate
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
-from agentic_iqa_local.prompts import chosen_answer
-from agentic_iqa_local.quality_map.result import QualityMap
+from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.state import (
     ExecutorOutput,
@@ -18,7 +19,6 @@ from agentic_iqa_local.state import (
     PlannerOutput,
     ToolExecutionLog,
 )
-from agentic_iqa_local.sureness import Gate
 from agentic_iqa_local.text import one_line
 
 # 5: intervals and what follows from them. 4: passes, failed tries, turns of conversations. 3: eta and sigma.
@@ -217,7 +217,7 @@ class Assessment(BaseModel):
 
     def explain(self) -> str:
         """The readable account that `--explain` prints: plan, evidence, probabilities, tools, q and why."""
-        from agentic_iqa_local.report import account
+        from agentic_iqa_local.output.report import account
 
         return account(self)
 

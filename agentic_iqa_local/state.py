@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from agentic_iqa_local.judgement.quality_map.result import DamagedBox
 from agentic_iqa_local.levels import Mode, Severity
-from agentic_iqa_local.quality_map.result import DamagedBox
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import threading
 import time
 from dataclasses import dataclass
 
-from agentic_iqa_local.batch_worker import _Child
-from agentic_iqa_local.image_files import read_file
-from agentic_iqa_local.work import Assessing
+from agentic_iqa_local.batch.batch_worker import _Child
+from agentic_iqa_local.batch.work import Assessing
+from agentic_iqa_local.images.files import read_file
 
 FATAL, HANGS, SLOW = "fatal.png", "hangs.png", "slow.png"
 

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 
 from agentic_iqa_local import services
-from agentic_iqa_local.batch import Batch
+from agentic_iqa_local.batch.runner import Batch
+from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading
 from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.run import Plan, Studying, run_study
 from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage, VLMError
-from agentic_iqa_local.work import Assessing
 
 BACKEND = "transformers.embedded"
 
@@ -194,4 +194,4 @@ def in_this_process(monkeypatch) -> None:
         def __init__(self, work, device, **window):
             super().__init__(services.Services(work.settings, device), work, **window)
 
-    monkeypatch.setattr("agentic_iqa_local.batch_worker.BatchWorker", Here)
+    monkeypatch.setattr("agentic_iqa_local.batch.batch_worker.BatchWorker", Here)

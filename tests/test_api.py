@@ -18,16 +18,16 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 import agentic_iqa_local
 from agentic_iqa_local import IQA, Assessment, assess, run_pipeline
 from agentic_iqa_local.api import choose_settings
+from agentic_iqa_local.batch.stored_row import as_line
 from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.devices import DeviceError
 from agentic_iqa_local.graph import initial_state
-from agentic_iqa_local.images import load_image
+from agentic_iqa_local.images.pictures import as_file
+from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.levels import LEVEL_WORDS
-from agentic_iqa_local.pictures import as_file
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import OpenImages
 
 
 def test_each_set_up_keeps_its_own_models_folder(tmp_path):

@@ -7,10 +7,12 @@ import pytest
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
 from agentic_iqa_local import Assessment, assess, run_pipeline
+from agentic_iqa_local.batch.stored_row import as_line
 from agentic_iqa_local.config_sections import RoleSettings
 from agentic_iqa_local.files import LARGEST
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt
 from agentic_iqa_local.nodes.replies import (
     PlannerReply,
     analysis_reply,
@@ -20,8 +22,6 @@ from agentic_iqa_local.nodes.replies import (
     selection_reply,
     summary_reply,
 )
-from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt
-from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.vlm_client import VLMError
 
 SUMMARY = {"final_answer": "C", "quality_reasoning": "Edges are soft."}

@@ -27,25 +27,25 @@ from PIL import Image
 from scripted import in_this_process, loaded_batch
 from test_assess import blocked  # noqa: F401 - a fixture
 
-import agentic_iqa_local.rows
+import agentic_iqa_local.batch.rows
 from agentic_iqa_local.assessment import assess, file_sha256
-from agentic_iqa_local.batch import BatchError
-from agentic_iqa_local.commands import assess as assess_command
-from agentic_iqa_local.commands.console import Console
+from agentic_iqa_local.batch.inputs import Item, ManifestError, read_manifest, row_key
+from agentic_iqa_local.batch.rows import RowFile, RowsError, WriteError, write_whole
+from agentic_iqa_local.batch.runner import BatchError
+from agentic_iqa_local.batch.runs import Results, identity
+from agentic_iqa_local.batch.stored_row import as_line
+from agentic_iqa_local.cli import assess as assess_command
+from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.config_sections import ModelSettings
-from agentic_iqa_local.images import LoadedImage
-from agentic_iqa_local.inputs import Item, ManifestError, read_manifest, row_key
+from agentic_iqa_local.images.reading import LoadedImage
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.detection import YES_NO
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.rows import RowFile, RowsError, WriteError, write_whole
-from agentic_iqa_local.runs import Results, identity
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 from agentic_iqa_local.vlm_client.server_client import ServerClient
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient, TransformersSession
@@ -400,7 +400,7 @@ def test_a_disk_that_is_full_at_the_end_too_is_one_sentence(tmp_path, crops, mon
         raise WriteError("no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr("agentic_iqa_local.runs.write_whole", full)
+        patch.setattr("agentic_iqa_local.batch.runs.write_whole", full)
         results.close(lost=True)
     assert set(Results(tmp_path / "rows.jsonl", ask(), resume=True).suspects) == {crops[0].key}
     with pytest.raises(RowsError, match="could not be written"):
@@ -470,7 +470,7 @@ def test_a_write_that_the_kernel_breaks_off_leaves_whole_rows(tmp_path):
     """A limit on the size of files makes the kernel take the first part of a row and refuse the rest, as a
     full disk does."""
     writer = (
-        "import resource, sys; from pathlib import Path; from agentic_iqa_local.rows import RowFile,"
+        "import resource, sys; from pathlib import Path; from agentic_iqa_local.batch.rows import RowFile,"
         " WriteError\nresource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500)); rows ="
         ' RowFile(Path(sys.argv[1]))\nfor i in range(9): rows.append(\'{"n": %d, "filler": "%s"}\' % (i,'
         " 'x' * 975))\n"
@@ -533,7 +533,7 @@ def test_a_picture_that_nobody_touched_since_is_not_read_again(tmp_path, folder,
     description = tmp_path / "rows.jsonl.run.json"
     run = json.loads(description.read_text())
     read = []
-    monkeypatch.setattr("agentic_iqa_local.runs.file_sha256", lambda path: read.append(path))
+    monkeypatch.setattr("agentic_iqa_local.batch.runs.file_sha256", lambda path: read.append(path))
     description.write_text(json.dumps(run | {"date": "2999-01-01T00:00:00+0000"}))
     assert with_results(path, ask(), [], resume=True, asked={item.key}).done == {item.key}
     assert read == []
@@ -557,7 +557,7 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(
     script, services, folder, tmp_path, monkeypatch, capfd
 ):
     path = tmp_path / "rows.jsonl"
-    real, calls = agentic_iqa_local.rows._write, []
+    real, calls = agentic_iqa_local.batch.rows._write, []
 
     def fills_up(file, data):
         calls.append(data)
@@ -568,7 +568,7 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(
 
     images = sorted(folder.glob("*.png"))[:4]
     with monkeypatch.context() as patch:
-        patch.setattr(agentic_iqa_local.rows, "_write", fills_up)
+        patch.setattr(agentic_iqa_local.batch.rows, "_write", fills_up)
         assert command(script, patch, services, "--image", *images, "--out", path) == (1, "")
     said = capfd.readouterr().err
     assert "No space left on device" in said
@@ -576,7 +576,9 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(
     assert [row["image"] for row in lines(path)] == list(map(str, images[:2]))
     assert command(script, monkeypatch, services, "--image", *images, "--out", path, "--resume") == (0, "")
     assert [row["image"] for row in lines(path)] == list(map(str, images))
-    monkeypatch.setattr("agentic_iqa_local.batch.Batch", None)  # nothing is left to do, so nothing is loaded
+    monkeypatch.setattr(
+        "agentic_iqa_local.batch.runner.Batch", None
+    )  # nothing is left to do, so nothing is loaded
     assert command(script, monkeypatch, services, "--image", *images, "--out", path, "--resume") == (0, "")
 
 
@@ -597,7 +599,7 @@ def test_a_stdout_that_takes_nothing_ends_the_run_in_a_sentence(script, services
 
 @pytest.mark.parametrize(("name", "started"), [("assess", "assess_all"), ("doctor", "examine_all")])
 def test_ctrl_c_at_any_time_is_status_130(name, started, monkeypatch, capsys):
-    module = importlib.import_module(f"agentic_iqa_local.commands.{name}")
+    module = importlib.import_module(f"agentic_iqa_local.cli.{name}")
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -618,7 +620,7 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(
     script, services, folder, tmp_path, monkeypatch, capfd
 ):
     (tmp_path / "m.csv").write_text(f"image\n{folder / '00.png'}\n{folder / '01.png'}\n")
-    monkeypatch.setattr("agentic_iqa_local.commands.console.SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("agentic_iqa_local.cli.console.SECONDS_BETWEEN_LINES", 0)
     status, out = command(script, monkeypatch, services, "--manifest", tmp_path / "m.csv")
     assert status == 0
     assert [json.loads(line)["image"] for line in out.splitlines()] == [

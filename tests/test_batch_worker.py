@@ -14,20 +14,19 @@ import pytest
 from conftest import ROOT
 from scripted import loaded_batch
 
-from agentic_iqa_local import batch_worker
-from agentic_iqa_local.batch import Batch, BatchError
-from agentic_iqa_local.batch_worker import BatchWorker
+from agentic_iqa_local.batch.batch_worker import BatchWorker
+from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.runner import Batch, BatchError, batch_worker
+from agentic_iqa_local.batch.runs import Results
+from agentic_iqa_local.batch.stored_row import as_line
+from agentic_iqa_local.batch.work import Assessing, Work
 from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.inputs import Item
-from agentic_iqa_local.runs import Results
+from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.studies.datasets import load_dataset
 from agentic_iqa_local.studies.run import Plan, Studying, run_study
 from agentic_iqa_local.studies.store import read_run
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.work import Assessing, Work
-from agentic_iqa_local.workbench import Observer
 
 TIMED = {"execution_time", "timestamp"}
 
@@ -181,9 +180,9 @@ def test_a_stop_ends_with_what_is_in_hand(items):
 CODE = """
 import sys, time
 from pathlib import Path
-from agentic_iqa_local.batch_worker import BatchWorker
+from agentic_iqa_local.batch.batch_worker import BatchWorker
 from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.work import Assessing, Work
+from agentic_iqa_local.batch.work import Assessing, Work
 
 if __name__ == "__main__":
     batch = BatchWorker(Assessing(load_settings(), "letters"), "cpu")
@@ -225,7 +224,7 @@ def test_a_tool_that_hangs_costs_a_study_one_image(items, tmp_path, monkeypatch,
 def test_a_line_of_the_log_is_shown_where_this_process_shows_such_lines(monkeypatch):
     """As `assess --explain` hides the warnings that its account repeats."""
     batch, told = working(), []
-    logger = logging.getLogger("agentic_iqa_local.workbench")
+    logger = logging.getLogger("agentic_iqa_local.nodes.workbench")
     monkeypatch.setattr(logger, "handle", lambda record: told.append(record.msg))
     for level, expected in ((logging.ERROR, []), (logging.WARNING, ["too dark"])):
         monkeypatch.setattr(logger, "level", level)

@@ -9,8 +9,8 @@ from conftest import ROOT
 from scipy import stats
 from test_study_report import analysed, make_rows, make_run
 
-from agentic_iqa_local.fit import Fit, FitError, read_fit
-from agentic_iqa_local.intervals import FEATURES, Condition
+from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
+from agentic_iqa_local.judgement.intervals import FEATURES, Condition
 from agentic_iqa_local.studies.calibrating import ENOUGH, LEARNED_ON, Cases, cases, errors
 from agentic_iqa_local.studies.coverage import (
     SPLITS,

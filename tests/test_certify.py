@@ -8,17 +8,17 @@ import pytest
 from conftest import EMBEDDED, ROOT
 from PIL import Image
 
-from agentic_iqa_local.certify import certification, compare, drift, letters, reading
-from agentic_iqa_local.certify.arms import judge_engines, judge_formats
-from agentic_iqa_local.certify.certificate import Certificate, read_certificate, shipped_record
-from agentic_iqa_local.certify.check import Check
-from agentic_iqa_local.certify.identity import differences, files_of
-from agentic_iqa_local.certify.plain import plain_forward
-from agentic_iqa_local.certify.probes import make_probes, write_probes
-from agentic_iqa_local.certify.study import judge_study
-from agentic_iqa_local.certify.tools import judge_tools
-from agentic_iqa_local.commands import certify, main
+from agentic_iqa_local.cli import certify, main
 from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.offline.certify import certification, compare, drift, letters, reading
+from agentic_iqa_local.offline.certify.arms import judge_engines, judge_formats
+from agentic_iqa_local.offline.certify.certificate import Certificate, read_certificate, shipped_record
+from agentic_iqa_local.offline.certify.check import Check
+from agentic_iqa_local.offline.certify.identity import differences, files_of
+from agentic_iqa_local.offline.certify.plain import plain_forward
+from agentic_iqa_local.offline.certify.probes import make_probes, write_probes
+from agentic_iqa_local.offline.certify.study import judge_study
+from agentic_iqa_local.offline.certify.tools import judge_tools
 from agentic_iqa_local.vlm_client import transformers_batch, transformers_client
 from agentic_iqa_local.vlm_client.rendering import Renderer
 

@@ -17,15 +17,15 @@ from conftest import MODELS, ROOT
 from scripted import loaded_batch
 from test_batch_worker import untimed
 
-from agentic_iqa_local.cluster import batch
-from agentic_iqa_local.cluster.batch import ClusterBatch
-from agentic_iqa_local.cluster.connection import ClusterError, check_address, check_installed
-from agentic_iqa_local.cluster.identity import differences, package_hash
-from agentic_iqa_local.cluster.sight import Afar, handed, with_what_is_missing
-from agentic_iqa_local.cluster.staff import Place
+from agentic_iqa_local.batch.cluster import batch
+from agentic_iqa_local.batch.cluster.batch import ClusterBatch
+from agentic_iqa_local.batch.cluster.connection import ClusterError, check_address, check_installed
+from agentic_iqa_local.batch.cluster.identity import differences, package_hash
+from agentic_iqa_local.batch.cluster.sight import Afar, handed, with_what_is_missing
+from agentic_iqa_local.batch.cluster.staff import Place
+from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.image_files import ImageError, read_file, sent_files
-from agentic_iqa_local.inputs import Item
+from agentic_iqa_local.images.files import ImageError, read_file, sent_files
 from agentic_iqa_local.services import Services
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -264,7 +264,7 @@ def test_a_missing_extra_is_named(monkeypatch):
 def test_options_that_do_not_go_together_are_told_before_anything_is_loaded(
     options, says, photo_path, capsys
 ):
-    from agentic_iqa_local.commands.assess_options import parse
+    from agentic_iqa_local.cli.assess_options import parse
 
     with pytest.raises(SystemExit) as ended:
         parse([photo_path, *options], "")

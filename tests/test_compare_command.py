@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
-from agentic_iqa_local.commands.assess_options import parse
+from agentic_iqa_local.cli.assess_options import parse
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS
 
 COMMAND = [sys.executable, str(ROOT / "scripts" / "assess.py"), "--cpu"]

@@ -11,15 +11,16 @@ from PIL import Image, ImageOps
 from scipy.stats import mannwhitneyu
 from scripted import ScriptedClient, ScriptedTools, moderate_blur, scripted_answers, scripted_services
 
-from agentic_iqa_local import IQA, compare, comparison, rank
+from agentic_iqa_local import IQA, compare, rank
 from agentic_iqa_local.assessment import unassessed
-from agentic_iqa_local.comparison import Candidate, Judge, PairwiseRead
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.groups import best_of_groups
-from agentic_iqa_local.near_duplicates import fingerprint, same_scene, scene_distance, scene_groups
-from agentic_iqa_local.ordering import PAIRS_PER_PICTURE, pairs_to_compare, strengths
-from agentic_iqa_local.pairwise_read import read_pair
-from agentic_iqa_local.preference import (
+from agentic_iqa_local.judgement import comparison
+from agentic_iqa_local.judgement.comparison import Candidate, Judge, PairwiseRead
+from agentic_iqa_local.judgement.groups import best_of_groups
+from agentic_iqa_local.judgement.near_duplicates import fingerprint, same_scene, scene_distance, scene_groups
+from agentic_iqa_local.judgement.ordering import PAIRS_PER_PICTURE, pairs_to_compare, strengths
+from agentic_iqa_local.judgement.pairwise_read import read_pair
+from agentic_iqa_local.judgement.preference import (
     FitsError,
     PairFit,
     PairFits,
@@ -30,7 +31,7 @@ from agentic_iqa_local.preference import (
     read_fits,
     sigmoid,
 )
-from agentic_iqa_local.prompts import FIRST_AND_SECOND, chat_messages, comparison_prompt
+from agentic_iqa_local.nodes.prompts import FIRST_AND_SECOND, chat_messages, comparison_prompt
 from agentic_iqa_local.state import ToolExecutionLog
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS
 from agentic_iqa_local.vlm_client import LetterRead, TokenUsage

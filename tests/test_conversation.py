@@ -11,7 +11,9 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, plan_reply, prompts, scripted_answers, scripted_services
 
 from agentic_iqa_local import IQA, Assessment, Conversation, assess
-from agentic_iqa_local.conversation import (
+from agentic_iqa_local.batch.stored_row import as_line
+from agentic_iqa_local.images.reading import ImageError
+from agentic_iqa_local.nodes.conversation import (
     LONGEST_ANSWER,
     MOST_TURNS,
     earlier_lines,
@@ -21,9 +23,7 @@ from agentic_iqa_local.conversation import (
     regions_pointed_to,
     turn,
 )
-from agentic_iqa_local.images import ImageError
 from agentic_iqa_local.state import PlannerOutput
-from agentic_iqa_local.stored_row import as_line
 from agentic_iqa_local.vlm_client import VLMError
 
 

@@ -17,14 +17,14 @@ from pydantic import ValidationError
 
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.config_sections import ModelSettings, ToolSettings
-from agentic_iqa_local.doctor import folders, machine, memory, models, tools
-from agentic_iqa_local.doctor.checks import GIB, Check, Setup, check
-from agentic_iqa_local.doctor.process import Apart
 from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.offline.doctor import folders, machine, memory, models, tools
+from agentic_iqa_local.offline.doctor.checks import GIB, Check, Setup, check
+from agentic_iqa_local.offline.doctor.process import Apart
 from agentic_iqa_local.offline.store import unpack
 from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.vlm_client.weight_files import read_weights
 
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)

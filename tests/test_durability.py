@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from agentic_iqa_local import provenance
-from agentic_iqa_local import rows as rows_module
+from agentic_iqa_local.batch.rows import RowFile, RowsError, WriteError, write_run
+from agentic_iqa_local.batch.runner import rows as rows_module
 from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.rows import RowFile, RowsError, WriteError, write_run
 
 
 class Disk:

@@ -20,18 +20,20 @@ from scripted import (
 )
 
 from agentic_iqa_local import assess, run_pipeline
-from agentic_iqa_local.batch import _Attempt
+from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.rows import RowsError
+from agentic_iqa_local.batch.runner import _Attempt
+from agentic_iqa_local.batch.runs import Results
+from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.config_sections import FusionSettings
-from agentic_iqa_local.evidence import evidence_warnings, object_votes, votes
-from agentic_iqa_local.inputs import Item
 from agentic_iqa_local.iqa_tools import ToolReading
 from agentic_iqa_local.iqa_tools.calibration import LogisticMap, fit_logistic
+from agentic_iqa_local.nodes.evidence import evidence_warnings, object_votes, votes
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse, scoring_prompts
-from agentic_iqa_local.prompts import summarizer_prompt
+from agentic_iqa_local.nodes.prompts import summarizer_prompt
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.request import check_choices
-from agentic_iqa_local.rows import RowsError
-from agentic_iqa_local.runs import Results
 from agentic_iqa_local.score_fusion import ScoreFusion
 from agentic_iqa_local.state import ExecutorOutput, PlannerInput
 from agentic_iqa_local.studies import statistics
@@ -39,8 +41,6 @@ from agentic_iqa_local.studies.inference import infer
 from agentic_iqa_local.studies.statistics import agreement, bootstrap
 from agentic_iqa_local.studies.statistics.bootstrap import _weighted_correlation
 from agentic_iqa_local.vlm_client import LetterRead, TokenUsage, VLMError
-from agentic_iqa_local.work import Assessing
-from agentic_iqa_local.workbench import OpenImages
 
 QUERY = "Rate the perceptual quality of this image."
 PROMPT, PROMPTS = summarizer_prompt(QUERY, None, scoring=True), scoring_prompts(QUERY, None)
@@ -362,7 +362,7 @@ def test_what_fails_after_a_stop_is_no_row(batch, picture, stopped, monkeypatch)
             batch.stop()
         raise RuntimeError("something went wrong")
 
-    monkeypatch.setattr("agentic_iqa_local.work.assess", fails)
+    monkeypatch.setattr("agentic_iqa_local.batch.work.assess", fails)
     rows = list(batch.rows([Item(Path(picture))]))
     assert [row.error for row in rows] == ([] if stopped else ["RuntimeError: something went wrong"])
 
@@ -404,7 +404,9 @@ def test_a_start_that_is_refused_leaves_the_suspects_to_the_next(tmp_path, pictu
 @pytest.mark.parametrize("busy", [[], ["NIQE"]])
 def test_a_file_whose_reading_may_hang_is_not_read_again(batch, picture, busy, monkeypatch):
     read = []
-    monkeypatch.setattr("agentic_iqa_local.batch.file_sha256", lambda path: read.append(path) or "0" * 64)
+    monkeypatch.setattr(
+        "agentic_iqa_local.batch.runner.file_sha256", lambda path: read.append(path) or "0" * 64
+    )
     attempt = _Attempt(Item(Path(picture)), batch._turns, 1, busy=busy)
     batch._running = [attempt]
     row = batch._leave_behind(attempt)

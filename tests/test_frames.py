@@ -10,9 +10,9 @@ from PIL import Image, ImageOps
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local import IQA, assess
-from agentic_iqa_local.frames import content_box, one_colour
-from agentic_iqa_local.images import ImageError, load_image
-from agentic_iqa_local.workbench import load_pictures
+from agentic_iqa_local.images.frames import content_box, one_colour
+from agentic_iqa_local.images.reading import ImageError, load_image
+from agentic_iqa_local.nodes.workbench import load_pictures
 
 
 @pytest.fixture(scope="module")

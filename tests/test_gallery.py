@@ -8,13 +8,13 @@ import pytest
 from browser import axe_findings, browser_page, needs_chromium
 from PIL import Image
 
-from agentic_iqa_local.commands.gallery import main
-from agentic_iqa_local.gallery.rows import GalleryError, identities, read_rows
-from agentic_iqa_local.gallery.thumbnails import Sizes, thumbnail
-from agentic_iqa_local.intervals import Interval
+from agentic_iqa_local.cli.gallery import main
+from agentic_iqa_local.judgement.intervals import Interval
+from agentic_iqa_local.judgement.sureness import Gate
 from agentic_iqa_local.laboratory.gallery_bench import HOLES
+from agentic_iqa_local.output.gallery.rows import GalleryError, identities, read_rows
+from agentic_iqa_local.output.gallery.thumbnails import Sizes, thumbnail
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.sureness import Gate
 
 HOSTILE = "</script><script>document.title='ran'</script>"
 CALIBRATED = {

@@ -33,11 +33,11 @@ from agentic_iqa_local.graph import (
     visualize_graph,
 )
 from agentic_iqa_local.nodes.executor import executor_node
+from agentic_iqa_local.nodes.prompts import REASONING_LIMIT
 from agentic_iqa_local.nodes.summarizer import summarizer_node
-from agentic_iqa_local.prompts import REASONING_LIMIT
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.state import SummarizerOutput, revised
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import OpenImages
 
 QUERY = "Rate the perceptual quality of this image."
 GAP = "Contradictory evidence: severe Blurs of Global but high scores"

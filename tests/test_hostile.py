@@ -22,21 +22,16 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess
+from agentic_iqa_local.batch.inputs import ManifestError, read_manifest
 from agentic_iqa_local.config import CONFIGS, Settings, load_settings
 from agentic_iqa_local.config_sections import ConfigError, RoleSettings
-from agentic_iqa_local.images import ImageError, load_image, load_pair
-from agentic_iqa_local.inputs import ManifestError, read_manifest
+from agentic_iqa_local.images.reading import ImageError, load_image, load_pair
 from agentic_iqa_local.laboratory import endurance
 from agentic_iqa_local.laboratory.endurance import damaged_pictures
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.planner import correct_plan
-from agentic_iqa_local.nodes.replies import detection_reply, letter_reply, location_reply, summary_reply
-from agentic_iqa_local.offline.manifest import BundleError
-from agentic_iqa_local.offline.reading import verify
-from agentic_iqa_local.offline.store import store_manifest, unpack
-from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
-from agentic_iqa_local.prompts import (
+from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
     Prompt,
@@ -44,7 +39,12 @@ from agentic_iqa_local.prompts import (
     selection_prompt,
     summarizer_prompt,
 )
-from agentic_iqa_local.report import account, summary
+from agentic_iqa_local.nodes.replies import detection_reply, letter_reply, location_reply, summary_reply
+from agentic_iqa_local.offline.manifest import BundleError
+from agentic_iqa_local.offline.reading import verify
+from agentic_iqa_local.offline.store import store_manifest, unpack
+from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
+from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import PlannerOutput
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
@@ -170,7 +170,7 @@ def test_bombs_take_no_memory(tmp_path):
     for name, content in (PICTURES | BOMBS).items():
         (tmp_path / name).write_bytes(content)
     code = (
-        "import resource, sys\nfrom agentic_iqa_local.images import ImageError, load_image\nused = []\nfor"
+        "import resource, sys\nfrom agentic_iqa_local.images.reading import ImageError, load_image\nused = []\nfor"
         " name in sys.argv[1:]:\n    if name == 'peak':\n       "
         " used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n        continue\n    try:\n      "
         "  load_image(name)\n    except ImageError:\n        pass\nprint(used[1] - used[0])"

@@ -31,21 +31,21 @@ from test_study_report import make_rows, make_run
 
 from agentic_iqa_local.api import IQA
 from agentic_iqa_local.assessment import assess, file_sha256
-from agentic_iqa_local.commands import assess as assess_command
-from agentic_iqa_local.commands.console import Console, SafeStream
-from agentic_iqa_local.commands.outputs import UsageError, result_file
+from agentic_iqa_local.batch.inputs import Item, ManifestError, read_manifest
+from agentic_iqa_local.batch.rows import RowsError, WriteError, write_whole
+from agentic_iqa_local.batch.runs import Results, identity
+from agentic_iqa_local.batch.stored_row import as_line
+from agentic_iqa_local.cli import assess as assess_command
+from agentic_iqa_local.cli.console import Console, SafeStream
+from agentic_iqa_local.cli.outputs import UsageError, result_file
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.fit import Fit, FitError, read_fit
-from agentic_iqa_local.images import ImageError, load_image
-from agentic_iqa_local.inputs import Item, ManifestError, read_manifest
+from agentic_iqa_local.images.reading import ImageError, load_image
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
-from agentic_iqa_local.rows import RowsError, WriteError, write_whole
-from agentic_iqa_local.runs import Results, identity
-from agentic_iqa_local.stored_row import as_line
+from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
 from agentic_iqa_local.studies.analysis import analyse
 from agentic_iqa_local.studies.compare import Named, compare
 from agentic_iqa_local.studies.datasets import DATASETS, load_dataset
@@ -1224,7 +1224,7 @@ def test_a_large_photograph_whose_name_is_no_UTF_8(tmp_path, command, monkeypatc
 
 def test_whoever_warns_of_a_picture_may_quote_its_name(tmp_path, command, picture, monkeypatch, scripted):
     """A warning and a failure of any part: one line each, in a row that JSON can hold."""
-    from agentic_iqa_local.workbench import OpenImages
+    from agentic_iqa_local.nodes.workbench import OpenImages
 
     place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\x1b[2J\xff.png"))
     place.write_bytes(Path(picture).read_bytes())

@@ -27,9 +27,9 @@ from agentic_iqa_local import IQA, assess
 from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.devices import DeviceError
-from agentic_iqa_local.doctor.checks import Setup
-from agentic_iqa_local.doctor.examination import examinations
-from agentic_iqa_local.images import ImageError, load_image
+from agentic_iqa_local.images.reading import ImageError, load_image
+from agentic_iqa_local.offline.doctor.checks import Setup
+from agentic_iqa_local.offline.doctor.examination import examinations
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
 MIB = 2**20

@@ -23,7 +23,7 @@ from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.files import FileError, open_regular, parse_json, read_bytes, read_json
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.studies.run import ROLES, _model_folder
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.rendering import Renderer

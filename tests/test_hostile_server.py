@@ -17,9 +17,9 @@ from conftest import EMBEDDED
 from PIL import Image
 from scripted import ScriptedTools
 
-from agentic_iqa_local import runs
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.commands.assess import main
+from agentic_iqa_local.batch.runner import runs
+from agentic_iqa_local.cli.assess import main
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.config_sections import ConfigError, ModelSettings
 from agentic_iqa_local.iqa_tools import ToolError
@@ -27,8 +27,8 @@ from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS, ToolReading
 from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.replies import summary_reply
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import LetterRead, ModelLost, VLMError
 from agentic_iqa_local.vlm_client.letters import resolve_letters

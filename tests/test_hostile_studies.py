@@ -28,14 +28,14 @@ from scripted import (
 )
 from test_study_report import make_rows, make_run
 
-from agentic_iqa_local import work
-from agentic_iqa_local.commands import fit_tools, study
+from agentic_iqa_local.batch.inputs import Item, ManifestError, read_manifest
+from agentic_iqa_local.batch.rows import RowFile, RowsError
+from agentic_iqa_local.batch.runner import work
+from agentic_iqa_local.cli import fit_tools, study
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import LARGEST
-from agentic_iqa_local.inputs import Item, ManifestError, read_manifest
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.laboratory import endurance
-from agentic_iqa_local.rows import RowFile, RowsError
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.plots import Drawing
 from agentic_iqa_local.studies.report import write_figures, write_table

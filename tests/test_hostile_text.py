@@ -33,27 +33,27 @@ from test_hostile_server import MODELS, VERSION, connect, send, server  # noqa: 
 from test_study_report import analysed, make_rows, make_run, store
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.commands import assess as assess_command
-from agentic_iqa_local.commands import bundle, console, fit_tools, study
-from agentic_iqa_local.commands import doctor as doctor_command
-from agentic_iqa_local.commands import store as store_command
+from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.stored_row import as_line
+from agentic_iqa_local.cli import assess as assess_command
+from agentic_iqa_local.cli import bundle, console, fit_tools, study
+from agentic_iqa_local.cli import doctor as doctor_command
+from agentic_iqa_local.cli import store as store_command
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.config_sections import ModelSettings
-from agentic_iqa_local.doctor.checks import Setup, as_text, check
-from agentic_iqa_local.fit import Fit, FitError, read_fit
-from agentic_iqa_local.images import load_image
-from agentic_iqa_local.inputs import Item
+from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo
+from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
 from agentic_iqa_local.laboratory import bench, endurance
+from agentic_iqa_local.offline.doctor.checks import Setup, as_text, check
 from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
-from agentic_iqa_local.report import account, headline, summary, tool_table
-from agentic_iqa_local.stored_row import as_line
+from agentic_iqa_local.output.report import account, headline, summary, tool_table
+from agentic_iqa_local.output.tables import csv_text, markdown_cell, safe_cell
+from agentic_iqa_local.output.tally import Tally
 from agentic_iqa_local.studies.compare import Named, compare
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.report import digest
 from agentic_iqa_local.studies.store import Store, read_run
-from agentic_iqa_local.tables import csv_text, markdown_cell, safe_cell
-from agentic_iqa_local.tally import Tally
 from agentic_iqa_local.text import path_text
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.rendering import Renderer, check_folder, loading
@@ -457,7 +457,7 @@ def test_a_failure_outside_of_every_net_is_one_line(picture, monkeypatch, caplog
     def fail(*_, **__):
         raise RuntimeError(TEXT)
 
-    monkeypatch.setattr("agentic_iqa_local.work.assess", fail)
+    monkeypatch.setattr("agentic_iqa_local.batch.work.assess", fail)
     services = scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({"NIQE": 3.0}))
     (row,) = loaded_batch(services).rows([Item(Path(picture).with_name(NAME))])
     assert_harmless(as_line(row), 1)
@@ -510,7 +510,7 @@ def with_template(tmp_path, text: str) -> Path:
 
 
 def render(folder: Path):
-    from agentic_iqa_local.prompts import DEFAULT_QUERY, summarizer_prompt
+    from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, summarizer_prompt
 
     settings = ModelSettings(path=str(folder))
     return Renderer(folder.name, settings, weights=False).render(

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, ImageFile, TiffImagePlugin
 
-from agentic_iqa_local.image_files import ImageError, check_file
-from agentic_iqa_local.images import load_image, load_pair, same_pixels
-from agentic_iqa_local.inputs import expand_inputs
-from agentic_iqa_local.views import View, native_views
+from agentic_iqa_local.batch.inputs import expand_inputs
+from agentic_iqa_local.images.files import ImageError, check_file
+from agentic_iqa_local.images.reading import load_image, load_pair, same_pixels
+from agentic_iqa_local.images.views import View, native_views
 
 GREY_40 = Image.new("L", (40, 40), 100)
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentic_iqa_local.commands.assess import wanted
-from agentic_iqa_local.commands.assess_options import parse
-from agentic_iqa_local.images import ImageError
-from agentic_iqa_local.inputs import expand_inputs, references_in
+from agentic_iqa_local.batch.inputs import expand_inputs, references_in
+from agentic_iqa_local.cli.assess import wanted
+from agentic_iqa_local.cli.assess_options import parse
+from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.text import path_from_text, path_text
 
 

@@ -16,10 +16,10 @@ from agentic_iqa_local.config import Settings
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.graph import build_graph, initial_state, run_graph
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import SummarizerOutput
-from agentic_iqa_local.workbench import OpenImages
 
 
 @pytest.fixture(scope="module")

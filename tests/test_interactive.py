@@ -15,8 +15,8 @@ from contextlib import suppress
 import pytest
 from conftest import ROOT
 
-from agentic_iqa_local.commands.interactive import rows_of
-from agentic_iqa_local.rows import RowsError
+from agentic_iqa_local.batch.rows import RowsError
+from agentic_iqa_local.cli.interactive import rows_of
 
 COMMAND = [sys.executable, str(ROOT / "scripts" / "assess.py")]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from agentic_iqa_local.intervals import (
+from agentic_iqa_local.judgement.intervals import (
     BELOW,
     FEATURES,
     LEAST_DIFFICULTY,

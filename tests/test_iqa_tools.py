@@ -34,11 +34,11 @@ from agentic_iqa_local.iqa_tools.kernels import CPUKernels
 from agentic_iqa_local.iqa_tools.specs import DATA
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.tool_runs import run_tool
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
-from agentic_iqa_local.report import cost, tool_table, tools_in_words
+from agentic_iqa_local.output.report import cost, tool_table, tools_in_words
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import ToolExecutionLog
-from agentic_iqa_local.workbench import OpenImages
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "configs" / "tool_maps.yaml"

@@ -6,7 +6,7 @@ from PIL import Image
 
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.vlm_client import TokenUsage, VLMError, read_each, transformers_batch
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import EMBEDDED
 
-from agentic_iqa_local.commands import assess as assess_command
-from agentic_iqa_local.commands import chosen_settings
-from agentic_iqa_local.commands.console import Console
+from agentic_iqa_local.cli import assess as assess_command
+from agentic_iqa_local.cli import chosen_settings
+from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.model_choice import choose
 
 

@@ -24,8 +24,8 @@ from packaging.tags import sys_tags
 from pydantic import ValidationError
 
 from agentic_iqa_local import paths
-from agentic_iqa_local.commands import bundle as bundle_command
-from agentic_iqa_local.commands import store as store_command
+from agentic_iqa_local.cli import bundle as bundle_command
+from agentic_iqa_local.cli import store as store_command
 from agentic_iqa_local.iqa_tools import TOOLS, ToolRunner
 from agentic_iqa_local.offline import fetch
 from agentic_iqa_local.offline import store as model_store

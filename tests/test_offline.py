@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import MODELS, ROOT
 
-from agentic_iqa_local.commands import store as store_command
+from agentic_iqa_local.cli import store as store_command
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.offline.store import weights_dir
 from agentic_iqa_local.offline.wheels import copied_source
@@ -165,15 +165,15 @@ ALLOWED = {
     # to refuse them while a metric is built
     "agentic_iqa_local/iqa_tools/pyiqa_metrics.py": frozenset({"urllib.request"}),
     # where it listens
-    "agentic_iqa_local/service/running.py": frozenset({"socket"}),
+    "agentic_iqa_local/serve/running.py": frozenset({"socket"}),
     # the head node that --cluster names: whether it answers
-    "agentic_iqa_local/cluster/connection.py": frozenset({"socket", "create_connection"}),
+    "agentic_iqa_local/batch/cluster/connection.py": frozenset({"socket", "create_connection"}),
     # servers on the loopback that they start themselves
-    "agentic_iqa_local/certify/served.py": frozenset({"socket", "httpx"}),
+    "agentic_iqa_local/offline/certify/served.py": frozenset({"socket", "httpx"}),
     "agentic_iqa_local/laboratory/servers.py": frozenset({"socket", "httpx"}),
     "agentic_iqa_local/laboratory/bench/service.py": frozenset({"httpx"}),
     # to refuse connections while it checks
-    "agentic_iqa_local/doctor/process.py": frozenset({"socket"}),
+    "agentic_iqa_local/offline/doctor/process.py": frozenset({"socket"}),
 }
 
 
@@ -336,7 +336,7 @@ def test_the_installed_command_assesses_a_photograph(installed, offline, photo_p
 def test_the_installed_command_names_what_an_installation_has(installed, offline, tmp_path, arguments, said):
     """Commands of its own, the sample photograph inside it, and no place in it to copy models to."""
     code = (
-        "import sys; from agentic_iqa_local.commands.main import main; sys.argv[0] = 'agentic-iqa';"
+        "import sys; from agentic_iqa_local.cli.main import main; sys.argv[0] = 'agentic-iqa';"
         " sys.exit(main(['assess', *sys.argv[1:]]))"
     )
     variables = {"PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}

@@ -10,8 +10,8 @@ from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import detection_reply, summary_reply
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, summarizer_prompt
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 

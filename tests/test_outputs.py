@@ -10,15 +10,15 @@ import pytest
 from conftest import DATA
 from test_study_report import make_run
 
-from agentic_iqa_local.commands import assess, bundle, certify, gallery, merge, study
-from agentic_iqa_local.commands.console import Console
-from agentic_iqa_local.commands.outputs import UsageError, result_file
+from agentic_iqa_local.batch.rows import RowsError
+from agentic_iqa_local.cli import assess, bundle, certify, gallery, merge, study
+from agentic_iqa_local.cli.console import Console
+from agentic_iqa_local.cli.outputs import UsageError, result_file
 from agentic_iqa_local.files import require_own
-from agentic_iqa_local.fit import Fit
+from agentic_iqa_local.judgement.fit import Fit
 from agentic_iqa_local.offline.manifest import HASH_LINE, MANIFEST_HASH
 from agentic_iqa_local.offline.tar import tar_header
-from agentic_iqa_local.rows import RowsError
-from agentic_iqa_local.service.keeping import Kept
+from agentic_iqa_local.serve.keeping import Kept
 from agentic_iqa_local.studies.store import Store, StoreError
 
 PRECIOUS = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR what somebody would miss"  # without a line end, as pictures are

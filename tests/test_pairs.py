@@ -8,7 +8,7 @@ import pytest
 from conftest import DATA
 from PIL import Image
 
-from agentic_iqa_local.pairs import doubts
+from agentic_iqa_local.images.pairs import doubts
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS
 
 

@@ -12,8 +12,8 @@ import pytest
 from conftest import DATA
 from test_console import on_a_terminal, run
 
-from agentic_iqa_local.commands.assess_screen import Screen
-from agentic_iqa_local.picture_lines import (
+from agentic_iqa_local.cli.assess_screen import Screen
+from agentic_iqa_local.output.picture_lines import (
     cut_in_the_middle,
     in_order,
     layout,

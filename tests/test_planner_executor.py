@@ -24,11 +24,11 @@ from agentic_iqa_local.config import Settings
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.nodes.executor import executor_node, locate
 from agentic_iqa_local.nodes.planner import correct_plan, derive_flags, planner_node
-from agentic_iqa_local.prompts import planner_prompt
+from agentic_iqa_local.nodes.prompts import planner_prompt
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import ExecutorOutput, PlanControlFlags, PlannerOutput
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import OpenImages
 
 QUERY = "Rate the perceptual quality of this image."
 NAMING = "Rate the car and the sky."

@@ -11,8 +11,7 @@ from families import build_preset
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.levels import LETTERS, LEVEL_WORDS
-from agentic_iqa_local.offline.wanted import REPOS, folder_of
-from agentic_iqa_local.prompts import (
+from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
     analysis_prompt,
@@ -20,6 +19,7 @@ from agentic_iqa_local.prompts import (
     in_words,
     summarizer_prompt,
 )
+from agentic_iqa_local.offline.wanted import REPOS, folder_of
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client.rendering import NEXT_SET_UP
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient

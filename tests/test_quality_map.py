@@ -11,22 +11,22 @@ from PIL import Image
 from skimage.metrics import structural_similarity
 
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.commands import assess as command
-from agentic_iqa_local.commands.assess_maps import map_requests
-from agentic_iqa_local.commands.assess_options import parse
-from agentic_iqa_local.commands.outputs import UsageError
-from agentic_iqa_local.inputs import Item
+from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.cli import assess as command
+from agentic_iqa_local.cli.assess_maps import map_requests
+from agentic_iqa_local.cli.assess_options import parse
+from agentic_iqa_local.cli.outputs import UsageError
 from agentic_iqa_local.iqa_tools import ToolRunner
+from agentic_iqa_local.judgement.quality_map import bias, reading
+from agentic_iqa_local.judgement.quality_map.damage import damaged_boxes, place_in
+from agentic_iqa_local.judgement.quality_map.reading import tile_sides
+from agentic_iqa_local.judgement.quality_map.result import MapError, MapRequest
+from agentic_iqa_local.judgement.quality_map.tiles import Tiling, smallest_side, tiling
 from agentic_iqa_local.levels import DISTORTION_TYPES
-from agentic_iqa_local.prompts import summarizer_prompt
-from agentic_iqa_local.quality_map import bias, reading
-from agentic_iqa_local.quality_map.damage import damaged_boxes, place_in
-from agentic_iqa_local.quality_map.reading import tile_sides
-from agentic_iqa_local.quality_map.result import MapError, MapRequest
-from agentic_iqa_local.quality_map.tiles import Tiling, smallest_side, tiling
-from agentic_iqa_local.reasoning import from_evidence
+from agentic_iqa_local.nodes.prompts import summarizer_prompt
+from agentic_iqa_local.nodes.reasoning import from_evidence
+from agentic_iqa_local.nodes.workbench import MODEL, Observer
 from agentic_iqa_local.vlm_client import PixelLimits
-from agentic_iqa_local.workbench import MODEL, Observer
 
 
 @pytest.fixture(scope="module")

@@ -7,20 +7,21 @@ import pytest
 from conftest import DATA
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
-from agentic_iqa_local import assess, named_distortions
+from agentic_iqa_local import assess
 from agentic_iqa_local.graph import initial_state
 from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.levels import DISTORTION_TYPES
-from agentic_iqa_local.named_distortions import asks_about_damage, distortions_in
+from agentic_iqa_local.nodes import named_distortions
+from agentic_iqa_local.nodes.named_distortions import asks_about_damage, distortions_in
 from agentic_iqa_local.nodes.planner import correct_plan, planner_node
-from agentic_iqa_local.query import (
+from agentic_iqa_local.nodes.query import (
     asks_where,
     choices_in,
     named_tools,
     region_in,
     unknown_metrics,
 )
-from agentic_iqa_local.report import account, headline
+from agentic_iqa_local.output.report import account, headline
 from agentic_iqa_local.state import PlannerOutput
 
 ROWS = [

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentic_iqa_local.replanning import append_replan_reason, gaps_to_close, may_replan
+from agentic_iqa_local.nodes.replanning import append_replan_reason, gaps_to_close, may_replan
 from agentic_iqa_local.state import NO_REASON, Gap
 
 
@@ -42,4 +42,4 @@ def test_too_long_a_history_is_told_in_the_programs_own_log(caplog):
     with caplog.at_level(logging.WARNING, logger="agentic_iqa_local"):
         history = append_replan_reason([f"[Iteration {n}] again" for n in range(10)], 10, "again")
     assert (len(history), history[-1]) == (10, "[Iteration 10] again")
-    assert [record.name for record in caplog.records] == ["agentic_iqa_local.replanning"]
+    assert [record.name for record in caplog.records] == ["agentic_iqa_local.nodes.replanning"]

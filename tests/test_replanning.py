@@ -22,7 +22,8 @@ from scripted import (
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.config_sections import ModelSettings
-from agentic_iqa_local.evidence import (
+from agentic_iqa_local.iqa_tools.reliability import load_reliability
+from agentic_iqa_local.nodes.evidence import (
     apart,
     contradictions,
     doubts,
@@ -31,11 +32,10 @@ from agentic_iqa_local.evidence import (
     should_replan,
     votes,
 )
-from agentic_iqa_local.iqa_tools.reliability import load_reliability
+from agentic_iqa_local.nodes.passes import changes, decided, support
 from agentic_iqa_local.nodes.planner import correct_plan, flags_against
-from agentic_iqa_local.passes import changes, decided, support
-from agentic_iqa_local.query import regions_in
-from agentic_iqa_local.report import account
+from agentic_iqa_local.nodes.query import regions_in
+from agentic_iqa_local.output.report import account
 from agentic_iqa_local.state import (
     Basis,
     DistortionAnalysis,

@@ -8,8 +8,7 @@ import os
 import pytest
 from pydantic import BaseModel
 
-from agentic_iqa_local import rows
-from agentic_iqa_local.rows import (
+from agentic_iqa_local.batch.rows import (
     OtherRun,
     Replaced,
     RowFile,
@@ -21,6 +20,7 @@ from agentic_iqa_local.rows import (
     write_run,
     write_whole,
 )
+from agentic_iqa_local.batch.runner import rows
 
 ONE, TWO, THREE = '{"a": 1}\n', '{"a": 2}\n', '{"a": 3}\n'
 

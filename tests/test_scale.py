@@ -9,13 +9,13 @@ import threading
 
 import pytest
 
-from agentic_iqa_local import rows as rows_module
-from agentic_iqa_local import tally as tally_module
-from agentic_iqa_local.inputs import Item
-from agentic_iqa_local.keys import WIDTH, Keys
-from agentic_iqa_local.rows import RowFile, WriteError
-from agentic_iqa_local.runs import Run
-from agentic_iqa_local.tally import Tally
+from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.keys import WIDTH, Keys
+from agentic_iqa_local.batch.rows import RowFile, WriteError
+from agentic_iqa_local.batch.runner import rows as rows_module
+from agentic_iqa_local.batch.runs import Run
+from agentic_iqa_local.output import tally as tally_module
+from agentic_iqa_local.output.tally import Tally
 
 LONG = 3600.0  # seconds: no timer ends within a test
 
@@ -255,7 +255,7 @@ def test_a_damaged_note_suspects_nobody(tmp_path, line):
 
 
 def test_a_note_stays_short_however_many_items_are_begun(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentic_iqa_local.runs.LONGEST_NOTE", 2000)
+    monkeypatch.setattr("agentic_iqa_local.batch.runs.LONGEST_NOTE", 2000)
     run = Run(RowFile(tmp_path / "rows.jsonl"), tmp_path / "note")
     longest = 0
     for item in run.begun(Item(tmp_path / f"{i}.png") for i in range(200)):

@@ -19,23 +19,23 @@ import pytest
 import uvicorn
 from test_service import TOKEN, png, served
 
-from agentic_iqa_local.commands.assess import UsageError
-from agentic_iqa_local.commands.serve import kept_in
-from agentic_iqa_local.commands.serve import main as serve
+from agentic_iqa_local.cli.assess import UsageError
+from agentic_iqa_local.cli.serve import kept_in
+from agentic_iqa_local.cli.serve import main as serve
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.service import batches as batches_module
-from agentic_iqa_local.service import connections, guard
-from agentic_iqa_local.service.asks import Answer, Ask, Named, Serving
-from agentic_iqa_local.service.batches import Batches
-from agentic_iqa_local.service.connections import Connection
-from agentic_iqa_local.service.engine import Engine
-from agentic_iqa_local.service.errors import Refused
-from agentic_iqa_local.service.fields import Defaults, Sent, arguments, from_json
-from agentic_iqa_local.service.guard import Guard, Held
-from agentic_iqa_local.service.metrics import Metrics
-from agentic_iqa_local.service.pending import failure_code
-from agentic_iqa_local.service.running import listening
+from agentic_iqa_local.serve import batches as batches_module
+from agentic_iqa_local.serve import connections, guard
+from agentic_iqa_local.serve.asks import Answer, Ask, Named, Serving
+from agentic_iqa_local.serve.batches import Batches
+from agentic_iqa_local.serve.connections import Connection
+from agentic_iqa_local.serve.engine import Engine
+from agentic_iqa_local.serve.errors import Refused
+from agentic_iqa_local.serve.fields import Defaults, Sent, arguments, from_json
+from agentic_iqa_local.serve.guard import Guard, Held
+from agentic_iqa_local.serve.metrics import Metrics
+from agentic_iqa_local.serve.pending import failure_code
+from agentic_iqa_local.serve.running import listening
 
 BOTH = Defaults("letters", ("agent", "letters"))
 
@@ -248,7 +248,7 @@ def test_a_batch_that_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path, m
     def full(*_):
         raise OSError(28, "No space left on device", "/secret/place")
 
-    monkeypatch.setattr("agentic_iqa_local.service.batches.os.rename", full)
+    monkeypatch.setattr("agentic_iqa_local.serve.batches.os.rename", full)
     with pytest.raises(Refused, match="No space left on device") as refusal:
         batches.submit(pictures(1))
     assert refusal.value.status == 503

@@ -29,7 +29,7 @@ from test_hostile_server import (
 
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.prompts import ANSWER_PREFIX
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.vlm_client import ModelLost, VLMError, several_servers
 from agentic_iqa_local.vlm_client.rendering import Renderer
 from agentic_iqa_local.vlm_client.several_servers import AGREEMENT, SeveralServers, connect, probe_pictures

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from agentic_iqa_local.commands.assess import wanted
-from agentic_iqa_local.commands.assess_options import parse
-from agentic_iqa_local.commands.console import Console
-from agentic_iqa_local.commands.main import main
+from agentic_iqa_local.batch.inputs import Item, ManifestError, read_manifest
+from agentic_iqa_local.batch.runs import Results
+from agentic_iqa_local.batch.shards import Shard, ShardError, list_file, share_of
+from agentic_iqa_local.batch.work import Assessing
+from agentic_iqa_local.cli.assess import wanted
+from agentic_iqa_local.cli.assess_options import parse
+from agentic_iqa_local.cli.console import Console
+from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.inputs import Item, ManifestError, read_manifest
 from agentic_iqa_local.laboratory.million import simulate
-from agentic_iqa_local.runs import Results
-from agentic_iqa_local.shards import Shard, ShardError, list_file, share_of
-from agentic_iqa_local.work import Assessing
 
 IDENTITY = {"model": {"tiny": "aa"}, "versions": {"torch": "2.15.0"}, "query": "Rate it."}
 WORK = Assessing(Settings(), "letters")

@@ -12,7 +12,7 @@ from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel, ValidationError
 from scripted import plan_reply
 
-from agentic_iqa_local.replanning import append_replan_reason
+from agentic_iqa_local.nodes.replanning import append_replan_reason
 from agentic_iqa_local.state import (
     AgenticIQAState,
     Basis,

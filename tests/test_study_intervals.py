@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from scripted import study_here
 
-from agentic_iqa_local.commands import study as cli
-from agentic_iqa_local.fit import read_fit
+from agentic_iqa_local.cli import study as cli
+from agentic_iqa_local.judgement.fit import read_fit
 from agentic_iqa_local.studies.datasets import load_dataset
 from agentic_iqa_local.studies.run import Plan
 from agentic_iqa_local.studies.store import read_run

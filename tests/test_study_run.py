@@ -30,10 +30,11 @@ from scripted import in_this_process, study_here
 from test_study_report import make_rows, make_run
 
 from agentic_iqa_local.assessment import assess, file_sha256
-from agentic_iqa_local.commands import study as cli
-from agentic_iqa_local.fit import Fit, FitError, read_fit
+from agentic_iqa_local.cli import study as cli
+from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
@@ -52,7 +53,6 @@ from agentic_iqa_local.studies.run import Plan, chosen
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
 from agentic_iqa_local.studies.study import dataset_info
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import OpenImages
 
 TOOLS = ("NIQE", "PIQE")
 

@@ -20,14 +20,14 @@ from scripted import (
 from agentic_iqa_local import services, vlm_client
 from agentic_iqa_local.config import DEFAULT_CONFIG, Settings
 from agentic_iqa_local.config_sections import FusionSettings
-from agentic_iqa_local.evidence import contradictions, should_replan, tool_scores
-from agentic_iqa_local.nodes.summarizer import summarizer_node, without_words
-from agentic_iqa_local.prompts import (
+from agentic_iqa_local.nodes.evidence import contradictions, should_replan, tool_scores
+from agentic_iqa_local.nodes.prompts import (
     EXPLANATION_PROMPT_TEMPLATE,
     SCORING_PROMPT_TEMPLATE,
     chat_messages,
     summarizer_prompt,
 )
+from agentic_iqa_local.nodes.summarizer import summarizer_node, without_words
 from agentic_iqa_local.state import ExecutorOutput, FusionResult, PlannerOutput, ToolExecutionLog
 from agentic_iqa_local.vlm_client import VLMError
 

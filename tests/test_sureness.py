@@ -14,20 +14,27 @@ from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_s
 from agentic_iqa_local import IQA
 from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.assessment import answered, assess, question
-from agentic_iqa_local.calibrations import calibration_for
-from agentic_iqa_local.commands.assess import main
+from agentic_iqa_local.cli.assess import main
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.config_sections import ConfigError, DecisionSettings
-from agentic_iqa_local.fit import Fit
-from agentic_iqa_local.intervals import FEATURES, LOOKS, Answers, Condition, Errors, IntervalCalibration
+from agentic_iqa_local.judgement.calibrations import calibration_for
+from agentic_iqa_local.judgement.fit import Fit
+from agentic_iqa_local.judgement.intervals import (
+    FEATURES,
+    LOOKS,
+    Answers,
+    Condition,
+    Errors,
+    IntervalCalibration,
+)
+from agentic_iqa_local.judgement.sureness import Sureness
 from agentic_iqa_local.levels import lower_edge
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse, scoring_prompts
-from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
+from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.output.tally import Tally
 from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.state import FusionResult, PlannerOutput
-from agentic_iqa_local.sureness import Sureness
-from agentic_iqa_local.tally import Tally
-from agentic_iqa_local.workbench import OpenImages
 
 SAMPLE = Path(__file__).parent / "data" / "sumac.png"
 ERRORS = tuple(np.round(np.linspace(-1, 1, 201), 2).tolist())

@@ -9,8 +9,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from agentic_iqa_local.commands import assess as assess_command
-from agentic_iqa_local.commands.console import Formatter, SafeStream, exit_status, like_ctrl_c, safe_streams
+from agentic_iqa_local.cli import assess as assess_command
+from agentic_iqa_local.cli.console import Formatter, SafeStream, exit_status, like_ctrl_c, safe_streams
 from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.offline.manifest import BundleError

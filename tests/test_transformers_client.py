@@ -13,14 +13,7 @@ from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.nodes.replies import (
-    PlannerReply,
-    analysis_reply,
-    detection_reply,
-    selection_reply,
-    summary_reply,
-)
-from agentic_iqa_local.prompts import (
+from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
     analysis_prompt,
@@ -29,6 +22,13 @@ from agentic_iqa_local.prompts import (
     planner_prompt,
     selection_prompt,
     summarizer_prompt,
+)
+from agentic_iqa_local.nodes.replies import (
+    PlannerReply,
+    analysis_reply,
+    detection_reply,
+    selection_reply,
+    summary_reply,
 )
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import VLMError

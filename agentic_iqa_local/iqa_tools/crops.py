@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from PIL import Image
 
+from agentic_iqa_local.images.views import native_views
 from agentic_iqa_local.iqa_tools.specs import ToolSpec
-from agentic_iqa_local.views import native_views
 
 BLOCK = 96  # of NIQE, six of PIQE's: the sides of crops are multiples, so no block lies in two
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, as for Image.crop

@@ -13,14 +13,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from agentic_iqa_local.certify.apart import ApartError
-from agentic_iqa_local.certify.certificate import RECORD
-from agentic_iqa_local.certify.certification import Certification, Wanted
-from agentic_iqa_local.certify.letters import judge_inputs, judge_plain
-from agentic_iqa_local.certify.tools import measure_tools
-from agentic_iqa_local.commands.console import Parser, exit_status, safe_streams
+from agentic_iqa_local.batch.rows import write_whole
+from agentic_iqa_local.cli.console import Parser, exit_status, safe_streams
 from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.rows import write_whole
+from agentic_iqa_local.offline.certify.apart import ApartError
+from agentic_iqa_local.offline.certify.certificate import RECORD
+from agentic_iqa_local.offline.certify.certification import Certification, Wanted
+from agentic_iqa_local.offline.certify.letters import judge_inputs, judge_plain
+from agentic_iqa_local.offline.certify.tools import measure_tools
 
 
 @safe_streams()

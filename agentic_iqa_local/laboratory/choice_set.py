@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from agentic_iqa_local.commands.console import bar, safe_streams
+from agentic_iqa_local.cli.console import bar, safe_streams
 from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.output.tables import write_csv
 from agentic_iqa_local.synthetic.distortions import draw_sample
 from agentic_iqa_local.synthetic.photos import SEVERITY_WORDS, Crop, load_tiles, split_photos
-from agentic_iqa_local.tables import write_csv
 
 SEED = 7019
 COLUMNS = ("image", "question", "choices", "answer", "question_type")

@@ -10,7 +10,7 @@ import ast
 import sys
 from pathlib import Path
 
-from agentic_iqa_local.commands.console import safe_streams
+from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.paths import ROOT
 
 PACKAGE = ROOT / "agentic_iqa_local"

@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from agentic_iqa_local.commands.console import Parser, bar, exit_status, safe_streams
+from agentic_iqa_local.cli.console import Parser, bar, exit_status, safe_streams
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.gallery.page import write_gallery
-from agentic_iqa_local.gallery.rows import Row, read_rows
-from agentic_iqa_local.gallery.thumbnails import Sizes, thumbnail
-from agentic_iqa_local.images import load_image
+from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.levels import LETTER_TO_LEVEL
+from agentic_iqa_local.output.gallery.page import write_gallery
+from agentic_iqa_local.output.gallery.rows import Row, read_rows
+from agentic_iqa_local.output.gallery.thumbnails import Sizes, thumbnail
 from agentic_iqa_local.provenance import commit, machine
 
 SIZE = (640, 480)  # pixels of a picture

@@ -25,20 +25,20 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.batch_worker import BatchWorker
-from agentic_iqa_local.commands.console import safe_streams
+from agentic_iqa_local.batch.batch_worker import BatchWorker
+from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.merging import merge
+from agentic_iqa_local.batch.rows import write_whole
+from agentic_iqa_local.batch.runs import Results
+from agentic_iqa_local.batch.shards import Shard, Share, digest_of
+from agentic_iqa_local.batch.stored_row import as_line
+from agentic_iqa_local.batch.work import Assessing
+from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.inputs import Item
-from agentic_iqa_local.merging import merge
+from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.provenance import machine
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.rows import write_whole
-from agentic_iqa_local.runs import Results
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.shards import Shard, Share, digest_of
-from agentic_iqa_local.stored_row import as_line
-from agentic_iqa_local.work import Assessing
-from agentic_iqa_local.workbench import Observer
 
 LEAST_RATE = 2000.0  # rows a second, the bar
 MOST_GROWTH = 64.0  # MiB from a tenth of the rows on, the bar for "flat": 10^6 keys take 16 of them

@@ -38,12 +38,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentic_iqa_local.commands.console import Parser, safe_streams
+from agentic_iqa_local.batch.rows import write_whole
+from agentic_iqa_local.cli.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import read_json
 from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.provenance import machine
-from agentic_iqa_local.rows import write_whole
 from agentic_iqa_local.text import one_line
 
 PACKAGE = "agentic_iqa_local"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.commands.console import bar, safe_streams
+from agentic_iqa_local.cli.console import bar, safe_streams
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.provenance import commit, machine
 from agentic_iqa_local.request import Pipeline

@@ -16,7 +16,7 @@ from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.nodes.detection import YES_NO
 from agentic_iqa_local.nodes.planner import derive_flags
-from agentic_iqa_local.prompts import Prompt
+from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.state import PlannerOutput
 from agentic_iqa_local.synthetic.photos import SEVERITY_WORDS, Crop
 from agentic_iqa_local.vlm_client import (

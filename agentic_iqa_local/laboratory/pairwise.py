@@ -21,17 +21,17 @@ from typing import Any
 
 from PIL import Image
 
-from agentic_iqa_local.commands.console import Parser, bar, safe_streams
-from agentic_iqa_local.comparison import Judge
+from agentic_iqa_local.batch.rows import write_whole
+from agentic_iqa_local.cli.console import Parser, bar, safe_streams
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.devices import choose_device, describe_device
+from agentic_iqa_local.judgement.comparison import Judge
+from agentic_iqa_local.judgement.preference import SHIPPED, PairFits, read_fits
 from agentic_iqa_local.laboratory.pairwise_figures import cut_and_turned, figures
 from agentic_iqa_local.laboratory.pairwise_fit import fit_pairs
 from agentic_iqa_local.laboratory.pairwise_people import against_people
 from agentic_iqa_local.laboratory.pairwise_versions import Collection, read_versions
-from agentic_iqa_local.preference import SHIPPED, PairFits, read_fits
 from agentic_iqa_local.provenance import commit, folder_hash, machine
-from agentic_iqa_local.rows import write_whole
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.synthetic.photos import split_photos
 

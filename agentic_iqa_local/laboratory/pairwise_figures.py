@@ -10,12 +10,12 @@ import numpy as np
 from PIL import Image
 from scipy.stats import binomtest
 
-from agentic_iqa_local.comparison import Candidate, Judge
+from agentic_iqa_local.judgement.comparison import Candidate, Judge
+from agentic_iqa_local.judgement.near_duplicates import MOST_DIFFERENT, fingerprint, same_scene
+from agentic_iqa_local.judgement.ordering import pairs_to_compare
+from agentic_iqa_local.judgement.preference import measurements
 from agentic_iqa_local.laboratory.pairwise_fit import Pair, log_loss, pairs_of_photographs
 from agentic_iqa_local.laboratory.pairwise_versions import CLEAN, IN_BURST, PAIR, Version
-from agentic_iqa_local.near_duplicates import MOST_DIFFERENT, fingerprint, same_scene
-from agentic_iqa_local.ordering import pairs_to_compare
-from agentic_iqa_local.preference import measurements
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS
 
 BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the probability of what was answered

@@ -11,8 +11,8 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, cross_val_predict
 
+from agentic_iqa_local.judgement.preference import PairFit, logit, measurements
 from agentic_iqa_local.laboratory.pairwise_versions import Version
-from agentic_iqa_local.preference import PairFit, logit, measurements
 
 FOLDS = 5
 PENALTY = 10.0  # scikit-learn's C: weak, there are two weights and a thousand pairs

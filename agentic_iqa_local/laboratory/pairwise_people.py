@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from agentic_iqa_local.assessment import unassessed
-from agentic_iqa_local.calibrations import calibration_for
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
+from agentic_iqa_local.judgement.calibrations import calibration_for
+from agentic_iqa_local.judgement.preference import draws_of, probability_above
+from agentic_iqa_local.judgement.sureness import Sureness
 from agentic_iqa_local.laboratory.pairwise_figures import share
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
-from agentic_iqa_local.preference import draws_of, probability_above
-from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import ScoreFusion, letter_probabilities
 from agentic_iqa_local.state import FusionResult
-from agentic_iqa_local.sureness import Sureness
 
 BINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # of the human scores' difference, as shares of their range
 SURE_BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

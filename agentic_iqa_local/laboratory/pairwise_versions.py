@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.near_duplicates import fingerprint
+from agentic_iqa_local.judgement.near_duplicates import fingerprint
+from agentic_iqa_local.judgement.pairwise_read import read_pair
 from agentic_iqa_local.nodes.summarizer import ROLE
-from agentic_iqa_local.pairwise_read import read_pair
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS

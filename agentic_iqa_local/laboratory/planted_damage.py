@@ -28,22 +28,22 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage, stats
 
-from agentic_iqa_local.commands.console import Parser, bar, safe_streams
+from agentic_iqa_local.cli.console import Parser, bar, safe_streams
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.iqa_tools import ToolError
+from agentic_iqa_local.judgement.quality_map.damage import CLEARLY, windows
+from agentic_iqa_local.judgement.quality_map.reading import make_map, read_boxes, tile_sides
+from agentic_iqa_local.judgement.quality_map.result import MapRequest, QualityMap
+from agentic_iqa_local.judgement.quality_map.tiles import Box, Tiling, tiling
 from agentic_iqa_local.levels import LETTERS, PLACES
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.provenance import commit, folder_hash, machine
-from agentic_iqa_local.quality_map.damage import CLEARLY, windows
-from agentic_iqa_local.quality_map.reading import make_map, read_boxes, tile_sides
-from agentic_iqa_local.quality_map.result import MapRequest, QualityMap
-from agentic_iqa_local.quality_map.tiles import Box, Tiling, tiling
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS, Part, distort, place_mask
 from agentic_iqa_local.synthetic.photos import SIDE, split_photos
-from agentic_iqa_local.workbench import OpenImages
 
 PIXELATE = "pixelate"  # beside the table's kinds: blocks of one colour, as a censored or enlarged picture has
 DAMAGE = {

@@ -24,10 +24,10 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from agentic_iqa_local.commands.console import safe_streams
+from agentic_iqa_local.batch.rows import write_whole
+from agentic_iqa_local.cli.console import safe_streams
 from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.provenance import machine
-from agentic_iqa_local.rows import write_whole
 from agentic_iqa_local.vlm_client.several_servers import AGREEMENT
 
 EMBEDDED, SAMPLE = ROOT / "models" / "embedded", ROOT / "tests" / "data" / "sumac.png"

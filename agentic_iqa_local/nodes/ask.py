@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentic_iqa_local.config_sections import RoleSettings
 from agentic_iqa_local.files import with_each_key_once
-from agentic_iqa_local.prompts import Prompt
+from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.state import PlannerError, revised
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError, VLMSession

@@ -11,22 +11,23 @@ from typing import Any, get_args
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
-from agentic_iqa_local.evidence import doubts, open_severities
 from agentic_iqa_local.iqa_tools import ToolError
+from agentic_iqa_local.judgement.quality_map.reading import mapped
 from agentic_iqa_local.levels import Severity
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
-from agentic_iqa_local.nodes.replies import analysis_reply, location_reply
-from agentic_iqa_local.nodes.tool_choice import choose_tools
-from agentic_iqa_local.nodes.tool_runs import count_votes, find_damaged_part, run_tools
-from agentic_iqa_local.prompts import (
+from agentic_iqa_local.nodes.evidence import doubts, open_severities
+from agentic_iqa_local.nodes.prompts import (
     Prompt,
     analysis_prompt,
     location_prompt,
 )
-from agentic_iqa_local.quality_map.reading import mapped
-from agentic_iqa_local.query import asks_where, named_metrics
-from agentic_iqa_local.replanning import gaps_to_close
+from agentic_iqa_local.nodes.query import asks_where, named_metrics
+from agentic_iqa_local.nodes.replanning import gaps_to_close
+from agentic_iqa_local.nodes.replies import analysis_reply, location_reply
+from agentic_iqa_local.nodes.tool_choice import choose_tools
+from agentic_iqa_local.nodes.tool_runs import count_votes, find_damaged_part, run_tools
+from agentic_iqa_local.nodes.workbench import Box, Context, OpenImages, opened
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.state import (
     AgenticIQAState,
@@ -38,7 +39,6 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import Box, Context, OpenImages, opened
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from agentic_iqa_local.config_sections import FusionSettings
-from agentic_iqa_local.intervals import Look
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
+from agentic_iqa_local.judgement.intervals import Look
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, Mode
 from agentic_iqa_local.nodes.ask import ask
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply
-from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.score_fusion import (
     ScoreFusion,
     expected_level,
@@ -24,7 +25,6 @@ from agentic_iqa_local.score_fusion import (
 )
 from agentic_iqa_local.state import ExecutorOutput, FusionResult, PlannerOutput, revised
 from agentic_iqa_local.vlm_client import VLMError, VLMSession
-from agentic_iqa_local.workbench import OpenImages
 
 ROLE = "summarizer"
 

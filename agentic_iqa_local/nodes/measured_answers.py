@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from agentic_iqa_local.evidence import object_votes
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import Severity
-from agentic_iqa_local.named_distortions import distortions_in
 from agentic_iqa_local.nodes.detection import PRESENT, strongest
-from agentic_iqa_local.prompts import choice_letters
+from agentic_iqa_local.nodes.evidence import object_votes
+from agentic_iqa_local.nodes.named_distortions import distortions_in
+from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.state import Detection, DistortionAnalysis, ExecutorOutput, PlannerOutput
 
 Claim = tuple[Sequence[str], Sequence[str]]

@@ -15,15 +15,14 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 from pydantic import ValidationError
 
-from agentic_iqa_local.conversation import carried_on, earlier_lines, going_on
-from agentic_iqa_local.evidence import required_objects
-from agentic_iqa_local.named_distortions import asks_about_damage, distortions_in
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.conversation import carried_on, earlier_lines, going_on
+from agentic_iqa_local.nodes.evidence import required_objects
 from agentic_iqa_local.nodes.executor import box_style
 from agentic_iqa_local.nodes.measured_answers import families_named
-from agentic_iqa_local.nodes.replies import PlannerReply
-from agentic_iqa_local.prompts import Prompt, planner_prompt
-from agentic_iqa_local.query import (
+from agentic_iqa_local.nodes.named_distortions import asks_about_damage, distortions_in
+from agentic_iqa_local.nodes.prompts import Prompt, planner_prompt
+from agentic_iqa_local.nodes.query import (
     asks_for_quality,
     asks_where_damage_is,
     choices_in,
@@ -33,7 +32,9 @@ from agentic_iqa_local.query import (
     region_in,
     regions_in,
 )
-from agentic_iqa_local.replanning import gaps_to_close
+from agentic_iqa_local.nodes.replanning import gaps_to_close
+from agentic_iqa_local.nodes.replies import PlannerReply
+from agentic_iqa_local.nodes.workbench import Context, OpenImages, opened
 from agentic_iqa_local.state import (
     AgenticIQAState,
     Gap,
@@ -44,7 +45,6 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import Context, OpenImages, opened
 
 logger = logging.getLogger(__name__)
 

@@ -15,12 +15,13 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
 from agentic_iqa_local.config_sections import FusionSettings
-from agentic_iqa_local.conversation import earlier_lines
-from agentic_iqa_local.evidence import checks, contradictions, find_gaps, should_replan, votes
-from agentic_iqa_local.intervals import Look
+from agentic_iqa_local.judgement.intervals import Look
+from agentic_iqa_local.judgement.sureness import Sureness
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.conversation import earlier_lines
 from agentic_iqa_local.nodes.detection import model_trust
+from agentic_iqa_local.nodes.evidence import checks, contradictions, find_gaps, should_replan, votes
 from agentic_iqa_local.nodes.letter_reading import (
     ROLE,
     answer_letter,
@@ -29,9 +30,8 @@ from agentic_iqa_local.nodes.letter_reading import (
     scoring_prompts,
 )
 from agentic_iqa_local.nodes.measured_answers import agree, measure_choices
-from agentic_iqa_local.nodes.replies import SummaryReply, summary_reply
-from agentic_iqa_local.passes import record, support
-from agentic_iqa_local.prompts import (
+from agentic_iqa_local.nodes.passes import record, support
+from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
     Prompt,
     choice_letters,
@@ -39,7 +39,7 @@ from agentic_iqa_local.prompts import (
     is_scoring,
     summarizer_prompt,
 )
-from agentic_iqa_local.reasoning import (
+from agentic_iqa_local.nodes.reasoning import (
     from_evidence,
     misstatements,
     names_a_distortion,
@@ -47,12 +47,14 @@ from agentic_iqa_local.reasoning import (
     quarters_named,
     speaks_for_another,
 )
-from agentic_iqa_local.replanning import (
+from agentic_iqa_local.nodes.replanning import (
     REPLAN_HISTORY_LIMIT,
     append_replan_reason,
     may_replan,
     replan_limit,
 )
+from agentic_iqa_local.nodes.replies import SummaryReply, summary_reply
+from agentic_iqa_local.nodes.workbench import Context, OpenImages, opened
 from agentic_iqa_local.state import (
     AgenticIQAState,
     Basis,
@@ -63,10 +65,8 @@ from agentic_iqa_local.state import (
     SummarizerOutput,
     revised,
 )
-from agentic_iqa_local.sureness import Sureness
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.workbench import Context, OpenImages, opened
 
 logger = logging.getLogger(__name__)
 

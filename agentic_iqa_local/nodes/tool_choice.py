@@ -7,11 +7,11 @@ from agentic_iqa_local.iqa_tools import ToolError, ToolInfo
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
+from agentic_iqa_local.nodes.prompts import selection_prompt
+from agentic_iqa_local.nodes.query import named_metrics, named_tools
 from agentic_iqa_local.nodes.replies import selection_reply
-from agentic_iqa_local.prompts import selection_prompt
-from agentic_iqa_local.query import named_metrics, named_tools
+from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.state import ExecutorOutput, Gap, PlannerOutput, ToolExecutionLog
-from agentic_iqa_local.workbench import OpenImages
 
 ROLE = "executor"  # its model chooses
 ANOTHER_TOOL = ("scores", "contradiction", "tools", "letters")  # kinds of gaps that another opinion may close

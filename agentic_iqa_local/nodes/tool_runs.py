@@ -3,13 +3,13 @@
 import time
 from collections.abc import Container
 
-from agentic_iqa_local.evidence import disagreement, outvoted
 from agentic_iqa_local.iqa_tools import ToolError, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
+from agentic_iqa_local.nodes.evidence import disagreement, outvoted
 from agentic_iqa_local.nodes.tool_choice import precedes_box, ranked_tools
+from agentic_iqa_local.nodes.workbench import Box, OpenImages
 from agentic_iqa_local.state import ExecutorOutput, ToolExecutionLog, revised
 from agentic_iqa_local.text import one_line
-from agentic_iqa_local.workbench import Box, OpenImages
 
 
 def run_tools(evidence: ExecutorOutput, chosen: dict[str, dict[str, str]], images: OpenImages) -> None:

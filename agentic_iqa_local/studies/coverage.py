@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from scipy.stats import rankdata
 
-from agentic_iqa_local.intervals import COVERAGE, HIGHEST, LOWEST, WIDENED, Errors
+from agentic_iqa_local.judgement.intervals import COVERAGE, HIGHEST, LOWEST, WIDENED, Errors
 from agentic_iqa_local.studies.calibrating import Cases, errors
 
 SPLITS = 20

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agentic_iqa_local.intervals import COVERAGE
+from agentic_iqa_local.judgement.intervals import COVERAGE
 from agentic_iqa_local.studies.letters import reliability_bins
 from agentic_iqa_local.studies.study import Row, Study
 from agentic_iqa_local.studies.summary import between, number, signed, summarize, turned

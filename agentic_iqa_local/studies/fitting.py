@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq, minimize
 
-from agentic_iqa_local.fit import HIGHEST, LOWEST, SCALES, Fit, FitError, Objective
-from agentic_iqa_local.intervals import IntervalCalibration
+from agentic_iqa_local.judgement.fit import HIGHEST, LOWEST, SCALES, Fit, FitError, Objective
+from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.studies.calibrating import Cases, answers, calibrate, cases
 from agentic_iqa_local.studies.datasets import DatasetInfo, listed

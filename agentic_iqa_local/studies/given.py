@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from agentic_iqa_local.fit import Fit, read_fit
-from agentic_iqa_local.intervals import SHIPPED, IntervalCalibration
+from agentic_iqa_local.judgement.fit import Fit, read_fit
+from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 from agentic_iqa_local.studies.readings import Letters, Row
 from agentic_iqa_local.studies.study import fusion_settings
 

@@ -22,18 +22,18 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.graph import initial_state, run_graph
-from agentic_iqa_local.images import ImageError
+from agentic_iqa_local.images.reading import ImageError
+from agentic_iqa_local.images.views import View
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.letter_reading import ROLE
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply
-from agentic_iqa_local.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
+from agentic_iqa_local.nodes.workbench import Observer, OpenImages
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import ExecutorOutput
-from agentic_iqa_local.views import View
 from agentic_iqa_local.vlm_client import VLMError, VLMSession
-from agentic_iqa_local.workbench import Observer, OpenImages
 
 CROPS = "image_alone/crops"  # the name of that read
 CONTEXTS = ("image_alone", "without_scores", "all_evidence")

@@ -14,9 +14,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from agentic_iqa_local import pages
-from agentic_iqa_local.images import ImageError, load_image
-from agentic_iqa_local.rows import write_whole
+from agentic_iqa_local.batch.rows import write_whole
+from agentic_iqa_local.images.reading import ImageError, load_image
+from agentic_iqa_local.output import pages
 from agentic_iqa_local.studies.charts import charts
 from agentic_iqa_local.studies.figures import figures
 from agentic_iqa_local.studies.plots import Drawing

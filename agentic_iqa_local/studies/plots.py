@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from agentic_iqa_local.intervals import COVERAGE
+from agentic_iqa_local.judgement.intervals import COVERAGE
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.studies.letters import reliability_bins
 from agentic_iqa_local.studies.study import Study

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
-from agentic_iqa_local.prompts import choice_letters
+from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.studies.study import StudyError
 
 Row = dict[str, Any]

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from agentic_iqa_local.config_sections import FusionSettings
-from agentic_iqa_local.evidence import tool_scores
 from agentic_iqa_local.iqa_tools import ToolError, find_tool
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
+from agentic_iqa_local.nodes.evidence import tool_scores
 from agentic_iqa_local.score_fusion import (
     fused_distribution,
     perceptual_weights,

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
 
-from agentic_iqa_local.batch import Batch
-from agentic_iqa_local.batch_worker import BatchWorker
+from agentic_iqa_local.batch.batch_worker import BatchWorker
+from agentic_iqa_local.batch.runner import Batch
+from agentic_iqa_local.batch.work import ROLES, Work
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import describe_device
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
+from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.provenance import commit, folder_hash, of_settings, versions
 from agentic_iqa_local.request import check_query
 from agentic_iqa_local.services import Services
@@ -36,11 +38,9 @@ from agentic_iqa_local.studies.study import StudyError
 from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine
-from agentic_iqa_local.work import ROLES, Work
-from agentic_iqa_local.workbench import Observer
 
 if TYPE_CHECKING:
-    from agentic_iqa_local.cluster.batch import ClusterBatch  # needs an extra
+    from agentic_iqa_local.batch.cluster.batch import ClusterBatch  # needs an extra
 
 PACKAGES = (
     "torch",

@@ -10,10 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
-from agentic_iqa_local.files import FileError, first_mistake, open_regular, read_json
-from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.prompts import choice_letters
-from agentic_iqa_local.rows import (
+from agentic_iqa_local.batch.rows import (
     LARGEST_NOTE,
     RowFile,
     check_run,
@@ -22,8 +19,11 @@ from agentic_iqa_local.rows import (
     write_run,
     write_whole,
 )
-from agentic_iqa_local.rows import RowsError as StoreError
-from agentic_iqa_local.runs import Run, picture_changed
+from agentic_iqa_local.batch.rows import RowsError as StoreError
+from agentic_iqa_local.batch.runs import Run, picture_changed
+from agentic_iqa_local.files import FileError, first_mistake, open_regular, read_json
+from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.state import ExecutorOutput, Score
 from agentic_iqa_local.studies.datasets import MOST, DatasetInfo, Scale
 from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY, ModelLost

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from agentic_iqa_local.images import load_image
+from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.synthetic.distortions import Part, Sample, draw_sample
 from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos
 

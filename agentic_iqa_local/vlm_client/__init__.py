@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from agentic_iqa_local.config_sections import ModelSettings
-    from agentic_iqa_local.prompts import Prompt
+    from agentic_iqa_local.nodes.prompts import Prompt
 
 BACKENDS = {
     "transformers": "agentic_iqa_local.vlm_client.transformers_client:TransformersClient",

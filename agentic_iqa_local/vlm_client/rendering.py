@@ -23,8 +23,8 @@ from transformers import AutoConfig, AutoProcessor
 from transformers.image_utils import SizeDict
 
 from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.nodes.prompts import Prompt, chat_messages, in_words
 from agentic_iqa_local.paths import command
-from agentic_iqa_local.prompts import Prompt, chat_messages, in_words
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 from agentic_iqa_local.vlm_client.model_folder import check_against_weights, examine

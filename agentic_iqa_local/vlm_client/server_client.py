@@ -14,7 +14,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config_sections import ModelSettings
-from agentic_iqa_local.prompts import Prompt
+from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.vlm_client import (
     LetterRead,
     ManyReads,

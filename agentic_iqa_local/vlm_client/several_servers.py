@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config_sections import ModelSettings, split_server
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, Prompt, summarizer_prompt
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, Prompt, summarizer_prompt
 from agentic_iqa_local.vlm_client import (
     LetterRead,
     ManyReads,

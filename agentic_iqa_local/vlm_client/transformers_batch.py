@@ -26,7 +26,7 @@ from agentic_iqa_local.vlm_client.rendering import Expanded, Rendered, first_lin
 if TYPE_CHECKING:
     from PIL import Image
 
-    from agentic_iqa_local.prompts import Prompt
+    from agentic_iqa_local.nodes.prompts import Prompt
     from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 
 MOST_TOKENS = 4096  # of one pass: about what a long assessment has in its cache

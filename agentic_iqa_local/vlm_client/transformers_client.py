@@ -28,7 +28,7 @@ from transformers import AutoModelForImageTextToText, BitsAndBytesConfig, Dynami
 
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic
-from agentic_iqa_local.prompts import Prompt
+from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.vlm_client import (
     LetterRead,
     ManyReads,

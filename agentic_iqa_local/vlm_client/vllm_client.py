@@ -35,7 +35,7 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic, memory_ran_out
-from agentic_iqa_local.prompts import Prompt
+from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.vlm_client import (
     LetterRead,
     ManyReads,

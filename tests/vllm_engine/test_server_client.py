@@ -15,8 +15,8 @@ from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, planner_prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import PlannerReply, summary_reply
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, planner_prompt, summarizer_prompt
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.server_client import ServerClient

@@ -13,8 +13,7 @@ from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, summary_reply
-from agentic_iqa_local.prompts import (
+from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
     analysis_prompt,
@@ -22,6 +21,7 @@ from agentic_iqa_local.prompts import (
     planner_prompt,
     summarizer_prompt,
 )
+from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, summary_reply
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient

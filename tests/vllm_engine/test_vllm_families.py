@@ -5,8 +5,8 @@ from families import build
 
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
-from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, summarizer_prompt
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 from agentic_iqa_local.vlm_client.vllm_client import VllmClient
 

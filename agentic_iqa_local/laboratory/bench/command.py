@@ -47,7 +47,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.commands.console import Parser, safe_streams
+from agentic_iqa_local.cli.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.laboratory.bench.cluster import cluster
 from agentic_iqa_local.laboratory.bench.maps import maps

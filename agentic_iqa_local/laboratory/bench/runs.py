@@ -38,8 +38,13 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
     """One picture through one program: counted work, seconds and the letters read."""
     from agentic_iqa_local.assessment import assess
     from agentic_iqa_local.levels import LETTERS
-    from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, choice_letters, summarizer_prompt
-    from agentic_iqa_local.workbench import OpenImages
+    from agentic_iqa_local.nodes.prompts import (
+        ANSWER_PREFIX,
+        DEFAULT_QUERY,
+        choice_letters,
+        summarizer_prompt,
+    )
+    from agentic_iqa_local.nodes.workbench import OpenImages
 
     began = time.perf_counter()
     if program.startswith("agent"):
@@ -186,9 +191,9 @@ def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | No
     turns."""
     import torch
 
-    from agentic_iqa_local.images import load_image
+    from agentic_iqa_local.images.reading import load_image
     from agentic_iqa_local.levels import LETTERS
-    from agentic_iqa_local.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+    from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 
     if "shared" not in arms:
         return None

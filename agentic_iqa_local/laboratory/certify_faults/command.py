@@ -23,11 +23,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.commands.console import Parser, exit_status, safe_streams
+from agentic_iqa_local.batch.rows import write_whole
+from agentic_iqa_local.cli.console import Parser, exit_status, safe_streams
 from agentic_iqa_local.laboratory.certify_faults.faults import FAULTS, Fault
 from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.provenance import SCORING, commit, machine
-from agentic_iqa_local.rows import write_whole
 
 COPIED = ("agentic_iqa_local", "configs", "models", "tests/data")
 

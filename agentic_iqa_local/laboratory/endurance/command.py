@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.commands.console import Parser, safe_streams
+from agentic_iqa_local.cli.console import Parser, safe_streams
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.laboratory.endurance.cluster_kills import cluster_kills
 from agentic_iqa_local.laboratory.endurance.damaged_answers import outputs

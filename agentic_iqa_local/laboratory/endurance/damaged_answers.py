@@ -57,7 +57,7 @@ def valid_answers() -> list[tuple[type, str, str]]:
     """(schema, answer prefix, a valid answer) for every role."""
     from agentic_iqa_local.levels import LETTERS
     from agentic_iqa_local.nodes import replies
-    from agentic_iqa_local.prompts import ANSWER_PREFIX
+    from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 
     flags = {
         "distortion_detection": True,
@@ -146,7 +146,7 @@ def examine_answer(schema: type, prefix: str, text: str) -> str:
     what `ask` raises."""
     from agentic_iqa_local.config_sections import RoleSettings
     from agentic_iqa_local.nodes.ask import TRIES, InvalidAnswer, ask
-    from agentic_iqa_local.prompts import Prompt
+    from agentic_iqa_local.nodes.prompts import Prompt
 
     session: Any = OneAnswer(text)  # of a session it has what `ask` uses
     try:

@@ -157,7 +157,7 @@ def random_pictures(pictures: dict[str, bytes], count: int, seed: int) -> Iterat
 def examine_picture(path: Path, **limits: Any) -> str:
     """Whether `load_image` loaded or refused it. Raises Wrong when it did not as it promises, and whatever
     else it raises."""
-    from agentic_iqa_local.images import ImageError, load_image
+    from agentic_iqa_local.images.reading import ImageError, load_image
 
     try:
         loaded = load_image(path, **limits)

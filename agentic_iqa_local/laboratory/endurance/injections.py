@@ -126,7 +126,7 @@ def injections(args: argparse.Namespace) -> dict:
 
 def photographs(files: list[Path]) -> Iterator[tuple[str, Image.Image]]:
     """Each photograph as it is and under white noise (standard deviation 45 of 255)."""
-    from agentic_iqa_local.images import load_image
+    from agentic_iqa_local.images.reading import load_image
 
     rng = np.random.default_rng(0)
     for file in files:

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageEnhance
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.prompts import DEFAULT_QUERY
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.synthetic.distortions import draw_sample
 from agentic_iqa_local.synthetic.photos import Crop, load_tiles, photo_files
 from agentic_iqa_local.synthetic.pseudo_mos import PseudoMos

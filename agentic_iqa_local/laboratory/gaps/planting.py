@@ -11,7 +11,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
-from agentic_iqa_local.prompts import Prompt
+from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.vlm_client import VLMClient, VLMSession
 
 

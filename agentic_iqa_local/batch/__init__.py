@@ -1,0 +1,1 @@
+"""Many pictures: names, work and durable rows, on this machine or several."""

@@ -1,0 +1,34 @@
+"""Ctrl-C during a batch: the first finishes what is in hand, the second stops at once."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from agentic_iqa_local.cli.console import like_ctrl_c
+from agentic_iqa_local.text import one_line
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.batch.batch_worker import BatchWorker
+    from agentic_iqa_local.batch.cluster.batch import ClusterBatch
+    from agentic_iqa_local.batch.runner import Batch
+    from agentic_iqa_local.batch.runs import Run
+
+
+@contextmanager
+def stopped_by_ctrl_c(
+    batch: "Batch | BatchWorker | ClusterBatch", run: "Run | None", go_on: str
+) -> Iterator[None]:
+    """Meanwhile Ctrl-C, and a polite kill, stop `batch`. `go_on` says how to go on with the `run`."""
+
+    def interrupted(*_: object) -> None:
+        if batch.stopping:
+            if run:
+                run.settle()
+            os.write(2, f"\nstopped; {one_line(go_on)}\n".encode())
+            os._exit(130)
+        batch.stop()
+        os.write(2, b"\nstopping when the pictures in hand are finished; Ctrl-C again stops at once\n")
+
+    with like_ctrl_c(interrupted):
+        yield

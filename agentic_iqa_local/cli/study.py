@@ -1,0 +1,49 @@
+"""Studies the agent on images with human scores. Nothing leaves this machine.
+
+examples:
+  python scripts/study.py run /data/tid2013 --out runs/tid2013
+  python scripts/study.py run my40.csv --mos-range 1 5 --out runs/my40
+  python scripts/study.py run /data/koniq10k --split test --gpu 0 --out runs/koniq10k
+  python scripts/study.py report runs/tid2013 runs/koniq10k --out reports/both
+  python scripts/study.py compare runs/koniq10k runs/koniq10k_qwen
+  python scripts/study.py COMMAND --help
+
+Results go to stdout, all else to stderr. Exit status: 0 done, 2 wrong usage or a
+run that cannot be used, 130 interrupted.
+"""
+
+import argparse
+import signal
+
+from agentic_iqa_local.cli.console import Parser, exit_status, like_ctrl_c, safe_streams
+from agentic_iqa_local.cli.study_options import STUDY
+from agentic_iqa_local.cli.study_report import add_compare, add_fit, add_report, add_table
+from agentic_iqa_local.cli.study_run import add_run, add_synthetic
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(
+        prog=STUDY,
+        description=(__doc__ or "").replace("python scripts/study.py", STUDY),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_run(commands)
+    add_synthetic(commands)
+    add_fit(commands)
+    add_report(commands)
+    add_compare(commands)
+    add_table(commands)
+    return parser.parse_args(argv)
+
+
+@safe_streams()
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    kept = ": the rows so far are kept; the same command goes on" if args.command == "run" else ""
+
+    def study() -> int:
+        with like_ctrl_c(signal.default_int_handler):
+            return args.main(args)
+
+    return exit_status(study, interrupted=f"interrupted{kept}")

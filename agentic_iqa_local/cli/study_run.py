@@ -1,0 +1,269 @@
+"""study run makes a study's rows, study synthetic a set of known quality."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from agentic_iqa_local.cli import add_set_up, chosen_settings
+from agentic_iqa_local.cli.cluster_options import (
+    add_cluster_options,
+    check_cluster,
+    chosen_batch,
+    place_of,
+)
+from agentic_iqa_local.cli.console import Progress, start_logging
+from agentic_iqa_local.cli.stopping import stopped_by_ctrl_c
+from agentic_iqa_local.cli.study_options import STUDY, Subcommands, add_command, count, seconds
+from agentic_iqa_local.text import one_line
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.config import Settings
+    from agentic_iqa_local.studies.datasets import Dataset
+    from agentic_iqa_local.studies.run import Plan
+
+# The rest is imported where it is needed, so that --help and wrong usage are answered at once.
+
+GO_ON = "the same command goes on"
+
+
+def add_run(commands: Subcommands) -> None:
+    command = add_command(
+        commands,
+        "run",
+        "each image's inference, once, into a folder that survives a kill",
+        "Reads a data set as its authors ship it, or a manifest of your own: a CSV or JSON-lines file with"
+        " image and mos, and if you have them reference, group, distortion, level, split; or with image,"
+        " question, choices (in CSV separated by |) and answer. Paths in it are relative to it, or absolute."
+        " Stores for each image plan, evidence, tools' raw scores, the letters forward and reversed in every"
+        " context, and the cost. Run the same command again to go on after an interruption.",
+        "/data/koniq10k --split test --out runs/koniq10k",
+        "my40.csv --mos-range 1 5 --out runs/my40     # image,mos: your own scores from 1 to 5",
+        "questions.csv --out runs/questions           # image,question,choices,answer: yes|no, yes",
+    )
+    _add_data(command)
+    command.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the run's folder: run.json and rows.jsonl"
+    )
+    _add_how(command)
+    add_cluster_options(command)
+    command.set_defaults(main=run, check=lambda args: check_cluster(command, args))
+
+
+def _add_data(command: argparse.ArgumentParser) -> None:
+    what = command.add_argument_group("what to read")
+    what.add_argument(
+        "dataset", type=Path, metavar="FOLDER", help="folder of the data set, or a manifest (.csv, .jsonl)"
+    )
+    what.add_argument("--key", metavar="NAME", help="which data set it is, where the layout does not tell")
+    what.add_argument(
+        "--part-of", metavar="NAME", help="a manifest: the data set whose scale and direction its scores have"
+    )
+    what.add_argument(
+        "--mos-range",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help=(
+            "a manifest: the ends of its scale, such as 1 5 or 0 100, higher is better; fit --objective rps"
+            " and the report's calibration on the scale need them"
+        ),
+    )
+    what.add_argument("--split", metavar="NAME", help="only images of this official split (train, val, test)")
+    what.add_argument(
+        "--limit",
+        type=count,
+        metavar="N",
+        help="only N images, drawn evenly over the data set with a fixed seed",
+    )
+
+
+def _add_how(command: argparse.ArgumentParser) -> None:
+    from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
+    from agentic_iqa_local.studies.inference import CONTEXTS, POSITIONS
+
+    how = command.add_argument_group("how")
+    add_set_up(how)
+    how.add_argument(
+        "--query", default=DEFAULT_QUERY, help="what is asked of each image (default: %(default)s)"
+    )
+    how.add_argument(
+        "--contexts",
+        nargs="+",
+        choices=CONTEXTS,
+        default=CONTEXTS,
+        help="what stands in the prompt (default: all)",
+    )
+    how.add_argument(
+        "--positions",
+        nargs="+",
+        choices=POSITIONS,
+        default=("json",),
+        help="where the letter is read (default: json)",
+    )
+    how.add_argument(
+        "--tools",
+        nargs="+",
+        metavar="TOOL",
+        help="tools scored on every image (default: the configuration's)",
+    )
+    how.add_argument(
+        "--jobs", type=count, default=1, metavar="N", help="images at once, for vllm and server (default: 1)"
+    )
+    how.add_argument(
+        "--timeout",
+        type=seconds,
+        default=600.0,
+        metavar="S",
+        help="seconds for one image, after which its row is a failure and the others go on (default: 600)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from agentic_iqa_local.devices import choose_device
+    from agentic_iqa_local.services import Services
+    from agentic_iqa_local.studies.run import Studying, check_plan, chosen, missing_rows, open_study, tasks_of
+    from agentic_iqa_local.studies.store import check_folder, read_run
+
+    start_logging(0)
+    args.check(args)
+    place = place_of(args)
+    check_folder(args.out)
+    dataset = chosen(
+        args.dataset,
+        args.key,
+        part_of=args.part_of,
+        mos_range=args.mos_range,
+        split=args.split,
+        limit=args.limit,
+    )
+    _say_what_is_missing(dataset)
+    settings = chosen_settings(args)
+    full_reference = dataset.info.kind == "FR" or any(item.reference for item in dataset.items)
+    plan = _plan(args, settings, full_reference)
+    device = place.device if place else choose_device(args.gpu, args.cpu)
+    check_plan(plan, Services(settings, device), full_reference=full_reference, named=args.tools is not None)
+    batch = chosen_batch(Studying(settings, plan), device, place, jobs=args.jobs, timeout=args.timeout)
+    tasks = tasks_of(dataset)
+    total = len(tasks)
+    with (
+        open_study(dataset, tasks, batch, args.out) as store,
+        logging_redirect_tqdm(),
+        Progress(total, len(store.done)) as shown,
+        stopped_by_ctrl_c(batch, store, GO_ON),
+        closing(missing_rows(tasks, batch, store)) as rows,
+    ):
+        for _ in rows:
+            shown.count(where=batch.by_node)
+    if batch.by_node:
+        print(f"rows by node: {batch.by_node}", file=sys.stderr)
+    done = len(store.done)
+    if batch.stopping and done < total:
+        print(f"interrupted: {done} of {total} images have their rows; {GO_ON}", file=sys.stderr)
+        return 130
+    errors = [row["error"] for row in read_run(args.out)[1] if row.get("error")]
+    failed = f", {len(errors)} of them failures (the first: {one_line(str(errors[0]))})" if errors else ""
+    report_on = shlex.join([*STUDY.split(), "report", str(args.out), "--out", "DIR"])
+    print(one_line(f"{total} rows in {args.out}{failed}; next: {report_on}"))
+    return 0
+
+
+def _say_what_is_missing(dataset: "Dataset") -> None:
+    from agentic_iqa_local.studies.datasets import LONGEST_QUOTE
+
+    for name in dataset.missing[:5]:
+        print(f"missing: {one_line(name):.{LONGEST_QUOTE}}", file=sys.stderr)
+    if dataset.missing:
+        print(f"{len(dataset.missing)} files that the scores name are missing", file=sys.stderr)
+    for reason, number in dataset.left_out.items():
+        print(f"{number} rows are left out: {one_line(reason)}", file=sys.stderr)
+
+
+def _plan(args: argparse.Namespace, settings: "Settings", full_reference: bool) -> "Plan":
+    from agentic_iqa_local.iqa_tools import find_tool
+    from agentic_iqa_local.studies.run import Plan
+
+    tools = args.tools or (settings.tools.full_reference if full_reference else settings.tools.no_reference)
+    names = tuple(find_tool(tool).name for tool in tools)
+    return Plan(args.query, tuple(args.contexts), tuple(args.positions), names)
+
+
+def add_synthetic(commands: Subcommands) -> None:
+    command = add_command(
+        commands,
+        "synthetic",
+        "a set of distorted photographs with pseudo-MOS, to choose on before any human score is looked at",
+        "Distorts the photographs that the embedded model's training kept out, or all photographs of a"
+        " folder, and writes images, references and manifest.csv with the mean of four full-reference metrics"
+        " as mos (1..5).",
+        "photos/ --all --out synthetic",
+    )
+    command.add_argument("photos", type=Path, metavar="PHOTOS", help="folder of clean photographs")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the set")
+    command.add_argument(
+        "--per-photo", type=count, default=10, metavar="N", help="samples of each photograph (default: 10)"
+    )
+    command.add_argument(
+        "--all", action="store_true", help="also the photographs that the embedded model was trained on"
+    )
+    command.add_argument(
+        "--no-reference", action="store_true", help="leave the references out of the manifest"
+    )
+    command.set_defaults(main=synthetic)
+
+
+def synthetic(args: argparse.Namespace) -> int:
+    from PIL import Image
+
+    from agentic_iqa_local.output.tables import write_csv
+    from agentic_iqa_local.studies.datasets import DatasetError
+    from agentic_iqa_local.studies.store import StoreError, check_folder
+    from agentic_iqa_local.synthetic.photos import held_out_crops, load_tiles, photo_files, split_photos
+
+    if args.out.exists():
+        raise StoreError(
+            f"{args.out}: expected a new folder, found one that is there", "choose another --out"
+        )
+    check_folder(args.out)
+    if not args.photos.is_dir():
+        raise DatasetError(f"{args.photos}: expected a folder of photographs, found none", "check the path")
+    try:
+        files = photo_files(args.photos) if args.all else split_photos(args.photos)[1]
+        photos = load_tiles(files)
+    except (ValueError, OSError) as error:
+        raise DatasetError(str(error)) from error
+    if not photos:
+        raise DatasetError(f"{args.photos}: expected photographs, found none", "check the path")
+    args.out.mkdir(parents=True)
+
+    def rows(shown: Progress) -> Iterator[dict[str, Any]]:
+        for i, crop in enumerate(held_out_crops(photos, args.per_photo)):
+            shown.count()
+            scene, name = i // args.per_photo, f"{i:04}.png"
+            Image.fromarray(crop.sample.image).save(args.out / name)
+            reference = f"clean_{scene:03}.png"
+            if not (args.out / reference).exists():
+                Image.fromarray(crop.clean).save(args.out / reference)
+            kind = crop.sample.parts[0].kind if crop.sample.parts else "none"
+            yield {
+                "image": name,
+                "reference": "" if args.no_reference else reference,
+                "mos": f"{crop.quality:.6f}",
+                "group": f"{scene:03}",
+                "distortion": kind,
+                "level": crop.sample.severity,
+            }
+
+    columns = ("image", "reference", "mos", "group", "distortion", "level")
+    with (
+        (args.out / "manifest.csv").open("w", newline="", encoding="utf-8") as file,
+        Progress(len(photos) * args.per_photo) as shown,
+    ):
+        write_csv(file, columns, rows(shown))
+    print(one_line(f"{len(photos) * args.per_photo} images of {len(photos)} photographs in {args.out}"))
+    return 0

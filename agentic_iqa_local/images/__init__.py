@@ -1,0 +1,1 @@
+"""Files to upright 8-bit RGB pixels, native crops, and checks of a reference."""

@@ -1,0 +1,1 @@
+"""How sure an answer is, where the damage is, and which picture is better."""

@@ -1,0 +1,204 @@
+"""How sure one assessment is, and what follows: which calibration applies to it, whether more is to be read,
+whether its answer is to be held back, and whether it passes a gate."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from agentic_iqa_local.config_sections import DecisionSettings
+from agentic_iqa_local.judgement.intervals import (
+    HIGHEST,
+    LOWEST,
+    AnswerSet,
+    Condition,
+    Errors,
+    Interval,
+    IntervalCalibration,
+    features,
+)
+from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.request import Pipeline
+from agentic_iqa_local.state import FusionResult, PlannerOutput
+
+BY_LEVEL = tuple(reversed(LETTERS))
+NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
+
+
+class Gate(BaseModel):
+    """Whether a picture is good enough: decided only where that is likely enough."""
+
+    at_least: float = Field(description="The quality asked for, 1..5.")
+    probability: float = Field(description="That the true quality is that or better.")
+    error_rate: float = Field(description="How often a verdict may be wrong.")
+    verdict: Literal["pass", "fail", "unsure"]
+
+
+@dataclass
+class Sureness:
+    """What is asked of one assessment's certainty. `calibration` is None where there is none for the set-up;
+    `missing` then says why. `reads` counts the letter reads of the answer so far."""
+
+    decisions: DecisionSettings = field(default_factory=DecisionSettings)
+    calibration: IntervalCalibration | None = None
+    missing: str | None = None
+    pipeline: Pipeline = "agent"
+    reference: bool = False
+    query: str = ""
+    unlike_photograph: bool = False
+    reads: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def may_want_more(self) -> bool:
+        """Whether more than one look may be taken."""
+        return self.decisions.target_width is not None and self.calibration is not None
+
+    def width(self, fusion: FusionResult, plan: PlannerOutput | None) -> float | None:
+        """Of the interval of an answer, in levels; None where there is none, or no width is asked for."""
+        interval = self.interval(fusion, plan)[0] if self.may_want_more else None
+        return interval and interval.width
+
+    def wants_more(self, fusion: FusionResult, plan: PlannerOutput | None, reads: int) -> bool:
+        """Whether `reads` more letter reads are to make the interval narrower: it is wider than asked for,
+        and the budget allows them."""
+        width, wanted = self.width(fusion, plan), self.decisions.target_width
+        return width is not None and wanted is not None and width > wanted and self._affords(reads)
+
+    def affords_replan(self) -> bool:
+        """Whether the budget allows another pass."""
+        return self._affords(1)
+
+    def _affords(self, reads: int) -> bool:
+        most_reads, most_seconds = self.decisions.most_reads, self.decisions.most_seconds
+        if most_reads is not None and self.reads + reads > most_reads:
+            return False
+        return most_seconds is None or time.monotonic() - self.began < most_seconds
+
+    def interval(
+        self, fusion: FusionResult, plan: PlannerOutput | None
+    ) -> tuple[Interval | None, str | None]:
+        """(the interval of a fused score, why there is none)."""
+        if self.calibration is None or fusion.q is None:
+            return None, self.missing
+        condition = Condition(
+            pipeline=self.pipeline,
+            reference=self.reference,
+            look="crops" if fusion.crops else "both orders" if fusion.both_orders else "one order",
+        )
+        part = self.calibration.of(condition)
+        if refused := self._refused(self.calibration, part, fusion, plan):
+            return None, refused
+        assert part
+        difficulty = float(part.difficulty(_features(fusion))[0])
+        widened = self._widened(self.calibration, part, fusion, plan)
+        interval = self.calibration.interval(part, fusion.q, difficulty, widened)
+        if self.unlike_photograph:
+            interval = interval.model_copy(update={"low": LOWEST, "high": HIGHEST})
+        return interval, None
+
+    def _refused(
+        self,
+        calibration: IntervalCalibration,
+        part: Errors | None,
+        fusion: FusionResult,
+        plan: PlannerOutput | None,
+    ) -> str | None:
+        """Why the calibration says nothing of this answer."""
+        if fusion.mode != calibration.mode:
+            return f"no interval: calibrated in mode {calibration.mode}, this is mode {fusion.mode}"
+        if plan and plan.query_scope != "Global":
+            return "no interval: calibrated on whole pictures, the query is about a part"
+        if part is None:
+            kind = "with" if self.reference else "without"
+            return (
+                f"no interval: no picture of the calibration was assessed by the pipeline {self.pipeline}"
+                f" {kind} a reference; {NO_FIT}"
+            )
+        if fusion.q_bar is None and () not in part.tools:
+            return "no interval: no tool scored this picture, as tools did those of the calibration"
+        return None
+
+    def _widened(
+        self,
+        calibration: IntervalCalibration,
+        part: Errors,
+        fusion: FusionResult,
+        plan: PlannerOutput | None,
+    ) -> list[str]:
+        """What is another here than in the calibration."""
+        reasons = []
+        if self.unlike_photograph:
+            reasons.append("the content is unlike the photographs of the calibration: it is the whole scale")
+        if self.query != calibration.query:
+            reasons.append(f"the query is another than the calibration's ({calibration.query})")
+        if plan and plan.distortions:
+            reasons.append("the query asks for particular distortions")
+        if tuple(fusion.voters) not in part.tools:
+            voted = ", ".join(fusion.voters)
+            reasons.append(f"no picture of the calibration was measured by just {voted}")
+        return reasons
+
+    def answer_set(
+        self, p_c: dict[str, float], mode: str, plan: PlannerOutput | None, *, told_of_map: bool = False
+    ) -> tuple[AnswerSet | None, str | None]:
+        """(the set of the choices that holds the right one, why there is none). `told_of_map`: the model was
+        told of the worst part of a map before it answered."""
+        if self.calibration is None:
+            return None, self.missing and self.missing.replace("no interval", "no set of answers")
+        part = self.calibration.answers(self.pipeline, reference=self.reference)
+        if part is None:
+            return None, f"no set of answers: no such question is in the calibration; {NO_FIT}"
+        if mode != self.calibration.mode:
+            return None, (
+                f"no set of answers: calibrated in mode {self.calibration.mode}, this is mode {mode}"
+            )
+        widened = []
+        if plan and plan.query_type == "Other":
+            widened.append("the question is not about technical quality, as those of the calibration are")
+        if told_of_map:
+            widened.append("the model was told of a map, which there was none of in the calibration")
+        return self.calibration.answer_set(part, p_c, widened), None
+
+    def not_sure(self, interval: Interval | None) -> str | None:
+        """Why the answer is held back; None where it is not."""
+        most = self.decisions.abstain_wider_than
+        if most is None:
+            return None
+        if interval is None:
+            return "not sure: there is no interval to tell"
+        if interval.width > most:
+            return f"not sure: the interval is {interval.width:.2f} levels wide, more than {most:g}"
+        return None
+
+    def gate(self, interval: Interval | None, q: float) -> Gate | None:
+        """The verdict on a fused score; None where none is asked for, or there is no interval."""
+        threshold, error_rate = self.decisions.at_least, self.decisions.error_rate
+        if threshold is None or interval is None or self.calibration is None:
+            return None
+        values = self.calibration.predictive(interval, q)
+        probability = float(np.mean(values >= threshold))
+        sure = 1 - (error_rate / 2 if interval.widened else error_rate)
+        if self.unlike_photograph:
+            sure = np.inf
+        verdict = "pass" if probability >= sure else "fail" if 1 - probability >= sure else "unsure"
+        return Gate(at_least=threshold, probability=probability, error_rate=error_rate, verdict=verdict)
+
+
+def _features(fusion: FusionResult) -> np.ndarray:
+    """FEATURES of one answer, (1, features)."""
+
+    def number(value: float | None) -> np.ndarray:
+        return np.array([np.nan if value is None else value])
+
+    return features(
+        np.array([[fusion.p_c[letter] for letter in BY_LEVEL]]),
+        number(fusion.q_bar),
+        number(1.0 if fusion.eta is None else fusion.eta),
+        sigma=number(fusion.sigma),
+        disagreement=number(fusion.disagreement),
+        order_gap=number(fusion.order_gap),
+        crop_spread=number(fusion.crop_spread),
+    )

@@ -1,0 +1,375 @@
+"""The five role prompts and how they become one chat. Pure text: no model, no file.
+
+One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its
+own text. The Summarizer's two templates are AgenticIQA's (arXiv 2509.26006), word for word. Where a template
+stands in the chat is decided by `PromptLayout`: "images_first" keeps the images at the front so that their
+cache serves every role, "system_first" is the paper's order.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from agentic_iqa_local.judgement.quality_map.result import DamagedBox
+from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
+from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
+
+PromptLayout = Literal["images_first", "system_first"]
+
+TEST_PREAMBLE = "The image is the test image."
+PAIR_PREAMBLE = "The first image is the pristine reference, the second image is the test image."
+TWO_PICTURES_PREAMBLE = "Two images are shown, one after the other. Neither is a reference."
+DEFAULT_QUERY = "Rate the perceptual quality of this image."
+STRICTER = "Return ONLY valid JSON"
+# Part of the case, since the Summarizer's templates are the paper's.
+REASONING_LIMIT = "Keep quality_reasoning below 300 characters."
+
+PLANNER_TEMPLATE = f"""System:
+You are the planner of an image quality assessment system. Read the user's query and plan the assessment.
+- query_type: "IQA" if the query is about technical quality or degradation, "Other" if it is about content, aesthetics
+or emotion.
+- query_scope: the objects or regions named in the query, else "Global".
+- distortion_source: "Explicit" if the query names distortions, else "Inferred".
+- distortions: if Explicit, the types for each object, else null. Types: {", ".join(DISTORTION_TYPES)}.
+- reference_mode: "Full-Reference" if a reference image is given, else "No-Reference".
+- required_tool: the tool named in the query, else null. Never recommend one.
+- plan: Other: all false. IQA: distortion_detection if Inferred; distortion_analysis true; tool_selection if neither
+object nor tool is named; tool_execution if a tool or no object is named.
+Return the JSON:
+{{"query_type": "...", "query_scope": ..., "distortion_source": "...", "distortions": ..., "reference_mode": "...",
+"required_tool": ..., "plan": {{"distortion_detection": ..., "distortion_analysis": ..., "tool_selection": ...,
+"tool_execution": ...}}}}
+"""
+
+DETECTION_TEMPLATE = f"""System:
+You detect distortions. For each object listed, name the visible distortion types, the strongest first.
+Use only these types: {", ".join(DISTORTION_TYPES)}. Judge each object by itself. Give an empty list when a distortion
+is barely visible.
+Return the JSON:
+{{"<object or Global>": ["<distortion>"]}}
+"""
+
+PRESENCE_TEMPLATE = f"""System:
+You detect distortions. For each object listed, say of each distortion type whether it is visible there: Yes or No.
+The types are {", ".join(DISTORTION_TYPES)}. Judge each object by itself. Say No when a distortion is barely visible.
+Return the JSON:
+{{"<object or Global>": {{"<distortion>": "<Yes or No>"}}}}
+"""
+
+ANALYSIS_TEMPLATE = """System:
+You analyse distortions. For each distortion listed, judge its severity and explain its visual impact.
+Severity is one of none, slight, moderate, severe, extreme: none when it is barely visible, unclear when it
+cannot be told. Keep each explanation short
+and about visual quality only, below 160 characters.
+Return the JSON:
+{"<object or Global>": [{"type": "<distortion>", "severity": "<level>", "explanation": "<text>"}]}
+"""
+
+SELECTION_TEMPLATE = """System:
+You choose image quality tools. For each distortion of each object, choose the tool that measures it best.
+Use only the tools listed. Full-reference tools need the reference image.
+Return the JSON:
+{"<object or Global>": {"<distortion>": "<tool>"}}
+"""
+
+LOCATION_TEMPLATE = """System:
+You locate objects. For each object listed, give the box that holds it as [left, top, right, bottom], or null when you
+cannot find it. Coordinates are COORDINATES.
+Return the JSON:
+{"<object>": [left, top, right, bottom]}
+"""
+
+EXPLANATION_PROMPT_TEMPLATE = """System:
+You are a visual quality assessment assistant. Your task is to select the most appropriate answer to the user's
+question. You are given:
+- Distortion analysis (severity and visual impact of listed distortions)
+- Tool response (overall quality scores from IQA models)
+- Image content
+Decision process
+1. First, understand what kind of visual information is needed to answer the user's question.
+2. Check if the provided distortion analysis or tool response already contains the required information.
+3. If the provided information is sufficient, use it to answer.
+4. If the information is unclear or insufficient, analyze the image directly to determine the best answer.
+Return a valid JSON object in the following format:
+{
+  "final_answer": "<one of the above letters>",
+  "quality_reasoning": "<brief explanation, based on either distortion analysis, tool response, or direct visual observation>"
+}
+"""
+
+SCORING_PROMPT_TEMPLATE = """System:
+You are a visual quality assessment assistant. Given the question and the analysis (tool scores, distortion
+analysis). Your task is to assess the image quality.
+You must select one single answer from the following:
+A. Excellent
+B. Good
+C. Fair
+D. Poor
+E. Bad
+Return the JSON:
+{
+  "final_answer": "<one letter>",
+  "quality_reasoning": "<concise justification referencing distortions or tool scores>"
+}
+"""
+
+COMPARISON_TEMPLATE = """System:
+You compare the technical quality of two images. Judge sharpness, noise, compression, exposure and colour, not content.
+Answer which of the two images has the better quality.
+Return the JSON:
+{
+  "final_answer": "<one letter>"
+}
+"""
+FIRST_AND_SECOND = ("The first image", "The second image")
+
+_OPTIONS = [f"{letter}. {LEVEL_WORDS[LETTER_TO_LEVEL[letter]]}\n" for letter in LETTERS]
+_REVERSED_OPTIONS = [f"{letter}. {LEVEL_WORDS[6 - LETTER_TO_LEVEL[letter]]}\n" for letter in LETTERS]
+REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(
+    "".join(_OPTIONS), "".join(_REVERSED_OPTIONS)
+)
+"""The scoring prompt with its letters reassigned, A. Bad to E. Excellent: a check of how much the letters' order counts."""
+
+assert "".join(_OPTIONS) in SCORING_PROMPT_TEMPLATE
+_WORDS = {
+    SCORING_PROMPT_TEMPLATE: dict(zip(LETTERS, LEVEL_WORDS.values(), strict=True)),
+    REVERSED_SCORING_PROMPT_TEMPLATE: dict(zip(LETTERS, reversed(LEVEL_WORDS.values()), strict=True)),
+}
+"""Of each scoring prompt: the word that stands at each letter."""
+
+ANSWER_PREFIX = '{"final_answer": "'
+"""The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One role's text: its instructions (a template) and the case at hand (query and evidence). `preamble` says
+    what the images are, where they are neither a test image nor a reference with one."""
+
+    instructions: str
+    case: str
+    preamble: str | None = None
+
+    def stricter(self) -> "Prompt":
+        """The same prompt after an invalid answer."""
+        return replace(self, case=f"{self.case}\n{STRICTER}.")
+
+    def without_regions(self, invented: Sequence[str]) -> "Prompt":
+        """The same prompt after a plan about regions that the query does not name."""
+        names = json.dumps(list(invented), ensure_ascii=False)
+        return replace(
+            self,
+            case=f'{self.case}\nThe query does not name {names}. Name regions that stand in it, else "Global".',
+        )
+
+    def holding_to(self, facts: str) -> "Prompt":
+        """The same prompt after an answer that contradicted its evidence."""
+        return replace(self, case=f"{self.case}\nYour reasoning must agree with this: {facts}")
+
+
+def chat_messages(prompt: Prompt, images: int, layout: PromptLayout) -> list[dict[str, Any]]:
+    """`prompt` as chat messages for `images` (1; or 2, the reference first where its preamble says no other), in transformers' content
+    format."""
+    if images not in (1, 2):
+        raise ValueError(f"chat_messages: expected 1 image, or 2 with the reference first, got {images}")
+    instructions = prompt.instructions.removeprefix("System:\n").rstrip("\n")
+    preamble = prompt.preamble or (TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE)
+    pictures = [{"type": "image"}] * images
+    if layout == "images_first":
+        text = f"{preamble}\n{instructions}\n\n{prompt.case}"
+        return [{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}]
+    return [
+        {"role": "system", "content": [{"type": "text", "text": instructions}]},
+        {"role": "user", "content": [*pictures, {"type": "text", "text": f"{preamble}\n{prompt.case}"}]},
+    ]
+
+
+def in_words(prompt: Prompt) -> tuple[Prompt, dict[str, str]]:
+    """A scoring prompt that asks for a level's word instead of its letter, for models that were trained to say
+    words, with the word that is read for each letter. Any other prompt comes back as it is, with no words."""
+    words = _WORDS.get(prompt.instructions, {})
+    instructions = prompt.instructions.replace("<one letter>", "<one word>") if words else prompt.instructions
+    for letter, word in words.items():
+        instructions = instructions.replace(f"{letter}. {word}\n", f"{word}\n")
+    return replace(prompt, instructions=instructions), words
+
+
+def choice_letters(choices: Sequence[str]) -> list[str]:
+    """A, B, C, ... for the user's own choices."""
+    return [chr(ord("A") + i) for i in range(len(choices))]
+
+
+def chosen_answer(choices: Sequence[str], letter: str) -> str:
+    """The user's own answer that a letter stands for."""
+    return choices[choice_letters(choices).index(letter)]
+
+
+def _query(query: str, choices: Sequence[str] | None) -> list[str]:
+    # A JSON string: quotes, braces and line breaks in a query stay inside it, so that it cannot pose as
+    # instructions' end.
+    lines = [f"Query: {json.dumps(query, ensure_ascii=False)}"]
+    if choices:
+        lettered = zip(choice_letters(choices), choices, strict=True)
+        lines += [
+            "Choices:",
+            *(f"{letter}. {json.dumps(c, ensure_ascii=False)[1:-1]}" for letter, c in lettered),
+        ]
+    return lines
+
+
+def planner_prompt(
+    query: str,
+    has_reference: bool,
+    choices: Sequence[str] | None = None,
+    replan_history: Sequence[str] = (),
+    plan: PlannerOutput | None = None,
+    evidence: ExecutorOutput | None = None,
+    earlier: Sequence[str] = (),
+) -> Prompt:
+    """The Planner's prompt. On a replan `replan_history` carries what the Summarizer found missing in earlier
+    rounds, `plan` and `evidence` what the last one did and found. `earlier` are the lines of a conversation's
+    earlier turns."""
+    lines = [*earlier, *_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
+    if replan_history:
+        if plan is not None:
+            lines.append(f"The last plan: {plan.model_dump_json()}")
+        lines += [
+            f"Its evidence: {found}"
+            for found in filter(
+                None,
+                (
+                    evidence and format_distortion_analysis(evidence),
+                    evidence and format_quality_scores(evidence),
+                ),
+            )
+        ]
+        lines += [
+            "The last plans left gaps. Plan again to close them:",
+            *(" ".join(line.split()) for line in replan_history),
+        ]
+    return Prompt(PLANNER_TEMPLATE, "\n".join(lines))
+
+
+def _gap(reason: str | None) -> list[str]:
+    return [f"The last pass left a gap. Look again: {' '.join(reason.split())}"] if reason else []
+
+
+def detection_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
+    """Asks for a list of the distortions that each object has; `gap` says why it is asked again."""
+    return _about_objects(DETECTION_TEMPLATE, query, objects, gap)
+
+
+def presence_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
+    """Asks of each distortion type, Yes or No, whether each object has it; `gap` says why it is asked again."""
+    return _about_objects(PRESENCE_TEMPLATE, query, objects, gap)
+
+
+def _about_objects(template: str, query: str, objects: Sequence[str], gap: str | None) -> Prompt:
+    named = f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"
+    return Prompt(template, "\n".join([*_query(query, None), named, *_gap(gap)]))
+
+
+def analysis_prompt(query: str, distortions: dict[str, list[str]], gap: str | None = None) -> Prompt:
+    """Asks for the severity and impact of each distortion; `gap` says why it is asked again."""
+    named = f"Distortions: {json.dumps(distortions, ensure_ascii=False)}"
+    return Prompt(ANALYSIS_TEMPLATE, "\n".join([*_query(query, None), named, *_gap(gap)]))
+
+
+def location_prompt(objects: Sequence[str], coordinates: str, gap: str | None = None) -> Prompt:
+    """Asks where each object is; `coordinates` says in which units the model was taught to answer, `gap` why
+    it is asked again."""
+    named = f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"
+    return Prompt(LOCATION_TEMPLATE.replace("COORDINATES", coordinates), "\n".join([named, *_gap(gap)]))
+
+
+def selection_prompt(
+    query: str, distortions: dict[str, list[str]], tools: Sequence[tuple[str, str]]
+) -> Prompt:
+    """Asks for one tool a distortion; `tools` are (name, description) of those that can run here."""
+    named = {name: types or [OVERALL] for name, types in distortions.items()}
+    return Prompt(
+        SELECTION_TEMPLATE,
+        "\n".join(
+            [
+                *_query(query, None),
+                f"Distortions: {json.dumps(named, ensure_ascii=False)}",
+                "Tools:",
+                *(f"- {name}: {description}" for name, description in tools),
+            ]
+        ),
+    )
+
+
+def format_distortion_analysis(evidence: ExecutorOutput) -> str | None:
+    """The analysis as JSON, {object: [{type, severity, explanation}]}, or None when there is none."""
+    if not evidence.distortion_analysis:
+        return None
+    return json.dumps(
+        {
+            name: [item.model_dump(include={"type", "severity", "explanation"}) for item in items]
+            for name, items in evidence.distortion_analysis.items()
+        },
+        ensure_ascii=False,
+    )
+
+
+def format_quality_scores(evidence: ExecutorOutput) -> str | None:
+    """The scores as {object: {distortion: [tool, score]}} with two decimals, or None when there are none."""
+    if not evidence.quality_scores:
+        return None
+    return json.dumps(
+        {
+            name: {distortion: [tool, round(score, 2)] for distortion, (tool, score) in scores.items()}
+            for name, scores in evidence.quality_scores.items()
+        },
+        ensure_ascii=False,
+    )
+
+
+def worst_part_in_words(worst: DamagedBox) -> str:
+    """Where the worst part of a map is, what damages it, and what the tools say of it alone."""
+    left, top, right, bottom = worst.box
+    seen = f"; {worst.seen}" if worst.seen else ""
+    scores = "".join(f"; {tool} {score:.2f} there" for tool, score in worst.tools.items())
+    return f"{worst.place}, pixels ({left}, {top}) to ({right}, {bottom}){seen}{scores}"
+
+
+def is_scoring(plan: PlannerOutput, choices: Sequence[str] | None) -> bool:
+    """Scoring mode for an IQA query; the user's own choices always take the explanation/QA mode."""
+    return plan.query_type == "IQA" and not choices
+
+
+def summarizer_prompt(
+    query: str,
+    evidence: ExecutorOutput | None,
+    *,
+    scoring: bool,
+    choices: Sequence[str] | None = None,
+    reversed_letters: bool = False,
+    earlier: Sequence[str] = (),
+) -> Prompt:
+    """The Summarizer's prompt in scoring or explanation/QA mode; sections without evidence are left out.
+
+    `reversed_letters` gives the scoring options as A. Bad ... E. Excellent; `earlier` are the lines of a
+    conversation's earlier turns.
+    """
+    lines = [REASONING_LIMIT, *earlier, *_query(query, choices)]
+    if evidence is not None:
+        if analysis := format_distortion_analysis(evidence):
+            lines.append(f"Distortion analysis: {analysis}")
+        if scores := format_quality_scores(evidence):
+            lines.append(f"Tool scores: {scores}")
+        if evidence.damaged_part:
+            lines.append(f"Damaged part of the picture: {evidence.damaged_part}")
+        if evidence.worst_part and not scoring:  # a rating, and its interval, are the same without a map
+            lines.append(f"Worst part of the picture: {worst_part_in_words(evidence.worst_part)}")
+    template = REVERSED_SCORING_PROMPT_TEMPLATE if reversed_letters else SCORING_PROMPT_TEMPLATE
+    return Prompt(template if scoring else EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
+
+
+def comparison_prompt(reversed_letters: bool = False) -> Prompt:
+    """Asks which of two images is better: A is the first, or with `reversed_letters` the second."""
+    answers = FIRST_AND_SECOND[::-1] if reversed_letters else FIRST_AND_SECOND
+    lines = _query("Which image has the better quality?", answers)
+    return Prompt(COMPARISON_TEMPLATE, "\n".join(lines), TWO_PICTURES_PREAMBLE)

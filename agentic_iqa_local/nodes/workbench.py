@@ -1,0 +1,401 @@
+"""One assessment's workbench: its images (opened once), the sessions and scores that they have so far, and
+what a user must be warned of.
+
+The graph's runtime context holds it. A node that is called by itself opens the images of its state.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime
+from PIL import Image
+from pydantic import BaseModel
+
+from agentic_iqa_local.config_sections import ImageSettings
+from agentic_iqa_local.images.frames import moved, without_frames
+from agentic_iqa_local.images.pairs import doubts
+from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair, same_pixels
+from agentic_iqa_local.images.views import View, native_views
+from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
+from agentic_iqa_local.iqa_tools.detector import load_detector
+from agentic_iqa_local.judgement.quality_map.result import MapRequest
+from agentic_iqa_local.judgement.sureness import Sureness
+from agentic_iqa_local.nodes.prompts import Prompt
+from agentic_iqa_local.services import ALONE, Services, load_services
+from agentic_iqa_local.state import AgenticIQAState, PlannerError
+from agentic_iqa_local.text import one_line
+from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.iqa_tools.local_nr import Examination
+
+logger = logging.getLogger(__name__)
+
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
+MODEL = "the model"
+PROMPT_TAIL = 200  # characters in the log of a letter read
+
+PICTURE: ContextVar[str | None] = ContextVar("PICTURE", default=None)
+"""The picture that is being assessed, for whoever writes logs, by the name that whoever asks has for it."""
+
+
+def name_picture(record: logging.LogRecord) -> bool:
+    """Gives a line of a log the picture that it is about, as a filter of handlers; one from another process
+    has it already."""
+    if not hasattr(record, "picture"):
+        picture = PICTURE.get()
+        named = not picture or picture in record.getMessage()
+        record.picture = "" if named else f"{picture}: "
+    return True
+
+
+def load_pictures(
+    limits: ImageSettings, image_path: str | Path, reference_path: str | Path | None = None
+) -> tuple[LoadedImage, LoadedImage | None]:
+    """A picture and its reference within a configuration's limits, without their frames. Raises
+    ImageError."""
+    options = {"max_pixels": limits.max_pixels, "min_side": limits.min_side, "background": limits.background}
+    if reference_path is None:
+        return without_frames(load_image(image_path, **options))
+    return without_frames(*load_pair(image_path, reference_path, **options))
+
+
+class Observer:
+    """Sees every call of the model and of a tool that an assessment makes. This one lets all of them pass;
+    what it is for is an assessment that is watched from outside (`batch`)."""
+
+    max_pixels: int | None = None
+    """How many pixels the model may see at once, where that is less than its own limit."""
+
+    def step(self, role: str, state: str, round: int = 1, what: str | None = None) -> None:
+        """A role, or what it does, has "started" or "finished", in the agent's first pass or a later one."""
+
+    def shown(self, pictures: Sequence[Image.Image]) -> None:
+        """The model is about to be opened on these."""
+
+    @contextmanager
+    def calling(self, what: str) -> Iterator[None]:
+        """A call of MODEL, or of a tool by its name."""
+        yield
+
+    @contextmanager
+    def measuring(self, tool: str, services: Services) -> Iterator[ToolRunner]:
+        """A measurement, with the tools that are to make it."""
+        with self.calling(tool):
+            yield services.tools
+
+
+@contextmanager
+def _calling_model(client: VLMClient, observer: Observer) -> Iterator[None]:
+    """A call of the model. Whatever it raises but VLMError becomes one."""
+    try:
+        with observer.calling(MODEL):
+            yield
+    except VLMError:
+        raise
+    except Exception as error:
+        raise VLMError(one_line(f"{client.name}: {type(error).__name__}: {error}")) from error
+
+
+class RoleSession:
+    """A model's session as one role of an assessment uses it: `nodes.ask` puts the role's failed tries into
+    `failed_tries`."""
+
+    def __init__(self, session: VLMSession, role: str, images: OpenImages):
+        self._session, self.role, self.failed_tries = session, role, images.failed_tries
+        self._client, self._observer = images.services.client(role), images.observer
+
+    @property
+    def usage(self) -> TokenUsage:
+        return self._session.usage
+
+    @property
+    def seen(self) -> list[SeenImage]:
+        return self._session.seen
+
+    @property
+    def constrained(self) -> bool:
+        return self._session.constrained
+
+    def generate(self, prompt: Prompt, schema: type[BaseModel], **options: Any) -> str:
+        with _calling_model(self._client, self._observer):
+            return self._session.generate(prompt, schema, **options)
+
+    def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
+        with _calling_model(self._client, self._observer):
+            read = self._session.read_letters(prompt, answer_prefix, letters)
+        before = f"{prompt.case}{answer_prefix}"[-PROMPT_TAIL:]
+        logger.debug("Read after …%s\nLog-probabilities: %s", before, read.logprobs)
+        return read
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class OpenImages:
+    """One assessment's images with the sessions opened on them.
+
+    Each model is opened once on each view, whichever roles use it, so that the images are prefilled once;
+    each tool runs once on each region. `warnings` collects what a user must know about this assessment,
+    `failed_tries` what the model said in vain; `sureness` is how sure the answer has to be. `map_request` is
+    what is asked of a map of this picture, `map_fields` what the row holds of it once it was made.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        image_path: str,
+        reference_path: str | None = None,
+        observer: Observer | None = None,
+    ):
+        self.services, self.observer = services, observer or Observer()
+        self.sureness = Sureness(services.settings.decisions)
+        self.map_request: MapRequest | None = None
+        self.map_fields: dict[str, Any] = {}
+        self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
+        self.identical = self.reference is not None and same_pixels(self.image, self.reference)
+        self.warnings: list[str] = []
+        self.failed_tries: list[PlannerError] = []
+        for line in self.image.warnings:
+            self.warn(line)
+        if self.reference:
+            for line in self.reference.warnings:
+                self.warn(f"the reference {self.reference.path}: {line}")
+        self._of_pictures: list[str] | None = None  # warnings that every turn's assessment has
+        self._earlier = TokenUsage()
+        self._sessions: dict[tuple[int, int], VLMSession] = {}
+        self._closed_usage = TokenUsage()
+        self._seen: dict[tuple[int, int], SeenImage] = {}
+        self._readings: dict[tuple[str, Box | None], ToolReading] = {}
+        self._lap = (0, time.perf_counter())
+
+    def begin_turn(self) -> None:
+        """Another assessment of the same images begins: what was counted, warned of and failed in an earlier
+        one is not its own."""
+        if self._of_pictures is None:
+            self._of_pictures = self.warnings
+        self.warnings, self.failed_tries = list(self._of_pictures), []
+        self.map_request, self.map_fields = None, {}
+        self._earlier += self.usage
+        self._lap = (0, time.perf_counter())
+        self._readings = {key: replace(reading, seconds=0.0) for key, reading in self._readings.items()}
+
+    def warn(self, line: str) -> None:
+        """Adds a warning once, to the log and to the result."""
+        if (line := one_line(line)) not in self.warnings:
+            logger.warning("%s", line)
+        self.note(line)
+
+    def note(self, line: str) -> None:
+        """Adds a warning once to the result alone, where it has been logged already."""
+        if (line := one_line(line)) not in self.warnings:
+            self.warnings.append(line)
+
+    def views(self, role: str) -> list[View]:
+        """The whole image, or native-resolution crops of one beyond the range that the role's model was
+        trained on."""
+        limits, most = self.services.client(role).limits, self.observer.max_pixels
+        if most:
+            limits = replace(limits, max_pixels=min(most, limits.max_pixels or most))
+        width, height = self.image.width, self.image.height
+        views = native_views(
+            width,
+            height,
+            factor=limits.factor,
+            min_pixels=limits.min_pixels,
+            max_pixels=limits.max_pixels or width * height,
+            max_views=self.services.settings.images.max_crops,
+        )
+        left, top, right, bottom = views[0].box
+        seen = (right - left) * (bottom - top)
+        if len(views) > 1:
+            self.warn(
+                f"{width}×{height} pixels are beyond what the model sees at once"
+                f" ({right - left}×{bottom - top}); scored on {len(views)} native-resolution crops and"
+                " averaged, described from the central one"
+            )
+        elif seen < limits.min_pixels or (right - left) % limits.factor or (bottom - top) % limits.factor:
+            self.warn(f"{width}×{height} pixels are below the model's range; the processor enlarged it")
+        return views
+
+    def crops(self, role: str) -> list[View]:
+        """Up to five crops, each of a quarter of the picture's pixels, for a closer look by the role's model;
+        none where the picture is read in several views anyhow, or a crop would be below the model's range."""
+        limits, quarter = self.services.client(role).limits, self.image.width * self.image.height // 4
+        if len(self.views(role)) > 1 or quarter < max(limits.min_pixels, limits.factor**2):
+            return []
+        crops = native_views(
+            self.image.width,
+            self.image.height,
+            factor=limits.factor,
+            min_pixels=limits.min_pixels,
+            max_pixels=quarter,
+        )
+        return crops if len(crops) > 1 else []
+
+    def session(self, role: str, view: int = 0) -> RoleSession:
+        """The role's model opened on one view; opened on first use."""
+        client = self.services.client(role)
+        key = (id(client), view)
+        if key not in self._sessions:
+            self._sessions[key] = self._open(client, self.views(role)[view].box)
+        return RoleSession(self._sessions[key], role, self)
+
+    @contextmanager
+    def session_on(self, role: str, box: Box) -> Iterator[RoleSession]:
+        """The role's model opened on a part of the picture, and of its reference, for as long as the block
+        lasts."""
+        session = self._open(self.services.client(role), box)
+        try:
+            yield RoleSession(session, role, self)
+        finally:
+            self._closed_usage += session.usage
+            session.close()
+
+    def read_parts(
+        self, role: str, boxes: Sequence[Box], prompt: Prompt, answer_prefix: str, letters: Sequence[str]
+    ) -> list[LetterRead]:
+        """The letters of parts of the picture, each by itself and without the reference, read in one batch by
+        the role's model. Raises VLMError."""
+        parts = [[self.image.pixels.crop(box)] for box in boxes]
+        self.observer.shown([part for (part,) in parts])
+        client = self.services.client(role)
+        with _calling_model(client, self.observer):
+            found = client.read_many(parts, prompt, answer_prefix, letters)
+        self._closed_usage += found.usage
+        return found.reads
+
+    def _open(self, client: VLMClient, box: Box) -> VLMSession:
+        pictures = [loaded.pixels.crop(box) for loaded in (self.reference, self.image) if loaded]
+        self.observer.shown(pictures)
+        with _calling_model(client, self.observer):
+            return client.open(pictures)
+
+    def close_session(self, role: str, view: int) -> None:
+        """Frees one view's cache, keeping its counts."""
+        self._close((id(self.services.client(role)), view))
+
+    def _close(self, key: tuple[int, int]) -> None:
+        session = self._sessions.pop(key)
+        self._closed_usage += session.usage
+        if session.seen:
+            self._seen[key] = session.seen[-1]
+        session.close()
+
+    def seen_views(self, role: str) -> list[tuple[Box, SeenImage]]:
+        """What the role's model saw of the test image: each view's box in the original, and the pixels and
+        tokens it became."""
+        model = id(self.services.client(role))
+        seen = self._seen | {key: session.seen[-1] for key, session in self._sessions.items() if session.seen}
+        boxes = [moved(view.box, self.image.offset) for view in self.views(role)]
+        return [(boxes[view], image) for (client, view), image in sorted(seen.items()) if client == model]
+
+    def score(self, tool: str, box: Box | None = None) -> ToolReading:
+        """A tool's score of the image or a region, computed once. Raises ToolError."""
+        key = (tool, box)
+        if key not in self._readings:
+            image, reference = self.image.pixels, self.reference and self.reference.pixels
+            if box:
+                image, reference = image.crop(box), reference and reference.crop(box)
+            with (
+                self.services.models_waiting() if tool in ALONE else nullcontext(),
+                self.observer.measuring(tool, self.services) as tools,
+            ):
+                self._readings[key] = tools.score(tool, image, reference)
+        reading = self._readings[key]
+        if reading.crops:
+            width, height = (
+                (box[2] - box[0], box[3] - box[1]) if box else (self.image.width, self.image.height)
+            )
+            left, top, right, bottom = reading.crops[0]
+            self.warn(
+                f"{reading.tool} would take long on all {width}×{height} pixels; it measured"
+                f" {len(reading.crops)} native-resolution crops of {right - left}×{bottom - top}"
+            )
+        return reading
+
+    def examine(self, box: Box | None = None) -> Examination:
+        """What LocalNR reads of the image or a region, against the reference where there is one; read once. Raises
+        ToolError."""
+        image, reference = self.image.pixels, self.reference and self.reference.pixels
+        if box:
+            image, reference = image.crop(box), reference and reference.crop(box)
+        with self.observer.measuring("LocalNR", self.services) as tools:
+            return tools.examine(image, reference)
+
+    @functools.cached_property
+    def unlike_photograph(self) -> float | None:
+        """The probability, by LocalNR, that the picture is a screenshot, a drawing, a chart or a code, of which it and
+        NIQE know nothing; None where it counts as a photograph, a reference tells what was there, or LocalNR cannot
+        run."""
+        try:
+            graphic = 0.0 if self.reference else self.examine().graphic
+        except ToolError:
+            return None
+        return graphic if graphic >= load_detector().graphic else None
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Tokens of all sessions so far, since the turn began."""
+        return sum((s.usage for s in self._sessions.values()), self._closed_usage) - self._earlier
+
+    def lap(self) -> tuple[int, float]:
+        """(tokens prefilled and decoded, seconds) since the last lap, or since the turn began."""
+        usage, now = self.usage, time.perf_counter()
+        (tokens, began), self._lap = self._lap, (usage.prefilled + usage.decoded, now)
+        return self._lap[0] - tokens, now - began
+
+    def close(self) -> None:
+        """Frees every cache; the next question opens the sessions anew."""
+        for key in list(self._sessions):
+            self._close(key)
+
+
+def open_images(services: Services, state: AgenticIQAState, observer: Observer | None = None) -> OpenImages:
+    """A state's images.
+
+    A reference that has the picture's own pixels, or does not look like its pristine original, is warned of.
+    Studies compare what a data set pairs and open their images themselves. Raises ImageError.
+    """
+    images = OpenImages(services, state["image_path"], state.get("reference_path"), observer)
+    if images.reference is None:
+        return images
+    if images.identical:
+        images.warn("the picture has the same pixels as its reference: nothing was lost against it")
+    for line in doubts(images.image.pixels, images.reference.pixels):
+        images.warn(line)
+    return images
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a run of the graph gives its nodes besides the state."""
+
+    images: OpenImages
+
+
+@contextmanager
+def opened(
+    state: AgenticIQAState, config: RunnableConfig | None, runtime: Runtime[Context] | None
+) -> Iterator[OpenImages]:
+    """The assessment's images: those that the graph runs on, else opened here from the state and closed
+    again, with the services in `config["configurable"]` or the default ones."""
+    if runtime is not None and runtime.context is not None:
+        yield runtime.context.images
+        return
+    services = (config or {}).get("configurable", {}).get("services") or load_services()
+    images = OpenImages(services, state["image_path"], state.get("reference_path"))
+    try:
+        yield images
+    finally:
+        images.close()

@@ -1,0 +1,1 @@
+"""One result as text, a table or a page."""

@@ -1,0 +1,162 @@
+"""The rows of a batch as the gallery needs them: what its list shows, and the account of each."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentic_iqa_local.batch.rows import AnyRow, RowsError, rows_in
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import FileError, first_mistake, open_regular
+from agentic_iqa_local.nodes.prompts import chosen_answer
+from agentic_iqa_local.output.picture_lines import worst_distortion
+from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
+from agentic_iqa_local.text import printable
+
+Row = dict[str, Any]
+
+# Parts of a row that the account leaves out: they repeat others, or no reader asks for them.
+_LEFT_OUT = {
+    "schema_version": True,
+    "alpha": True,
+    "fusion": True,
+    "eta": True,
+    "sigma": True,
+    "dq_dqbar": True,
+    "off_letter_mass": True,
+    "replan_history": True,
+    "prior_context": True,
+    "failed_tries": True,
+    "plan": {"plan"},
+    "model": {"hardware"},
+    "seen": {"views"},
+    "tools": {"__all__": {"timestamp"}},
+    "interval": {"condition", "difficulty"},
+    "evidence": {
+        "tool_logs", "distortion_set", "severity_probabilities", "selected_tools", "quality_scores", "boxes"
+    },
+    "map": {"xs", "ys", "q", "letters", "tool", "similarity", "cost", "tile", "stride", "bias"},
+}  # fmt: skip
+
+
+class GalleryError(UserError, ValueError):
+    """Rows of which no gallery can be made; one sentence for the user."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows (JSON objects) of a file that assess wrote; a last line that is still being written is left
+    out. Raises GalleryError, which names a line that is no such row."""
+    remedy = "give the .jsonl file that assess --out wrote"
+    rows = []
+    try:
+        with open(open_regular(path), "rb") as file:
+            for line, row in rows_in(file, path, AnyRow, going_on=True):
+                if mistake := _mistake(line, row):
+                    raise GalleryError(f"{path}, line {len(rows) + 1}: {mistake}", remedy)
+                rows.append(row)
+    except FileError as error:
+        raise GalleryError(f"{path}: {error}", remedy) from error
+    except RowsError as error:
+        raise GalleryError(error.message, remedy) from error
+    if not rows:
+        raise GalleryError(f"{path}: expected rows, found none", remedy)
+    return rows
+
+
+def _mistake(line: bytes, row: Row) -> str | None:
+    """What is wrong with a row of a gallery, if anything is."""
+    if "kind" in row:
+        return "expected a row of assess, got one of --compare or --best-of, which have no gallery"
+    if row.get("schema_version") != SCHEMA_VERSION:
+        return f"expected schema_version {SCHEMA_VERSION}, got {row.get('schema_version')}; assess it anew"
+    if missing := sorted(Assessment.model_fields.keys() - row.keys()):
+        return f"expected rows as this program writes them, got one without {', '.join(missing)}"
+    try:
+        Assessment.model_validate_json(line, strict=True)
+    except ValidationError as error:
+        return f"expected rows as this program writes them, got {first_mistake(error)}"
+    return None
+
+
+def identities(rows: Sequence[Row]) -> list[str]:
+    """16 hex digits for each row, by which a browser keeps its decision: the picture's name and content and
+    what was asked about it. They stay when rows are added, pictures are moved or assessed anew. Equal rows
+    are told apart by their order."""
+    seen: Counter[str] = Counter()
+    found = []
+    for row in rows:
+        names = [row[key] and PurePath(row[key]).name for key in ("image", "reference")]
+        asked = json.dumps([*names, row["sha256"] or row["image"], row["query"], row["choices"]])
+        found.append(hashlib.sha256(f"{asked} {seen[asked]}".encode()).hexdigest()[:16])
+        seen[asked] += 1
+    return found
+
+
+def entry(row: Row, identity: str, picture: int) -> Row:
+    """What the list shows, sorts and filters by; `picture` is the place of its thumbnail."""
+    assessment = Assessment.model_validate(row)
+    interval = row["interval"] or {}
+    found = {
+        "id": identity,
+        "image": row["image"],
+        "picture": picture,
+        "q": row["q"],
+        "low": interval.get("low"),
+        "high": interval.get("high"),
+        "letter": assessment.letter if assessment.level else None,
+        "answer": None if row["error"] or assessment.level else _answer(row),
+        "worst": worst_distortion(assessment),
+        "types": sorted(_types(row)),
+        "verdict": (row["gate"] or {}).get("verdict"),
+        "held": bool(row["not_sure"]),
+        "query": row["query"],
+        "why": row["quality_reasoning"],
+        "error": row["error"],
+        "sha256": row["sha256"],
+    }
+    return _safe(_told(found))
+
+
+def account(row: Row) -> Row:
+    """What the full view of a row shows."""
+    kept = Assessment.model_validate(row).model_dump(mode="json", exclude=_LEFT_OUT)  # pyright: ignore[reportArgumentType]
+    return _safe(_told(kept))
+
+
+def _told(fields: Row) -> Row:
+    """The fields that say something; a zero does."""
+    return {key: value for key, value in fields.items() if value or (value == 0 and value is not False)}
+
+
+def _answer(row: Row) -> str | None:
+    answer = row["final_answer"]
+    if answer and row["choices"]:
+        return f"{answer}. {chosen_answer(row['choices'], answer)}"
+    return answer
+
+
+def _types(row: Row) -> Iterator[str]:
+    """The distortions that were seen, each once."""
+    analysis = (row["evidence"] or {}).get("distortion_analysis") or {}
+    seen = {
+        item["type"]
+        for items in analysis.values()
+        for item in items
+        if item["severity"] not in ("none", "unclear")
+    }
+    yield from seen
+
+
+def _safe(value: Any) -> Any:
+    """Parsed JSON with `printable` texts and keys."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_safe(part) for part in value]
+    if isinstance(value, dict):
+        return {printable(key): _safe(part) for key, part in value.items()}
+    return round(value, 4) if isinstance(value, float) else value

@@ -1,0 +1,70 @@
+"""Small copies of the pictures of a batch, made once from the originals."""
+
+import base64
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+
+from agentic_iqa_local.images.reading import ImageError, load_image
+from agentic_iqa_local.text import printable
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Longest sides in pixels, chosen so that a page of many pictures stays a reasonable size: about 10 MB of
+    the thumbnails of 1,000 pictures, 25 MB of those of 5,000."""
+
+    thumbnail: int
+    view: int | None  # of the larger copy; None: there is none
+
+    @classmethod
+    def of(cls, count: int) -> "Sizes":
+        """For `count` pictures."""
+        if count <= 100:
+            return cls(320, 1024)
+        if count <= 400:
+            return cls(320, 720)
+        if count <= 1500:
+            return cls(240, 480)
+        return cls(240, None) if count <= 3000 else cls(192, None)
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """Copies of one picture as WebP in base64, the upright original's size in pixels and its address
+    (file://...); or why there are none."""
+
+    small: str | None = None
+    large: str | None = None
+    size: tuple[int, int] | None = None
+    sha256: str | None = None
+    address: str | None = None
+    missing: str | None = None
+
+
+def thumbnail(path: Path, sizes: Sizes) -> Thumbnail:
+    """Of the picture in a file, turned upright as its EXIF data say; transparent pixels become white."""
+    try:
+        loaded = load_image(path, min_side=1, background="white")
+    except ImageError as error:
+        return Thumbnail(missing=printable(str(error)))
+    large = None
+    if sizes.view and max(loaded.pixels.size) > sizes.thumbnail:
+        large = _webp(loaded.pixels, sizes.view, 80)
+    return Thumbnail(
+        _webp(loaded.pixels, sizes.thumbnail, 68),
+        large,
+        (loaded.width, loaded.height),
+        loaded.sha256,
+        path.absolute().as_uri(),
+    )
+
+
+def _webp(pixels: Image.Image, side: int, quality: int) -> str:
+    copy = pixels.copy()
+    copy.thumbnail((side, side), reducing_gap=3.0)
+    content = BytesIO()
+    copy.save(content, "WEBP", quality=quality, method=2)
+    return base64.b64encode(content.getvalue()).decode()

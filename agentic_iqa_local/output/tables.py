@@ -1,0 +1,164 @@
+"""Tables for other programs: CSV in which no spreadsheet finds a formula, cells of Markdown without markup,
+and rows of assessments as CSV."""
+
+import csv
+import html
+import io
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, TextIO
+
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR
+from agentic_iqa_local.nodes.prompts import chosen_answer
+from agentic_iqa_local.text import one_line
+
+Row = dict[str, Any]
+
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|inf)")
+# Unicode's categories: controls and invisible characters, blanks, marks on no letter
+_SKIPPED = ("C", "Z", "M")
+_QUOTES = "\"'`´‘’‚“”„«»"
+# What begins markup wherever it stands; an underscore inside a word is none.
+_MARKUP = re.compile(r"[\\`*\[\]|~!$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
+
+
+def safe_cell(value: Any) -> Any:
+    """`value` as a cell of CSV: on one line, and with an apostrophe before text that a spreadsheet may take
+    for a formula.
+
+    That is text whose first visible character, quotes aside, is one of = + - @ or a wide form of these,
+    unless it is a plain number. The same holds for what follows a semicolon, which separates cells where
+    decimals have a comma.
+    """
+    if not isinstance(value, str):
+        return value
+    return one_line(";".join("'" * _is_formula(part) + part for part in value.split(";")))
+
+
+def _is_formula(text: str) -> bool:
+    if _NUMBER.fullmatch(text):
+        return False
+    seen = (char for char in text if char not in _QUOTES and unicodedata.category(char)[0] not in _SKIPPED)
+    return unicodedata.normalize("NFKC", next(seen, "")) in ("=", "+", "-", "@")
+
+
+def write_csv(
+    file: TextIO, columns: Sequence[str], rows: Iterable[Row], lineterminator: str = "\r\n"
+) -> None:
+    """A header with the columns' names and a line for each row, empty where a row lacks a column; every cell
+    is a `safe_cell`. Raises ValueError for a row with another column."""
+    table = csv.DictWriter(file, columns, restval="", lineterminator=lineterminator)
+    header = dict(zip(columns, columns, strict=True))
+    table.writerows({name: safe_cell(value) for name, value in row.items()} for row in chain([header], rows))
+
+
+def markdown_cell(text: str) -> str:
+    """`text` for a cell of a Markdown table, or for the inside of a line, where it shows as it is: nothing in
+    it becomes markup, a link, an entity or a comment."""
+    safe = _MARKUP.sub(r"\\\g<0>", one_line(" ".join(text.split())))
+    # GitHub links an e-mail address even after a backslash, but not with a zero-width space before the @.
+    return html.escape(safe, quote=False).replace("@", "&#8203;@")
+
+
+def csv_text(rows: Callable[[], Iterable[Row]]) -> str:
+    """The rows of assessments (JSON objects; `rows` is called twice) as CSV with a header, one line each.
+
+    Every tool has two columns, its raw score and its score in 1..5; every letter has one. A failed row has
+    its error and no score.
+    """
+    letters, tools = set(LETTER_TO_LEVEL), set()
+    for row in rows():
+        letters |= set(row["p_c"] or ())
+        tools |= {run["tool_name"] for run in row["tools"]}
+    text = io.StringIO()
+    write_csv(text, _columns(sorted(letters), sorted(tools)), map(_cells, rows()))
+    return text.getvalue()
+
+
+def _columns(letters: list[str], tools: list[str]) -> list[str]:
+    return [
+        "image",
+        "reference",
+        "query",
+        "choices",
+        "answer",
+        "level",
+        "q",
+        "q_low",
+        "q_high",
+        "not_sure",
+        "gate",
+        "tools_mean",
+        "model_letter",
+        *(f"p_{letter}" for letter in letters),
+        "distortions",
+        *(f"{tool}{kind}" for tool in tools for kind in (" raw", " 1-5")),
+        "reasoning",
+        "warnings",
+        "error",
+        "seconds",
+        "model",
+        "sha256",
+    ]
+
+
+def _cells(row: Row) -> Row:
+    scored = row["q"] is not None
+    cells = {
+        "image": row["image"],
+        "reference": row["reference"],
+        "query": row["query"],
+        "choices": "|".join(row["choices"] or ()),
+        "answer": _answer(row),
+        "level": LEVEL_WORDS[LETTER_TO_LEVEL[row["final_answer"]]] if scored else "",
+        "q": row["q"],
+        **_sureness(row),
+        "tools_mean": row["q_bar"],
+        "model_letter": row["vlm_letter"],
+        "distortions": "; ".join(_distortions(row)),
+        "reasoning": row["quality_reasoning"],
+        "warnings": " | ".join(row["warnings"]),
+        "error": row["error"],
+        "seconds": row["seconds"],
+        "model": (row["model"] or {}).get("name"),
+        "sha256": row["sha256"],
+    }
+    cells |= {f"p_{letter}": p for letter, p in (row["p_c"] or {}).items()}
+    for run in row["tools"]:
+        if run["raw_score"] is not None:
+            cells |= {
+                f"{run['tool_name']} raw": run["raw_score"],
+                f"{run['tool_name']} 1-5": run["normalized_score"],
+            }
+    return cells
+
+
+def _sureness(row: Row) -> Row:
+    """The ends of the interval, why the answer is held back, and the gate's verdict."""
+    interval, gate = row.get("interval") or {}, row.get("gate") or {}
+    return {
+        "q_low": interval.get("low"),
+        "q_high": interval.get("high"),
+        "not_sure": row.get("not_sure"),
+        "gate": gate.get("verdict"),
+    }
+
+
+def _distortions(row: Row) -> list[str]:
+    """Each distortion that was seen, as "severe blur (sky)"; that of the whole image without a place."""
+    analysis = (row["evidence"] or {}).get("distortion_analysis") or {}
+    return [
+        f"{item['severity']} {item['type']}" + ("" if name == "Global" else f" ({name})")
+        for name, items in analysis.items()
+        for item in items
+        if item["severity"] not in ("none", UNCLEAR)
+    ]
+
+
+def _answer(row: Row) -> str | None:
+    """The letter, or the chosen answer's own words."""
+    if row["error"]:
+        return None
+    return chosen_answer(row["choices"], row["final_answer"]) if row["choices"] else row["final_answer"]
