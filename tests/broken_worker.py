@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from agentic_iqa_local.batch.runner import batch_worker
+from agentic_iqa_local.batch import batch_worker
 from agentic_iqa_local.iqa_tools import ToolRunner
 
 SERVE = batch_worker._serve

@@ -10,13 +10,13 @@ import pytest
 from scripted import ScriptedClient, ScriptedTools, loaded_batch, scripted_answers, scripted_services
 
 from agentic_iqa_local import assessment
+from agentic_iqa_local.batch import runner as batch_module
 from agentic_iqa_local.batch.batch_worker import GRACE, BatchWorker
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.runner import STANDSTILL, Batch, _Attempt, batch_worker
-from agentic_iqa_local.batch.runner import runner as batch_module
 from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.images.reading import reading as images
+from agentic_iqa_local.images import reading as images
 
 TIMEOUT = 10.0
 STEP = 4.0  # seconds that pass between two looks at the clock, too few for a standstill

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from agentic_iqa_local import provenance
+from agentic_iqa_local.batch import rows as rows_module
 from agentic_iqa_local.batch.rows import RowFile, RowsError, WriteError, write_run
-from agentic_iqa_local.batch.runner import rows as rows_module
 from agentic_iqa_local.config import load_settings
 
 

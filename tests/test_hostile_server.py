@@ -18,7 +18,7 @@ from PIL import Image
 from scripted import ScriptedTools
 
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.batch.runner import runs
+from agentic_iqa_local.batch import runs
 from agentic_iqa_local.cli.assess import main
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.config_sections import ConfigError, ModelSettings

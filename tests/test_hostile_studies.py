@@ -28,9 +28,9 @@ from scripted import (
 )
 from test_study_report import make_rows, make_run
 
+from agentic_iqa_local.batch import work
 from agentic_iqa_local.batch.inputs import Item, ManifestError, read_manifest
 from agentic_iqa_local.batch.rows import RowFile, RowsError
-from agentic_iqa_local.batch.runner import work
 from agentic_iqa_local.cli import fit_tools, study
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import LARGEST

@@ -8,6 +8,7 @@ import os
 import pytest
 from pydantic import BaseModel
 
+from agentic_iqa_local.batch import rows
 from agentic_iqa_local.batch.rows import (
     OtherRun,
     Replaced,
@@ -20,7 +21,6 @@ from agentic_iqa_local.batch.rows import (
     write_run,
     write_whole,
 )
-from agentic_iqa_local.batch.runner import rows
 
 ONE, TWO, THREE = '{"a": 1}\n', '{"a": 2}\n', '{"a": 3}\n'
 

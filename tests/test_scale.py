@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
+from agentic_iqa_local.batch import rows as rows_module
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.keys import WIDTH, Keys
 from agentic_iqa_local.batch.rows import RowFile, WriteError
-from agentic_iqa_local.batch.runner import rows as rows_module
 from agentic_iqa_local.batch.runs import Run
 from agentic_iqa_local.output import tally as tally_module
 from agentic_iqa_local.output.tally import Tally
