@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PIL import Image
 
-from agentic_iqa_local.images.views import native_views
+from agentic_iqa_local.images.crops import native_views
 from agentic_iqa_local.iqa_tools.specs import ToolSpec
 
 BLOCK = 96  # of NIQE, six of PIQE's: the sides of crops are multiples, so no block lies in two

@@ -22,10 +22,10 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config_sections import ImageSettings
+from agentic_iqa_local.images.crops import View, native_views
 from agentic_iqa_local.images.frames import moved, without_frames
-from agentic_iqa_local.images.pairs import doubts
 from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair, same_pixels
-from agentic_iqa_local.images.views import View, native_views
+from agentic_iqa_local.images.references import doubts
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.judgement.quality_map.result import MapRequest
