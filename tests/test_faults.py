@@ -326,7 +326,7 @@ def test_a_map_is_checked_where_it_is_steepest_and_where_it_is_flattest(b1, b4):
         source="test", fitted_on="none",
     )  # fmt: skip
     assert b1 * 0.5 / 4 * b4 < 0
-    assert found.turning_point() is not None
+    assert not found.monotone
 
 
 def test_scores_beyond_a_tools_range_count_as_its_end_in_a_fit():
