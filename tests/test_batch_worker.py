@@ -217,9 +217,7 @@ def test_it_does_not_outlive_its_parent(tmp_path):
     (tmp_path / "parent.py").write_text(CODE)
     line = [sys.executable, tmp_path / "parent.py"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    parent = subprocess.Popen(
-        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
+    parent = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     child = int(parent.stdout.readline())
     os.kill(child, 0)
     parent.send_signal(signal.SIGKILL)
