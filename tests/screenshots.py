@@ -61,7 +61,7 @@ def test_the_service(service, size, dark):
         page.set_input_files("#reference", str(DATA / "sumac.png"))
         page.check("#map")
         page.click("#go")
-        page.wait_for_selector("article.answer", timeout=120000)
+        page.wait_for_selector("article.answer", timeout=600000)
         page.locator("label:has-text('Reference from the left') input").fill("20")
         draw(watched, "serve_answer", size, dark)
         if (size, dark) == ("wide", True):
@@ -70,7 +70,7 @@ def test_the_service(service, size, dark):
                 "#image", [str(DAMAGED), str(DATA / "sumac.png"), str(DATA / "prudential.png")]
             )
             page.click("#go")
-            page.wait_for_selector(".order", timeout=120000)
+            page.wait_for_selector(".order", timeout=600000)
             draw(watched, "serve_compare", size, dark)
 
 

@@ -176,7 +176,7 @@ def test_a_file_whose_reading_hangs_is_read_once(clock, picture, monkeypatch):
     assert row.sha256 is None
     clock.end()
     end.set()
-    attempt, _ = batch._finished.get(timeout=60)
+    attempt, _ = batch._finished.get(timeout=600)
     assert attempt.left_behind
     assert reads == [picture]
 

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import sqlite3
 import unicodedata
 from contextlib import closing, nullcontext
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from attacks import is_sentence
+from attacks import in_time, is_sentence
 from PIL import Image
 from scripted import (
     ScriptedClient,
@@ -56,22 +55,14 @@ from agentic_iqa_local.studies.store import Store, StoreError, read_run
 from agentic_iqa_local.studies.study import dataset_info
 from agentic_iqa_local.text import path_text
 
-SECONDS = 60  # until a case counts as hung: many times what the slowest takes
 LONGEST_SENTENCE = 2500  # characters of a message that quotes names; one of all that a file holds is longer
 
 
 @pytest.fixture(autouse=True)
 def _in_time():
     """A case that hangs fails, in whatever call it waits."""
-
-    def hung(*_):
-        pytest.fail(f"still going on after {SECONDS} s", pytrace=False)
-
-    before = signal.signal(signal.SIGALRM, hung)
-    signal.alarm(SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with in_time():
+        yield
 
 
 def one_sentence(text):

@@ -7,11 +7,9 @@ import io
 import json
 import os
 import re
-import signal
 import struct
 import subprocess
 import sys
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -243,22 +241,15 @@ IMAGES: dict[str, Callable[[], bytes]] = {
 def examine_images(folder: Path) -> None:
     """Prints a line of JSON for each file in `folder`: what became of it, and the largest memory in bytes
     that this process had."""
-
-    def hung(*_: object) -> None:
-        raise SystemExit("hung")
-
-    signal.signal(signal.SIGALRM, hung)
     for file in sorted(folder.iterdir(), key=lambda file: int(file.name)):
-        signal.alarm(60)
-        began = time.process_time()
         try:
-            said, texts = "loaded", load_image(file).warnings
+            with in_time():
+                said, texts = "loaded", load_image(file).warnings
         except ImageError as error:
             said, texts = "refused", (str(error),)
-        signal.alarm(0)
         # not getrusage: a process that another started counts that one's memory too
         peak = 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
-        print(json.dumps([said, texts, peak, time.process_time() - began]), flush=True)
+        print(json.dumps([said, texts, peak]), flush=True)
 
 
 @pytest.fixture(scope="module")
@@ -275,13 +266,13 @@ def examined(tmp_path_factory) -> dict[str, list]:
     )
     found = dict(zip(IMAGES, map(json.loads, done.stdout.splitlines()), strict=False))
     if len(found) < len(IMAGES):
-        found[list(IMAGES)[len(found)]] = ["died", [done.stderr[-500:]], 0, 0]
+        found[list(IMAGES)[len(found)]] = ["died", [done.stderr[-500:]], 0]
     return found
 
 
 @pytest.mark.parametrize("kind", IMAGES)
 def test_a_hostile_image_is_loaded_or_refused_in_time_and_memory(kind, examined):
-    said, texts, peak, _ = examined[kind]
+    said, texts, peak = examined[kind]
     assert said in ("loaded", "refused"), texts
     assert all(map(is_sentence, texts))
     assert peak < 1536 * MIB

@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+from attacks import opened_in
 from pydantic import BaseModel
 
 from agentic_iqa_local.batch import rows
@@ -216,13 +217,12 @@ def test_a_file_that_cannot_be_opened_again_is_one_sentence(file, monkeypatch):
 
 
 def test_no_descriptor_is_left_open(path):
-    before = os.listdir("/proc/self/fd")
     file = full(path, ONE + TWO)
     file.keep(lambda row: row["a"] == 1)
     assert list(file) == [{"a": 1}]
     file.close()
     write_whole(path.with_name("note"), "text", sync=True)
-    assert os.listdir("/proc/self/fd") == before
+    assert opened_in(path.parent) == []
 
 
 # Taking rows out

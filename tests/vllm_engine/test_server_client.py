@@ -51,7 +51,7 @@ def url(tmp_path_factory):
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
         address = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while True:
             assert server.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < deadline, log.read_text()[-3000:]
@@ -63,7 +63,7 @@ def url(tmp_path_factory):
         yield address
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(600)
 
 
 @pytest.fixture(scope="module")
