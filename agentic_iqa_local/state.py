@@ -29,6 +29,7 @@ IMAGE_SUFFIXES = (
 
 Model = TypeVar("Model", bound=BaseModel)
 NO_REASON = "No reason provided"
+DEFAULT_MAX_REPLAN_ITERATIONS = 2
 
 NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Score = Annotated[float, Field(ge=1, le=5, allow_inf_nan=False)]

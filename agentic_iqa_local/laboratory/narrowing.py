@@ -39,7 +39,7 @@ def measure(
     plain = load_settings()
     first = Services(plain, device)
     services = {
-        name: Services(plain.with_decisions(**decisions), device, first.pool.clients, first.tools)
+        name: Services(plain.with_options(**decisions), device, first.pool.clients, first.tools)
         for name, decisions in policies.items()
     }
     assess(pictures[0][0], pipeline=pipeline, services=first)  # what is loaded at the first picture

@@ -80,7 +80,7 @@ def _gap_model(name: str, device: str, runner):
 
         return services_of
     if name != "embedded":
-        settings = settings.with_model(os.path.abspath(name))
+        settings = settings.with_options(model=os.path.abspath(name))
     services = Services(settings, device, tools=runner)
     services.client("summarizer")
     return lambda case, asked: services
