@@ -115,9 +115,12 @@ def _opaque(colour: str) -> str:
 
 def _path(value: Any) -> str:
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
-    if not isinstance(path, str) or "\0" in path:
-        raise ValueError(f"expected a path as text, got {path!r:.200}")
-    return path
+    try:
+        if isinstance(path, str) and b"\0" not in os.fsencode(path):
+            return path
+    except UnicodeEncodeError:  # no file has such a name
+        pass
+    raise ValueError(f"expected a path as text, got {path!r:.200}")
 
 
 # PathText: also of a name that is no UTF-8

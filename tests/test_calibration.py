@@ -106,7 +106,7 @@ def test_a_turn_at_an_end_of_the_domain_is_that_end():
         ({"b4": math.inf}, "finite"),
         ({"b4": 1e308, "domain": (0, 10)}, "too large"),
         ({"b1": 1e308, "b2": 1e300}, "too large"),
-        ({"slope": 1}, "slope: unknown key"),
+        ({"slope": 1}, "Extra inputs"),
     ],
 )
 def test_a_map_that_gives_no_numbers_is_none(changes, message):
