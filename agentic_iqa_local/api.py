@@ -138,7 +138,7 @@ class IQA:
         from agentic_iqa_local.judgement.assessment import assess
         from agentic_iqa_local.judgement.quality_map.result import map_request
 
-        services = self._opened()
+        self._opened()
         several = isinstance(image, (list, tuple))
         images = list(image) if several else [image]
         references = list(reference) if isinstance(reference, (list, tuple)) else [reference] * len(images)
@@ -153,15 +153,9 @@ class IQA:
             )
         for picture in (*images, *(original for original in references if original is not None)):
             check_picture(picture)
-        limit = self.max_replan_iterations
-        options = {
-            "pipeline": self.pipeline,
-            "max_replan_iterations": limit,
-            "map": map,
-            "services": services,
-        }
+        how = self._how(self.pipeline) | {"map": map}
         results = [
-            assess(picture, original, query, choices, **options)
+            assess(picture, original, query, choices, **how)
             for picture, original in zip(images, references, strict=True)
         ]
         return results if several else results[0]
@@ -179,7 +173,7 @@ class IQA:
         `comparison.compare`."""
         from agentic_iqa_local.judgement.comparison import compare
 
-        return compare(first, second, reference=reference, pairwise=pairwise, **self._comparing())
+        return compare(first, second, reference=reference, pairwise=pairwise, **self._how(self._compared_by))
 
     def rank(
         self,
@@ -191,14 +185,11 @@ class IQA:
         letters; see `comparison.rank`."""
         from agentic_iqa_local.judgement.comparison import rank
 
-        return rank(pictures, reference=reference, pairwise=pairwise, **self._comparing())
+        return rank(pictures, reference=reference, pairwise=pairwise, **self._how(self._compared_by))
 
-    def _comparing(self) -> dict[str, Any]:
-        return {
-            "services": self._opened(),
-            "pipeline": self._compared_by,
-            "max_replan_iterations": self.max_replan_iterations,
-        }
+    def _how(self, pipeline: Pipeline) -> dict[str, Any]:
+        limit = self.max_replan_iterations
+        return {"services": self._opened(), "pipeline": pipeline, "max_replan_iterations": limit}
 
     def open(self, image: "Picture", reference: "Picture | None" = None) -> "Conversation":
         """A conversation about a picture, which stays open for it. Raises what `Conversation` does, and
@@ -271,10 +262,8 @@ class Conversation:
         with ExitStack() as files:
             self._picture = files.enter_context(as_file(image))
             self._original = None if reference is None else files.enter_context(as_file(reference))
+            state = question(self._picture, self._original, None, None, self._limit, services.settings)
             try:
-                state = question(
-                    self._picture, self._original, None, None, max_replan_iterations, services.settings
-                )
                 self._images = open_images(services, state)
             except ImageError as error:
                 reason = self._picture.hide(str(error))

@@ -354,11 +354,8 @@ class Basis(BaseModel):
 
     def state(self) -> dict[str, Any]:
         """As the state holds it."""
-        return {
-            "plan": self.plan,
-            "plan_corrections": self.plan_corrections,
-            "executor_evidence": self.evidence,
-        }
+        plan = {"plan": self.plan, "plan_corrections": self.plan_corrections}
+        return plan | {"executor_evidence": self.evidence}
 
 
 class SummarizerOutput(BaseModel):
@@ -395,21 +392,13 @@ class SummarizerOutput(BaseModel):
     used_evidence: dict[str, Any] | None = Field(
         default=None, description="The evidence that the answer rests on."
     )
-    fusion: FusionResult | None = Field(
-        default=None, description="The letter read and fusion; None for free-text answers."
-    )
-    reasoning_corrections: list[str] = Field(
-        default=[],
-        description="What the model's reasoning got wrong twice; sentences made of the evidence replace it.",
-    )
-    gaps: list[Gap] = Field(
-        default=[], description="What the evidence lacks; another pass closes it if need_replan is true."
-    )
-    passes: list[PassRecord] = Field(default=[], description="The latest ten passes, this one included.")
-    basis: Basis | None = Field(default=None, repr=False, description="Plan and evidence of this answer.")
-    error: str | None = Field(
-        default=None, description="Set when no answer could be had; final_answer is then no score."
-    )
+    fusion: FusionResult | None = None  # the letter read and its fusion; None for free-text answers
+    # what the model's reasoning got wrong twice; sentences made of the evidence replace it
+    reasoning_corrections: list[str] = []
+    gaps: list[Gap] = []  # what the evidence lacks; another pass closes it if need_replan is true
+    passes: list[PassRecord] = []  # the latest ten, this one included
+    basis: Basis | None = Field(default=None, repr=False)  # plan and evidence of this answer
+    error: str | None = None  # set when no answer could be had; final_answer is then no score
 
     @model_validator(mode="after")
     def _replan_has_a_reason(self) -> Self:

@@ -57,7 +57,8 @@ def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 
 def _given(args: argparse.Namespace, model: type[Options]) -> dict[str, Any]:
     names = [name for name in model.model_fields if name not in NAMED_ELSE]
-    return {name: value for name in names if (value := getattr(args, name, None)) not in (None, False)}
+    values = {name: getattr(args, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def as_flags(message: str) -> str:

@@ -63,15 +63,25 @@ def assess(
     services: Services | None = None,
     observer: Observer | None = None,
 ) -> Assessment:
-    """Assesses one image on this machine: a path, a Pillow image, a NumPy array (`pictures.as_file`), or an
-    image file's bytes.
+    """Assesses one picture on this machine.
 
-    `query` defaults to a rating; `choices` (2 to 10) makes it a multiple-choice question. `pipeline`
-    "letters" reads the letters once and runs the configured tools, without planning. `map` also maps the
-    quality from place to place, and draws it to a PNG where it is a path. Models and tools are
-    loaded at the first call and kept; `observer` sees each call of them. Whatever goes wrong with this image
-    is in the result's `error`; a model that cannot be loaded at all raises VLMError, and arguments that make
-    no sense raise ValueError or TypeError.
+    Args:
+        image: A path, a Pillow image, a NumPy array (`images.pictures.as_file`) or an image file's bytes.
+        reference: Its pristine original of the same size.
+        query: A question or an instruction; a rating where it is left out.
+        choices: 2 to 10 answers, which make it a multiple-choice question.
+        pipeline: "letters" reads the letters once and runs the configured tools, without planning.
+        max_replan_iterations: n allows n - 1 replans; the configuration's where it is left out.
+        map: Whether the quality is mapped from place to place too; a path is the PNG that it is drawn to.
+        services: Models and tools; those of the embedded set-up where it is left out, loaded once.
+        observer: Sees each call of them.
+
+    Returns:
+        The result; whatever goes wrong with this picture is in its `error`.
+
+    Raises:
+        VLMError: A model that cannot be loaded at all.
+        ValueError, TypeError: Arguments that make no sense.
     """
     request = map_request(map)
     with as_file(image) as picture, nullcontext() if reference is None else as_file(reference) as original:
@@ -307,18 +317,10 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         logs += run_tool("Global", OVERALL, tool, None, images)
     for tool in () if logs else configured:
         reading = images.score(tool)
-        logs.append(
-            ToolExecutionLog(
-                tool_name=reading.tool,
-                object_name="Global",
-                distortion=OVERALL,
-                raw_score=reading.raw,
-                normalized_score=reading.normalized,
-                execution_time=reading.seconds,
-                cached=reading.cached,
-                crops=len(reading.crops),
-            )
-        )
+        about = {"object_name": "Global", "distortion": OVERALL, "crops": len(reading.crops)}
+        scores = {"raw_score": reading.raw, "normalized_score": reading.normalized, "cached": reading.cached}
+        log = {"tool_name": reading.tool, "execution_time": reading.seconds} | about | scores
+        logs.append(ToolExecutionLog.model_validate(log))
     scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
     fusion = read_and_fuse(scoring_prompts(state["query"], None), list(scores.items()), images)
     return fusion.model_dump() | {"final_answer": answer_letter(fusion), "tools": logs}
@@ -345,25 +347,18 @@ def _of_resizing(model: str, box: Box, seen: SeenImage) -> str | None:
     width, height = box[2] - box[0], box[3] - box[1]
     if seen.width is None or seen.height is None:
         return f"{model}'s processor resizes and tiles: which pixels it saw is not known exactly"
-    if (width, height) != (seen.width, seen.height) and width * height > seen.width * seen.height:
-        return (
-            f"{model}'s processor resized {width}×{height} pixels to {seen.width}×{seen.height}: distortions"
-            " may look milder"
-        )
-    return None
+    if width * height <= seen.width * seen.height:
+        return None
+    return (
+        f"{model}'s processor resized {width}×{height} pixels to {seen.width}×{seen.height}: distortions may look"
+        " milder"
+    )
 
 
 def _seen(views: Sequence[tuple[Box, SeenImage]]) -> Seen:
-    sizes = [(seen.width, seen.height) for _, seen in views if seen.width and seen.height]
-    return Seen(
-        pixels=sum(width * height for width, height in sizes) if len(sizes) == len(views) else None,
-        tokens=sum(seen.tokens for _, seen in views),
-        views=[
-            SeenView(
-                box=box,
-                pixels=(seen.width, seen.height) if seen.width and seen.height else None,
-                tokens=seen.tokens,
-            )
-            for box, seen in views
-        ],
-    )
+    known = [(seen.width, seen.height) if seen.width and seen.height else None for _, seen in views]
+    pixels = None if None in known else sum(width * height for width, height in filter(None, known))
+    seen = [
+        SeenView(box=box, pixels=size, tokens=s.tokens) for (box, s), size in zip(views, known, strict=True)
+    ]
+    return Seen(pixels=pixels, tokens=sum(view.tokens for view in seen), views=seen)
