@@ -28,7 +28,6 @@ from scripted import in_this_process, loaded_batch
 from test_assess import blocked  # noqa: F401 - a fixture
 
 import agentic_iqa_local.batch.rows
-from agentic_iqa_local.assessment import assess, file_sha256
 from agentic_iqa_local.batch.inputs import Item, ManifestError, read_manifest, row_key
 from agentic_iqa_local.batch.rows import RowFile, RowsError, WriteError, write_whole
 from agentic_iqa_local.batch.runner import BatchError
@@ -41,6 +40,7 @@ from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.images.reading import LoadedImage
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
+from agentic_iqa_local.judgement.assessment import assess, file_sha256
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.detection import YES_NO
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt

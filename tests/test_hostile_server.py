@@ -17,7 +17,6 @@ from conftest import EMBEDDED
 from PIL import Image
 from scripted import ScriptedTools
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.batch import runs
 from agentic_iqa_local.cli.assess import main
 from agentic_iqa_local.config import Settings, load_settings
@@ -26,6 +25,7 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS, ToolReading
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.replies import summary_reply

@@ -8,8 +8,8 @@ import torch
 from conftest import ROOT
 from families import build_preset
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,

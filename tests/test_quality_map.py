@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 from skimage.metrics import structural_similarity
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.cli import assess as command
 from agentic_iqa_local.cli.assess_maps import map_requests
 from agentic_iqa_local.cli.assess_options import parse
 from agentic_iqa_local.cli.outputs import UsageError
 from agentic_iqa_local.iqa_tools import ToolRunner
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.quality_map import bias, reading
 from agentic_iqa_local.judgement.quality_map.damage import damaged_boxes, place_in
 from agentic_iqa_local.judgement.quality_map.reading import tile_sides

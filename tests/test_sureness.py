@@ -13,10 +13,10 @@ from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_s
 
 from agentic_iqa_local import IQA
 from agentic_iqa_local.api import choose_settings
-from agentic_iqa_local.assessment import answered, assess, question
 from agentic_iqa_local.cli.assess import main
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.config_sections import ConfigError, DecisionSettings
+from agentic_iqa_local.judgement.assessment import answered, assess, question
 from agentic_iqa_local.judgement.calibrations import calibration_for
 from agentic_iqa_local.judgement.fit import Fit
 from agentic_iqa_local.judgement.intervals import (

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from conftest import EMBEDDED
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, planner_prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import PlannerReply, summary_reply
