@@ -29,7 +29,7 @@ from pydantic import (
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import CONFIGS, EMBEDDED, ROOT, FileError, first_mistake, models_root, read_yaml
-from agentic_iqa_local.levels import Mode, lower_edge
+from agentic_iqa_local.levels import Mode, PromptLayout, lower_edge
 from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, revised
 from agentic_iqa_local.text import did_you_mean
 
@@ -39,7 +39,6 @@ LONGEST_TEXT = 4000  # characters of a query, or of all choices
 
 Pipeline = Literal["agent", "letters"]
 Engine = Literal["transformers", "vllm", "server"]
-PromptLayout = Literal["images_first", "system_first"]
 
 
 class ConfigError(UserError, ValueError):
