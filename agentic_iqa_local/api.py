@@ -141,12 +141,7 @@ class IQA:
         self._opened()
         several = isinstance(image, (list, tuple))
         images = list(image) if several else [image]
-        references = list(reference) if isinstance(reference, (list, tuple)) else [reference] * len(images)
-        if len(references) != len(images) or (isinstance(reference, (list, tuple)) and not several):
-            raise ValueError(
-                f"reference: expected one, or a list of as many as there are pictures, {len(images)}, got"
-                f" {len(references)}"
-            )
+        references = _one_each(images, reference, several)
         if several and (request := map_request(map)) and request.png:
             raise ValueError(
                 f"map: expected True for several pictures, got one file, {request.png}; ask one by one"
@@ -229,6 +224,18 @@ class IQA:
         if self._services is None:
             return "IQA(closed)"
         return one_line(f"IQA({self._services.settings.summarizer.backend} on {self._services.device})")
+
+
+def _one_each(images: list, reference: Any, several: bool) -> list:
+    """The reference of each image. Raises ValueError for a list of another length, and for one image."""
+    listed = isinstance(reference, (list, tuple))
+    references = list(reference) if listed else [reference] * len(images)
+    if len(references) != len(images) or (listed and not several):
+        raise ValueError(
+            f"reference: expected one, or a list of as many as there are pictures, {len(images)}, got"
+            f" {len(references)}"
+        )
+    return references
 
 
 class Conversation:

@@ -407,7 +407,7 @@ class Settings(Section):
         """The folder of a backend's model."""
         return Path(self.model(backend).path)
 
-    def with_options(self, **options: Any) -> Self:
+    def with_options(self, **options: Any) -> "Settings":
         """The same configuration with what `Options` of these values changes. Raises ConfigError."""
         return Options.of(options).applied_to(self)
 

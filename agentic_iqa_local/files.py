@@ -308,25 +308,30 @@ def first_mistake(error: "ValidationError", quoted: bool = False) -> str:
             make them endless, and an address may hold a password.
     """
     first = error.errors(include_url=False)[0]
-    kind, about, given = first["type"], first.get("ctx", {}), first["input"]
-    place = ".".join(map(str, first["loc"][: 1 if quoted else None]))  # without the branch of a union
-    said, near = first["msg"].removeprefix("Value error, ").removeprefix(f"{place}: "), ""
-    name, _, rest = kind.partition("_")
-    if kind == "extra_forbidden":
-        said = "unknown key"
-    elif kind == "missing":
-        said = "expected a value, got none"
-    elif kind == "literal_error":
-        said = f"expected {about['expected'].replace(chr(39), '')}"
-        near = did_you_mean(str(given)[:80], re.split(", | or ", said.removeprefix("expected ")))
-    elif kind in _LIMITS:
-        said = f"expected {_LIMITS[kind].format(**about)}"
-    elif name in _KINDS and rest in ("type", "parsing", "from_float", "parsing_size", "number"):
-        said = f"expected {_KINDS[name]}"
+    given, place = (
+        first["input"],
+        ".".join(map(str, first["loc"][: 1 if quoted else None])),
+    )  # 1: without a union's branch
+    said = _expected(first["type"], first.get("ctx", {})) or first["msg"].removeprefix("Value error, ")
+    said = said.removeprefix(f"{place}: ")
     if quoted and ", got " not in said:
         said += (
             f", got {given!r:.80}"
             if isinstance(given, (str, int, float))
             else f", got {type(given).__name__}"
         )
-    return (f"{place}: {said}{near if quoted else ''}" if place else said)[:LONGEST_MISTAKE]
+        if first["type"] == "literal_error":
+            said += did_you_mean(str(given)[:80], re.findall("'(.*?)'", first["ctx"]["expected"]))
+    return (f"{place}: {said}" if place else said)[:LONGEST_MISTAKE]
+
+
+def _expected(kind: str, about: dict[str, Any]) -> str | None:
+    """pydantic's error of a kind in our words; None where its own are as good."""
+    name, _, rest = kind.partition("_")
+    if kind in _LIMITS:
+        return f"expected {_LIMITS[kind].format(**about)}"
+    if name in _KINDS and rest in ("type", "parsing", "from_float", "parsing_size", "number"):
+        return f"expected {_KINDS[name]}"
+    if kind == "literal_error":
+        return f"expected {about['expected']}".replace("'", "")
+    return {"extra_forbidden": "unknown key", "missing": "expected a value, got none"}.get(kind)

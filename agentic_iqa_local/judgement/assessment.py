@@ -39,6 +39,7 @@ from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import (
     AgenticIQAState,
     FusionResult,
+    SummarizerOutput,
     ToolExecutionLog,
     revised,
 )
@@ -264,10 +265,10 @@ def file_sha256(path: str | Path) -> str | None:
 def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     final = run_graph(state, images)
     result, error = final.get("summarizer_result"), final.get("error") or None
-    if error and result and result.basis and not result.error:
+    if error and result and (basis := None if result.error else result.basis):
         # another pass broke off: what an earlier one answered stays, with what it rests on
         images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
-        final, error = {**final, **result.basis.state()}, None
+        final, error = {**final, **basis.state()}, None
     evidence = final.get("executor_evidence")
     changes: dict[str, Any] = {
         "plan": final.get("plan"),
@@ -279,8 +280,8 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     }
     if evidence is not None:
         changes |= {"evidence": evidence, "tools": evidence.tool_logs}
-        for line in evidence_warnings(evidence):
-            images.warn(line)
+    for line in evidence_warnings(evidence) if evidence else ():
+        images.warn(line)
     if result is None or error:
         return changes
     if result.error and result.fusion:
@@ -288,19 +289,16 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
             "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
         )
         result = without_words(result.fusion, evidence, state.get("choices"), images.services.settings.fusion)
-    elif result.error:
-        return changes | {
-            "final_answer": result.final_answer,
-            "quality_reasoning": result.quality_reasoning,
-            "error": result.error,
-        }
-    return changes | {
-        "final_answer": result.final_answer,
-        "quality_reasoning": result.quality_reasoning,
-        "reasoning_corrections": result.reasoning_corrections,
-        "need_replan": result.need_replan,
-        **(result.fusion.model_dump() if result.fusion else {}),
-    }
+    return changes | _answer_fields(result)
+
+
+def _answer_fields(result: SummarizerOutput) -> dict[str, Any]:
+    """What a row holds of the Summarizer's answer, or of its failure."""
+    said = {"final_answer": result.final_answer, "quality_reasoning": result.quality_reasoning}
+    if result.error:
+        return said | {"error": result.error}
+    said |= {"reasoning_corrections": result.reasoning_corrections, "need_replan": result.need_replan}
+    return said | (result.fusion.model_dump() if result.fusion else {})
 
 
 def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
