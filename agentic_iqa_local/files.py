@@ -312,7 +312,8 @@ def first_mistake(error: "ValidationError", quoted: bool = False) -> str:
         first["input"],
         ".".join(map(str, first["loc"][: 1 if quoted else None])),
     )  # 1: without a union's branch
-    said = _expected(first["type"], first.get("ctx", {})) or first["msg"].removeprefix("Value error, ")
+    about = first.get("ctx", {})
+    said = _expected(first["type"], about) or first["msg"].removeprefix("Value error, ")
     said = said.removeprefix(f"{place}: ")
     if quoted and ", got " not in said:
         said += (
@@ -321,7 +322,7 @@ def first_mistake(error: "ValidationError", quoted: bool = False) -> str:
             else f", got {type(given).__name__}"
         )
         if first["type"] == "literal_error":
-            said += did_you_mean(str(given)[:80], re.findall("'(.*?)'", first["ctx"]["expected"]))
+            said += did_you_mean(str(given)[:80], re.findall("'(.*?)'", about["expected"]))
     return (f"{place}: {said}" if place else said)[:LONGEST_MISTAKE]
 
 

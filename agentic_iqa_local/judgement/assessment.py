@@ -263,12 +263,8 @@ def file_sha256(path: str | Path) -> str | None:
 
 
 def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
-    final = run_graph(state, images)
+    final = _best_supported(run_graph(state, images), images)
     result, error = final.get("summarizer_result"), final.get("error") or None
-    if error and result and (basis := None if result.error else result.basis):
-        # another pass broke off: what an earlier one answered stays, with what it rests on
-        images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
-        final, error = {**final, **basis.state()}, None
     evidence = final.get("executor_evidence")
     changes: dict[str, Any] = {
         "plan": final.get("plan"),
@@ -290,6 +286,15 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         )
         result = without_words(result.fusion, evidence, state.get("choices"), images.services.settings.fusion)
     return changes | _answer_fields(result)
+
+
+def _best_supported(final: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
+    """The final state of a run; where another pass broke off, that of the pass before, whose answer stays."""
+    result, error = final.get("summarizer_result"), final.get("error")
+    if not error or result is None or result.error or result.basis is None:
+        return {**final}
+    images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
+    return {**final, **result.basis.state(), "error": None}
 
 
 def _answer_fields(result: SummarizerOutput) -> dict[str, Any]:
