@@ -308,19 +308,14 @@ def first_mistake(error: "ValidationError", quoted: bool = False) -> str:
             make them endless, and an address may hold a password.
     """
     first = error.errors(include_url=False)[0]
-    given, place = (
-        first["input"],
-        ".".join(map(str, first["loc"][: 1 if quoted else None])),
-    )  # 1: without a union's branch
-    about = first.get("ctx", {})
+    given, about = first["input"], first.get("ctx", {})
+    # of an option its name alone, without the branch of a union
+    place = ".".join(map(str, first["loc"][:1] if quoted else first["loc"]))
     said = _expected(first["type"], about) or first["msg"].removeprefix("Value error, ")
     said = said.removeprefix(f"{place}: ")
     if quoted and ", got " not in said:
-        said += (
-            f", got {given!r:.80}"
-            if isinstance(given, (str, int, float))
-            else f", got {type(given).__name__}"
-        )
+        shown = f"{given!r:.80}" if isinstance(given, (str, int, float)) else type(given).__name__
+        said += f", got {shown}"
         if first["type"] == "literal_error":
             said += did_you_mean(str(given)[:80], re.findall("'(.*?)'", about["expected"]))
     return (f"{place}: {said}" if place else said)[:LONGEST_MISTAKE]
