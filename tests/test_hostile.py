@@ -15,7 +15,6 @@ from pathlib import Path
 import endurance
 import numpy as np
 import pytest
-import yaml
 from conftest import ROOT
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -24,8 +23,7 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.batch.inputs import ManifestError, read_manifest
-from agentic_iqa_local.config import CONFIGS, Settings, load_settings
-from agentic_iqa_local.config_sections import ConfigError, RoleSettings
+from agentic_iqa_local.config_sections import RoleSettings
 from agentic_iqa_local.images.reading import ImageError, load_image, load_pair
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
@@ -326,102 +324,6 @@ def test_a_region_without_letters_is_not_taken_for_one_that_the_query_names():
     plan = PlannerOutput.model_validate(plan_reply(query_scope=["!!!"], required_tool="—"))
     corrected, _ = correct_plan(plan, "Rate this image!!!", has_reference=False, replanning=False)
     assert (corrected.query_scope, corrected.required_tool) == ("Global", None)
-
-
-# Configurations
-
-
-def check_settings(path: Path) -> None:
-    try:
-        said = load_settings(path)
-    except ConfigError as error:
-        said = str(error)
-    assert isinstance(said, Settings) or said.startswith(f"{path}: ")
-
-
-@hypothesised(150)
-@given(name=st.sampled_from(sorted(path.name for path in CONFIGS.glob("*.yaml"))), steps=STEPS)
-def test_a_damaged_configuration_is_read_or_refused(tmp_path, name, steps):
-    path = tmp_path / name
-    path.write_bytes(endurance.damaged((CONFIGS / name).read_bytes(), steps))
-    check_settings(path)
-
-
-@hypothesised(150)
-@given(
-    section=st.sampled_from(sorted(Settings.model_fields)),
-    value=JSON,
-    key=st.sampled_from(["eta", "backend", "path", "0"]),
-)
-def test_any_value_in_a_section_is_read_or_refused(tmp_path, section, value, key):
-    path = tmp_path / "mine.yaml"
-    for content in ({section: value}, {section: {key: value}}, {section: {key: {key: value}}}, value):
-        path.write_text(yaml.dump(content, allow_unicode=False), encoding="utf-8")
-        check_settings(path)
-
-
-MERGED = "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 6))
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b"a: " + b"[" * 10_000, "not valid YAML"),
-        (b"{a: " * 10_000, "not valid YAML"),
-        (b"fusion: {eta: \xff}", "not valid YAML"),
-        ("fusion: {eta: 1}".encode("utf-16"), "not valid YAML"),
-        (b"fusion: {eta: \0}", "not valid YAML"),
-        (b"fusion: {eta: 2001-99-99}", "not valid YAML"),
-        (b"fusion: {eta: !!int x}", "not valid YAML"),
-        (b"fusion: {eta: !!int ''}", "not valid YAML"),
-        (b"fusion: {eta: !!bool x}", "not valid YAML"),
-        (b"fusion: {eta: !!timestamp x}", "not valid YAML"),
-        (b"fusion: {eta: " + b"9" * 5000 + b"}", "not valid YAML"),
-        (b"a0: &a0 {k: v}\n" + MERGED.encode(), "expected no merge keys"),
-        (b"&a [*a]", "nested at most"),
-        (b"models: &a {x: *a}", "nested at most"),
-        (b"fusion: {eta: 1}\nfusion: {eta: 2}", "expected each key once, got fusion"),
-        (b"fusion: {eta: 1, eta: 2}", "expected each key once, got eta"),
-        (b"fusion: {eta: .inf}", "fusion.eta"),
-        (b"fusion: {temperature: .nan}", "fusion.temperature"),
-    ],
-)
-def test_hostile_yaml_is_refused(text, said, tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_bytes(text)
-    with pytest.raises(ConfigError) as caught:
-        load_settings(path)
-    assert said in str(caught.value)
-
-
-def test_a_billion_laughs_are_neither_read_nor_shown(tmp_path):
-    path = tmp_path / "mine.yaml"
-    lists = (f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))
-    path.write_text("a0: &a0 [lol]\n" + "".join(lists))
-    with pytest.raises(ConfigError, match="at most 10000 mappings and lists") as caught:
-        load_settings(path)
-    # pydantic's error writes its input out, here 9³⁹ words, when a traceback shows it.
-    shown_in_a_traceback = caught.value.__cause__ is not None or not caught.value.__suppress_context__
-    assert not shown_in_a_traceback
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "fusion: !!python/object/apply:os.mkdir [{path}]",
-        "fusion: !!python/object/new:os.mkdir [{path}]",
-        "!!python/name:os.mkdir {path}",
-        "fusion: !!python/module:antigravity x",
-        "? !!python/object/apply:pathlib.Path.mkdir [!!python/object/apply:pathlib.Path [{path}]]\n: x",
-        "!<tag:yaml.org,2002:python/object/apply:os.mkdir> [{path}]",
-    ],
-)
-def test_nothing_in_a_configuration_is_run(text, tmp_path):
-    made = tmp_path / "made"
-    (tmp_path / "mine.yaml").write_text(text.format(path=made))
-    with pytest.raises(ConfigError, match="not valid YAML"):
-        load_settings(tmp_path / "mine.yaml")
-    assert not made.exists()
 
 
 # Manifests
@@ -750,19 +652,6 @@ def test_the_letters_of_an_injected_query_are_read_where_those_of_a_plain_one_ar
         assert read.token_ids == plain.token_ids
         assert sum(map(math.exp, read.logprobs.values())) + read.off_letter_mass == pytest.approx(1)
     session.close()
-
-
-@pytest.mark.parametrize("text", ["a\udcff", "\ud800"])
-def test_a_query_that_is_no_text_is_a_wrong_argument(text, picture, services):
-    for arguments in ({"query": text}, {"query": "Is it?", "choices": [text, "b"]}):
-        with pytest.raises(ValueError, match="expected text in UTF-8"):
-            assess(picture, services=services, **arguments)
-
-
-def test_a_query_has_a_greatest_length(picture, services):
-    for arguments in ({"query": "x" * 4001}, {"choices": ["x" * 4000, "b"]}):
-        with pytest.raises(ValueError, match="expected at most 4000 characters"):
-            assess(picture, services=services, **arguments)
 
 
 def test_no_text_of_a_row_steers_the_terminal():

@@ -29,7 +29,6 @@ from scripted import (
 from test_study_report import make_rows, make_run
 
 from agentic_iqa_local.api import IQA
-from agentic_iqa_local.assessment import assess, file_sha256
 from agentic_iqa_local.batch.inputs import Item, ManifestError, read_manifest
 from agentic_iqa_local.batch.rows import RowsError, WriteError, write_whole
 from agentic_iqa_local.batch.runs import Results, identity
@@ -44,6 +43,7 @@ from agentic_iqa_local.images.reading import ImageError, load_image
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
+from agentic_iqa_local.judgement.assessment import assess, file_sha256
 from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
 from agentic_iqa_local.studies.analysis import analyse
 from agentic_iqa_local.studies.compare import Named, compare

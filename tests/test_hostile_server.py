@@ -16,7 +16,6 @@ from conftest import EMBEDDED
 from PIL import Image
 from scripted import ScriptedTools
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.batch import runs
 from agentic_iqa_local.cli.assess import main
 from agentic_iqa_local.config import Settings, load_settings
@@ -25,6 +24,7 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS, ToolReading
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.replies import summary_reply
@@ -561,7 +561,7 @@ def test_a_login_is_sent_and_shown_nowhere(server, prompt, caplog):
         client.describe(), client.settings, client.settings.model_dump(), client.settings.model_dump_json()
     )
     assert shows_nothing(*(record.getMessage() for record in caplog.records), caplog.text)
-    settings = load_settings().with_engine("server")
+    settings = load_settings().with_options(engine="server")
     settings = settings.model_copy(update={"models": {"embedded": client.settings}})
     depends_on = runs.identity(settings, "cpu", pipeline="letters", max_replan_iterations=None, query=None, choices=None,
                                 reference=None, relative=False)  # fmt: skip
@@ -658,7 +658,7 @@ def test_an_assessment_of_impossible_letters_has_no_score(server, prompt, pictur
     def answer(handler):
         send(handler, json.dumps(letters(prompt, list(ids.values()), prompt_token_ids=whole)).encode())
 
-    settings = load_settings().with_engine("server")
+    settings = load_settings().with_options(engine="server")
     model = settings.model("server.embedded").model_copy(update={"server": server.url})
     services = Services(
         settings.model_copy(update={"models": {"embedded": model}}),

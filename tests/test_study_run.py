@@ -29,8 +29,8 @@ from scipy import stats
 from scripted import in_this_process, study_here
 from test_study_report import make_rows, make_run
 
-from agentic_iqa_local.assessment import assess, file_sha256
 from agentic_iqa_local.cli import study as cli
+from agentic_iqa_local.judgement.assessment import assess, file_sha256
 from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import Settings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.offline.certify.check import Check, judged, not_run
 from agentic_iqa_local.offline.certify.probes import SEED, photograph
 from agentic_iqa_local.services import Services
