@@ -78,7 +78,7 @@ def test_the_service(service, size, dark):
 def batch(tmp_path_factory):
     """A gallery of distorted copies of the photographs in tests/data."""
     folder, rng = tmp_path_factory.mktemp("gallery"), np.random.default_rng(0)
-    services = Services(load_settings().with_decisions(at_least=2.5), "cpu")
+    services = Services(load_settings().with_options(at_least=2.5), "cpu")
     files = [DATA / "sumac.png", DATA / "prudential.png", DAMAGED]
     for name, kind, severity in DISTORTED:
         files.append(folder / f"{name}_{kind}.png")

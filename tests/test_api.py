@@ -375,7 +375,7 @@ def test_a_background_makes_a_transparent_picture_assessable(scripted, pixels):
     iqa, _ = scripted
     clear = np.dstack([pixels, np.full(pixels.shape[:2], 100, np.uint8)])
     assert "--background white" in iqa(clear).error
-    iqa._services.settings = iqa._services.settings.with_background("white")
+    iqa._services.settings = iqa._services.settings.with_options(background="white")
     row = iqa(clear)
     assert row.error is None
     assert row.warnings[0] == "The transparent pixels were composited onto white."

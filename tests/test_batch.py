@@ -121,7 +121,7 @@ def test_a_csv_and_json_lines_say_the_same(folder, tmp_path):
     [
         ("m.csv", "image\na.png\n\nno.png\n", "line 4: image: there is no file"),
         ("m.csv", "image,reference\na.png,no.png\n", "line 2: reference: there is no file"),
-        ("m.csv", "picture\na.png\n", "line 2: image: Field required"),
+        ("m.csv", "picture\na.png\n", "line 2: image: expected a value"),
         ("m.csv", "image\na.png\na.png\n", "line 3: the same as line 2"),
         ("m.csv", "image\na.png,b.png\n", "line 2: more cells"),
         ("m.jsonl", '{"image": "a.png", "query": "  "}\n', "line 1: query: expected"),
@@ -221,9 +221,9 @@ def test_a_background_may_be_set_for_the_pictures_that_failed_without_one_and_no
     path, settings = tmp_path / "rows.jsonl", load_settings()
     rows = list(loaded_batch(services, pipeline="letters").rows(crops[:1]))
     with_results(path, ask(), rows)
-    assert with_results(path, ask(settings.with_background("white")), [], resume=True).done == {crops[0].key}
+    assert with_results(path, ask(settings.with_options(background="white")), [], resume=True).done == {crops[0].key}
     with pytest.raises(RowsError, match=r'images.background was "white", is now "black"'):
-        Results(path, ask(settings.with_background("black")), resume=True)
+        Results(path, ask(settings.with_options(background="black")), resume=True)
 
 
 def test_mending_a_configuration_whose_rows_all_failed_goes_on_in_the_same_file(tmp_path, services):
@@ -239,7 +239,7 @@ def test_mending_a_configuration_whose_rows_all_failed_goes_on_in_the_same_file(
 
 
 def test_another_model_folder_is_another_run(flat_model):
-    assert ask()["model"]["embedded"] != ask(load_settings().with_model(flat_model))["model"]["flat"]
+    assert ask()["model"]["embedded"] != ask(load_settings().with_options(model=flat_model))["model"]["flat"]
 
 
 def test_failed_rows_are_taken_out_to_be_assessed_again(tmp_path, folder, services):

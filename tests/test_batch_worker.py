@@ -162,7 +162,7 @@ def test_processes_that_die_while_they_load_end_the_batch(items, monkeypatch):
 
 
 def test_a_model_that_cannot_be_loaded_is_said_in_its_own_words(tmp_path):
-    settings = load_settings().with_model(str(tmp_path))
+    settings = load_settings().with_options(model=str(tmp_path))
     batch = BatchWorker(Assessing(settings, "letters"), "cpu")
     with pytest.raises(VLMError, match=r"config\.json"):
         batch.load()

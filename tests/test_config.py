@@ -59,10 +59,10 @@ def test_model_option_keeps_the_set_ups_own_loading_options(tmp_path):
     settings = load_settings("qwen2_5_vl_7b_4bit")
     folder = tmp_path / "Qwen2.5-VL-7B-Instruct"
     folder.mkdir()
-    moved = settings.with_model(str(folder))
+    moved = settings.with_options(model=str(folder))
     assert moved.model(moved.summarizer.backend).quantization == "4bit"
     assert moved.model(moved.summarizer.backend).path == str(folder)
-    other = settings.with_model("embedded")
+    other = settings.with_options(model="embedded")
     assert other.model(other.summarizer.backend).quantization == "none"
 
 
@@ -111,4 +111,4 @@ def test_a_background_is_an_opaque_colour(tmp_path):
         " 128), got 'whit'; did you mean white?"
     )
     with pytest.raises(ConfigError, match="background: expected an opaque colour"):
-        load_settings().with_background("transparent")
+        load_settings().with_options(background="transparent")

@@ -218,7 +218,7 @@ MISTAKES = [
     (["photo.jpg", "--out", "results/rows.jsonl"], "mkdir -p"),
     (["photo.jpg", "--out", "rows.xlsx"], "--csv rows.csv"),
     (["photo.jpg", "--json", "rows.json"], "--out rows.json"),
-    (["photo.jpg", "--mode", "logit"], "'logits'"),
+    (["photo.jpg", "--mode", "logit"], "did you mean logits?"),
     (
         ["photo.jpg", "--config", "mine.yaml"],
         "tools.no_reference: Unknown tool 'NIQUE'; did you mean UNIQUE or NIQE",

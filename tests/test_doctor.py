@@ -287,10 +287,10 @@ def test_quick_compares_sizes(store):
 
 def test_a_folder_beside_those_of_the_manifest_is_not_called_verified(store):
     shutil.copytree(store / "embedded", store / "other")
-    found = folders.models_folder(Setup(load_settings().with_model("other"), cpu=True))
+    found = folders.models_folder(Setup(load_settings().with_options(model="other"), cpu=True))
     assert found.status == "warn"
     assert f"does not list {store / 'other'}" in found.found
-    of_the_checkout = Setup(load_settings().with_model(str(EMBEDDED)), cpu=True)
+    of_the_checkout = Setup(load_settings().with_options(model=str(EMBEDDED)), cpu=True)
     assert folders.models_folder(of_the_checkout).status == "pass"
 
 

@@ -544,7 +544,7 @@ def test_a_study_does_not_wait_for_the_folder_that_it_is_to_describe(name, origi
     folder = copied(originals / "embedded", tmp_path / "model")
     a_pipe(name)(folder, outside)
     with pytest.raises(VLMError, match="expected a regular file, got a pipe"):
-        _model_folder(load_settings().with_model(str(folder)), ROLES["agent"][0])
+        _model_folder(load_settings().with_options(model=str(folder)), ROLES["agent"][0])
 
 
 TEMPLATES = {

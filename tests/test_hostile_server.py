@@ -561,7 +561,7 @@ def test_a_login_is_sent_and_shown_nowhere(server, prompt, caplog):
         client.describe(), client.settings, client.settings.model_dump(), client.settings.model_dump_json()
     )
     assert shows_nothing(*(record.getMessage() for record in caplog.records), caplog.text)
-    settings = load_settings().with_engine("server")
+    settings = load_settings().with_options(engine="server")
     settings = settings.model_copy(update={"models": {"embedded": client.settings}})
     depends_on = runs.identity(settings, "cpu", pipeline="letters", max_replan_iterations=None, query=None, choices=None,
                                 reference=None, relative=False)  # fmt: skip
@@ -658,7 +658,7 @@ def test_an_assessment_of_impossible_letters_has_no_score(server, prompt, pictur
     def answer(handler):
         send(handler, json.dumps(letters(prompt, list(ids.values()), prompt_token_ids=whole)).encode())
 
-    settings = load_settings().with_engine("server")
+    settings = load_settings().with_options(engine="server")
     model = settings.model("server.embedded").model_copy(update={"server": server.url})
     services = Services(
         settings.model_copy(update={"models": {"embedded": model}}),

@@ -39,7 +39,7 @@ def settings(preset, tmp_path_factory):
     """The preset, its folder a small model of the published one's architecture."""
     folder = tmp_path_factory.mktemp("models") / folder_of(load_settings(preset), backend_of(preset))
     build_preset(preset, folder)
-    return load_settings(preset).with_model(str(folder))
+    return load_settings(preset).with_options(model=str(folder))
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from agentic_iqa_local.judgement.quality_map.result import DamagedBox
+from agentic_iqa_local.config import PromptLayout
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
-
-PromptLayout = Literal["images_first", "system_first"]
 
 TEST_PREAMBLE = "The image is the test image."
 PAIR_PREAMBLE = "The first image is the pristine reference, the second image is the test image."

@@ -2,12 +2,11 @@
 
 import logging
 
-from agentic_iqa_local.state import NO_REASON, AgenticIQAState, Gap
+from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, NO_REASON, AgenticIQAState, Gap
 
 logger = logging.getLogger(__name__)
 
 REPLAN_HISTORY_LIMIT = 10
-DEFAULT_MAX_REPLAN_ITERATIONS = 2
 
 
 def replan_limit(state: AgenticIQAState) -> int:

@@ -7,8 +7,6 @@ reaches a network.
 """
 
 import fcntl
-import functools
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from agentic_iqa_local.files import file_hash, models_root
 from agentic_iqa_local.offline.manifest import (
     HUB,
     HUGGINGFACE,
@@ -29,15 +28,8 @@ from agentic_iqa_local.offline.manifest import (
 )
 from agentic_iqa_local.offline.reading import Folder, Progress, opened, silent, unlisted
 from agentic_iqa_local.offline.writing import copy_files, refuse_links, write_errors, write_manifest
-from agentic_iqa_local.paths import ROOT
 
 LOCK = ".agentic_iqa.lock"
-
-
-def models_root(option: str | Path | None = None) -> Path:
-    """The models folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout, which a wheel has
-    inside it."""
-    return Path(os.path.abspath(option or os.environ.get("AGENTIC_IQA_MODELS") or ROOT / "models"))
 
 
 def weights_dir(root: str | Path) -> Path:
@@ -95,18 +87,6 @@ def check_model(folder: str | Path, root: str | Path | None = None) -> None:
 
 def _unchanged(place: Path, entry: StoredFile) -> bool:
     return place.is_file() and place.stat().st_size == entry.size and file_hash(place) == entry.sha256
-
-
-def file_hash(place: Path) -> str:
-    """A file's SHA-256; a process reads a file once and again only when its size or times have changed."""
-    state = place.stat()
-    return _hash_of(place, (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
-
-
-@functools.cache
-def _hash_of(place: Path, state: tuple[int, ...]) -> str:
-    with place.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unpack(

@@ -18,7 +18,7 @@ def maps(args: argparse.Namespace) -> dict:
     from agentic_iqa_local.judgement.quality_map.result import MapRequest
     from agentic_iqa_local.services import Services
 
-    settings = load_settings().with_model(str(args.model.resolve()))
+    settings = load_settings().with_options(model=str(args.model.resolve()))
     services = Services(settings, choose_device(args.gpu, args.gpu is None))
     rows = []
     with tempfile.TemporaryDirectory() as scratch:

@@ -103,7 +103,7 @@ def test_roles_continue_from_the_servers_cache(server_client, photo):
 
 
 def test_four_assessments_at_once_agree_with_transformers(url, services, photo, tmp_path):
-    settings = load_settings().with_engine("server")
+    settings = load_settings().with_options(engine="server")
     model = settings.model("server.embedded").model_copy(update={"server": url})
     shared = Services(
         settings.model_copy(update={"models": {"embedded": model}}), "cpu", tools=services.tools

@@ -254,12 +254,12 @@ class Certification:
             return {"missing": NO_WEIGHTS}
         try:
             if engine != "server":
-                return self.apart(read_alone, settings.with_engine(engine), device, *rest)
+                return self.apart(read_alone, settings.with_options(engine=engine), device, *rest)
             options = settings.model(settings.summarizer.backend)
             dtype = str(self.base["about"]["dtype"])
             with served(options, dtype, device, min(900.0, self.wanted.timeout)) as address:
                 to_server = with_format(
-                    settings.with_engine("server"), server=address, served_name=None, exact=False
+                    settings.with_options(engine="server"), server=address, served_name=None, exact=False
                 )
                 return self.apart(read_alone, to_server, device, *rest)
         except UserError as error:
@@ -270,7 +270,7 @@ class Certification:
         if not self.has_weights:
             return not_run("number formats", NO_WEIGHTS)
         formats = formats_on(device, self.base["about"])
-        arms = self.apart(read_formats, settings.with_engine("transformers"), device, *rest, formats)
+        arms = self.apart(read_formats, settings.with_options(engine="transformers"), device, *rest, formats)
         return judge_formats(self.base, arms)
 
     def _repeats(self) -> Check:
