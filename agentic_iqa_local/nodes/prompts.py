@@ -9,10 +9,10 @@ cache serves every role, "system_first" is the paper's order.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from agentic_iqa_local.judgement.quality_map.result import DamagedBox
 from agentic_iqa_local.config import PromptLayout
+from agentic_iqa_local.judgement.quality_map.result import DamagedBox
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
 
