@@ -221,7 +221,9 @@ def test_a_background_may_be_set_for_the_pictures_that_failed_without_one_and_no
     path, settings = tmp_path / "rows.jsonl", load_settings()
     rows = list(loaded_batch(services, pipeline="letters").rows(crops[:1]))
     with_results(path, ask(), rows)
-    assert with_results(path, ask(settings.with_options(background="white")), [], resume=True).done == {crops[0].key}
+    assert with_results(path, ask(settings.with_options(background="white")), [], resume=True).done == {
+        crops[0].key
+    }
     with pytest.raises(RowsError, match=r'images.background was "white", is now "black"'):
         Results(path, ask(settings.with_options(background="black")), resume=True)
 

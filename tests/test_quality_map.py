@@ -283,7 +283,9 @@ class TestNoMap:
     def test_a_mode_without_logits_has_none(self, photo, services):
         from agentic_iqa_local.services import Services
 
-        other = Services(services.settings.with_options(mode="uniform"), "cpu", services.pool.clients, services.tools)
+        other = Services(
+            services.settings.with_options(mode="uniform"), "cpu", services.pool.clients, services.tools
+        )
         row = assess(photo, pipeline="letters", map=True, services=other)
         assert row.no_map.startswith("map: expected mode logits")
         assert row.q is not None

@@ -186,7 +186,8 @@ def test_only_as_much_as_a_row_can_be_is_cut_off(path, monkeypatch):
 def test_a_line_that_is_no_row_is_named(path):
     file = full(path, ONE + '{"b": 2}\n' + THREE)
     with pytest.raises(
-        RowsError, match=r"rows\.jsonl, line 2: expected rows as this program writes them, got a: expected a value"
+        RowsError,
+        match=r"rows\.jsonl, line 2: expected rows as this program writes them, got a: expected a value",
     ):
         list(file)
     file.close()

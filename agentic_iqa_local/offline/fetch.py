@@ -280,12 +280,7 @@ def wheels(engine: str, folder: Path) -> Iterator[Found]:
     their hashes. Raises FetchError."""
     rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as place:  # pip leaves files in a source that it builds from
-        source = copytree(
-            ROOT,
-            Path(place) / "source",
-            ignore=ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__", "docs", "benchmarks"),
-            symlinks=True,
-        )
+        source = copied_source(Path(place) / "source")
         command = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps"]
         command += ["--wheel-dir", str(folder), "--requirement", str(ROOT / LOCKS[engine]), str(source)]
         if status := subprocess.run(command, stdout=sys.stderr, check=False).returncode:
@@ -297,6 +292,13 @@ def wheels(engine: str, folder: Path) -> Iterator[Found]:
         yield Found(f"{WHEELS}/{wheel.name}", wheel, f"pip wheel {wheel.name}", "in the wheel")
     (folder / "requirements.txt").write_text("".join(lines), encoding="utf-8")
     yield Found(REQUIREMENTS, folder / "requirements.txt", "this script", OWN)
+
+
+def copied_source(folder: Path) -> Path:
+    """A copy of the checkout without what its wheel is not built of, in the new `folder`, which is returned."""
+    names = (".*", "runs", "build", "*.egg-info", "__pycache__", "docs", "benchmarks")
+    copytree(ROOT, folder, ignore=ignore_patterns(*names), symlinks=True)
+    return folder
 
 
 def restrictions(licences: Iterable[tuple[str, str]]) -> list[Notice]:
