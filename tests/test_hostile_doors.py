@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from agentic_iqa_local.offline.doctor.checks import Setup
+from agentic_iqa_local.offline.doctor.examination import examinations
 from attacks import ODD_FILES, in_time, is_sentence
 from conftest import ROOT
 from PIL import Image
@@ -28,8 +30,6 @@ from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.devices import DeviceError
 from agentic_iqa_local.images.reading import ImageError, load_image
-from agentic_iqa_local.offline.doctor.checks import Setup
-from agentic_iqa_local.offline.doctor.examination import examinations
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
 MIB = 2**20
