@@ -32,7 +32,7 @@ CONFIGS = ROOT / "configs"
 EMBEDDED = ROOT / "models" / "embedded"  # the small model that ships
 PROGRAM = "agentic-iqa" if ROOT == PACKAGE else "python -m agentic_iqa_local"
 SCRIPTS = {"bundle": "fetch_models", "fit": "fit_tools"} | {  # subcommand → its file in scripts/
-    name: name for name in ("assess", "doctor", "certify", "study", "gallery", "serve")
+    name: name for name in ("assess", "doctor", "study", "gallery", "serve")
 }
 
 LARGEST = 4 * 2**20  # bytes of a JSON file

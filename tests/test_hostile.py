@@ -38,9 +38,7 @@ from agentic_iqa_local.nodes.prompts import (
 )
 from agentic_iqa_local.nodes.replies import detection_reply, letter_reply, location_reply, summary_reply
 from agentic_iqa_local.offline.manifest import BundleError
-from agentic_iqa_local.offline.reading import verify
 from agentic_iqa_local.offline.store import store_manifest, unpack
-from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import PlannerOutput

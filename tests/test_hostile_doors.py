@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from agentic_iqa_local.offline.doctor.checks import Setup
+from agentic_iqa_local.offline.doctor.examination import examinations
 from attacks import ODD_FILES, in_time, is_sentence
 from conftest import ROOT
 from PIL import Image
@@ -24,8 +26,6 @@ from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_s
 from agentic_iqa_local import assess
 from agentic_iqa_local.api import choose_settings
 from agentic_iqa_local.images.reading import ImageError, load_image
-from agentic_iqa_local.offline.doctor.checks import Setup
-from agentic_iqa_local.offline.doctor.examination import examinations
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
 MIB = 2**20

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from agentic_iqa_local.offline.doctor.checks import Setup, as_text, check
+from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from conftest import EMBEDDED, ROOT
 from PIL import Image, PngImagePlugin
 from scripted import (
@@ -44,8 +46,6 @@ from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo
 from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
-from agentic_iqa_local.offline.doctor.checks import Setup, as_text, check
-from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from agentic_iqa_local.output.report import account, headline, summary, tool_table
 from agentic_iqa_local.output.tables import csv_text, markdown_cell, safe_cell
 from agentic_iqa_local.output.tally import Tally

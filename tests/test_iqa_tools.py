@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from PIL import Image, ImageFilter
 from scipy.special import expit
 from scripted import NotedLock, ScriptedClient, ScriptedTools, scripted_services
@@ -34,7 +35,6 @@ from agentic_iqa_local.iqa_tools.specs import DATA
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.nodes.workbench import OpenImages
-from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from agentic_iqa_local.output.report import cost, tool_table, tools_in_words
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import ToolExecutionLog

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from agentic_iqa_local.offline.wanted import REPOS, folder_of
 from conftest import ROOT
 from families import build_preset
 
@@ -19,7 +20,6 @@ from agentic_iqa_local.nodes.prompts import (
     in_words,
     summarizer_prompt,
 )
-from agentic_iqa_local.offline.wanted import REPOS, folder_of
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client.rendering import NEXT_SET_UP
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
