@@ -75,7 +75,7 @@ def dies(setup):
 
 
 def hangs(setup):
-    near, far = socket.socketpair()  # nothing comes from the far end
+    near, _far = socket.socketpair()  # nothing comes from the far end
     near.recv(1)
 
 
