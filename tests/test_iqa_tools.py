@@ -30,7 +30,7 @@ from agentic_iqa_local.iqa_tools.kernels import CPUKernels
 from agentic_iqa_local.iqa_tools.specs import DATA
 from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.nodes.workbench import OpenImages
-from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
+from agentic_iqa_local.offline.bundle import describe, write_bundle
 from agentic_iqa_local.output.report import cost, tool_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,9 +114,8 @@ def store(root: Path, files: dict[str, bytes | Path]) -> Path:
         places[f"tools/{path}"] = place = root.with_name(f"{root.name}.source") / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-    manifest = describe(
-        [Piece(path, place, "made by a test", "mit") for path, place in places.items()], ["a test's files"]
-    )
+    files = {path: (place, "made by a test", "mit") for path, place in places.items()}
+    manifest = describe(files, ("a test's files",))
     write_bundle(root, manifest, places, archive=False)
     return root
 

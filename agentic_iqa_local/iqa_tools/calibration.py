@@ -22,8 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, first_mistake, read_bytes
-from agentic_iqa_local.plain_yaml import read_yaml
+from agentic_iqa_local.files import FileError, first_mistake, read_bytes, read_yaml
 
 LOWEST, HIGHEST = 1.0, 5.0
 FLAT = 0.05  # a map that spans less, in levels, says nothing

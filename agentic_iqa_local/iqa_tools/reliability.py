@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentic_iqa_local.files import ROOT, read_yaml
 from agentic_iqa_local.iqa_tools.calibration import FLAT, HIGHEST, LOWEST
 from agentic_iqa_local.iqa_tools.specs import TOOLS
-from agentic_iqa_local.paths import ROOT
-from agentic_iqa_local.plain_yaml import read_yaml
 
 SHIPPED = ROOT / "configs" / "tool_reliability.yaml"
 CLEARLY_WORSE = 0.05  # of SRCC, on average over the data sets that two tools share

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from agentic_iqa_local.files import ROOT, command, file_hash, models_root
 from agentic_iqa_local.iqa_tools.cache import ScoreCache, score_key
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import Box, crops_of, mounted
 from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, keep_offline, llama_kept
 from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, ToolError, ToolSpec, find_tool
 from agentic_iqa_local.iqa_tools.weights import Weights
-from agentic_iqa_local.offline.store import file_hash, models_root
-from agentic_iqa_local.paths import ROOT, command
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination

@@ -7,28 +7,14 @@ of the models folder names, and not what torch or Hugging Face keep in caches of
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from agentic_iqa_local.files import command
 from agentic_iqa_local.iqa_tools.specs import ToolError, ToolSpec
 from agentic_iqa_local.offline.manifest import HUB, HUGGINGFACE, MANIFEST, BundleError, StoredFile
 from agentic_iqa_local.offline.store import store_manifest, verified, weights_dir
-from agentic_iqa_local.paths import command
 
 SNAPSHOT = "hf:"  # begins a weight that is a snapshot of a repository
-
-
-def torch_hub() -> Path:
-    """Torch's own hub folder, found as torch finds it but without importing torch."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    return Path(os.environ.get("TORCH_HOME", os.path.join(cache, "torch"))).expanduser() / "hub"
-
-
-def huggingface_cache() -> Path:
-    """The Hugging Face cache, found as huggingface_hub finds it but without importing it."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
-    return Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))).expanduser()
 
 
 class Weights:
