@@ -133,7 +133,7 @@ def test_maps_that_cannot_be_used_are_refused_by_name_unless_they_are_marked(tmp
     for maps, extra, message in (
         ([turning], {}, r"map of VSI is not monotone over \[0, 3\]"),
         ([plain()], {"status": "good", "reason": "it is"}, "map of T has status 'good'"),
-        ([plain(), plain()], {}, "map of T has two usable maps"),
+        ([plain(), plain()], {}, "map of T is the second usable one"),
     ):
         with pytest.raises(CalibrationError, match=message):
             read_map_file(map_file(path, *maps, **extra))

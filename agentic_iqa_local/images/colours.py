@@ -40,15 +40,13 @@ def to_rgb8(
         image = _opaque(path, image, bits, background, notes)
     if bits > 8:
         notes.append(f"The {bits}-bit samples were scaled to 8 bits.")
-    if transfer := _TRANSFERS.get(_transfer(stored, data)):
-        notes.append(f"The file says that its numbers are {transfer}: they are read as sRGB all the same.")
     if mode.startswith("I"):
         samples = plain_grey(image, stored, peak := 2**bits - 1).astype(np.uint32)
         image = Image.fromarray(((samples * 255 + peak // 2) // peak).astype(np.uint8))
     if mode == "CMYK":
         image = _from_inks(image, profile, notes)
-    elif profile and ("srgb" not in (name := _profile_name(profile)).lower() or "linear" in name.lower()):
-        notes.append(f"The embedded ICC profile ({name}) was not applied: the numbers are read as sRGB.")
+    else:
+        notes += _other_than_srgb(stored, data, profile)
     pixels = image.convert("RGB")
     pixels.info = {}
     if bits == 16 and np.asarray(pixels).max() <= _TWELVE_BITS:
@@ -73,13 +71,19 @@ def _bits(stored: Image.Image, data: bytes) -> int:
     return stored.info.get("bit_depth") or {"I": 16, "I;16": 16, "F": 32}.get(stored.mode, 8)  # HEIC says so
 
 
-def _transfer(stored: Image.Image, data: bytes) -> int:
-    """The transfer characteristics in a PNG's cICP chunk, or an AVIF's or HEIC's colr box; 0 for none."""
-    if stored.format == "PNG":
-        at = data.find(b"cICP", 0, data.find(b"IDAT"))
-        return data[at + 5] if at >= 0 else 0
-    at = data.find(b"colrnclx") if stored.format in ("AVIF", "HEIF") else -1
-    return int.from_bytes(data[at + 10 : at + 12]) if at >= 0 else 0
+def _other_than_srgb(stored: Image.Image, data: bytes, profile: bytes | None) -> list[str]:
+    """Sentences on what says that the numbers are not sRGB's: the transfer characteristics in a PNG's cICP chunk, or
+    an AVIF's or HEIC's colr box, and the name of an ICC profile."""
+    notes, at = [], -1
+    if stored.format == "PNG" and (at := data.find(b"cICP", 0, data.find(b"IDAT"))) >= 0:
+        at += 5
+    elif stored.format in ("AVIF", "HEIF") and (at := data.find(b"colrnclx")) >= 0:
+        at += 11  # the lower of two bytes
+    if transfer := _TRANSFERS.get(data[at]) if at >= 0 else None:
+        notes.append(f"The file says that its numbers are {transfer}: they are read as sRGB all the same.")
+    if profile and ("srgb" not in (name := _profile_name(profile)).lower() or "linear" in name.lower()):
+        notes.append(f"The embedded ICC profile ({name}) was not applied: the numbers are read as sRGB.")
+    return notes
 
 
 def _opaque(

@@ -21,12 +21,12 @@ def native_views(
 
     Blur, noise, ringing and blocking live at the scale of single pixels. A processor rounds each side to a
     multiple of `factor` (patch × merge, e.g. 28 or 32) and scales anything beyond `max_pixels` down, which
-    erases what is to be judged. So each view has sides that are multiples of `factor` and at most `max_pixels`.
+    erases what is to be judged. So each view has sides that are multiples of `factor`, within `max_pixels`.
 
     - An image that fits, once cropped about its centre to multiples of `factor`: that crop.
     - A larger one: up to `max_views` (1 to 5) crops of one size, with about its aspect but at most 100:1, at
       its centre and at those of its top left, bottom right, top right and bottom left quarter, moved inside.
-    - One whose crop would have fewer than `min_pixels`, or a side below `factor`: one view of all of it, which
+    - One whose crop would have fewer than `min_pixels`, or a side below `factor`: a view of all of it, which
       the processor enlarges. A side that the processor would round down is cropped to the multiple below.
 
     Offsets are multiples of 8: a JPEG's blocks keep their place in the model's patches. Raises ValueError for

@@ -179,5 +179,5 @@ def _has_less_detail(original: np.ndarray, picture: np.ndarray) -> bool:
     (_, coarse, of_original), (fine, _, of_picture) = _detail(original), _detail(picture)
     if of_original > _SOFT or of_picture - of_original < _LESS_DETAIL:
         return False
-    ranks = [np.argsort(np.argsort(energy, axis=None)) for energy in (fine, coarse)]
-    return bool(np.corrcoef(*ranks)[0, 1] > _SAME_DETAIL)
+    one, other = (np.argsort(np.argsort(energy, axis=None)) for energy in (fine, coarse))
+    return bool(np.corrcoef(one, other)[0, 1] > _SAME_DETAIL)

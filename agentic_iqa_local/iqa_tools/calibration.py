@@ -121,16 +121,9 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
     Raises CalibrationError for an unreadable file, a malformed entry, a second usable map for a tool, or a
     map that is not monotone and not marked: a map that turns would rank a worse picture above a better one.
     """
-    try:
-        content = read_yaml(path)
-    except FileError as error:
-        raise CalibrationError(f"{path}: expected a YAML file with a list `maps`: {error}.") from error
-    entries = content.get("maps") if isinstance(content, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise CalibrationError(f"{path}: expected a YAML file with a list `maps` of entries, found none.")
     maps: dict[str, LogisticMap] = {}
     rejected: dict[str, str] = {}
-    for entry in entries:
+    for entry in _entries(path):
         fields = {key: value for key, value in entry.items() if key not in ("status", "reason")}
         try:
             logistic = LogisticMap.model_validate(fields)
@@ -140,19 +133,33 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
         status, reason = entry.get("status"), entry.get("reason")
         if status == "rejected" and reason:
             rejected[logistic.tool] = str(reason)
-            continue
-        if status is not None:
-            mistake, advice = f"has status {str(status)!r:.40}", "give none, or `rejected` with a `reason`."
-        elif logistic.tool in maps:
-            mistake, advice = "has two usable maps", "keep one or mark one `status: rejected`."
-        elif not logistic.monotone:
-            mistake = f"is not monotone over [{logistic.domain[0]:g}, {logistic.domain[1]:g}]"
-            advice = "refit it with scripts/fit_tools.py or mark the entry `status: rejected`."
+        elif mistake := _mistake(logistic, status, maps):
+            advice = "correct it, or mark the entry `status: rejected` with a `reason`."
+            raise CalibrationError(f"{path}: the map of {logistic.tool} {mistake}", advice)
         else:
             maps[logistic.tool] = logistic
-            continue
-        raise CalibrationError(f"{path}: the map of {logistic.tool} {mistake}", advice)
     return maps, rejected
+
+
+def _entries(path: str | Path) -> list[dict[str, Any]]:
+    try:
+        content = read_yaml(path)
+    except FileError as error:
+        raise CalibrationError(f"{path}: expected a YAML file with a list `maps`: {error}.") from error
+    entries = content.get("maps") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise CalibrationError(f"{path}: expected a YAML file with a list `maps` of entries, found none.")
+    return entries
+
+
+def _mistake(logistic: LogisticMap, status: object, others: dict[str, LogisticMap]) -> str | None:
+    """Why a map that is not marked as rejected cannot be used; None if it can."""
+    if status is not None:
+        return f"has status {str(status)!r:.40}"
+    if logistic.tool in others:
+        return "is the second usable one"
+    low, high = logistic.domain
+    return None if logistic.monotone else f"is not monotone over [{low:g}, {high:g}]"
 
 
 def map_file_hash(path: str | Path) -> str:
@@ -223,7 +230,7 @@ def fit_logistic(
     # out as 1e-18 or so and means zero.
     rounded = [float(f"{value:.8g}") if abs(value) > 1e-12 else 0.0 for value in parameters]
     fields = dict(zip(("b1", "b2", "b3", "b4", "b5"), rounded, strict=True)) | about
-    logistic = LogisticMap(domain=domain, lower_better=lower_better, **fields)
+    logistic = LogisticMap.model_validate(fields | {"domain": domain, "lower_better": lower_better})
     low, high = logistic.reachable
     if high - low < FLAT:
         expected = f"{'lower' if lower_better else 'higher'} raw scores for better images"
