@@ -1,8 +1,8 @@
-"""What the evidence says of a question with choices, as a probability of each choice, where the question is about
-distortions, their severity, exposure or the level of quality.
+"""What the evidence says of a question with choices, as a probability of each choice, where the question is
+about distortions, their severity, exposure or the level of quality.
 
-Words decide, the same for every model: the answers or the question must name what was measured. Everywhere else the
-model's letters stand alone.
+Words decide, the same for every model: the answers or the question must name what was measured. Everywhere
+else the model's letters stand alone.
 """
 
 import math
@@ -26,8 +26,8 @@ Claim = tuple[Sequence[str], Sequence[str]]
 
 @dataclass(frozen=True)
 class Measured:
-    """The probability of each choice's letter by the evidence, None where it says nothing; what that rests on, or why
-    there is none; and what each choice says of the evidence, where it does."""
+    """The probability of each choice's letter by the evidence, None where it says nothing; what that rests
+    on, or why there is none; and what each choice says of the evidence, where it does."""
 
     p: dict[str, float] | None
     basis: str
@@ -111,8 +111,8 @@ Weights = tuple[list[float], str, list[Claim]]
 
 
 def _matched(choices: Sequence[str], patterns: Mapping) -> list | None:
-    """For each choice the key of the one pattern that it holds, the last where several do; None where a choice holds
-    none, or two choices the same."""
+    """For each choice the key of the one pattern that it holds, the last where several do; None where a
+    choice holds none, or two choices the same."""
     found = [[key for key, pattern in patterns.items() if pattern.search(choice)] for choice in choices]
     keys = [hit[-1] for hit in found if hit]
     return keys if len(keys) == len(choices) == len(set(keys)) else None
@@ -121,8 +121,8 @@ def _matched(choices: Sequence[str], patterns: Mapping) -> list | None:
 def _severities(
     choices: Sequence[str], kinds: Sequence[str], name: str, evidence: ExecutorOutput
 ) -> Weights | None:
-    """Choices that are severities of the one family that the question names; a word that is no choice counts for the
-    nearest that is."""
+    """Choices that are severities of the one family that the question names; a word that is no choice counts
+    for the nearest that is."""
     words = _matched(choices, _SEVERITIES)
     of_object = (evidence.severity_probabilities or {}).get(name, {})
     if words is None or len(kinds) != 1 or kinds[0] not in of_object:
@@ -148,15 +148,15 @@ def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
 
 
 def _exposure(detection: Detection, side: str) -> float:
-    """The probability that the picture is "too dark" or "too bright": a change of brightness, divided as LocalNR reads
-    the two."""
+    """The probability that the picture is "too dark" or "too bright": a change of brightness, divided as
+    LocalNR reads the two."""
     sides = detection.exposure or {}
     return detection.families[EXPOSURE].probability * sides[side] / (sum(sides.values()) or 1.0)
 
 
 def families_named(choices: Sequence[str]) -> list[list[str]] | None:
-    """For each choice the families that it names, ["none"] where it says that there is no distortion; None where one
-    names neither, or none names a family."""
+    """For each choice the families that it names, ["none"] where it says that there is no distortion; None
+    where one names neither, or none names a family."""
     named = [distortions_in(choice) or (["none"] if _NONE.search(choice) else []) for choice in choices]
     return named if all(named) and any(kinds != ["none"] for kinds in named) else None
 
@@ -206,8 +206,8 @@ def _yes_no(query: str, choices: Sequence[str], kinds: Sequence[str], detection:
 
 
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:
-    """Whether Yes says that the distortions named are there (True) or that they are not (False); None where the
-    question names none, or both a virtue and a damage."""
+    """Whether Yes says that the distortions named are there (True) or that they are not (False); None where
+    the question names none, or both a virtue and a damage."""
     damaged = bool(_DAMAGE.search(query)) if kinds else bool(_ANY_DAMAGE.search(query))
     virtue = bool(_VIRTUE.search(query)) and bool(kinds)
     if damaged == virtue:
@@ -215,43 +215,37 @@ def says_present(query: str, kinds: Sequence[str]) -> bool | None:
     return damaged != bool(_ABSENCE.search(query))
 
 
-def agree(evidence: ExecutorOutput, name: str, claim: Claim, probability: float) -> bool:
-    """Brings the evidence of an object into line with an answer that the letters decided against it, since they were
-    asked the same: True where it had to be."""
+def agree(evidence: ExecutorOutput, name: str, claim: Claim, probability: float) -> None:
+    """Brings the evidence of an object into line with an answer that the letters decided against it, since
+    they were asked the same."""
     kinds, words = claim
-    detection = (evidence.detection or {})[name]
+    families = (evidence.detection or {})[name].families
     items = {item.type: item for item in (evidence.distortion_analysis or {}).get(name, [])}
-    there = [kind for kind in kinds or detection.families if detection.families[kind].probability >= PRESENT]
+    there = [kind for kind in kinds or families if families[kind].probability >= PRESENT]
     if list(words) == ["none"]:
         for kind in there:
             _set(evidence, name, kind, "none", min(probability, 1 - probability, 0.49))
-        return bool(there)
-    if "there" in words and there:
-        return False
-    kind = max(kinds or detection.families, key=lambda one: detection.families[one].probability)
-    severity = detection.families[kind].severity or WORD_SEVERITIES["moderate"]
+        return
+    kind = max(kinds or families, key=lambda one: families[one].probability)
     allowed = SEVERITIES[1:] if "there" in words else words
-    if kind in items and items[kind].severity in allowed:
-        return False
+    if ("there" in words and there) or (kind in items and items[kind].severity in allowed):
+        return
+    severity = families[kind].severity or WORD_SEVERITIES["moderate"]
     nearest = min(allowed, key=lambda other: abs(WORD_SEVERITIES[other] - severity))
     _set(evidence, name, kind, nearest, max(probability, PRESENT))
-    return True
 
 
 def _set(evidence: ExecutorOutput, name: str, kind: str, severity: Any, probability: float) -> None:
     """Puts a family's probability and severity into the evidence of an object."""
     (evidence.detection or {})[name].families[kind].probability = probability
+    said = "As the letters of the answer say, against the measurement."
+    found = DistortionAnalysis(type=kind, severity=severity, explanation=said)
     items = [item for item in (evidence.distortion_analysis or {}).get(name, []) if item.type != kind]
-    found = DistortionAnalysis(
-        type=kind, severity=severity, explanation="As the letters of the answer say, against the measurement."
-    )
     evidence.distortion_analysis = (evidence.distortion_analysis or {}) | {name: [*items, found]}
     listed = [one for one in (evidence.distortion_set or {}).get(name, []) if one != kind]
-    evidence.distortion_set = (evidence.distortion_set or {}) | {
-        name: listed if severity == "none" else [*listed, kind]
-    }
+    listed += [] if severity == "none" else [kind]
+    evidence.distortion_set = (evidence.distortion_set or {}) | {name: listed}
     p = dict.fromkeys(SEVERITIES, 0.0) | {"none": 1 - probability}
     p[severity] += 1 - sum(p.values())
-    evidence.severity_probabilities = (evidence.severity_probabilities or {}) | {
-        name: (evidence.severity_probabilities or {}).get(name, {}) | {kind: p}
-    }
+    known = evidence.severity_probabilities or {}
+    evidence.severity_probabilities = known | {name: known.get(name, {}) | {kind: p}}

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from agentic_iqa_local.judgement.quality_map.result import DamagedBox
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
-from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import DamagedBox, ExecutorOutput, PlannerOutput
 
 PromptLayout = Literal["images_first", "system_first"]
 
@@ -129,7 +128,8 @@ _REVERSED_OPTIONS = [f"{letter}. {LEVEL_WORDS[6 - LETTER_TO_LEVEL[letter]]}\n" f
 REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(
     "".join(_OPTIONS), "".join(_REVERSED_OPTIONS)
 )
-"""The scoring prompt with its letters reassigned, A. Bad to E. Excellent: a check of how much the letters' order counts."""
+"""The scoring prompt with its letters reassigned, A. Bad to E. Excellent: a check of how much the letters'
+order counts."""
 
 assert "".join(_OPTIONS) in SCORING_PROMPT_TEMPLATE
 _WORDS = {
@@ -144,8 +144,8 @@ ANSWER_PREFIX = '{"final_answer": "'
 
 @dataclass(frozen=True)
 class Prompt:
-    """One role's text: its instructions (a template) and the case at hand (query and evidence). `preamble` says
-    what the images are, where they are neither a test image nor a reference with one."""
+    """One role's text: its instructions (a template) and the case at hand (query and evidence). `preamble`
+    says what the images are, where they are neither a test image nor a reference with one."""
 
     instructions: str
     case: str
@@ -169,8 +169,8 @@ class Prompt:
 
 
 def chat_messages(prompt: Prompt, images: int, layout: PromptLayout) -> list[dict[str, Any]]:
-    """`prompt` as chat messages for `images` (1; or 2, the reference first where its preamble says no other), in transformers' content
-    format."""
+    """`prompt` as chat messages for `images` (1; or 2, the reference first where its preamble says no other),
+    in transformers' content format."""
     if images not in (1, 2):
         raise ValueError(f"chat_messages: expected 1 image, or 2 with the reference first, got {images}")
     instructions = prompt.instructions.removeprefix("System:\n").rstrip("\n")
@@ -186,8 +186,9 @@ def chat_messages(prompt: Prompt, images: int, layout: PromptLayout) -> list[dic
 
 
 def in_words(prompt: Prompt) -> tuple[Prompt, dict[str, str]]:
-    """A scoring prompt that asks for a level's word instead of its letter, for models that were trained to say
-    words, with the word that is read for each letter. Any other prompt comes back as it is, with no words."""
+    """A scoring prompt that asks for a level's word instead of its letter, for models that were trained to
+    say words, with the word that is read for each letter. Any other prompt comes back as it is, with no
+    words."""
     words = _WORDS.get(prompt.instructions, {})
     instructions = prompt.instructions.replace("<one letter>", "<one word>") if words else prompt.instructions
     for letter, word in words.items():
