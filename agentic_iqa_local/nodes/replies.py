@@ -1,11 +1,10 @@
 """What each role may answer, as pydantic models that constrain generation.
 
-Every string and list is bounded, or a small model would run on to its token limit. Where the prompt fixes the
-keys (objects, distortions, tools), the model is built for that prompt, so that an answer covers exactly what
-was asked.
+Every string and list is bounded, or a small model would run on to its token limit. Where the prompt fixes the keys
+(objects, distortions, tools), the model is built for that prompt, so that an answer covers exactly what was asked.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -23,9 +22,9 @@ from agentic_iqa_local.state import PlanControlFlags, PlannerOutput
 from agentic_iqa_local.text import whole_sentences
 
 
-def _cut(limit: int) -> Callable[[Any, ValidationInfo], Any]:
-    """A text that a grammar ended at its limit goes back to its last whole sentence; a longer one, which no
-    grammar ended, does so where the validation's context says {"cut": True}, and is refused elsewhere."""
+def _text(limit: int) -> Any:
+    """A text that a grammar ended at its limit goes back to its last whole sentence; a longer one, which no grammar
+    ended, does so where the validation's context says {"cut": True}, and is refused elsewhere."""
 
     def cut(text: Any, info: ValidationInfo) -> Any:
         if not isinstance(text, str):
@@ -33,21 +32,14 @@ def _cut(limit: int) -> Callable[[Any, ValidationInfo], Any]:
         cuts = len(text) == limit or (len(text) > limit and (info.context or {}).get("cut"))
         return whole_sentences(text, limit) if cuts else text
 
-    return cut
+    bounds = StringConstraints(strip_whitespace=True, min_length=1, max_length=limit)
+    return Annotated[str, bounds, BeforeValidator(cut)]
 
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
 # A JSON key without escapes: the grammar bounds keys by pattern alone.
 Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
-Explanation = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=160), BeforeValidator(_cut(160))
-]
-Reasoning = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=300), BeforeValidator(_cut(300))
-]
-FreeAnswer = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=120), BeforeValidator(_cut(120))
-]
+Explanation, Reasoning, FreeAnswer = _text(160), _text(300), _text(120)
 Coordinate = Annotated[int, Field(ge=0, le=20000)]
 
 STRICT = ConfigDict(extra="forbid", populate_by_name=True)
@@ -84,11 +76,8 @@ class PlannerReply(BaseModel):
     def to_plan(self) -> PlannerOutput:
         """The plan as the model gave it; objects named twice count once."""
         scope = self.query_scope if self.query_scope == "Global" else list(dict.fromkeys(self.query_scope))
-        fields = self.model_dump() | {
-            "query_scope": scope,
-            "plan": PlanControlFlags(**self.plan.model_dump()),
-        }
-        return PlannerOutput.model_validate(fields)
+        fields = {"query_scope": scope, "plan": PlanControlFlags(**self.plan.model_dump())}
+        return PlannerOutput.model_validate(self.model_dump() | fields)
 
 
 class LetterReply(BaseModel):
@@ -119,9 +108,8 @@ def _one_of(values: Sequence[str]) -> Any:
 
 def detection_reply(objects: Sequence[str]) -> type[BaseModel]:
     """{object: [distortion types]}, up to three each, none for a clean object."""
-    return _keyed(
-        "DetectionReply", {name: Annotated[list[DistortionType], Field(max_length=3)] for name in objects}
-    )
+    listed = Annotated[list[DistortionType], Field(max_length=3)]
+    return _keyed("DetectionReply", dict.fromkeys(objects, listed))
 
 
 def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
@@ -136,22 +124,18 @@ def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
             explanation=(Explanation, ...),
         )
 
-    return _keyed(
-        "AnalysisReply",
-        {name: tuple[tuple(item(t) for t in types)] for name, types in distortions.items() if types},
-    )
+    asked = {name: tuple[tuple(map(item, types))] for name, types in distortions.items() if types}
+    return _keyed("AnalysisReply", asked)
 
 
 def selection_reply(distortions: Mapping[str, Sequence[str]], tools: Sequence[str]) -> type[BaseModel]:
     """{object: {distortion: tool}}, the tool one of those that can run here."""
     choice = _one_of(tools)
-    return _keyed(
-        "SelectionReply",
-        {
-            name: _keyed("Selection", dict.fromkeys(types or [OVERALL], choice))
-            for name, types in distortions.items()
-        },
-    )
+    of_objects = {
+        name: _keyed("Selection", dict.fromkeys(types or [OVERALL], choice))
+        for name, types in distortions.items()
+    }
+    return _keyed("SelectionReply", of_objects)
 
 
 def location_reply(objects: Sequence[str]) -> type[BaseModel]:
