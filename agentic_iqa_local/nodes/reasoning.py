@@ -84,7 +84,7 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
         for word in sorted(named - {level})
         if level is not None and not quotes_tools
     ]
-    if evidence is None or evidence.distortion_analysis is None:
+    if evidence is None or not evidence.distortion_analysis:
         return lines
     if evidence.damaged_part and (elsewhere := _places(text) - _known_places(evidence)):
         lines.append(
@@ -191,7 +191,7 @@ def _evidence_sentences(evidence: ExecutorOutput, level: str | None) -> list[str
         if unclear := " and ".join(item.type.lower() for item in items if item.severity == UNCLEAR):
             sentences.append(f"The severity of {unclear}{of_object(name)} cannot be told.")
     place = place_of_damage(evidence)
-    if not sentences and evidence.distortion_analysis is not None:
+    if not sentences and evidence.distortion_analysis:
         unread = any(detection.error for detection in (evidence.detection or {}).values())
         if unread:
             sentences.append("The model saw no distortion; LocalNR could not read the picture.")
