@@ -16,9 +16,9 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_detector, logit
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.prompts import detection_prompt, presence_prompt
+from agentic_iqa_local.nodes.prompts import Prompt, detection_prompt, presence_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
-from agentic_iqa_local.nodes.workbench import Box, OpenImages
+from agentic_iqa_local.nodes.workbench import Box, OpenImages, RoleSession
 from agentic_iqa_local.score_fusion import letter_probabilities, written_probabilities
 from agentic_iqa_local.state import Detection, FamilyDetection
 from agentic_iqa_local.text import one_line
@@ -116,14 +116,8 @@ def model_presence(
     asked = {name: list((named or {}).get(name) or DISTORTION_TYPES) for name in objects}
     settings, session = images.services.settings.fusion, images.session(ROLE)
     if settings.mode == "logits" and images.services.client(ROLE).reads_logits:
-        prompt = presence_prompt(query, objects, reason)
-
-        def yes(name: str, kind: str) -> float:
-            begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
-            return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
-
         try:
-            return {name: {kind: yes(name, kind) for kind in kinds} for name, kinds in asked.items()}
+            return _read_presence(session, presence_prompt(query, objects, reason), asked)
         except (OutOfMemory, ModelLost):
             raise
         except VLMError as error:
@@ -134,9 +128,22 @@ def model_presence(
     reply = ask(session, prompt, detection_reply(objects), images.services.section(ROLE))
     sure = settings.classification_confidence
     return {
-        name: dict.fromkeys(listed, sure) | {kind: 1 - sure for kind in asked[name] if kind not in listed}
+        name: dict.fromkeys(listed, sure)
+        | dict.fromkeys((k for k in asked[name] if k not in listed), 1 - sure)
         for name, listed in reply.model_dump(by_alias=True).items()
     }
+
+
+def _read_presence(
+    session: RoleSession, prompt: Prompt, asked: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """{object: {family: probability of Yes}}. Raises VLMError."""
+
+    def yes(name: str, kind: str) -> float:
+        begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
+        return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
+
+    return {name: {kind: yes(name, kind) for kind in kinds} for name, kinds in asked.items()}
 
 
 def _strengths(detection: Detection) -> dict[str, float]:

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
+from typing import Any
 
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
@@ -49,6 +50,11 @@ def in_picture(name: str) -> str:
     return "the picture" if name == "Global" else name
 
 
+def by_object(evidence: ExecutorOutput | None, part: str) -> dict[str, Any]:
+    """A part of the evidence, {object: ...}; empty where there is none."""
+    return (evidence and getattr(evidence, part)) or {}
+
+
 # Scores
 
 
@@ -59,7 +65,7 @@ def _voting_scores(evidence: ExecutorOutput, name: str, with_checks: bool = Fals
         for log in evidence.tool_logs
         if log.object_name == name and (log.outvoted or (log.trailing and not with_checks))
     }
-    scores = (evidence.quality_scores or {}).get(name, {})
+    scores = by_object(evidence, "quality_scores").get(name, {})
     return {kind: (tool, score) for kind, (tool, score) in scores.items() if tool not in silent}
 
 
@@ -83,7 +89,7 @@ def checks(evidence: ExecutorOutput | None) -> list[Score]:
     """The scores that only check a better tool's, each once."""
     if evidence is None:
         return []
-    names = evidence.quality_scores or {}
+    names = by_object(evidence, "quality_scores")
     known = {pair for name in names for pair in _voting_scores(evidence, name, with_checks=True).values()}
     return sorted(known - {pair for name in names for pair in _voting_scores(evidence, name).values()})
 
@@ -124,7 +130,7 @@ def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_
     `trailing_only_check`, from those that one of the others clearly leads; notes which of the rest disagree.
     """
     lines = []
-    for name, scores in (evidence.quality_scores or {}).items():
+    for name, scores in by_object(evidence, "quality_scores").items():
         measured = list(dict.fromkeys(scores.values()))
         outliers = outvoted(measured, reachable)
         others = [tool for tool, _ in measured if tool not in outliers]
@@ -150,7 +156,7 @@ def contradictions(evidence: ExecutorOutput) -> list[str]:
     whose object's scores all are; an object whose scores are all below 2.2 while nothing, or only slight
     damage, was found of it."""
     lines = []
-    for name, items in (evidence.distortion_analysis or {}).items():
+    for name, items in by_object(evidence, "distortion_analysis").items():
         scores = _voting_scores(evidence, name)
         if not scores or _is_graphic(evidence, name):
             continue
@@ -167,7 +173,7 @@ def contradictions(evidence: ExecutorOutput) -> list[str]:
 
 def _is_graphic(evidence: ExecutorOutput, name: str) -> bool:
     """Whether the object is no photograph, so that the tools' scores of it contradict nothing."""
-    detection = (evidence.detection or {}).get(name)
+    detection = by_object(evidence, "detection").get(name)
     return detection is not None and (detection.graphic or 0.0) >= load_detector().graphic
 
 
@@ -175,7 +181,7 @@ def _unseen_flaw(evidence: ExecutorOutput, fusion: FusionResult | None) -> str |
     """A line where the fused score is low, though the analysis found nothing: the letters saw something."""
     if fusion is None or fusion.q is None or fusion.q >= LOW_QUALITY:
         return None
-    items = [item for items in (evidence.distortion_analysis or {}).values() for item in items]
+    items = [item for items in by_object(evidence, "distortion_analysis").values() for item in items]
     if not evidence.distortion_analysis or not _only_mild(items) or _is_graphic(evidence, "Global"):
         return None
     return f"Contradictory evidence: {_mild(items)} was found but the fused score is {fusion.q:.1f} of 5"
@@ -192,14 +198,14 @@ def _mild(items: Sequence[DistortionAnalysis]) -> str:
 def open_severities(evidence: ExecutorOutput) -> dict[str, list[DistortionAnalysis]]:
     """By object, the distortions whose severity the model cannot tell, or finds all words nearly equally
     probable for."""
-    probabilities = evidence.severity_probabilities or {}
+    probabilities = by_object(evidence, "severity_probabilities")
     in_doubt = {
         name: [
             item
             for item in items
             if item.severity == UNCLEAR or _is_open(probabilities.get(name, {}).get(item.type))
         ]
-        for name, items in (evidence.distortion_analysis or {}).items()
+        for name, items in by_object(evidence, "distortion_analysis").items()
     }
     return {name: items for name, items in in_doubt.items() if items}
 
@@ -233,7 +239,7 @@ def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
         lines.append(
             f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's"
         )
-    missed = [name for name, box in (evidence.boxes or {}).items() if box is None]
+    missed = [name for name, box in by_object(evidence, "boxes").items() if box is None]
     return lines + ([f"no box for {', '.join(missed)}, tools see the whole image"] if missed else [])
 
 
@@ -286,7 +292,7 @@ def find_gaps(
 
 
 def _analysis_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
-    missing = [name for name in plan.objects if name not in (evidence.distortion_analysis or {})]
+    missing = [name for name in plan.objects if name not in by_object(evidence, "distortion_analysis")]
     return f"Missing analysis for {', '.join(missing)}" if plan.plan.distortion_analysis and missing else None
 
 
@@ -313,7 +319,7 @@ def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
     if not evidence.quality_scores and not any(log.error for log in evidence.tool_logs):
         return "No tool scores available"
     tried = {name: _tried(evidence, name) for name in plan.objects}
-    if unscored := [name for name in plan.objects if not tried[name]]:
+    if unscored := [name for name, purposes in tried.items() if not purposes]:
         return f"Missing tool scores for {', '.join(unscored)} region"
     for name, purposes in tried.items():
         missing = [kind for kind in _key_distortions(evidence, name, plan) if kind not in purposes]
@@ -325,8 +331,8 @@ def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
 def _tried(evidence: ExecutorOutput, name: str) -> set[str]:
     """What tools measured of an object, or failed to: distortions, or the overall quality. Scores of the
     whole picture do not count for a region that a model, which gives boxes, did not find."""
-    unlocated = name in (evidence.boxes or {}) and not (evidence.boxes or {})[name]
-    scores = {} if unlocated else (evidence.quality_scores or {}).get(name, {})
+    unlocated = name in by_object(evidence, "boxes") and not by_object(evidence, "boxes")[name]
+    scores = {} if unlocated else by_object(evidence, "quality_scores").get(name, {})
     return {*scores, *(log.distortion for log in evidence.tool_logs if log.error and log.object_name == name)}
 
 
@@ -334,5 +340,5 @@ def _key_distortions(evidence: ExecutorOutput, name: str, plan: PlannerOutput) -
     """The plan's distortions of an object, else those that the analysis found moderate or worse."""
     if plan.distortions:
         return plan.distortions.get(name, [])
-    items = (evidence.distortion_analysis or {}).get(name, [])
+    items = by_object(evidence, "distortion_analysis").get(name, [])
     return [item.type for item in items if item.severity in KEY_SEVERITIES]

@@ -6,8 +6,8 @@ fails.
 import json
 import logging
 import re
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, get_args
 
@@ -18,12 +18,12 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import Severity
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
-from agentic_iqa_local.nodes.evidence import doubts, mark_votes, open_severities
+from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes, open_severities
 from agentic_iqa_local.nodes.prompts import Prompt, analysis_prompt, location_prompt
-from agentic_iqa_local.nodes.query import asks_where, named_metrics
+from agentic_iqa_local.nodes.query import asks_where
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import analysis_reply, location_reply
-from agentic_iqa_local.nodes.tool_runs import choose_tools, find_damaged_part, run_tools
+from agentic_iqa_local.nodes.tool_runs import Gathering, choose_tools, find_damaged_part, run_tools
 from agentic_iqa_local.nodes.workbench import Box, Context, OpenImages, opened
 from agentic_iqa_local.score_fusion import letter_probabilities
 from agentic_iqa_local.state import (
@@ -31,7 +31,6 @@ from agentic_iqa_local.state import (
     Detection,
     DistortionAnalysis,
     ExecutorOutput,
-    Gap,
     PlannerOutput,
 )
 from agentic_iqa_local.text import one_line
@@ -49,7 +48,6 @@ CARRIED = (  # what a pass that closes a gap starts from, by object
 )  # fmt: skip
 
 ByObject = dict[str, list[str]]  # {object: [distortion]}
-Analysis = dict[str, list[DistortionAnalysis]]
 
 
 def executor_node(
@@ -67,148 +65,147 @@ def executor_node(
     evidence = _earlier_evidence(plan, before) if gaps and before else ExecutorOutput()
     try:
         with opened(state, config, runtime) as images:
-            gather(evidence, state["query"], plan, images, gaps)
+            gather(Gathering(evidence, state["query"], plan, images, gaps))
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
         evidence.error = one_line(str(error))
         logger.error("Executor failed: %s", evidence.error)
-    analysed = sum(map(len, (evidence.distortion_analysis or {}).values()))
+    analysed = sum(map(len, by_object(evidence, "distortion_analysis").values()))
     logger.info("Evidence: %d distortions analysed, %d tool runs", analysed, len(evidence.tool_logs))
     return {"executor_evidence": ExecutorOutput.model_validate(evidence.model_dump())}
 
 
 def _earlier_evidence(plan: PlannerOutput, earlier: ExecutorOutput) -> ExecutorOutput:
     """What earlier passes found about the objects of `plan`."""
-    parts: dict[str, Any] = {}
-    for part in CARRIED:
-        of_objects = getattr(earlier, part) or {}
-        parts[part] = {name: value for name, value in of_objects.items() if name in plan.objects} or None
+
+    def kept(part: str) -> dict[str, Any] | None:
+        return {name: of for name, of in by_object(earlier, part).items() if name in plan.objects} or None
+
     logs = [log.model_copy() for log in earlier.tool_logs if log.object_name in plan.objects]
-    return ExecutorOutput(**parts, tool_logs=logs)
+    return ExecutorOutput(**{part: kept(part) for part in CARRIED}, tool_logs=logs)
 
 
-def gather(
-    evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: OpenImages, gaps: Sequence[Gap] = ()
-) -> None:
-    """Fills `evidence` in place, subtask by subtask, so that what was found stays when a later one fails.
+def gather(task: Gathering) -> None:
+    """Fills the task's evidence in place, subtask by subtask, so that what was found stays when a later one
+    fails.
 
-    With `gaps` it holds what earlier passes found: only what is missing or in doubt is asked for again, with
+    With gaps it holds what earlier passes found: only what is missing or in doubt is asked for again, with
     the reason, and one more tool measures where scores contradict each other, the analysis or the letters.
     """
-    flags, reason = plan.plan, gaps[0].reason if gaps else None
-    if flags.distortion_analysis or flags.tool_execution:
-        find_boxes(evidence, [name for name in plan.objects if name != "Global"], images, reason)
-    distortions = find_distortions(evidence, query, plan, images, gaps)
-    unjudged = _to_judge(evidence, distortions, anew=any(gap.kind == "contradiction" for gap in gaps))
+    evidence, plan, images = task.evidence, task.plan, task.images
+    if plan.plan.distortion_analysis or plan.plan.tool_execution:
+        find_boxes(task)
+    distortions = find_distortions(task)
+    unjudged = _to_judge(task, distortions)
     with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
         measuring = None
         try:
-            if chosen := choose_tools(evidence, query, plan, distortions, images, gaps):
-                selected = evidence.selected_tools or {}
-                evidence.selected_tools = {
-                    name: selected.get(name, {}) | chosen.get(name, {}) for name in distortions
-                }
-                if flags.tool_execution:
-                    images.services.tools.prepare()
-                    measuring = background.submit(copy_context().run, run_tools, evidence, chosen, images)
+            measuring = _start_tools(task, distortions, background)
         finally:
-            if flags.distortion_analysis:
-                evidence.distortion_analysis = analyse(evidence, query, distortions, unjudged, images, reason)
+            if plan.plan.distortion_analysis:
+                analyse(task, distortions, unjudged)
         if measuring is not None:
             measuring.result()
     # Tools that a query names all have a vote; one that a replan adds is like any other.
-    added = gaps and not named_metrics(query, images.reference is not None)
-    if evidence.quality_scores and (plan.required_tool is None or added):
+    if plan.required_tool is None or (task.gaps and not task.named_metrics):
         reachable = {name: fitted.reachable for name, fitted in images.services.tools.maps.items()}
         only_check = images.services.settings.fusion.trailing_tools == "check"
         mark_votes(evidence, reachable, trailing_only_check=only_check)
-    if asks_where(query):
+    if asks_where(task.query):
         evidence.damaged_part = find_damaged_part(images)
     evidence.worst_part = images.find_worst_part()
     evidence.uncertainty = doubts(evidence)
 
 
-def find_distortions(
-    evidence: ExecutorOutput, query: str, plan: PlannerOutput, images: OpenImages, gaps: Sequence[Gap]
-) -> ByObject:
+def _start_tools(
+    task: Gathering, distortions: ByObject, background: ThreadPoolExecutor
+) -> Future[None] | None:
+    """Chooses the tools and has them run in the `background`; None where none is to run."""
+    if not (chosen := choose_tools(task, distortions)):
+        return None
+    selected = by_object(task.evidence, "selected_tools")
+    task.evidence.selected_tools = {
+        name: selected.get(name, {}) | chosen.get(name, {}) for name in distortions
+    }
+    if not task.plan.plan.tool_execution:
+        return None
+    task.images.services.tools.prepare()
+    return background.submit(copy_context().run, run_tools, task.evidence, chosen, task.images)
+
+
+def find_distortions(task: Gathering) -> ByObject:
     """By object, the distortions that the query names, those of earlier passes, and those that are now
     detected. Of those that the query names it is read whether they are there."""
-    earlier, named, boxes = evidence.distortion_set or {}, plan.distortions or {}, evidence.boxes or {}
-    unread = any(name not in (evidence.detection or {}) for name in plan.objects)
-    again = any(gap.kind in ("contradiction", "executor") for gap in gaps)
-    look = plan.plan.distortion_detection and (unread or again)
+    evidence, objects, named = task.evidence, task.plan.objects, task.plan.distortions or {}
+    earlier, known = by_object(evidence, "distortion_set"), by_object(evidence, "detection")
+    unread = not set(objects) <= known.keys()
+    look = task.plan.plan.distortion_detection and (unread or task.closes("contradiction", "executor"))
     detected: ByObject = {}
     if look or (named and unread):
-        reason = gaps[0].reason if gaps else None
-        found = detect(query, plan.objects, boxes, images, reason, None if look else named)
-        evidence.detection = (evidence.detection or {}) | found
+        boxes = by_object(evidence, "boxes")
+        found = detect(task.query, objects, boxes, task.images, task.reason, None if look else named)
+        evidence.detection = known | found
         detected = {name: found_families(detection) for name, detection in found.items()} if look else {}
+    parts = (named, earlier, detected)
     distortions = {
-        name: list(dict.fromkeys([*named.get(name, []), *earlier.get(name, []), *detected.get(name, [])]))
-        for name in plan.objects
+        name: list(dict.fromkeys(kind for part in parts for kind in part.get(name, []))) for name in objects
     }
     if look or earlier:
         evidence.distortion_set = distortions
     return distortions
 
 
-def _to_judge(evidence: ExecutorOutput, distortions: ByObject, anew: bool) -> ByObject:
-    """By object, the distortions that were not judged yet or whose severity is open; all of them where
-    `anew`."""
-    in_doubt, known = open_severities(evidence), evidence.distortion_analysis or {}
+def _to_judge(task: Gathering, distortions: ByObject) -> ByObject:
+    """By object, the distortions that were not judged yet or whose severity is open; all of them where the
+    evidence contradicts itself."""
+    if task.closes("contradiction"):
+        return distortions
+    in_doubt = open_severities(task.evidence)
     settled = {
         name: {item.type for item in items if item not in in_doubt.get(name, [])}
-        for name, items in known.items()
+        for name, items in by_object(task.evidence, "distortion_analysis").items()
     }
     return {
-        name: [kind for kind in types if anew or kind not in settled.get(name, set())]
+        name: [kind for kind in types if kind not in settled.get(name, ())]
         for name, types in distortions.items()
     }
 
 
-def analyse(
-    evidence: ExecutorOutput,
-    query: str,
-    distortions: ByObject,
-    unjudged: ByObject,
-    images: OpenImages,
-    reason: str | None,
-) -> Analysis:
-    """The model's judgement of each of the `unjudged` distortions, and what is known of the others; nothing
-    is asked about objects without any."""
-    asked = {name: types for name, types in unjudged.items() if types}
+def analyse(task: Gathering, distortions: ByObject, unjudged: ByObject) -> None:
+    """Puts the model's judgement of each of the `unjudged` distortions into the evidence, beside what is
+    known of the others, and how probable it finds each severity; nothing is asked about objects without any.
+    Raises InvalidAnswer, VLMError."""
+    evidence, asked = task.evidence, {name: types for name, types in unjudged.items() if types}
     known = {
         name: {item.type: item for item in items}
-        for name, items in (evidence.distortion_analysis or {}).items()
+        for name, items in by_object(evidence, "distortion_analysis").items()
     }
-    for name, items in (judge(evidence, query, asked, images, reason) if asked else {}).items():
-        known[name] = known.get(name, {}) | {item.type: item for item in items}
-    return {
+    probable = by_object(evidence, "severity_probabilities")
+    for name, kind, item, p in _judged(task, asked) if asked else ():
+        known.setdefault(name, {})[kind] = item
+        probable.setdefault(name, {}).pop(kind, None)
+        if p:
+            probable[name][kind] = p
+    evidence.severity_probabilities = {name: found for name, found in probable.items() if found} or None
+    evidence.distortion_analysis = {
         name: [known[name][kind] for kind in types if kind in known.get(name, {})]
         for name, types in distortions.items()
     }
 
 
-def judge(
-    evidence: ExecutorOutput, query: str, asked: ByObject, images: OpenImages, reason: str | None
-) -> Analysis:
-    """The model's judgement of each distortion in `asked`; how probable it finds each severity goes into the
-    evidence. Raises InvalidAnswer, VLMError."""
-    prompt = analysis_prompt(query, asked, reason)
-    reply = ask(images.session(ROLE), prompt, analysis_reply(asked), images.services.section(ROLE))
+def _judged(
+    task: Gathering, asked: ByObject
+) -> Iterator[tuple[str, str, DistortionAnalysis, dict[str, float] | None]]:
+    """(object, distortion, the model's judgement, how probable each severity is)."""
+    prompt, section = analysis_prompt(task.query, asked, task.reason), task.images.services.section(ROLE)
+    reply = ask(task.images.session(ROLE), prompt, analysis_reply(asked), section)
     written = reply.model_dump(by_alias=True)
-    words, known = read_severities(prompt, written, images), evidence.severity_probabilities or {}
-    judged: dict[str, list[dict[str, Any]]] = {}
+    words = read_severities(prompt, written, task.images)
     for name, items in written.items():
-        detection, judged[name] = (evidence.detection or {}).get(name), []
-        of_object = {kind: p for kind, p in known.get(name, {}).items() if kind not in asked[name]}
+        detection = by_object(task.evidence, "detection").get(name)
         for item in items:
             kind = item["type"]
-            p = severity_probabilities(detection, item, words.get(name, {}).get(kind), images)
-            judged[name].append(_with_severity(item, p, detection))
-            of_object |= {kind: p} if p else {}
-        known |= {name: of_object}
-    evidence.severity_probabilities = {name: found for name, found in known.items() if found} or None
-    return ExecutorOutput.model_validate({"distortion_analysis": judged}).distortion_analysis or {}
+            p = severity_probabilities(detection, item, words.get(name, {}).get(kind), task.images)
+            yield name, kind, DistortionAnalysis(**_with_severity(item, p, detection)), p
 
 
 def _with_severity(
@@ -250,13 +247,14 @@ def read_severities(
     return found
 
 
-def find_boxes(evidence: ExecutorOutput, objects: list[str], images: OpenImages, reason: str | None) -> None:
+def find_boxes(task: Gathering) -> None:
     """Adds the boxes of regions that have none yet, where the model gives any; without a box tools see the
     whole image."""
-    wanted = [name for name in objects if (evidence.boxes or {}).get(name) is None]
-    if wanted and box_style(images) != "none":
-        boxes = locate(wanted, images, reason)
-        evidence.boxes = (evidence.boxes or {}) | {name: boxes.get(name) for name in wanted}
+    known = by_object(task.evidence, "boxes")
+    wanted = [name for name in task.plan.objects if name != "Global" and known.get(name) is None]
+    if wanted and box_style(task.images) != "none":
+        boxes = locate(wanted, task.images, task.reason)
+        task.evidence.boxes = known | {name: boxes.get(name) for name in wanted}
 
 
 def box_style(images: OpenImages) -> str:

@@ -15,7 +15,7 @@ from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import Severity
 from agentic_iqa_local.nodes.detection import PRESENT, strongest
-from agentic_iqa_local.nodes.evidence import object_votes
+from agentic_iqa_local.nodes.evidence import by_object, object_votes
 from agentic_iqa_local.nodes.named_distortions import distortions_in
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.state import Detection, DistortionAnalysis, ExecutorOutput, PlannerOutput
@@ -90,15 +90,14 @@ def measure_choices(
     if len(plan.objects) != 1:
         return Measured(None, "the question is about several objects: the letters stand alone")
     (name,) = plan.objects
-    detection = (evidence.detection or {}).get(name)
     kinds = distortions_in(query, plan.objects if name != "Global" else ())
-    found = (
-        (_severities(choices, kinds, name, evidence) if kinds else None)
-        or (_exposures(choices, detection) if detection else None)
-        or (_families(choices, detection) if detection else None)
-        or _levels(query, choices, name, evidence)
-        or (_yes_no(query, choices, kinds, detection) if detection else None)
-    )
+    found = _severities(choices, kinds, name, evidence)
+    detection = by_object(evidence, "detection").get(name)
+    if detection:
+        found = found or _exposures(choices, detection) or _families(choices, detection)
+    found = found or _levels(query, choices, name, evidence)
+    if detection:
+        found = found or _yes_no(query, choices, kinds, detection)
     if found is None:
         return Measured(None, "no answer names what was measured: the letters stand alone")
     weights, basis, claims = found
@@ -124,7 +123,7 @@ def _severities(
     """Choices that are severities of the one family that the question names; a word that is no choice counts
     for the nearest that is."""
     words = _matched(choices, _SEVERITIES)
-    of_object = (evidence.severity_probabilities or {}).get(name, {})
+    of_object = by_object(evidence, "severity_probabilities").get(name, {})
     if words is None or len(kinds) != 1 or kinds[0] not in of_object:
         return None
     nearest = {
@@ -180,29 +179,33 @@ def _levels(query: str, choices: Sequence[str], name: str, evidence: ExecutorOut
     sigma = load_reliability().sigma_of_mean(scores, {})
     if levels := _matched(choices, _LEVELS):
         return [math.exp(-0.5 * ((mean - level) / sigma) ** 2) for level in levels], "the tools' scores", []
-    answers = _matched(choices, {"yes": _YES, "no": _NO})
     good, bad = (bool(_words(word).search(query)) for word in ("good|high|excellent", "bad|poor|low"))
-    if answers is None or good == bad:
+    if good == bad:
         return None
     likely = 0.5 * math.erfc(((3.5 if good else mean) - (mean if good else 2.5)) / (sigma * math.sqrt(2)))
-    return [likely if answer == "yes" else 1 - likely for answer in answers], "the tools' scores", []
+    return (weights, "the tools' scores", []) if (weights := _yes_or_no(choices, likely)) else None
+
+
+def _yes_or_no(choices: Sequence[str], yes: float) -> list[float] | None:
+    """The probability of each choice, where they are Yes and No; None where they are not."""
+    answers = _matched(choices, {"yes": _YES, "no": _NO})
+    return answers and [yes if answer == "yes" else 1 - yes for answer in answers]
 
 
 def _yes_no(query: str, choices: Sequence[str], kinds: Sequence[str], detection: Detection) -> Weights | None:
     """Yes and No to a question whether a named family, or any distortion, is there."""
-    answers = _matched(choices, {"yes": _YES, "no": _NO})
-    if answers is None or (affirmed := says_present(query, kinds)) is None:
+    if (affirmed := says_present(query, kinds)) is None:
         return None
     there = max(detection.families[kind].probability for kind in kinds or detection.families)
     dark, bright = bool(_DARK.search(query)), bool(_BRIGHT.search(query))
     if affirmed and list(kinds) == [EXPOSURE] and dark != bright and detection.exposure:
         there = _exposure(detection, "too dark" if dark else "too bright")
-    yes, says = (there, ("there", "none")) if affirmed else (1 - there, ("none", "there"))
-    return (
-        [yes if answer == "yes" else 1 - yes for answer in answers],
-        f"whether there is {' or '.join(kinds) or 'any distortion'}",
-        [(kinds, [says[answer == "no"]]) for answer in answers],
-    )
+    weights = _yes_or_no(choices, there if affirmed else 1 - there)
+    if weights is None:
+        return None
+    says = [bool(_YES.search(choice)) == affirmed for choice in choices]
+    claims: list[Claim] = [(kinds, ["there" if present else "none"]) for present in says]
+    return weights, f"whether there is {' or '.join(kinds) or 'any distortion'}", claims
 
 
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:
@@ -219,8 +222,8 @@ def agree(evidence: ExecutorOutput, name: str, claim: Claim, probability: float)
     """Brings the evidence of an object into line with an answer that the letters decided against it, since
     they were asked the same."""
     kinds, words = claim
-    families = (evidence.detection or {})[name].families
-    items = {item.type: item for item in (evidence.distortion_analysis or {}).get(name, [])}
+    families = by_object(evidence, "detection")[name].families
+    items = {item.type: item for item in by_object(evidence, "distortion_analysis").get(name, [])}
     there = [kind for kind in kinds or families if families[kind].probability >= PRESENT]
     if list(words) == ["none"]:
         for kind in there:
@@ -237,15 +240,15 @@ def agree(evidence: ExecutorOutput, name: str, claim: Claim, probability: float)
 
 def _set(evidence: ExecutorOutput, name: str, kind: str, severity: Any, probability: float) -> None:
     """Puts a family's probability and severity into the evidence of an object."""
-    (evidence.detection or {})[name].families[kind].probability = probability
+    by_object(evidence, "detection")[name].families[kind].probability = probability
     said = "As the letters of the answer say, against the measurement."
     found = DistortionAnalysis(type=kind, severity=severity, explanation=said)
-    items = [item for item in (evidence.distortion_analysis or {}).get(name, []) if item.type != kind]
-    evidence.distortion_analysis = (evidence.distortion_analysis or {}) | {name: [*items, found]}
-    listed = [one for one in (evidence.distortion_set or {}).get(name, []) if one != kind]
+    items = [item for item in by_object(evidence, "distortion_analysis").get(name, []) if item.type != kind]
+    evidence.distortion_analysis = by_object(evidence, "distortion_analysis") | {name: [*items, found]}
+    listed = [one for one in by_object(evidence, "distortion_set").get(name, []) if one != kind]
     listed += [] if severity == "none" else [kind]
-    evidence.distortion_set = (evidence.distortion_set or {}) | {name: listed}
+    evidence.distortion_set = by_object(evidence, "distortion_set") | {name: listed}
     p = dict.fromkeys(SEVERITIES, 0.0) | {"none": 1 - probability}
     p[severity] += 1 - sum(p.values())
-    known = evidence.severity_probabilities or {}
+    known = by_object(evidence, "severity_probabilities")
     evidence.severity_probabilities = known | {name: known.get(name, {}) | {kind: p}}

@@ -7,7 +7,7 @@ so. On a replan it may refine the plan: what the user said stays, and distortion
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -100,36 +100,38 @@ def correct_plan(
         carried: the distortions of the last turn, for a query that goes on from it.
         choices: the user's answers; some that name distortions make the question one about quality.
     """
-    tool = next(
-        iter(named_metrics(query, has_reference)), None
-    )  # the Executor runs the others that are named too
+    tool = next(iter(named_metrics(query, has_reference)), None)  # the Executor runs the others too
     about_quality = tool or asks_about_damage(query) or families_named(choices or ())
-    was_about_quality = before is not None and before.query_type == "IQA"
-    query_type = "IQA" if about_quality or was_about_quality else plan.query_type
+    before_type = before and before.query_type
+    query_type = "IQA" if about_quality or before_type == "IQA" else plan.query_type
     if replanning and tool is None and plan.required_tool and query_type == "IQA":
         tool = next(iter(named_tools(plan.required_tool, has_reference)), None)
-    scope = _scope(plan, query, before)
-    named: list[str] = []
+    scope, named = _scope(plan, query, before), []
+    regions = [] if scope == "Global" else list(scope)
     if query_type == "IQA":
-        planned = {kind for kinds in (plan.distortions or {}).values() for kind in kinds}
-        named = distortions_in(query, () if scope == "Global" else scope, planned) or list(carried)
+        named = distortions_in(query, regions, _kinds(plan.distortions)) or list(carried)
     source = "Explicit" if named else "Inferred"
-    objects = ["Global"] if scope == "Global" else list(scope)
     flags = derive_flags(query_type, scope, source, tool)
-    if query_type == "IQA" and (replanning or (locates and scope != "Global")):
+    if query_type == "IQA" and (replanning or (locates and regions)):
         free = list(PlanControlFlags.model_fields) if replanning else ["tool_execution"]
         flags = revised(flags, **{name: True for name in free if getattr(plan.plan, name)})
+    distortions = _distortions(plan, regions or ["Global"], named, replanning)
     changes = {
         "query_type": query_type,
         "query_scope": scope,
         "required_tool": tool,
         "distortion_source": source,
-        "distortions": _distortions(plan, objects, named, replanning) if query_type == "IQA" else None,
+        "distortions": distortions if query_type == "IQA" else None,
         "reference_mode": "Full-Reference" if has_reference else "No-Reference",
         "plan": flags,
     }
-    reasons = REASONS | {"distortions": f" ({'what the query names' if named else 'the query names none'})"}
-    return revised(plan, **changes), [
+    return revised(plan, **changes), _corrections(plan, changes, named)
+
+
+def _corrections(plan: PlannerOutput, changes: dict[str, Any], named: Sequence[str]) -> list[str]:
+    """A line for each field that is changed."""
+    reasons = REASONS | {"distortions": " (what the query names)" if named else " (the query names none)"}
+    return [
         f"{name}: {_in_words(getattr(plan, name), value)}{reasons.get(name, '')}"
         for name, value in changes.items()
         if getattr(plan, name) != value
@@ -151,12 +153,17 @@ def _distortions(
     divide among the objects, and on a replan what the plan adds."""
     planned = plan.distortions or {}
     made = {name: [kind for kind in planned.get(name, named) if kind in named] for name in objects}
-    if not all(made.values()) or set(named) != {kind for kinds in made.values() for kind in kinds}:
+    if not all(made.values()) or set(named) != _kinds(made):
         made = {name: list(named) for name in objects}
     if replanning:
-        every = [kind for kinds in planned.values() for kind in kinds]
+        every = list(_kinds(planned))
         made = {name: list(dict.fromkeys([*made[name], *planned.get(name, every)])) for name in objects}
     return {name: kinds for name, kinds in made.items() if kinds} or None
+
+
+def _kinds(distortions: dict[str, list[str]] | None) -> KeysView[str]:
+    """All types of distortions, each once."""
+    return dict.fromkeys(kind for kinds in (distortions or {}).values() for kind in kinds).keys()
 
 
 def _in_words(before: Any, after: Any) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from agentic_iqa_local.levels import EVERYWHERE, LEVEL_WORDS, PLACES, UNCLEAR
-from agentic_iqa_local.nodes.evidence import of_object
+from agentic_iqa_local.nodes.evidence import by_object, of_object
 from agentic_iqa_local.nodes.query import holds
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 
@@ -65,7 +65,7 @@ def findings(evidence: ExecutorOutput | None) -> dict[str, list[DistortionAnalys
     vain) and unclear (nothing is known)."""
     return {
         name: [item for item in items if item.severity not in ("none", UNCLEAR)]
-        for name, items in ((evidence and evidence.distortion_analysis) or {}).items()
+        for name, items in by_object(evidence, "distortion_analysis").items()
     }
 
 
@@ -77,37 +77,32 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
     can be read either way it is let pass: sound reasoning that is taken for wrong costs more than wrong
     reasoning that is overlooked.
     """
-    named = {next(filter(None, found.groups())).capitalize() for found in _LEVEL.finditer(text)}
-    quotes_tools = re.search(r"\btools?\b", text, re.IGNORECASE)
-    lines = [
-        f"says that the quality is {word.lower()}, the level is {level.lower()}"
-        for word in sorted(named - {level})
-        if level is not None and not quotes_tools
-    ]
+    lines = [] if level is None else _wrong_levels(text, level)
     if evidence is None or not evidence.distortion_analysis:
         return lines
     if evidence.damaged_part and (elsewhere := _places(text) - _known_places(evidence)):
-        lines.append(
-            f"names the {', '.join(sorted(elsewhere))}, LocalNR's map has the damage {evidence.damaged_part}"
-        )
-    held = _severities(findings(evidence))
-    unclear = {
-        item.type
-        for items in evidence.distortion_analysis.values()
-        for item in items
-        if item.severity == UNCLEAR
-    }
+        where = f"LocalNR's map has the damage {evidence.damaged_part}"
+        lines.append(f"names the {', '.join(sorted(elsewhere))}, {where}")
+    held, analysed = _severities(findings(evidence)), _severities(evidence.distortion_analysis)
+    known = [kind for kind in _NAMED if kind in held or UNCLEAR not in analysed.get(kind, ())]
     for clause in _CLAUSE.split(text):
-        for kind, pattern in _NAMED.items():
-            for found in pattern.finditer(clause) if kind in held or kind not in unclear else ():
+        for kind in known:
+            for found in _NAMED[kind].finditer(clause):
                 lines += _wrong_mention(kind, found, clause, held)
-    if (
-        any(words - {"slight"} for words in held.values())
-        and not names_a_distortion(text)
-        and _NOTHING.search(text)
-    ):
+    visible = any(words - {"slight"} for words in held.values())
+    if visible and _NOTHING.search(text) and not names_a_distortion(text):
         lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(held))}")
     return list(dict.fromkeys(lines))
+
+
+def _wrong_levels(text: str, level: str) -> list[str]:
+    if re.search(r"\btools?\b", text, re.IGNORECASE):  # it may quote the tools
+        return []
+    named = {next(filter(None, found.groups())).capitalize() for found in _LEVEL.finditer(text)}
+    return [
+        f"says that the quality is {word.lower()}, the level is {level.lower()}"
+        for word in sorted(named - {level})
+    ]
 
 
 def _wrong_mention(kind: str, found: re.Match[str], clause: str, held: dict[str, set[str]]) -> list[str]:
@@ -187,12 +182,12 @@ def _evidence_sentences(evidence: ExecutorOutput, level: str | None) -> list[str
             short = f"{item.severity.capitalize()} {item.type.lower()}{of_object(name)}"
             explained = f"{short}: {item.explanation.rstrip('.')}."
             sentences.append(f"{short}." if misstatements(explained, evidence, level) else explained)
-    for name, items in (evidence.distortion_analysis or {}).items():
+    for name, items in by_object(evidence, "distortion_analysis").items():
         if unclear := " and ".join(item.type.lower() for item in items if item.severity == UNCLEAR):
             sentences.append(f"The severity of {unclear}{of_object(name)} cannot be told.")
     place = place_of_damage(evidence)
     if not sentences and evidence.distortion_analysis:
-        unread = any(detection.error for detection in (evidence.detection or {}).values())
+        unread = any(detection.error for detection in by_object(evidence, "detection").values())
         if unread:
             sentences.append("The model saw no distortion; LocalNR could not read the picture.")
         else:

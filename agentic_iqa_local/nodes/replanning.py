@@ -5,7 +5,7 @@ import logging
 from typing import Literal
 
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR
-from agentic_iqa_local.nodes.evidence import object_votes, of_object
+from agentic_iqa_local.nodes.evidence import by_object, object_votes, of_object
 from agentic_iqa_local.score_fusion import ScoreFusion, expected_level
 from agentic_iqa_local.state import (
     NO_REASON,
@@ -66,17 +66,15 @@ def record(
 ) -> PassRecord:
     """The account of the pass that ends with `result` on `basis` and that was to close a gap of the `earlier`
     answer, if there is one. The cost is in tokens and seconds."""
-    fusion, before = result.fusion, earlier.fusion if earlier else None
-    changed = changes(earlier.basis, basis) if earlier and earlier.basis else []
-    if fusion and fusion.both_orders and not (before and before.both_orders):
-        changed.append("the letters were read in both orders")
-    if fusion and fusion.crops and not (before and before.crops):
-        changed.append(f"the letters of {fusion.crops} crops were read")
-    q, q_before = (fused.q if fused else None for fused in (fusion, before))
+    fusion, before = result.fusion, earlier and earlier.fusion
+    q, q_before = fusion and fusion.q, before and before.q
     return PassRecord(
         number=earlier.passes[-1].number + 1 if earlier else 1,
-        asked=earlier.replan_reason if earlier else None,
-        changed=changed,
+        asked=earlier and earlier.replan_reason,
+        changed=[
+            *(changes(earlier.basis, basis) if earlier and earlier.basis else ()),
+            *_closer_looks(before, fusion),
+        ],
         seen=_seen(basis.evidence),
         measured=_measured(basis.evidence),
         concluded=result.final_answer if q is None else f"{LEVEL_WORDS[_level(q)]}, q {q:.2f}",
@@ -87,6 +85,16 @@ def record(
         tokens=cost[0],
         seconds=round(cost[1], 3),
     )
+
+
+def _closer_looks(before: FusionResult | None, after: FusionResult | None) -> list[str]:
+    """How much more closely the letters were looked at than in the pass before."""
+    lines = []
+    if after and after.both_orders and not (before and before.both_orders):
+        lines.append("the letters were read in both orders")
+    if after and after.crops and not (before and before.crops):
+        lines.append(f"the letters of {after.crops} crops were read")
+    return lines
 
 
 def _level(q: float) -> int:
@@ -114,7 +122,7 @@ def _measured(evidence: ExecutorOutput | None) -> str:
         return "nothing"
     counted = dict.fromkeys(
         f"{tool} {score:.2f}{of_object(name)}"
-        for name in evidence.quality_scores or {}
+        for name in by_object(evidence, "quality_scores")
         for tool, score in object_votes(evidence, name)
     )
     ignored = dict.fromkeys(
@@ -149,7 +157,7 @@ def changes(before: Basis, after: Basis) -> list[str]:
             lines.append(f"looked for {item}" if severity == "none" else f"found {severity} {item}")
         elif was[item] != severity:
             lines.append(f"{item}: {severity}, before {was[item]}")
-    lines += [f"no longer looked at: {item}" for item in was if item not in now]
+    lines += [f"no longer looked at: {item}" for item in was.keys() - now.keys()]
     lines += [f"{tool} measured too" for tool in _tools_run(after) if tool not in _tools_run(before)]
     return lines + [
         f"tools measured {name} alone" for name in _located(after) if name not in _located(before)
@@ -169,7 +177,7 @@ def _planned(basis: Basis) -> dict[str, str]:
 
 
 def _severities(basis: Basis) -> dict[str, str]:
-    analysis = (basis.evidence and basis.evidence.distortion_analysis) or {}
+    analysis = by_object(basis.evidence, "distortion_analysis")
     return {
         f"{item.type}{of_object(name)}": item.severity for name, items in analysis.items() for item in items
     }
@@ -181,5 +189,5 @@ def _tools_run(basis: Basis) -> list[str]:
 
 
 def _located(basis: Basis) -> list[str]:
-    boxes = (basis.evidence and basis.evidence.boxes) or {}
+    boxes = by_object(basis.evidence, "boxes")
     return [name for name, box in boxes.items() if box]

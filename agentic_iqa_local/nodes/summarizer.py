@@ -18,7 +18,14 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, Look
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.conversation import earlier_lines
 from agentic_iqa_local.nodes.detection import model_trust
-from agentic_iqa_local.nodes.evidence import checks, contradictions, find_gaps, should_replan, votes
+from agentic_iqa_local.nodes.evidence import (
+    by_object,
+    checks,
+    contradictions,
+    find_gaps,
+    should_replan,
+    votes,
+)
 from agentic_iqa_local.nodes.letter_reading import (
     ROLE,
     answer_letter,
@@ -93,8 +100,8 @@ def summarizer_node(
         "Summarizer: query_type=%s, mode=%s, %d distortions, %d tool scores, image=%s, reference=%s",
         plan.query_type,
         "scoring" if is_scoring(plan, state.get("choices")) else "explanation/QA",
-        sum(map(len, ((evidence and evidence.distortion_analysis) or {}).values())),
-        sum(map(len, ((evidence and evidence.quality_scores) or {}).values())),
+        sum(map(len, by_object(evidence, "distortion_analysis").values())),
+        sum(map(len, by_object(evidence, "quality_scores").values())),
         one_line(state["image_path"]),
         one_line(state.get("reference_path") or "none"),
     )

@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
 
-from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, find_tool
+from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolInfo, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.evidence import in_picture
+from agentic_iqa_local.nodes.evidence import by_object, in_picture
 from agentic_iqa_local.nodes.prompts import selection_prompt
-from agentic_iqa_local.nodes.query import named_metrics, named_tools
+from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
 from agentic_iqa_local.nodes.workbench import Box, OpenImages
 from agentic_iqa_local.state import ExecutorOutput, Gap, PlannerOutput, ToolExecutionLog, revised
@@ -21,43 +22,74 @@ ANOTHER_TOOL = ("scores", "contradiction", "tools", "letters")  # kinds of gaps 
 Chosen = dict[str, dict[str, str]]  # {object: {distortion: tool}}
 
 
-def choose_tools(
-    evidence: ExecutorOutput,
-    query: str,
-    plan: PlannerOutput,
-    distortions: dict[str, list[str]],
-    images: OpenImages,
-    gaps: Sequence[Gap],
-) -> Chosen:
+@dataclass(frozen=True)
+class Gathering:
+    """What the Executor has to do in one pass: evidence to fill, for a query and its plan; on a replan the gaps
+    to close."""
+
+    evidence: ExecutorOutput
+    query: str
+    plan: PlannerOutput
+    images: OpenImages
+    gaps: Sequence[Gap] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """Why the model is asked again; None in a first pass."""
+        return self.gaps[0].reason if self.gaps else None
+
+    def closes(self, *kinds: str) -> bool:
+        """Whether it is to close a gap of one of these kinds."""
+        return any(gap.kind in kinds for gap in self.gaps)
+
+    @property
+    def named_metrics(self) -> list[str]:
+        """The metrics that the query names."""
+        return named_metrics(self.query, self.images.reference is not None)
+
+
+def choose_tools(task: Gathering, distortions: dict[str, list[str]]) -> Chosen:
     """What is to run now: the tools that the query names, else those that the model chooses, with the
     configuration's; on a replan another one. Raises ToolError when no tool can run."""
-    flags, full_reference = plan.plan, images.reference is not None
+    flags = task.plan.plan
     if not (flags.tool_selection or flags.tool_execution):
         return {}
-    unmeasured = {name: types for name, types in distortions.items() if _is_unmeasured(evidence, name)}
-    if (tool := plan.required_tool) is not None and (not gaps or named_metrics(query, full_reference)):
-        others = _beside(name for name in named_tools(query, full_reference) if name != tool)
-        return {name: dict.fromkeys(types or [OVERALL], tool) | others for name, types in unmeasured.items()}
-    chosen: Chosen = {}
-    if unmeasured:
-        by_model = select_tools(query, unmeasured, images) if flags.tool_selection else {}
-        members = panel(images)
-        for name in unmeasured:
-            of_object = by_model.get(name, {})
-            chosen[name] = of_object | _beside(tool for tool in members if tool not in of_object.values())
-    if not flags.tool_execution:
-        return chosen
-    available = {info.name for info in images.services.tools.available(full_reference)}
-    another = any(gap.kind in ANOTHER_TOOL for gap in gaps)
-    for name in distortions:
-        tried = {log.tool_name for log in evidence.tool_logs if log.object_name == name}
-        tool = plan.required_tool  # which the Planner adds on a replan
-        if tool not in available or tool in {*tried, *chosen.get(name, {}).values()}:
-            ranked = ranked_tools(images) if another and name not in unmeasured else []
-            tool = next((info.name for info in ranked if info.name not in tried), None)
-        if tool:
+    unmeasured = {name: kinds for name, kinds in distortions.items() if _is_unmeasured(task.evidence, name)}
+    required, named = task.plan.required_tool, task.named_metrics
+    if required is not None and (named or not task.gaps):
+        others = _beside(tool for tool in named if tool in TOOLS and tool != required)
+        return {
+            name: dict.fromkeys(types or [OVERALL], required) | others for name, types in unmeasured.items()
+        }
+    chosen = _chosen_by_model(task, unmeasured) if unmeasured else {}
+    for name in distortions if flags.tool_execution else ():
+        if tool := _added(task, name, chosen.get(name, {}), measured=name not in unmeasured):
             chosen[name] = chosen.get(name, {}) | _beside([tool])
     return chosen
+
+
+def _chosen_by_model(task: Gathering, unmeasured: dict[str, list[str]]) -> Chosen:
+    """The model's choice, where it is to choose, with the configuration's tools."""
+    selects = task.plan.plan.tool_selection
+    by_model = select_tools(task.query, unmeasured, task.images) if selects else {}
+    members, chosen = panel(task.images), {}
+    for name in unmeasured:
+        of_object = by_model.get(name, {})
+        chosen[name] = of_object | _beside(tool for tool in members if tool not in of_object.values())
+    return chosen
+
+
+def _added(task: Gathering, name: str, chosen: dict[str, str], *, measured: bool) -> str | None:
+    """The tool that a replan adds for an object: the Planner's, where it can run and was not tried, else the
+    best untried one where another opinion may close the gap of one that is `measured`."""
+    tried = {log.tool_name for log in task.evidence.tool_logs if log.object_name == name}
+    available = task.images.services.tools.available(task.images.reference is not None)
+    planned = task.plan.required_tool
+    if planned in {info.name for info in available} - tried - {*chosen.values()}:
+        return planned
+    if not (measured and task.closes(*ANOTHER_TOOL)):
+        return None
+    return next((info.name for info in ranked_tools(task.images) if info.name not in tried), None)
 
 
 def _beside(tools: Iterable[str]) -> dict[str, str]:
@@ -71,26 +103,23 @@ def _is_unmeasured(evidence: ExecutorOutput, name: str) -> bool:
 
 
 def _precedes_box(log: ToolExecutionLog, evidence: ExecutorOutput) -> bool:
-    return log.region == "global" and (evidence.boxes or {}).get(log.object_name) is not None
+    return log.region == "global" and by_object(evidence, "boxes").get(log.object_name) is not None
 
 
 def select_tools(query: str, distortions: dict[str, list[str]], images: OpenImages) -> Chosen:
     """The model's choice of a tool for each distortion, among those that are not clearly worse than another;
     one alone is no choice."""
-    tools, reliability = _ranked(images)[0], load_reliability()
+    tools, summary = _ranked(images)[0], load_reliability().summary
+    names = [tool.name for tool in tools]
     if len(tools) == 1:
-        return {name: dict.fromkeys(types or [OVERALL], tools[0].name) for name, types in distortions.items()}
-    lines = [(tool.name, _described(tool, reliability.summary(tool.name))) for tool in tools]
-    schema, prompt = (
-        selection_reply(distortions, [t.name for t in tools]),
-        selection_prompt(query, distortions, lines),
-    )
+        return {name: dict.fromkeys(types or [OVERALL], names[0]) for name, types in distortions.items()}
+    prompt = selection_prompt(query, distortions, [(t.name, _described(t, summary(t.name))) for t in tools])
+    schema, section = selection_reply(distortions, names), images.services.section(ROLE)
     try:
-        reply = ask(images.session(ROLE), prompt, schema, images.services.section(ROLE))
+        return ask(images.session(ROLE), prompt, schema, section).model_dump(by_alias=True)
     except InvalidAnswer as error:
         images.warn(f"the model chose no tool ({error}); those of the configuration measured")
         return {}
-    return reply.model_dump(by_alias=True)
 
 
 def _described(tool: ToolInfo, reliability: str) -> str:
@@ -140,9 +169,9 @@ def panel(images: OpenImages) -> list[str]:
 def run_tools(evidence: ExecutorOutput, chosen: Chosen, images: OpenImages) -> None:
     """Runs the chosen tools and logs each run in the evidence; a tool that cannot run is replaced, and marked
     so."""
-    scores = dict(evidence.quality_scores or {})
+    scores = dict(by_object(evidence, "quality_scores"))
     for name, tools in chosen.items():
-        box = (evidence.boxes or {}).get(name)
+        box = by_object(evidence, "boxes").get(name)
         if any(log.object_name == name and _precedes_box(log, evidence) for log in evidence.tool_logs):
             evidence.tool_logs = [log for log in evidence.tool_logs if log.object_name != name]
             scores.pop(name, None)
