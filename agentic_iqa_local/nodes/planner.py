@@ -100,28 +100,30 @@ def correct_plan(
         carried: the distortions of the last turn, for a query that goes on from it.
         choices: the user's answers; some that name distortions make the question one about quality.
     """
-    tool = next(iter(named_metrics(query, has_reference)), None)  # the Executor runs the others too
-    about_quality = tool or asks_about_damage(query) or families_named(choices or ())
-    before_type = before and before.query_type
-    query_type = "IQA" if about_quality or before_type == "IQA" else plan.query_type
-    if replanning and tool is None and plan.required_tool and query_type == "IQA":
-        tool = next(iter(named_tools(plan.required_tool, has_reference)), None)
-    scope, named = _scope(plan, query, before), []
-    regions = [] if scope == "Global" else list(scope)
+    named_tool = next(iter(named_metrics(query, has_reference)), None)  # the Executor runs the others too
+    about_quality = named_tool or asks_about_damage(query) or families_named(choices or ())
+    if about_quality or plan.query_type == "IQA" or (before and before.query_type == "IQA"):
+        query_type, tool = "IQA", named_tool
+        if replanning and plan.required_tool:
+            tool = named_tool or next(iter(named_tools(plan.required_tool, has_reference)), None)
+    else:
+        query_type, tool = "Other", None
+    regions, named, distortions = _regions(plan, query, before), [], None
+    scope = regions or "Global"
     if query_type == "IQA":
         named = distortions_in(query, regions, _kinds(plan.distortions)) or list(carried)
+        distortions = _distortions(plan, regions or ["Global"], named, replanning)
     source = "Explicit" if named else "Inferred"
     flags = derive_flags(query_type, scope, source, tool)
     if query_type == "IQA" and (replanning or (locates and regions)):
         free = list(PlanControlFlags.model_fields) if replanning else ["tool_execution"]
         flags = revised(flags, **{name: True for name in free if getattr(plan.plan, name)})
-    distortions = _distortions(plan, regions or ["Global"], named, replanning)
     changes = {
         "query_type": query_type,
         "query_scope": scope,
         "required_tool": tool,
         "distortion_source": source,
-        "distortions": distortions if query_type == "IQA" else None,
+        "distortions": distortions,
         "reference_mode": "Full-Reference" if has_reference else "No-Reference",
         "plan": flags,
     }
@@ -138,12 +140,12 @@ def _corrections(plan: PlannerOutput, changes: dict[str, Any], named: Sequence[s
     ]
 
 
-def _scope(plan: PlannerOutput, query: str, before: PlannerOutput | None) -> list[str] | str:
+def _regions(plan: PlannerOutput, query: str, before: PlannerOutput | None) -> list[str]:
     """The last pass's regions, and those of the plan that stand in the query: any other was invented by the
     model."""
     regions = [] if before is None or before.query_scope == "Global" else list(before.query_scope)
     regions += [region for name in plan.objects if (region := region_in(query, name))]
-    return list(dict.fromkeys(regions)) or "Global"
+    return list(dict.fromkeys(regions))
 
 
 def _distortions(

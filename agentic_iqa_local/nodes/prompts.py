@@ -199,7 +199,8 @@ def _json(value: Any) -> str:
 
 
 def _query(query: str, choices: Sequence[str] | None) -> list[str]:
-    # JSON strings: quotes, braces and line breaks stay inside them, so that a text cannot pose as instructions' end
+    # JSON strings: quotes, braces and line breaks stay inside them, so that a text cannot pose as
+    # instructions' end
     lines = [f"Query: {_json(query)}"]
     if choices:
         lettered = zip(choice_letters(choices), choices, strict=True)
@@ -216,8 +217,9 @@ def planner_prompt(
     evidence: ExecutorOutput | None = None,
     earlier: Sequence[str] = (),
 ) -> Prompt:
-    """The Planner's prompt. On a replan `replan_history` carries what the Summarizer found missing in earlier rounds,
-    `plan` and `evidence` what the last one did and found. `earlier` are the lines of a conversation's earlier turns."""
+    """The Planner's prompt. On a replan `replan_history` carries what the Summarizer found missing in earlier
+    rounds, `plan` and `evidence` what the last one did and found. `earlier` are the lines of a conversation's
+    earlier turns."""
     lines = [*earlier, *_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
     if replan_history:
         found = [format_distortion_analysis(evidence), format_quality_scores(evidence)] if evidence else []

@@ -157,7 +157,7 @@ def changes(before: Basis, after: Basis) -> list[str]:
             lines.append(f"looked for {item}" if severity == "none" else f"found {severity} {item}")
         elif was[item] != severity:
             lines.append(f"{item}: {severity}, before {was[item]}")
-    lines += [f"no longer looked at: {item}" for item in was.keys() - now.keys()]
+    lines += [f"no longer looked at: {item}" for item in was if item not in now]
     lines += [f"{tool} measured too" for tool in _tools_run(after) if tool not in _tools_run(before)]
     return lines + [
         f"tools measured {name} alone" for name in _located(after) if name not in _located(before)

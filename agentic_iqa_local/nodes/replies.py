@@ -1,7 +1,8 @@
 """What each role may answer, as pydantic models that constrain generation.
 
-Every string and list is bounded, or a small model would run on to its token limit. Where the prompt fixes the keys
-(objects, distortions, tools), the model is built for that prompt, so that an answer covers exactly what was asked.
+Every string and list is bounded, or a small model would run on to its token limit. Where the prompt fixes the
+keys (objects, distortions, tools), the model is built for that prompt, so that an answer covers exactly what
+was asked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +24,8 @@ from agentic_iqa_local.text import whole_sentences
 
 
 def _text(limit: int) -> Any:
-    """A text that a grammar ended at its limit goes back to its last whole sentence; a longer one, which no grammar
-    ended, does so where the validation's context says {"cut": True}, and is refused elsewhere."""
+    """A text that a grammar ended at its limit goes back to its last whole sentence; a longer one, which no
+    grammar ended, does so where the validation's context says {"cut": True}, and is refused elsewhere."""
 
     def cut(text: Any, info: ValidationInfo) -> Any:
         if not isinstance(text, str):

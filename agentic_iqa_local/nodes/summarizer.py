@@ -134,23 +134,7 @@ def close_pass(
     gaps = [] if result.error else find_gaps(basis.evidence, basis.plan, result.fusion)
     if not gaps and (gap := _width_gap(result, basis, sureness)):
         gaps = [gap]
-    answer, changes = revised(result, basis=basis, gaps=gaps), {}
-    earlier = state.get("summarizer_result")
-    if earlier and not (earlier.need_replan and earlier.basis):
-        earlier = None  # of another run
-    latest = record(answer, basis, earlier, cost)
-    before = earlier.passes if earlier else []
-    if earlier and earlier.basis and support(earlier) > support(answer):
-        logger.info("Pass %d is less well supported than an earlier one, whose answer stays", latest.number)
-        error = basis.evidence and basis.evidence.error
-        answer, basis = revised(earlier, need_replan=False, replan_reason=None), earlier.basis
-        if error and basis.evidence:
-            basis = revised(basis, evidence=revised(basis.evidence, error=error))
-        changes = basis.state()
-        passes = [*before, revised(latest, kept=False)]
-    else:
-        passes = [*(revised(other, kept=False) for other in before), latest]
-    answer = revised(answer, passes=passes[-REPLAN_HISTORY_LIMIT:])
+    answer, basis, changes = _better(state, revised(result, basis=basis, gaps=gaps), basis, cost)
     iteration = state.get("iteration_count", 0)
     changes |= {"summarizer_result": answer, "iteration_count": iteration}
     reason = _what_to_close(answer, basis, sureness, last=iteration + 1 >= replan_limit(state))
@@ -165,6 +149,28 @@ def close_pass(
         "iteration_count": iteration + 1,
         "replan_history": append_replan_reason(state.get("replan_history", []), iteration + 1, reason),
     }
+
+
+def _better(
+    state: AgenticIQAState, answer: SummarizerOutput, basis: Basis, cost: tuple[int, float]
+) -> tuple[SummarizerOutput, Basis, dict[str, Any]]:
+    """(this pass's answer or the better supported one of an earlier pass, with the account of all passes;
+    what it rests on; what of the state is put back to that)."""
+    earlier = state.get("summarizer_result")
+    if (
+        earlier is None or not earlier.need_replan or earlier.basis is None
+    ):  # a first pass, or another run's answer
+        return revised(answer, passes=[record(answer, basis, None, cost)]), basis, {}
+    latest = record(answer, basis, earlier, cost)
+    if support(earlier) <= support(answer):
+        passes = [*(revised(other, kept=False) for other in earlier.passes), latest]
+        return revised(answer, passes=passes[-REPLAN_HISTORY_LIMIT:]), basis, {}
+    logger.info("Pass %d is less well supported than an earlier one, whose answer stays", latest.number)
+    error, basis = basis.evidence and basis.evidence.error, earlier.basis
+    if error and basis.evidence:
+        basis = revised(basis, evidence=revised(basis.evidence, error=error))
+    passes = [*earlier.passes, revised(latest, kept=False)][-REPLAN_HISTORY_LIMIT:]
+    return revised(earlier, need_replan=False, replan_reason=None, passes=passes), basis, basis.state()
 
 
 def _width_gap(result: SummarizerOutput, basis: Basis, sureness: Sureness | None) -> Gap | None:

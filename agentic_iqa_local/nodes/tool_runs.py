@@ -24,8 +24,8 @@ Chosen = dict[str, dict[str, str]]  # {object: {distortion: tool}}
 
 @dataclass(frozen=True)
 class Gathering:
-    """What the Executor has to do in one pass: evidence to fill, for a query and its plan; on a replan the gaps
-    to close."""
+    """What the Executor has to do in one pass: evidence to fill, for a query and its plan; on a replan the
+    gaps to close."""
 
     evidence: ExecutorOutput
     query: str
@@ -51,16 +51,14 @@ class Gathering:
 def choose_tools(task: Gathering, distortions: dict[str, list[str]]) -> Chosen:
     """What is to run now: the tools that the query names, else those that the model chooses, with the
     configuration's; on a replan another one. Raises ToolError when no tool can run."""
-    flags = task.plan.plan
+    flags, required, named = task.plan.plan, task.plan.required_tool, task.named_metrics
     if not (flags.tool_selection or flags.tool_execution):
         return {}
     unmeasured = {name: kinds for name, kinds in distortions.items() if _is_unmeasured(task.evidence, name)}
-    required, named = task.plan.required_tool, task.named_metrics
     if required is not None and (named or not task.gaps):
         others = _beside(tool for tool in named if tool in TOOLS and tool != required)
-        return {
-            name: dict.fromkeys(types or [OVERALL], required) | others for name, types in unmeasured.items()
-        }
+        kinds = {name: types or [OVERALL] for name, types in unmeasured.items()}
+        return {name: dict.fromkeys(types, required) | others for name, types in kinds.items()}
     chosen = _chosen_by_model(task, unmeasured) if unmeasured else {}
     for name in distortions if flags.tool_execution else ():
         if tool := _added(task, name, chosen.get(name, {}), measured=name not in unmeasured):
