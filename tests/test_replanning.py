@@ -30,7 +30,6 @@ from agentic_iqa_local.nodes.evidence import (
     find_gaps,
     outvoted,
     should_replan,
-    votes,
 )
 from agentic_iqa_local.nodes.planner import correct_plan, flags_against
 from agentic_iqa_local.nodes.replanning import changes, decided, support
@@ -96,10 +95,6 @@ def test_contradictions_count_in_both_directions(severity, score, contradicts):
     assert should_replan(found, "Global", plan())[0] is contradicts
 
 
-
-
-
-
 @pytest.mark.parametrize(
     ("probabilities", "open_"),
     [
@@ -134,21 +129,6 @@ def test_tools_stand_apart_when_three_deviations_of_their_difference_do_not_reac
 )
 def test_a_tool_is_outvoted_by_all_others_only(scores, alone):
     assert outvoted(list(scores.items()), {}) == alone
-
-
-def test_an_outvoted_tool_has_no_vote_and_no_say_in_contradictions():
-    logs = [
-        ToolExecutionLog(
-            tool_name="GMSD",
-            object_name="Global",
-            distortion="Blurs",
-            raw_score=1,
-            normalized_score=4.9,
-            outvoted=True,
-        )
-    ]
-    found = evidence("severe", ("GMSD", 4.9), tool_logs=logs)
-    assert (votes(found), votes(found, "entries"), contradictions(found)) == ([], [], [])
 
 
 def fused(
@@ -224,10 +204,6 @@ def test_what_the_user_said_stays_on_a_replan():
     assert [line.partition(":")[0] for line in lines[:3]] == ["query_type", "query_scope", "required_tool"]
 
 
-
-
-
-
 def test_a_tool_that_a_replan_adds_measures_beside_those_that_did(picture):
     client = ScriptedClient(
         scripted_answers(
@@ -247,10 +223,6 @@ def test_a_tool_that_a_replan_adds_measures_beside_those_that_did(picture):
         SURE,
     )
     assert rated(picture, client, tools).plan.required_tool is None
-
-
-
-
 
 
 def test_only_a_model_that_gives_boxes_may_have_tools_measure_a_region():
@@ -283,8 +255,6 @@ def test_a_missed_distortion_is_looked_for_again_and_what_was_found_stays(pictur
     assert not row.need_replan
 
 
-
-
 def test_tools_that_disagree_bring_a_third_and_the_one_alone_loses_its_vote(picture):
     client = ScriptedClient(scripted_answers(SelectionReply={"Global": {"Blurs": "NIQE"}}), SURE)
     tools = ScriptedTools({"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1})
@@ -300,14 +270,6 @@ def test_tools_that_disagree_bring_a_third_and_the_one_alone_loses_its_vote(pict
     assert row.q_bar == pytest.approx(2.05)  # of LocalNR and BRISQUE
     assert any(line.startswith("NIQE has no vote: its score of the picture") for line in row.warnings)
     assert not row.need_replan
-
-
-def test_tools_that_the_query_names_are_not_outvoted(picture):
-    client = ScriptedClient(scripted_answers(), SURE)
-    tools = ScriptedTools({"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1})
-    row = rated(picture, client, tools, query="Rate it by NIQE, LocalNR and BRISQUE.")
-    assert row.q_bar == pytest.approx(3.0)
-    assert len(row.passes) == 1
 
 
 def test_only_the_distortion_in_doubt_is_judged_again(picture):
@@ -372,27 +334,6 @@ def boxed() -> Settings:
     return Settings(models={BACKEND.partition(".")[2]: ModelSettings(boxes="pixels")})
 
 
-
-
-def test_a_second_opinion_is_no_tool_that_was_tried_before(picture):
-    """The third tool fails, and nothing may stand in for it that has its vote already."""
-    client = ScriptedClient(scripted_answers(AnalysisReply=moderate_blur(severity="severe")), SURE)
-    tools = ScriptedTools({"NIQE": 4.6, "LocalNR": 4.5}, names=["NIQE", "LocalNR", "BRISQUE"])
-    row = rated(picture, client, tools)
-    assert [(log.tool_name, log.error is None) for log in row.tools] == [
-        ("LocalNR", True),
-        ("NIQE", True),
-        ("BRISQUE", False),
-    ]
-    assert row.q_bar == pytest.approx(4.5)  # NIQE only checks LocalNR
-
-
-
-
-
-
-
-
 # Which pass wins
 
 
@@ -452,10 +393,6 @@ def test_whoever_asks_where_is_told(picture, query, part, told):
     assert told in row.quality_reasoning if told else "map" not in row.quality_reasoning
 
 
-
-
-
-
 def answer(gaps: list[Gap], error: str | None = None) -> SummarizerOutput:
     return SummarizerOutput(final_answer="C", quality_reasoning="Because.", gaps=gaps, error=error)
 
@@ -497,8 +434,6 @@ def test_a_second_pass_that_is_worse_gives_way_to_the_first(picture):
 )
 def test_what_lies_nearer_to_the_score_decided(p, q_bar, q, part):
     assert decided(fused(p, q_bar, q=q)) == part
-
-
 
 
 def test_changes_name_scope_severities_and_tools():

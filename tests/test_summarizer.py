@@ -125,8 +125,6 @@ def test_templates_are_the_specifications_word_for_word():
     assert SCORING_PROMPT_TEMPLATE == SCORING_TEXT
 
 
-
-
 @pytest.mark.parametrize("scoring", [True, False])
 def test_evidence_stands_in_the_prompt_as_the_specified_json(scoring):
     limit, *lines = summarizer_prompt(QUERY, evidence(), scoring=scoring).case.splitlines()
@@ -151,11 +149,6 @@ def test_sections_without_evidence_are_left_out(given, sections):
     assert [line.partition(":")[0] for line in lines] == ["Query", *sections]
 
 
-def test_choices_are_embedded_with_their_letters():
-    case = summarizer_prompt("Which is blurred?", None, scoring=False, choices=["The car", 'The "sky"']).case
-    assert case.splitlines()[2:] == ["Choices:", "A. The car", 'B. The \\"sky\\"']
-
-
 # The specification's example
 
 
@@ -170,8 +163,6 @@ def test_the_documented_example_gives_c_without_a_replan(picture, logprobs, vote
     assert prompts(client, "SummaryReply")[0].instructions == SCORING_TEXT
 
 
-
-
 def test_the_fused_level_and_not_the_models_own_letter_is_the_answer(picture):
     # p(E) = 1.5/5.5, the others 1/5.5. At q̄ = 4.6: exp(−.4²), exp(−.6²), exp(−1.6²), exp(−2.6²) = .852144,
     # .697676, .077305, .001159, and 2e−6 for level 1: 7.2856/1.6283 = 4.474, so B.
@@ -183,8 +174,6 @@ def test_the_fused_level_and_not_the_models_own_letter_is_the_answer(picture):
     result = run(scripted(logprobs), state, eta=1.0)["summarizer_result"]
     assert result.fusion.q == pytest.approx(4.474, abs=1e-3)
     assert (result.final_answer, result.fusion.vlm_letter) == ("B", "E")
-
-
 
 
 @pytest.mark.parametrize(
@@ -212,10 +201,6 @@ def test_sentences_in_place_of_failed_words_are_whole_sentences():
         "Moderate blurs: Edges appear soft. The quality is fair. No tool scores were available."
         " Fused score 3.00 of 5 (no tool scores, model's own letter not read)."
     )
-
-
-
-
 
 
 # Modes
@@ -275,10 +260,6 @@ def test_uniform_mode_reads_no_letters(picture):
     fusion = run(client, state_of(picture), mode="uniform")["summarizer_result"].fusion
     assert (fusion.mode, fusion.vlm_letter, fusion.p_c) == ("uniform", None, dict.fromkeys("ABCDE", 0.2))
     assert prompts(client, "read_letters") == []
-
-
-def test_uniform_mode_cannot_answer_a_question_with_choices(picture):
-    assert "uniform" in run(scripted(), state_of(picture, choices=["Yes", "No"]), mode="uniform")["error"]
 
 
 @pytest.mark.parametrize("choices", [None, ["Yes", "No"]])
@@ -346,14 +327,8 @@ def test_one_tool_on_two_regions_is_two_votes(region, votes):
 
 BAD_ANSWERS = [
     "The image is fair.",
-    "[]",
     '{"final_answer": "fair"}',
-    '{"quality_reasoning": "Soft."}',
-    '{"final_answer": "", "quality_reasoning": "Soft."}',
-    '{"final_answer": "  ", "quality_reasoning": "Soft."}',
-    '{"final_answer": "fair", "quality_reasoning": ""}',
-    '{"final_answer": "fair", "quality_reasoning": " \\n "}',
-    '{"final_answer": "fair", "quality_reasoning": "Soft.',
+    '{"final_answer": " ", "quality_reasoning": "Soft."}',
 ]
 
 
@@ -364,25 +339,6 @@ def test_an_invalid_answer_is_asked_again_more_strictly(picture, bad):
     result = run(client, state_of(picture, plan=plan(query_type="Other", plan=ALL_OFF)))["summarizer_result"]
     assert result.final_answer == "fair"
     assert [STRICTER in prompt.case for prompt in prompts(client, "SummaryReply")] == [False, True]
-
-
-def test_three_invalid_answers_end_in_an_honest_failure(picture):
-    client = scripted(SummaryReply="The image is fair.")
-    state = state_of(picture, executor_evidence=contradictory(), iteration_count=1)
-    update = run(client, state)
-    result = update["summarizer_result"]
-    assert (result.final_answer, result.quality_reasoning) == (
-        "Unable to determine",
-        "VLM output parsing failed",
-    )
-    # although the evidence is contradictory
-    assert (result.need_replan, update["iteration_count"]) == (
-        False,
-        1,
-    )
-    assert result.fusion.p_c == pytest.approx(dict.fromkeys("ABCDE", 0.2))  # FLAT: what was read before stays
-    assert result.error
-    assert [STRICTER in prompt.case for prompt in prompts(client, "SummaryReply")] == [False, True, True]
 
 
 def test_three_invalid_letters_end_in_the_same_failure_without_a_fusion(picture):
@@ -429,21 +385,6 @@ def test_a_missing_prerequisite_is_an_error(picture, missing):
     assert client.calls == []
 
 
-@pytest.mark.parametrize(
-    "given", [None, ExecutorOutput(), evidence({}, {})], ids=["None", "empty", "empty parts"]
-)
-def test_present_but_empty_evidence_means_direct_visual_analysis_and_says_so(picture, given):
-    result = run(scripted(peaked_at("B")), state_of(picture, executor_evidence=given))["summarizer_result"]
-    assert result.final_answer == "B"  # q = 3.53 as above
-    assert result.used_evidence is None
-    assert all(
-        word in result.quality_reasoning
-        for word in ("No distortion analysis", "tool scores", "image directly")
-    )
-
-
-
-
 def test_a_contradiction_is_noted_and_replans(picture):
     update = run(scripted(), state_of(picture, executor_evidence=contradictory()))
     result = update["summarizer_result"]
@@ -474,17 +415,6 @@ def test_a_replan_raises_the_count_and_appends_to_the_history(picture, caplog):
     assert update["replan_history"] == ["[Iteration 1] gap", "[Iteration 2] No tool scores available"]
     logged = "\n".join(messages(caplog, logging.INFO))
     assert "need_replan=true, replan_reason=No tool scores available, iteration_count=1" in logged
-
-
-def test_the_planners_scope_must_be_covered(picture):
-    scope = ["vehicle", "background"]
-    state = state_of(
-        picture, plan=plan(query_scope=scope), executor_evidence=evidence(moderate_blur("vehicle"))
-    )
-    result = run(scripted(), state)["summarizer_result"]
-    assert result.need_replan
-    assert "background" in result.replan_reason
-    assert "vehicle" not in result.replan_reason
 
 
 @pytest.mark.parametrize(("iteration", "limit"), [(2, None), (2, 2), (5, 2), (0, 0)])
@@ -571,30 +501,6 @@ GLOBAL_SCORES = {"Global": {"Blurs": ["NIQE", 2.6]}}
 CAR_SCORES = {"car": {"Blurs": ["NIQE", 2.6]}}
 
 
-@pytest.mark.parametrize(
-    ("given", "scope", "needed", "words"),
-    [
-        (evidence(), "Global", False, []),
-        (evidence(moderate_blur("car")), ["car", "sky"], True, ["Missing analysis", "sky"]),
-        (evidence(moderate_blur("car")), "Global", True, ["Missing analysis", "Global"]),
-        (evidence(moderate_blur("car"), CAR_SCORES), ["car"], False, []),
-        (evidence(ANALYSIS, None), "Global", True, ["No tool scores available"]),
-        (evidence(ANALYSIS, {}), "Global", True, ["No tool scores available"]),
-        (evidence(None, None), "Global", True, ["No tool scores available"]),
-        # The literal code asks no more than this: an absent analysis, other objects' scores and
-        # contradictions pass.
-        (evidence(None, GLOBAL_SCORES), "Global", False, []),
-        (evidence(moderate_blur("car"), GLOBAL_SCORES), ["car"], False, []),
-        (contradictory(), "Global", False, []),
-    ],
-)
-def test_should_replan_with_two_arguments_is_the_literal_code(given, scope, needed, words):
-    need_replan, reason = should_replan(given, scope)
-    assert need_replan is needed
-    assert bool(reason) is needed
-    assert all(word in reason for word in words)
-
-
 @pytest.mark.parametrize("wants_scores", [False, True])
 @pytest.mark.parametrize("wants_analysis", [False, True])
 @pytest.mark.parametrize("analysis", [None, ANALYSIS])
@@ -603,11 +509,6 @@ def test_a_gap_counts_only_where_the_plan_asked_for_the_part(analysis, scores, w
     asked = plan(plan=ALL_OFF | {"distortion_analysis": wants_analysis, "tool_execution": wants_scores})
     need_replan, _ = should_replan(evidence(analysis, scores), "Global", asked)
     assert need_replan is ((wants_analysis and analysis is None) or (wants_scores and scores is None))
-
-
-def test_no_evidence_is_no_gap_when_the_plan_asked_for_none():
-    assert should_replan(None, "Global", plan(query_type="Other", plan=ALL_OFF)) == (False, "")
-    assert should_replan(None, "Global", plan())[0]
 
 
 @pytest.mark.parametrize(
@@ -692,5 +593,3 @@ def test_severe_or_extreme_against_a_score_above_4_is_a_contradiction(severity, 
     lines = contradictions(evidence(moderate_blur(severity=severity), {"Global": scores}))
     assert bool(lines) is contradictory
     assert all(severity in line and "Blurs" in line for line in lines)
-
-
