@@ -77,7 +77,7 @@ def executor_node(
 def _earlier_evidence(plan: PlannerOutput, earlier: ExecutorOutput) -> ExecutorOutput:
     """What earlier passes found about the objects of `plan`."""
 
-    def kept(part: str) -> dict[str, Any] | None:
+    def kept(part: str) -> Any:
         return {name: of for name, of in by_object(earlier, part).items() if name in plan.objects} or None
 
     logs = [log.model_copy() for log in earlier.tool_logs if log.object_name in plan.objects]

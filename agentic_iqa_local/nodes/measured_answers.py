@@ -131,7 +131,8 @@ def _severities(
         for word in SEVERITIES
     }
     stands_for = {word: [other for other in SEVERITIES if nearest[other] == word] for word in words}
-    weights = [sum(of_object[kinds[0]].get(other, 0.0) for other in stands_for[word]) for word in words]
+    p = of_object[kinds[0]]
+    weights = [math.fsum(p.get(other, 0.0) for other in stands_for[word]) for word in words]
     return weights, f"how severe {kinds[0]} is", [(kinds, stands_for[word]) for word in words]
 
 

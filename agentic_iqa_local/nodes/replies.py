@@ -40,7 +40,9 @@ def _text(limit: int) -> Any:
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
 # A JSON key without escapes: the grammar bounds keys by pattern alone.
 Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
-Explanation, Reasoning, FreeAnswer = _text(160), _text(300), _text(120)
+Explanation: Any = _text(160)
+Reasoning: Any = _text(300)
+FreeAnswer: Any = _text(120)
 Coordinate = Annotated[int, Field(ge=0, le=20000)]
 
 STRICT = ConfigDict(extra="forbid", populate_by_name=True)
@@ -91,7 +93,7 @@ class LetterReply(BaseModel):
 class SummaryReply(LetterReply):
     """The answer, a letter or free text, and why."""
 
-    quality_reasoning: Reasoning
+    quality_reasoning: Reasoning  # pyright: ignore[reportInvalidTypeForm]
 
 
 def _keyed(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
