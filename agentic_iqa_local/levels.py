@@ -14,6 +14,10 @@ Mode = Literal["logits", "classification", "uniform"]
 Look = Literal["one order", "both orders", "crops"]
 """How closely the letters were looked at; each look has what those before it read, too."""
 
+PromptLayout = Literal["images_first", "system_first"]
+"""Where a role's instructions stand in the chat: behind the images, whose cache then serves every role, or
+before them, which is the paper's order."""
+
 DistortionType = Literal[
     "Blurs", "Color distortions", "Compression", "Noise", "Brightness change", "Sharpness", "Contrast"
 ]
