@@ -17,7 +17,7 @@ from agentic_iqa_local.cli.assess import main
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.config_sections import ConfigError, DecisionSettings
 from agentic_iqa_local.judgement.assessment import answered, assess, question
-from agentic_iqa_local.judgement.calibrations import calibration_for
+from agentic_iqa_local.judgement.calibrations import CALIBRATIONS, calibration_for
 from agentic_iqa_local.judgement.fit import Fit
 from agentic_iqa_local.judgement.intervals import (
     FEATURES,
@@ -249,10 +249,7 @@ def agent_passes(picture, tools, **decisions):
     settings = Settings(decisions=DecisionSettings(**decisions))
     services = scripted_services(client, ScriptedTools(tools), settings)
     images = OpenImages(services, picture)
-    services.__dict__["calibration"] = (
-        calibration(tools=(("NIQE",), ("LocalNR",), ("LocalNR", "NIQE"))),
-        None,
-    )
+    CALIBRATIONS[services] = (calibration(tools=(("NIQE",), ("LocalNR",), ("LocalNR", "NIQE"))), None)
     state = question(_File(picture), None, None, None, 3, settings)
     return answered(state, images, "agent")
 

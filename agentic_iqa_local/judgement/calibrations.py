@@ -2,12 +2,26 @@
 
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.judgement.fit import read_fit
 from agentic_iqa_local.judgement.intervals import SHIPPED, IntervalCalibration
 from agentic_iqa_local.judgement.sureness import NO_FIT
 from agentic_iqa_local.provenance import folder_hash
+from agentic_iqa_local.services import Services
+
+CALIBRATIONS: WeakKeyDictionary[Services, tuple[IntervalCalibration | None, str | None]] = WeakKeyDictionary()
+
+
+def calibration_of(services: Services) -> tuple[IntervalCalibration | None, str | None]:
+    """What calibrates the intervals of a set-up's answers, looked up once. Raises FitError, VLMError."""
+    if services not in CALIBRATIONS:
+        folder = services.settings.folder(services.section("summarizer").backend)
+        CALIBRATIONS[services] = calibration_for(
+            services.settings, folder, services.client("summarizer").describe()
+        )
+    return CALIBRATIONS[services]
 
 
 def calibration_for(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from agentic_iqa_local.levels import LEVEL_WORDS
+from agentic_iqa_local.levels import LEVEL_WORDS, Look
 from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
@@ -35,9 +35,7 @@ WIDENED = 0.95  # taken in its place where a picture is not quite like those of 
 LOWEST, HIGHEST = float(min(LEVEL_WORDS)), float(max(LEVEL_WORDS))
 LEAST_DIFFICULTY = 0.05  # levels
 
-Look = Literal["one order", "both orders", "crops"]
 LOOKS: tuple[Look, ...] = ("one order", "both orders", "crops")
-"""How closely the letters were looked at; each look has what those before it read, too."""
 
 FEATURES = (
     "constant",

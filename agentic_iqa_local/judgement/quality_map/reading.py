@@ -239,14 +239,12 @@ def _tokens(images: OpenImages) -> int:
     return images.usage.prefilled + images.usage.decoded
 
 
-def mapped(images: OpenImages) -> dict[str, Any]:
-    """What a row holds of the map that its assessment was asked for, made once: `map`, or in `no_map` why
-    there is none; nothing where none was asked for."""
-    if images.map_request is not None and not images.map_fields:
-        images.observer.step("map", "started")
-        images.map_fields = _mapped(images, images.map_request)
-        images.observer.step("map", "finished")
-    return images.map_fields
+def mapped(images: OpenImages, request: MapRequest) -> dict[str, Any]:
+    """What a row holds of the map that its assessment was asked for: `map`, or in `no_map` why there is none."""
+    images.observer.step("map", "started")
+    fields = _mapped(images, request)
+    images.observer.step("map", "finished")
+    return fields
 
 
 def _mapped(images: OpenImages, request: MapRequest) -> dict[str, Any]:
