@@ -17,8 +17,7 @@ from pydantic import (
 
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.iqa_tools.specs import ToolError, find_tool
-from agentic_iqa_local.levels import Mode
-from agentic_iqa_local.nodes.prompts import PromptLayout
+from agentic_iqa_local.levels import Mode, PromptLayout
 
 
 class ConfigError(UserError, ValueError):
@@ -160,13 +159,12 @@ class ModelSettings(Section):
             "vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest."
         ),
     )
-    server: str | list[str] = Field(
+    server: str = Field(
         default="http://127.0.0.1:8000",
         repr=False,
         description=(
-            "Backend server: where vLLM's OpenAI-compatible server listens, or a list of such addresses,"
-            " which share the work. http://USER:PASSWORD@HOST logs in, instead of with"
-            " $AGENTIC_IQA_SERVER_KEY; neither is ever written or shown."
+            "Backend server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs in,"
+            " instead of with $AGENTIC_IQA_SERVER_KEY; neither is ever written or shown."
         ),
     )
     served_name: str | None = Field(
@@ -176,32 +174,24 @@ class ModelSettings(Section):
         default=600,
         gt=0,
         le=86400,
-        description="Backend server: seconds from a request to the end of its answer.",
+        description="Backend server: seconds without an answer before a request is tried once more.",
     )
     min_pixels: int | None = Field(default=None, ge=1, description="Default: the processor's own.")
     max_pixels: int | None = Field(
         default=None, ge=1, description="Largest picture seen in one piece; default: the processor's own."
     )
 
-    @field_validator("server")
+    @field_validator("server", mode="before")
     @classmethod
-    def _are_addresses(cls, addresses: str | list[str]) -> str | list[str]:
-        each = [addresses] if isinstance(addresses, str) else addresses
-        places = [split_server(address)[0] for address in each]
-        if not places or len(set(places)) < len(places):
-            raise ValueError("expected an address, or a list of different ones")
-        return addresses
-
-    @property
-    def servers(self) -> list[str]:
-        """The addresses of `server`, one or more."""
-        return [self.server] if isinstance(self.server, str) else self.server
+    def _is_an_address(cls, address: object) -> object:
+        if not isinstance(address, str):
+            raise ValueError("expected one address, as text; several servers go behind a proxy of yours")
+        split_server(address)
+        return address
 
     @field_serializer("server")
-    def _without_login(self, addresses: str | list[str]) -> str | list[str]:
-        if isinstance(addresses, str):
-            return split_server(addresses)[0]
-        return [split_server(address)[0] for address in addresses]
+    def _without_login(self, address: str) -> str:
+        return split_server(address)[0]
 
 
 class PlacedModel(ModelSettings):

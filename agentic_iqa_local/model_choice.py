@@ -13,7 +13,7 @@ from agentic_iqa_local.paths import EMBEDDED
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine
-from agentic_iqa_local.vlm_client.weight_files import read_object
+from agentic_iqa_local.vlm_client.model_folder import read_object
 
 DEEPEST = 2  # folders below the models folder: NAME, and MAKER/NAME
 NAMED = 3  # incomplete folders in a sentence

@@ -25,7 +25,7 @@ from agentic_iqa_local.offline.doctor.checks import GIB, Check, Setup, check
 from agentic_iqa_local.offline.doctor.process import Apart
 from agentic_iqa_local.offline.store import unpack
 from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
-from agentic_iqa_local.vlm_client.weight_files import read_weights
+from agentic_iqa_local.vlm_client.model_folder import read_weights
 
 SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 BACKEND = "transformers.embedded"

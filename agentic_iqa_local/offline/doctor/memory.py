@@ -10,7 +10,7 @@ from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.devices import choose_dtype
 from agentic_iqa_local.offline.doctor.checks import GIB, Finding, Setup, check, gib
 from agentic_iqa_local.offline.doctor.models import renderer_of
-from agentic_iqa_local.vlm_client.weight_files import read_weights
+from agentic_iqa_local.vlm_client.model_folder import read_weights
 
 if TYPE_CHECKING:
     from agentic_iqa_local.vlm_client.rendering import Renderer

@@ -43,8 +43,7 @@ def block_network(settings: Settings, attempts: list[str]) -> None:
         if backend.startswith("vllm."):
             allowed |= LOOPBACK
         elif backend.startswith("server."):
-            for address in settings.model(backend).servers:
-                allowed |= _addresses(urlsplit(address).hostname or "")
+            allowed |= _addresses(urlsplit(settings.model(backend).server).hostname or "")
 
     def refuse(event: str, args: tuple[Any, ...]) -> None:
         if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
