@@ -19,7 +19,7 @@ from agentic_iqa_local.offline.certify.plain import plain_forward
 from agentic_iqa_local.offline.certify.probes import make_probes, write_probes
 from agentic_iqa_local.offline.certify.study import judge_study
 from agentic_iqa_local.offline.certify.tools import judge_tools
-from agentic_iqa_local.vlm_client import transformers_batch, transformers_client
+from agentic_iqa_local.vlm_client import transformers_client
 from agentic_iqa_local.vlm_client.rendering import Renderer
 
 NAMES = [0, 7, 13, 14]  # the three shapes of a probe
@@ -121,15 +121,16 @@ def test_a_shared_prefix_that_is_off_by_one_is_named(read, monkeypatch):
 
 
 def test_noise_in_batches_and_exchanged_colours_are_named(read, plain, monkeypatch):
-    logits, expand = transformers_batch._logits, Renderer.expand
+    run, expand = transformers_client.TransformersClient.run, Renderer.expand
 
-    def mixed(client, rendered, expanded):
-        return logits(client, rendered, expanded).flip(0)
+    def mixed(client, *args, **options):
+        passed = run(client, *args, **options)
+        return passed._replace(logits=passed.logits.flip(0))
 
     def exchanged(self, rendered, images):
         return expand(self, rendered, [Image.fromarray(np.asarray(image)[..., ::-1]) for image in images])
 
-    monkeypatch.setattr(transformers_batch, "_logits", mixed)
+    monkeypatch.setattr(transformers_client.TransformersClient, "run", mixed)
     monkeypatch.setattr(Renderer, "expand", exchanged)
     base = read()
     assert "letters in a batch" in letters.judge_batches(base).problems[0]

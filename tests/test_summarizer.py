@@ -24,12 +24,12 @@ from agentic_iqa_local.nodes.evidence import contradictions, should_replan, tool
 from agentic_iqa_local.nodes.prompts import (
     EXPLANATION_PROMPT_TEMPLATE,
     SCORING_PROMPT_TEMPLATE,
-    chat_messages,
     summarizer_prompt,
 )
 from agentic_iqa_local.nodes.summarizer import summarizer_node, without_words
 from agentic_iqa_local.state import ExecutorOutput, FusionResult, PlannerOutput, ToolExecutionLog
 from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.vlm_client.chat import chat_messages
 
 # summarizer-core.md, verbatim
 EXPLANATION_TEXT = """System:

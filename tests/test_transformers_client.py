@@ -172,7 +172,7 @@ def test_a_model_that_overflows_is_refused(pictures, monkeypatch):
 
     monkeypatch.setattr(lone.model, "forward", overflowing)
     for ask in (lambda: read(lone.open([pictures[0]])), lambda: lone.read_many([[pictures[0]]], SCORING, ANSWER_PREFIX, LETTERS)):  # fmt: skip
-        with pytest.raises(VLMError, match="not finite in torch.float32; set dtype: float32"):
+        with pytest.raises(VLMError, match=r"not finite in torch\.float32; set dtype: float32"):
             ask()
 
 

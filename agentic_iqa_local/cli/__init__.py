@@ -59,8 +59,8 @@ def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] | None 
     options = {name: value for name in SETTINGS if (value := getattr(args, name, None)) is not None}
     chosen = options.keys() & {"config", "model"} or options.get("engine") == "server"
     if getattr(args, "gpu", None) is not None and not chosen:
-        from agentic_iqa_local.vlm_client.model_choice import choose
         from agentic_iqa_local.offline.store import models_root
+        from agentic_iqa_local.vlm_client.model_choice import choose
 
         choice = choose(models_root(options.get("models")))
         (say or _to_stderr)(choice.said)

@@ -16,7 +16,6 @@ from agentic_iqa_local.iqa_tools import TOOLS
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.nodes.detection import YES_NO
 from agentic_iqa_local.nodes.planner import derive_flags
-from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.state import PlannerOutput
 from agentic_iqa_local.synthetic.photos import SEVERITY_WORDS, Crop
 from agentic_iqa_local.vlm_client import (
@@ -28,6 +27,7 @@ from agentic_iqa_local.vlm_client import (
     VLMError,
     read_each,
 )
+from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 LEVEL_WIDTH = 0.7
 ON_LETTERS = (
@@ -56,7 +56,7 @@ class Oracle:
     def read_many(
         self,
         pictures: Sequence[Sequence[Image.Image]],
-        prompt: Prompt,
+        prompt: ChatPrompt,
         answer_prefix: str,
         letters: Sequence[str],
     ) -> ManyReads:
@@ -85,7 +85,7 @@ class OracleSession:
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: ChatPrompt,
         schema: type[BaseModel],
         *,
         answer_prefix: str = "",
@@ -97,7 +97,7 @@ class OracleSession:
             return f'{answer_prefix}", "quality_reasoning": "Judged by the evidence."}}'
         return json.dumps(_ANSWERS[schema.__name__](self.oracle, schema))
 
-    def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
+    def read_letters(self, prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         if tuple(letters) == YES_NO:
             raise VLMError("oracle: it lists distortions and answers no Yes or No")
         self.usage.calls += 1

@@ -144,23 +144,15 @@ class PixelLimits:
 
 
 class VLMSession(Protocol):
-    """A model opened on one assessment's images (the reference first, if there is one)."""
+    """A model opened on one assessment's images (the reference first, if there is one): what was computed so
+    far, what it saw of each image, and whether a grammar holds what is generated to the schema."""
 
     @property
-    def usage(self) -> TokenUsage:
-        """What was computed so far."""
-        ...
-
+    def usage(self) -> TokenUsage: ...
     @property
-    def seen(self) -> list[SeenImage]:
-        """What the model saw of each image."""
-        ...
-
+    def seen(self) -> list[SeenImage]: ...
     @property
-    def constrained(self) -> bool:
-        """Whether a grammar holds what is generated to the schema; without one the answer is read as it
-        comes."""
-        ...
+    def constrained(self) -> bool: ...
 
     def generate(
         self,
@@ -213,23 +205,23 @@ def read_each(
             session.close()
 
     if at_once == 1:
-        found = [read(images) for images in pictures]
+        found = map(read, pictures)
     else:
         with ThreadPoolExecutor(at_once) as threads:
-            found = list(threads.map(read, pictures))
+            found = threads.map(read, pictures)
     reads, usages, seen = zip(*found, strict=True)
     return ManyReads(list(reads), sum(usages, TokenUsage()), seen[0])
 
 
 class VLMClient(Protocol):
-    """One loaded model."""
+    """One loaded model. `trust` is how far its own Yes and No about distortions and its severities count,
+    0..1, as its folder says; 1 unmeasured."""
 
     name: str
     reads_logits: bool
     reads_words: bool
     limits: PixelLimits
     trust: float
-    """How far its own Yes and No about distortions and its severities count, 0..1, as its folder says; 1 unmeasured."""
 
     def open(self, images: Sequence["Image.Image"]) -> VLMSession:
         """A session on one image, or on [reference, test image]."""
@@ -241,17 +233,17 @@ class VLMClient(Protocol):
         prompt: "ChatPrompt",
         answer_prefix: str,
         letters: Sequence[str],
-    ) -> "ManyReads":
+    ) -> ManyReads:
         """What a session's `read_letters` would give of each of `pictures` (one or more, each the images of a
         session), to rounding, at the cost of one batch. Raises VLMError."""
         ...
 
-    def close(self) -> None:
-        """Frees the model, or ends the connection; nothing can be asked afterwards."""
-
     def describe(self) -> dict[str, Any]:
         """What a result records of the model: its name, dtype, device, versions and more."""
         ...
+
+    def close(self) -> None:
+        """Frees the model, or ends the connection; nothing can be asked afterwards."""
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """One prompt as chat messages about one or two images. Pure text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,14 +24,16 @@ class ChatPrompt:
     words: tuple[str, ...] = ()
 
 
-def chat_messages(prompt: ChatPrompt, images: int, layout: PromptLayout) -> list[dict[str, Any]]:
-    """`prompt` as chat messages for `images` (1, or 2 with the reference first), in transformers' content
-    format."""
+def chat_messages(
+    prompt: ChatPrompt, images: int, layout: PromptLayout, parts: Sequence[dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """`prompt` as chat messages for `images` (1, or 2 with the reference first). `parts` stand for the images,
+    by default as transformers takes them."""
     if images not in (1, 2):
         raise ValueError(f"chat_messages: expected 1 image, or 2 with the reference first, got {images}")
     instructions = prompt.instructions.removeprefix("System:\n").rstrip("\n")
     preamble = prompt.preamble or (TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE)
-    pictures = [{"type": "image"}] * images
+    pictures = parts or [{"type": "image"}] * images
     if layout == "images_first":
         text = f"{preamble}\n{instructions}\n\n{prompt.case}"
         return [{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}]

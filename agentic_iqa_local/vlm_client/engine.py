@@ -24,7 +24,6 @@ class EngineClient:
         self.limits, self.notice, self.trust = self.renderer.limits, self.renderer.notice, self.renderer.trust
 
     def open(self, images: Sequence[Image.Image]) -> Any:
-        """A session on [test image] or [reference, test image]; nothing is computed yet."""
         raise NotImplementedError
 
     def read_many(
@@ -39,7 +38,6 @@ class EngineClient:
         return read_each(self, pictures, prompt, answer_prefix, letters, at_once)
 
     def describe(self) -> dict[str, Any]:
-        """What a result records of the model."""
         return {
             "name": self.name,
             "type": self.renderer.config.model_type,
@@ -48,7 +46,6 @@ class EngineClient:
         }
 
     def close(self) -> None:
-        """Frees the model, or ends the connection."""
         raise NotImplementedError
 
 
@@ -81,7 +78,6 @@ class EngineSession:
 
     def _expand(self, rendered: Rendered) -> Expanded:
         """The images after the processor, computed with whichever prompt comes first."""
-        if self._expanded is None:
-            self._expanded = self.client.renderer.expand(rendered, self.images)
-            self.seen = self._expanded.seen
-        return self._expanded
+        expanded = self._expanded or self.client.renderer.expand(rendered, self.images)
+        self._expanded, self.seen = expanded, expanded.seen
+        return expanded

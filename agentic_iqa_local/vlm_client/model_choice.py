@@ -79,11 +79,8 @@ def _size(folder: Path) -> int | None:
     """Bytes of the weights of a complete vision-language model; None for a model of another kind, and for one
     of this project's own small ones. Raises VLMError where something of it is missing or damaged."""
     config = read_object(folder, "config.json")
-    named = [str(name) for name in config.get("architectures") or ()]
-    takes_images = isinstance(config.get("vision_config"), dict)
-    if not takes_images or not any(name.endswith("ForConditionalGeneration") for name in named):
-        return None
-    if NOTICE in config:
+    writes_text = "ForConditionalGeneration" in str(config.get("architectures"))
+    if not writes_text or not isinstance(config.get("vision_config"), dict) or NOTICE in config:
         return None
     weights = examine(folder)
     assert weights is not None

@@ -72,10 +72,9 @@ def loading(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt with one placeholder for each image: its chat messages and the answer so far, the text of
-    both, and the ids of each."""
+    """A prompt with one placeholder for each image and the answer so far, as text and as the ids of each."""
 
-    messages: list[dict[str, Any]]
+    prompt: ChatPrompt
     answer_prefix: str
     text: str
     prompt_ids: list[int]
@@ -133,43 +132,36 @@ class Renderer:
     def _check_processor(self) -> None:
         """Raises VLMError for a processor without images, chat template or a token that stands for an
         image."""
-        processor, tokenizer = self.processor, getattr(self.processor, "tokenizer", self.processor)
-        token = getattr(processor, "image_token", None)
-        for missing, what, file in (
-            (
-                getattr(processor, "image_processor", None) is None,
-                "a processor with an image processor, found none",
-                "preprocessor_config.json",
-            ),
-            (
-                not any(getattr(part, "chat_template", None) for part in (processor, tokenizer)),
-                "a chat template, found none",
-                "chat_template.jinja",
-            ),
-            (
-                token is None or len(tokenizer.encode(token, add_special_tokens=False)) != 1,
-                f"the image place {token!r} to be one token, it is none",
-                "the tokenizer's files",
-            ),
-        ):
-            if missing:
-                raise VLMError(f"model folder {self.folder}: expected {what}", f"copy {file} too")
+        processor = self.processor
+        tokenizer, token = getattr(processor, "tokenizer", processor), getattr(processor, "image_token", None)
+        if getattr(processor, "image_processor", None) is None:
+            wanted, file = "a processor with an image processor, found none", "preprocessor_config.json"
+        elif not (processor.chat_template or tokenizer.chat_template):
+            wanted, file = "a chat template, found none", "chat_template.jinja"
+        elif token is None or len(tokenizer.encode(token, add_special_tokens=False)) != 1:
+            wanted, file = f"the image place {token!r} to be one token, it is none", "the tokenizer's files"
+        else:
+            return
+        raise VLMError(f"model folder {self.folder}: expected {wanted}", f"copy {file} too")
 
-    def _set_limits(self) -> PixelLimits:
-        """The processor's pixel range, narrowed by the configuration. Processors that force a size get no
-        range of their own."""
-        settings, images = self.settings, self.processor.image_processor
-        size = dict(getattr(images, "size", None) or {})
-        patch = getattr(images, "patch_size", None)
-        by_pixels = hasattr(images, "merge_size") and size.get("shortest_edge") and size.get("longest_edge")
-        # A side of a square or tile is squared: 8192 is as many pixels.
-        most = MOST_PIXELS if by_pixels else math.isqrt(MOST_PIXELS)
-        if any(number is not None and not 1 <= number <= most for number in size.values()):
+    def _check_size(self, size: dict[str, int], most: int) -> None:
+        """Raises VLMError for a size of the image processor that would make any picture fill the memory."""
+        if not all(1 <= value <= most for value in size.values()):
             raise VLMError(
                 f"model folder {self.folder}: expected numbers from 1 to {most} as the image processor's size,"
                 f" got {size}",
                 "copy the folder again from its maker",
             )
+
+    def _set_limits(self) -> PixelLimits:
+        """The processor's pixel range, narrowed by the configuration. Processors that force a size get no
+        range of their own."""
+        settings, images = self.settings, self.processor.image_processor
+        size = {key: value for key, value in dict(getattr(images, "size", {})).items() if value is not None}
+        patch = getattr(images, "patch_size", None)
+        by_pixels = size.keys() >= {"shortest_edge", "longest_edge"} and hasattr(images, "merge_size")
+        # a side of a square or tile is squared
+        self._check_size(size, MOST_PIXELS if by_pixels else math.isqrt(MOST_PIXELS))
         if not patch or not by_pixels:
             return PixelLimits(factor=1, min_pixels=settings.min_pixels or 1, max_pixels=settings.max_pixels)
         factor = patch * images.merge_size
@@ -214,16 +206,11 @@ class Renderer:
         """What is asked where `prompt`'s letters are to be read, and the words that are read for them."""
         return in_words(prompt) if self.settings.answers == "words" else (prompt, {})
 
-    def messages(self, prompt: ChatPrompt, images: int) -> list[dict[str, Any]]:
-        """`prompt` as chat messages, its case defused."""
-        return chat_messages(
-            replace(prompt, case=self.defuse(prompt.case)), images, self.settings.prompt_layout
-        )
-
     def render(self, prompt: ChatPrompt, images: int, answer_prefix: str = "") -> Rendered:
         """`prompt` about `images` pictures, and the answer so far. Raises VLMError for a template or
         tokenizer that breaks what the letter read and the shared prefix rest on."""
-        messages = self.messages(prompt, images)
+        prompt = replace(prompt, case=self.defuse(prompt.case))
+        messages = chat_messages(prompt, images, self.settings.prompt_layout)
         try:
             text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # a template is a program of the folder's maker: it can raise anything
@@ -240,7 +227,7 @@ class Renderer:
         if len(places) != images:
             raise VLMError(f"chat template of {self.name}: expected {images} image places, got {len(places)}")
         answer = whole[len(short) :]
-        return Rendered(messages, answer_prefix, text + answer_prefix, short, answer, places[0], places[-1])
+        return Rendered(prompt, answer_prefix, text + answer_prefix, short, answer, places[0], places[-1])
 
     def expand(self, rendered: Rendered, images: Sequence[Image.Image]) -> Expanded:
         """Runs the image processor. The images of one assessment are expanded once, with whichever prompt

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import openai
-from openai.types.chat import ChatCompletion
 from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config_sections import ConfigError, ModelSettings, server_key, split_server
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
-from agentic_iqa_local.vlm_client.chat import ChatPrompt
+from agentic_iqa_local.vlm_client.chat import ChatPrompt, chat_messages
 from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
 from agentic_iqa_local.vlm_client.engine import EngineClient, EngineSession
 from agentic_iqa_local.vlm_client.rendering import Rendered, first_line
@@ -72,7 +71,9 @@ class ServerClient(EngineClient):
             status = error.status_code
             lost = status in (502, 503, 504) or (status == 500 and not self._is_healthy())
             reason = " ".join(error.response.text[:300].split())
-            raise (ModelLost if lost else VLMError)(f"{self.label}: failed with {status} ({reason})") from None
+            raise (ModelLost if lost else VLMError)(
+                f"{self.label}: failed with {status} ({reason})"
+            ) from None
         except openai.APIConnectionError as error:
             raise ModelLost(
                 f"{self.label}: expected a vLLM server, got none ({first_line(error.__cause__ or error)})",
@@ -130,12 +131,12 @@ class ServerSession(EngineSession):
 
     def __init__(self, client: ServerClient, images: Sequence[Image.Image]):
         super().__init__(client, images)
-        self._urls: list[str] = []
+        self._parts: list[dict[str, Any]] = []  # of a chat message
         self._calls = 0
 
     def close(self) -> None:
         super().close()
-        self._urls = []
+        self._parts = []
 
     def generate(
         self,
@@ -200,9 +201,10 @@ class ServerSession(EngineSession):
         the server saw other tokens than the processor here makes."""
         client, renderer = self.client, self.client.renderer
         whole = rendered.prompt_with(self._expand(rendered)) + rendered.answer_ids
-        self._urls = self._urls or [_png(image) for image in self.images]
+        self._parts = self._parts or [_png(image) for image in self.images]
         self._calls += 1
-        messages = _with_images(rendered.messages, self._urls)
+        layout = client.settings.prompt_layout
+        messages: Any = chat_messages(rendered.prompt, len(self.images), layout, self._parts)
         extra |= PLAIN_SAMPLING | {"return_token_ids": True}
         if rendered.answer_prefix:
             messages.append({"role": "assistant", "content": rendered.answer_prefix})
@@ -212,14 +214,11 @@ class ServerSession(EngineSession):
             extra["mm_processor_kwargs"] = {"size": renderer.size}
 
         def call() -> tuple[list[int], int, Answer]:
-            answer: ChatCompletion = client.openai.chat.completions.create(
-                model=client.served,
-                messages=messages,  # pyright: ignore[reportArgumentType]  # plain dictionaries
-                extra_body=extra,
-                **options,
+            answer: Any = client.openai.chat.completions.create(
+                model=client.served, messages=messages, extra_body=extra, **options
             )
             details = getattr(answer.usage, "prompt_tokens_details", None)
-            return answer.prompt_token_ids, int(details and details.cached_tokens or 0), parts(answer)  # pyright: ignore[reportAttributeAccessIssue]  # vLLM's own
+            return answer.prompt_token_ids, int((details and details.cached_tokens) or 0), parts(answer)
 
         seen, reused, found = client.ask(call)
         if seen != whole:
@@ -234,22 +233,9 @@ class ServerSession(EngineSession):
         return found
 
 
-def _png(image: Image.Image) -> str:
+def _png(image: Image.Image) -> dict[str, Any]:
+    """The part of a chat message that holds an image."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", compress_level=1)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def _with_images(messages: list[dict[str, Any]], urls: list[str]) -> list[dict[str, Any]]:
-    """`messages` with the pictures in their places."""
-    left = iter(urls)
-    return [
-        message
-        | {
-            "content": [
-                {"type": "image_url", "image_url": {"url": next(left)}} if part["type"] == "image" else part
-                for part in message["content"]
-            ]
-        }
-        for message in messages
-    ]
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}

@@ -64,8 +64,7 @@ class VllmClient(EngineClient):
         self._check_settings()
         self._in_flight, self._reloading = 1 if settings.exact else settings.max_in_flight, threading.Lock()
         self._load()
-        model = self.engine.config.model_config
-        self.dtype = str(model.dtype).removeprefix("torch.")
+        self.dtype = str(self.engine.config.model_config.dtype).removeprefix("torch.")
 
     def _check_settings(self) -> None:
         """Raises VLMError for what vLLM would ignore or cannot do, rather than doing something else."""
@@ -92,22 +91,18 @@ class VllmClient(EngineClient):
         settings, on_gpu = self.settings, self.device.startswith("cuda")
         if settings.exact:
             make_deterministic()
-        options: dict[str, Any] = {}
+        options: dict[str, Any]
         if on_gpu:
-            options["device_ids"] = [int(self.device.partition(":")[2] or 0)]
+            options = {"dtype": settings.dtype, "device_ids": [int(self.device.partition(":")[2] or 0)]}
             options["gpu_memory_utilization"] = gpu_share(self.device, settings.left_for_tools_gib)
         else:
-            options |= {"enforce_eager": True, "block_size": CPU_BLOCK}
+            dtype = choose_dtype(settings.dtype, self.device, self.renderer.holds_in_bfloat16)
+            options = {"dtype": dtype, "enforce_eager": True, "block_size": CPU_BLOCK}
         if self.renderer.size:
             options["mm_processor_kwargs"] = {"size": self.renderer.size}
         context = self._context()
         return EngineArgs(
             model=str(self.renderer.folder),
-            dtype=(
-                settings.dtype
-                if on_gpu
-                else choose_dtype(settings.dtype, self.device, self.renderer.holds_in_bfloat16)
-            ),
             seed=0,
             max_model_len=context,
             max_num_batched_tokens=max(context, 8192) if on_gpu else context,
@@ -156,10 +151,7 @@ class VllmClient(EngineClient):
                 if self.engine is engine:
                     engine.close()
                     self._in_flight = max(1, self._in_flight // 2)
-                    logger.warning(
-                        "vLLM's memory ran out; loading the model again for %d requests at once",
-                        self._in_flight,
-                    )
+                    logger.warning("vLLM's memory ran out; %d requests at once from now on", self._in_flight)
                     self._load()
             raise
 
@@ -174,16 +166,12 @@ class VllmClient(EngineClient):
             ) from error
 
     def close(self) -> None:
-        """Stops the engine; what is in flight fails."""
         self.engine.close()
 
 
 def gpu_share(device: str, left_gib: float) -> float:
     """vLLM's gpu_memory_utilization: the share of the card that is free now, less `left_gib` for the tools,
-    which load later.
-
-    Raises VLMError when nothing is left for the model.
-    """
+    which load later. Raises VLMError when nothing is left for the model."""
     free, total = torch.cuda.mem_get_info(device)
     share = (free - left_gib * 2**30) / total
     if share <= 0.05:
@@ -249,12 +237,10 @@ class Engine:
                     if output.finished:
                         self._pending.pop(output.request_id).set_result(output)
         except Exception as error:
+            self._ended = ModelLost(f"vLLM's engine failed ({first_line(error)})")
             if memory_ran_out(error):
-                self._ended = OutOfMemory(
-                    f"vLLM's memory ran out ({first_line(error)})", "lower max_pixels or max_in_flight"
-                )
-            else:
-                self._ended = ModelLost(f"vLLM's engine failed ({first_line(error)})")
+                said = f"vLLM's memory ran out ({first_line(error)})"
+                self._ended = OutOfMemory(said, "lower max_pixels or max_in_flight")
         finally:
             self._fail()
             self._free()

@@ -11,8 +11,8 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
-from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.vlm_client import VLMClient, VLMSession
+from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 
 @dataclass
@@ -58,7 +58,7 @@ class PlantedSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def generate(self, prompt: Prompt, schema: type[BaseModel], **options: Any) -> str:
+    def generate(self, prompt: ChatPrompt, schema: type[BaseModel], **options: Any) -> str:
         text = self._inner.generate(prompt, schema, **options)
         edit = self._plant.edit
         if edit is None or self._plant.schema != schema.__name__ or self._plant.edited:

@@ -14,10 +14,11 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from agentic_iqa_local.config_sections import PlacedModel
 from agentic_iqa_local.devices import memory_ran_out
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, chat_messages, in_words
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.nodes.workbench import Box
 from agentic_iqa_local.offline.certify.apart import ApartError
 from agentic_iqa_local.offline.certify.reading import CAPTURED, SCORING, as_arrays
+from agentic_iqa_local.vlm_client.chat import chat_messages, in_words
 
 
 def plain_forward(
