@@ -9,7 +9,7 @@ from conftest import EMBEDDED
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
-from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 

@@ -5,16 +5,16 @@ import re
 from dataclasses import replace
 
 import pytest
+from agentic_iqa_local.offline.wanted import REPOS, folder_of
 from conftest import ROOT
 from families import FAMILIES, PRESETS, REVERSED, SCORING, apart, build, load, plain_logprobs
 from PIL import Image
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import Settings, load_settings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, comparison_prompt, detection_prompt
 from agentic_iqa_local.nodes.replies import detection_reply, summary_reply
-from agentic_iqa_local.offline.wanted import REPOS, folder_of
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client.chat import in_words
 from agentic_iqa_local.vlm_client.rendering import NEXT_SET_UP
@@ -84,7 +84,7 @@ def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_whole_assessment(
     repo = REPOS[folder_of(load_settings(preset), backend)]
     row = next(line for line in (ROOT / "README.md").read_text().splitlines() if f"| `{preset}` |" in line)
     assert repo.licence in row.lower()
-    settings = load_settings(preset).with_model(str(build(preset, tmp_path / "model")))
+    settings = load_settings(preset).with_options(model=str(build(preset, tmp_path / "model")))
     (backend,) = settings.backends
     model = TransformersClient("model", settings.model(backend), "cpu")
     asked, words = in_words(SCORING) if preset == "q_sit_mini" else (SCORING, {})

@@ -13,8 +13,7 @@ from conftest import EMBEDDED
 from families import SCORING, apart, build, load, plain_logprobs
 from safetensors.torch import load_file, save_file
 
-from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.studies.run import ROLES, _model_folder
@@ -213,4 +212,4 @@ def test_a_processor_without_weights_serves_the_server_engine(folder):
 def test_a_study_does_not_wait_for_the_folder_that_it_is_to_describe(folder):
     as_a_pipe(folder, WEIGHTS)
     with pytest.raises(VLMError, match="expected a regular file, got a pipe"):
-        _model_folder(load_settings().with_model(str(folder)), ROLES["agent"][0])
+        _model_folder(load_settings().with_options(model=str(folder)), ROLES["agent"][0])

@@ -14,9 +14,8 @@ from families import SCORING
 from PIL import Image
 from scripted import ScriptedTools
 
-from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.config_sections import ConfigError, ModelSettings
+from agentic_iqa_local.config import ConfigError, ModelSettings, load_settings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.nodes.replies import summary_reply
@@ -165,7 +164,7 @@ def test_what_is_asked_and_answered(server, prompt, monkeypatch):
 def test_impossible_log_probabilities_are_no_read_and_a_row_without_a_score(server, prompt, values, tmp_path):
     server.answers[CHAT] = letters(prompt, values)
     refused(lambda: read(connect(server)), server.url)
-    settings = load_settings().with_engine("server")
+    settings = load_settings().with_options(engine="server")
     model = settings.model("server.embedded").model_copy(update={"server": server.url})
     settings = settings.model_copy(update={"models": {"embedded": model}})
     PICTURE.save(tmp_path / "picture.png")

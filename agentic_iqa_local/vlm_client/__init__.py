@@ -22,7 +22,7 @@ from agentic_iqa_local.errors import UserError
 if TYPE_CHECKING:
     from PIL import Image
 
-    from agentic_iqa_local.config_sections import ModelSettings
+    from agentic_iqa_local.config import ModelSettings
     from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 BACKENDS = {

@@ -5,7 +5,7 @@ from typing import Any
 
 from PIL import Image
 
-from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.vlm_client import LetterRead, ManyReads, SeenImage, TokenUsage, read_each
 from agentic_iqa_local.vlm_client.chat import ChatPrompt
 from agentic_iqa_local.vlm_client.letters import resolve_letters

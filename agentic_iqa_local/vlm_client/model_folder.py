@@ -13,8 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from agentic_iqa_local.files import FileError, open_regular, read_json, walk
-from agentic_iqa_local.paths import about_missing_model
+from agentic_iqa_local.files import FileError, about_missing_model, open_regular, read_json, walk
 from agentic_iqa_local.vlm_client import VLMError
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"

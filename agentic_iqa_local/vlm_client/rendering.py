@@ -21,8 +21,8 @@ import transformers
 from PIL import Image
 from transformers import AutoConfig, AutoProcessor
 
-from agentic_iqa_local.config_sections import ModelSettings
-from agentic_iqa_local.paths import command
+from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.files import command
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
 from agentic_iqa_local.vlm_client.chat import ChatPrompt, chat_messages, in_words
 from agentic_iqa_local.vlm_client.model_folder import Weights, examine

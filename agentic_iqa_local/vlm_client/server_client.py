@@ -14,7 +14,7 @@ import openai
 from PIL import Image
 from pydantic import BaseModel
 
-from agentic_iqa_local.config_sections import ConfigError, ModelSettings, server_key, split_server
+from agentic_iqa_local.config import ConfigError, ModelSettings, server_key, split_server
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
 from agentic_iqa_local.vlm_client.chat import ChatPrompt, chat_messages
 from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer

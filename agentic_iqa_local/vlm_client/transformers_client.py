@@ -26,7 +26,7 @@ from PIL import Image
 from pydantic import BaseModel
 from transformers import AutoModelForImageTextToText, BitsAndBytesConfig, DynamicCache
 
-from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic, memory_ran_out
 from agentic_iqa_local.vlm_client import (
     LetterRead,

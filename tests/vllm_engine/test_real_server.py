@@ -13,9 +13,8 @@ from conftest import EMBEDDED
 from families import SCORING, apart
 from PIL import ImageOps
 
-from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, planner_prompt
 from agentic_iqa_local.nodes.replies import PlannerReply, summary_reply
@@ -99,7 +98,7 @@ def test_roles_continue_from_the_servers_cache(served, photo):
 
 
 def test_assessments_at_once_agree_with_transformers(url, services, photo, tmp_path):
-    settings = load_settings().with_engine("server")
+    settings = load_settings().with_options(engine="server")
     model = settings.model("server.embedded").model_copy(update={"server": url})
     settings = settings.model_copy(update={"models": {"embedded": model}})
     shared = Services(settings, "cpu", tools=services.tools)

@@ -8,9 +8,8 @@ from conftest import EMBEDDED
 from families import REVERSED, SCORING, apart, build, load
 from PIL import Image, ImageOps
 
-from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
@@ -53,7 +52,7 @@ def vllm_client():
 
 @pytest.fixture(scope="module")
 def vllm_services(vllm_client, services):
-    settings = load_settings().with_engine("vllm")
+    settings = load_settings().with_options(engine="vllm")
     return Services(settings, "cpu", clients={"vllm.embedded": vllm_client}, tools=services.tools)
 
 
@@ -233,7 +232,7 @@ def test_every_look_agrees(vllm_services, services, noisy_path):
     """No interval is as narrow as asked for, so that both orders and the crops are read."""
     rows = []
     for each in (vllm_services, services):
-        settings = each.settings.with_decisions(target_width=0.01)
+        settings = each.settings.with_options(target_width=0.01)
         narrow = Services(settings, "cpu", each.pool.clients, each.tools)
         rows.append(assess(noisy_path, pipeline="letters", services=narrow))
     ours, theirs = rows
