@@ -31,10 +31,11 @@ from agentic_iqa_local.judgement.preference import (
     read_fits,
     sigmoid,
 )
-from agentic_iqa_local.nodes.prompts import FIRST_AND_SECOND, chat_messages, comparison_prompt
+from agentic_iqa_local.nodes.prompts import FIRST_AND_SECOND, comparison_prompt
 from agentic_iqa_local.state import ToolExecutionLog
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS
 from agentic_iqa_local.vlm_client import LetterRead, TokenUsage
+from agentic_iqa_local.vlm_client.chat import chat_messages
 
 
 def rated(q: float, name: str = "a.png", local_nr: float | None = None, sha256: str | None = None):
