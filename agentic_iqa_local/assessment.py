@@ -15,9 +15,8 @@ from agentic_iqa_local.images.files import ImageError, read_file
 from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.judgement.quality_map.reading import mapped
-from agentic_iqa_local.judgement.quality_map.result import MapRequest, map_request
-from agentic_iqa_local.judgement.sureness import Sureness
+from agentic_iqa_local.judgement.gates import Sureness
+from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.evidence import evidence_warnings
 from agentic_iqa_local.nodes.letter_reading import (

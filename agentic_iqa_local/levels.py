@@ -11,6 +11,10 @@ LEVEL_TO_LETTER: dict[int, str] = {level: letter for letter, level in LETTER_TO_
 Mode = Literal["logits", "classification", "uniform"]
 """Where the letters' probabilities come from: logits, the letter that was written, or nowhere."""
 
+Look = Literal["one order", "both orders", "crops"]
+"""How closely the letters were read; each look includes what those before it read."""
+LOOKS: tuple[Look, ...] = get_args(Look)
+
 DistortionType = Literal[
     "Blurs", "Color distortions", "Compression", "Noise", "Brightness change", "Sharpness", "Contrast"
 ]

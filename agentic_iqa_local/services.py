@@ -10,7 +10,7 @@ from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.config_sections import RoleSettings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.iqa_tools import ToolRunner
-from agentic_iqa_local.judgement.calibrations import calibration_for
+from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.offline.manifest import BundleError
 from agentic_iqa_local.offline.store import check_model, environment, models_root

@@ -1,19 +1,19 @@
-"""How probable is it that one assessed picture is better than another?
+"""How probable it is that one assessed picture is better than another.
 
-Of two different scenes the answer follows from their intervals: the probability that a draw of the one's true
-quality lies above a draw of the other's. Pictures of the same scene share what makes scores err, so their
-differences are more certain than independent draws say: there a logistic regression on the differences of
-what was measured answers, fitted on synthetic pairs (a Bradley–Terry model whose strengths are linear in the
-measurements; Bradley and Terry, Biometrika 1952).
+Of two scenes the answer follows from both intervals: the probability that a draw of one picture's true quality
+lies above a draw of the other's. Pictures of one scene share what makes scores err, so their differences are more
+certain than independent draws say. There a logistic regression on the differences of what was measured answers,
+fitted on synthetic pairs: a Bradley–Terry model whose strengths are linear in the measurements (Bradley and Terry,
+Biometrika 1952).
 """
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from scipy import special
 from scipy.stats import norm
 
 from agentic_iqa_local.errors import UserError
@@ -27,7 +27,7 @@ from agentic_iqa_local.score_fusion import LEVELS, expected_level, fused_distrib
 
 SHIPPED = ROOT / "configs" / "comparisons.json"
 DRAWS = 400  # values that stand for a distribution
-UNKNOWN_SIGMA = 1.0  # levels: of the letters, where no tool says how far it is off
+UNKNOWN_SIGMA = 1.0  # levels: the error of the letters, where no tool tells its own
 LARGEST = 2**20  # bytes of a file of fits
 MOST_LOGIT = 7.0  # a probability of 0.9991: no fit was tested beyond it
 
@@ -39,7 +39,7 @@ class FitsError(UserError, ValueError):
 
 
 class PairFit(BaseModel):
-    """How differences between two pictures of one scene make the probability that the first is better:
+    """How differences between two pictures of one scene give the probability that the first is better:
     sigmoid(Σ weight · difference), without an offset, so that neither place is preferred."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -49,9 +49,7 @@ class PairFit(BaseModel):
     reference: bool
     weights: dict[str, float] = Field(
         min_length=1,
-        description=(
-            "By measurement, per level: q, letters (their expected level), or a tool's name (its score)."
-        ),
+        description="By measurement, per level: q, letters (their expected level), or a tool's name (its score).",
     )
     pairwise: float = Field(
         ge=0, description="Weight of the log-odds of the pairwise read; 0: it adds nothing."
@@ -66,11 +64,19 @@ class PairFit(BaseModel):
         return f"{self.source}, {self.pairs} pairs of {self.photographs} photographs, {self.date}"
 
     def strength(self, row: Assessment) -> float | None:
-        """The picture's part of the log-odds; None where a measurement is missing."""
+        """A picture's part of the log-odds; None where a measurement is missing."""
         values = measurements(row)
         if not self.weights.keys() <= values.keys():
             return None
         return sum(weight * values[name] for name, weight in self.weights.items())
+
+    def probability(self, one: Assessment, other: Assessment, read: float | None = None) -> float | None:
+        """P(`one` is better than `other`) of one scene; None where a measurement is missing. `read` is what a
+        pairwise read says, 0..1."""
+        first, second = self.strength(one), self.strength(other)
+        if first is None or second is None:
+            return None
+        return sigmoid(first - second + (0.0 if read is None else self.pairwise * logit(read)))
 
 
 class PairFits(BaseModel):
@@ -100,8 +106,8 @@ def read_fits(file: Path = SHIPPED) -> PairFits:
 
 
 def measurements(row: Assessment) -> dict[str, float]:
-    """What a fit may weigh of an assessment, in levels: q, the letters' expected level, and each tool's score
-    of the whole picture."""
+    """What a fit may weigh of an assessment, in levels: q, the letters' expected level, and each tool's score of
+    the whole picture."""
     values = {} if row.q is None else {"q": row.q}
     if row.p_c and set(row.p_c) == set(LETTERS):
         values["letters"] = expected_level(row.p_c)
@@ -136,30 +142,11 @@ def probability_above(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.mean(below + up_to) / 2 / len(ordered))
 
 
-def sigmoid(logit: float) -> float:
+def sigmoid(log_odds: float) -> float:
     """The probability of log-odds, which are cut at ±MOST_LOGIT."""
-    return 1 / (1 + math.exp(-max(-MOST_LOGIT, min(MOST_LOGIT, logit))))
+    return float(special.expit(np.clip(log_odds, -MOST_LOGIT, MOST_LOGIT)))
 
 
 def logit(probability: float) -> float:
     """The log-odds of a probability, cut at ±MOST_LOGIT."""
-    least = sigmoid(-MOST_LOGIT)
-    probability = max(least, min(1 - least, probability))
-    return math.log(probability / (1 - probability))
-
-
-def fitted_probability(
-    fit: PairFit, one: Assessment, other: Assessment, pairwise: float | None = None
-) -> float | None:
-    """P(`one` is better) of two pictures of the same scene; None where the fit needs what was not measured.
-    `pairwise` is what a pairwise read says, 0..1."""
-    first, second = fit.strength(one), fit.strength(other)
-    if first is None or second is None:
-        return None
-    read = fit.pairwise * logit(pairwise) if fit.pairwise and pairwise is not None else 0.0
-    return sigmoid(first - second + read)
-
-
-def differences(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    """What `measurements` of two pictures differ by, where both have them."""
-    return {name: value - other[name] for name, value in one.items() if name in other}
+    return float(np.clip(special.logit(probability), -MOST_LOGIT, MOST_LOGIT))

@@ -11,8 +11,7 @@ from PIL import Image
 from scipy.stats import binomtest
 
 from agentic_iqa_local.judgement.comparison import Candidate, Judge
-from agentic_iqa_local.judgement.near_duplicates import MOST_DIFFERENT, fingerprint, same_scene
-from agentic_iqa_local.judgement.ordering import pairs_to_compare
+from agentic_iqa_local.judgement.ordering import MOST_DIFFERENT, fingerprint, pairs_to_compare, same_scene
 from agentic_iqa_local.judgement.preference import measurements
 from agentic_iqa_local.laboratory.pairwise_fit import Pair, log_loss, pairs_of_photographs
 from agentic_iqa_local.laboratory.pairwise_versions import CLEAN, IN_BURST, PAIR, Version

@@ -12,9 +12,9 @@ from agentic_iqa_local.config import Settings
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
-from agentic_iqa_local.judgement.calibrations import calibration_for
+from agentic_iqa_local.judgement.fit import calibration_for
+from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.preference import draws_of, probability_above
-from agentic_iqa_local.judgement.sureness import Sureness
 from agentic_iqa_local.laboratory.pairwise_figures import share
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.judgement.near_duplicates import fingerprint
+from agentic_iqa_local.judgement.ordering import fingerprint
 from agentic_iqa_local.judgement.pairwise_read import read_pair
 from agentic_iqa_local.nodes.summarizer import ROLE
 from agentic_iqa_local.result import Assessment

@@ -31,15 +31,14 @@ from scipy import ndimage, stats
 from agentic_iqa_local.cli.console import Parser, bar, safe_streams
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.judgement.quality_map.damage import CLEARLY, windows
-from agentic_iqa_local.judgement.quality_map.reading import make_map, read_boxes, tile_sides
-from agentic_iqa_local.judgement.quality_map.result import MapRequest, QualityMap
-from agentic_iqa_local.judgement.quality_map.tiles import Box, Tiling, tiling
+from agentic_iqa_local.judgement.quality_map import MapRequest, make_map, read_boxes, tile_sides
+from agentic_iqa_local.judgement.tiles import CLEARLY, Box, Tiling, tiling, windows
 from agentic_iqa_local.levels import LETTERS, PLACES
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.provenance import commit, folder_hash, machine
+from agentic_iqa_local.result import QualityMap
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS, Part, distort, place_mask

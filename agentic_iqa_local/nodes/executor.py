@@ -12,7 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.judgement.quality_map.reading import mapped
+from agentic_iqa_local.judgement.quality_map import mapped
 from agentic_iqa_local.levels import Severity
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities

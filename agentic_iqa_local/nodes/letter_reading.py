@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from agentic_iqa_local.config_sections import FusionSettings
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.judgement.intervals import Look
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, Mode
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, Look, Mode
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply

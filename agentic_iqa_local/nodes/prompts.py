@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from agentic_iqa_local.judgement.quality_map.result import DamagedBox
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
-from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import DamagedBox, ExecutorOutput, PlannerOutput
 
 PromptLayout = Literal["images_first", "system_first"]
 

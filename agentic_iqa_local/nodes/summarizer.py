@@ -15,9 +15,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
 from agentic_iqa_local.config_sections import FusionSettings
-from agentic_iqa_local.judgement.intervals import Look
-from agentic_iqa_local.judgement.sureness import Sureness
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
+from agentic_iqa_local.judgement.gates import Sureness
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, Look
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.conversation import earlier_lines
 from agentic_iqa_local.nodes.detection import model_trust

@@ -28,8 +28,7 @@ from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair,
 from agentic_iqa_local.images.views import View, native_views
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.iqa_tools.detector import load_detector
-from agentic_iqa_local.judgement.quality_map.result import MapRequest
-from agentic_iqa_local.judgement.sureness import Sureness
+from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.services import ALONE, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, PlannerError
@@ -38,6 +37,7 @@ from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMC
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
+    from agentic_iqa_local.judgement.quality_map import MapRequest
 
 logger = logging.getLogger(__name__)
 
