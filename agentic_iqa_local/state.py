@@ -156,7 +156,7 @@ class PlannerError(BaseModel):
     """One failed attempt of a role at a valid answer (the Planner's, and in the same form the other
     roles')."""
 
-    error_type: str = Field(description="validation_error, api_error or the exception's class name.")
+    error_type: str = Field(description="validation_error or api_error.")
     message: str = Field(description="What went wrong, for a human.")
     details: dict[str, Any] | None = Field(
         default=None,

@@ -4,9 +4,9 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
-from agentic_iqa_local.laboratory.bench import main
+from bench.command import main  # noqa: E402 the folder beside this file
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,10 +10,11 @@ import pytest
 from scripted import ScriptedClient, ScriptedTools, loaded_batch, scripted_answers, scripted_services
 
 from agentic_iqa_local import assessment
+from agentic_iqa_local.batch import batch_worker
 from agentic_iqa_local.batch import runner as batch_module
 from agentic_iqa_local.batch.batch_worker import GRACE, BatchWorker
 from agentic_iqa_local.batch.inputs import Item
-from agentic_iqa_local.batch.runner import STANDSTILL, Batch, _Attempt, batch_worker
+from agentic_iqa_local.batch.runner import STANDSTILL, Batch, _Attempt
 from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.images import reading as images

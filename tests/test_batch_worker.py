@@ -14,9 +14,10 @@ import pytest
 from conftest import ROOT
 from scripted import loaded_batch
 
+from agentic_iqa_local.batch import batch_worker
 from agentic_iqa_local.batch.batch_worker import BatchWorker
 from agentic_iqa_local.batch.inputs import Item
-from agentic_iqa_local.batch.runner import Batch, BatchError, batch_worker
+from agentic_iqa_local.batch.runner import Batch, BatchError
 from agentic_iqa_local.batch.runs import Results
 from agentic_iqa_local.batch.stored_row import as_line
 from agentic_iqa_local.batch.work import Assessing, Work

@@ -9,7 +9,6 @@ from browser import axe_findings, browser_page, needs_chromium
 from PIL import Image
 
 from agentic_iqa_local.cli.gallery import main
-from agentic_iqa_local.laboratory.gallery_bench import HOLES
 from agentic_iqa_local.output.gallery.rows import GalleryError, identities, read_rows
 from agentic_iqa_local.output.gallery.thumbnails import Sizes, thumbnail
 from agentic_iqa_local.result import Assessment, Gate, Interval
@@ -21,6 +20,27 @@ CALIBRATED = {
     "condition": {"pipeline": "agent", "reference": False, "look": "one order"},
     "calibrated_on": "a set",
 }
+
+# what of the visible part of the list no card or picture fills
+HOLES = """
+window.holes = () => {
+  const list = document.getElementById("roll").getBoundingClientRect();
+  const head = document.querySelector("header").getBoundingClientRect().bottom;
+  const [top, bottom] = [Math.max(list.top, head, 0), Math.min(list.bottom, innerHeight)];
+  const filled = (x, y) => {
+    const card = document.elementFromPoint(x, y)?.closest("#list .card");
+    return card && (card.querySelector("img")?.complete ?? true);
+  };
+  let missing = 0;
+  for (let i = 0; i < 48; i += 1) {
+    const x = list.left + ((i % 6) + 0.5) * list.width / 6;
+    const y = top + (Math.floor(i / 6) + 0.5) * (bottom - top - 20) / 8;
+    const near = [[0, 0], [0, 18], [18, 0], [18, 18]];
+    if (y > top && !near.some(([right, down]) => filled(x + right, y + down))) missing += 1;
+  }
+  return { missing: missing / 48, cards: document.querySelectorAll("#list .card").length };
+};
+"""
 
 
 def lines(folder, count=3):

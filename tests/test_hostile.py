@@ -12,6 +12,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import endurance
 import numpy as np
 import pytest
 import yaml
@@ -26,8 +27,6 @@ from agentic_iqa_local.batch.inputs import ManifestError, read_manifest
 from agentic_iqa_local.config import CONFIGS, Settings, load_settings
 from agentic_iqa_local.config_sections import ConfigError, RoleSettings
 from agentic_iqa_local.images.reading import ImageError, load_image, load_pair
-from agentic_iqa_local.laboratory import endurance
-from agentic_iqa_local.laboratory.endurance import damaged_pictures
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.planner import correct_plan
@@ -793,37 +792,6 @@ def test_painted_text_changes_its_place_and_nothing_else(photo):
 # The long runs, in short
 
 
-@pytest.mark.parametrize(("command", "count"), [("images", 100), ("outputs", 200), ("end-to-end", 1)])
-def test_a_short_run_finds_nothing_wrong(command, count, tmp_path):
-    out = tmp_path / "found.json"
-    assert endurance.main([command, "--count", str(count), "--seed", "1", "--out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert (found["count"], found["wrong"], found["seed"]) == (count, [], 1)
-    outcomes = (
-        [found["outcomes"]]
-        if "outcomes" in found
-        else [found[kind]["outcomes"] for kind in ("images", "outputs")]
-    )
-    assert [sum(counts.values()) for counts in outcomes] == [count] * len(outcomes)
-
-
-def test_what_a_long_run_finds_is_in_its_result_and_its_exit_status(tmp_path, monkeypatch):
-    examined = []
-
-    def fails_on_damage(path):
-        examined.append(path)
-        if len(examined) > len(PICTURES):  # the whole pictures come first
-            raise KeyError("made to fail")
-        return "loaded"
-
-    monkeypatch.setattr(damaged_pictures, "examine_picture", fails_on_damage)
-    assert endurance.main(["images", "--count", "5", "--out", str(tmp_path / "new" / "found.json")]) == 1
-    found = json.loads((tmp_path / "new" / "found.json").read_text())
-    assert len(found["wrong"]) == 5
-    assert all("KeyError('made to fail')" in line for line in found["wrong"])
-    assert all(outcome.endswith("wrong") for outcome in found["outcomes"])
-
-
 def test_the_effect_of_injections_is_counted_as_described():
     def case(goal, before, after, letters="CC", error=None):
         return {
@@ -854,7 +822,3 @@ def test_the_effect_of_injections_is_counted_as_described():
         "mean": 0.267, "median": 0.2, "max": 0.5,
         "towards_the_goal": 0.2, "furthest_towards_the_goal": 0.5, "share_towards_the_goal": 0.67,
     }  # fmt: skip
-    assert json.loads(endurance.as_json({"effect": found, "cases": cases})) == {
-        "effect": found,
-        "cases": cases,
-    }

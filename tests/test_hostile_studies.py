@@ -35,7 +35,6 @@ from agentic_iqa_local.cli import fit_tools, study
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import LARGEST
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
-from agentic_iqa_local.laboratory import endurance
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.plots import Drawing
 from agentic_iqa_local.studies.report import write_figures, write_table
@@ -506,13 +505,7 @@ def tiles(folder):
     return load_tiles([folder / "a\x1b.png"])
 
 
-def endurance_photos(folder):
-    return list(endurance.photographs([folder / "a\x1b.png"]))
-
-
-@pytest.mark.parametrize(
-    "opened", [maps_photos, tiles, endurance_photos], ids=["fit_tools maps", "synthetic", "endurance"]
-)
+@pytest.mark.parametrize("opened", [maps_photos, tiles], ids=["fit_tools maps", "synthetic"])
 @pytest.mark.parametrize("kind", PHOTOS)
 def test_a_photograph_that_is_none(kind, opened, tmp_path, no_ghostscript):
     PHOTOS[kind](tmp_path / "a\x1b.png")

@@ -44,7 +44,6 @@ from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo
 from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
-from agentic_iqa_local.laboratory import bench, endurance
 from agentic_iqa_local.offline.doctor.checks import Setup, as_text, check
 from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from agentic_iqa_local.output.report import account, headline, summary, tool_table
@@ -153,8 +152,6 @@ def commands():
             "data set": ["dataset", "HOSTILE", "--tools", "NIQE"],
             "photographs": ["maps", "--photos", "HOSTILE", "--tools", "NIQE"],
         },
-        "bench": {"arms": ["run", "--arms", "HOSTILE"], "model": ["table", "--write", "HOSTILE"]},
-        "endurance": {"command": ["HOSTILE"], "count": ["images", "--count", "HOSTILE"]},
     }
     return found | {
         f"{program}, {name}": (program, line)
@@ -166,10 +163,8 @@ def commands():
 COMMANDS = commands()
 MAINS = {
     "assess": assess_command,
-    "bench": bench,
     "bundle": bundle,
     "doctor": doctor_command,
-    "endurance": endurance,
     "fit_tools": fit_tools,
     "store": store_command,
     "study": study,

@@ -168,10 +168,8 @@ ALLOWED = {
     "agentic_iqa_local/serve/running.py": frozenset({"socket"}),
     # the head node that --cluster names: whether it answers
     "agentic_iqa_local/batch/cluster/connection.py": frozenset({"socket", "create_connection"}),
-    # servers on the loopback that they start themselves
+    # a server on the loopback that it starts itself
     "agentic_iqa_local/offline/certify/served.py": frozenset({"socket", "httpx"}),
-    "agentic_iqa_local/laboratory/servers.py": frozenset({"socket", "httpx"}),
-    "agentic_iqa_local/laboratory/bench/service.py": frozenset({"httpx"}),
     # to refuse connections while it checks
     "agentic_iqa_local/offline/doctor/process.py": frozenset({"socket"}),
 }

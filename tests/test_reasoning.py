@@ -110,6 +110,12 @@ def test_sentences_made_of_the_evidence_never_contradict_it(analysis, level):
             assert f"{item.severity} {item.type}".casefold() in text.casefold()
 
 
+def test_only_an_object_that_was_judged_can_be_without_distortions():
+    assert from_evidence(ExecutorOutput(distortion_analysis={}), "Fair") == "The quality is fair."
+    judged = ExecutorOutput(distortion_analysis={"Global": []})
+    assert from_evidence(judged, "Fair") == "No visible distortion was found. The quality is fair."
+
+
 def summaries(*texts: str) -> list[str]:
     return [
         json.dumps({"final_answer": "C", "quality_reasoning": text}).replace('": "', '": "', 1)

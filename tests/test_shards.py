@@ -14,7 +14,6 @@ from agentic_iqa_local.cli.assess_options import parse
 from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.cli.main import main
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.laboratory.million import simulate
 
 IDENTITY = {"model": {"tiny": "aa"}, "versions": {"torch": "2.15.0"}, "query": "Rate it."}
 WORK = Assessing(Settings(), "letters")
@@ -234,17 +233,3 @@ def test_what_is_no_shard_or_was_changed_is_refused(tmp_path, items, capsys):
     assert f"{second}, line 1: expected JSON" in refused()
     Path(f"{second}.run.json").write_text(json.dumps({"identity": IDENTITY}))
     assert f"{second}: expected rows of assess --shard" in refused()
-
-
-def test_a_batch_in_its_own_process_fills_shards_whose_merge_is_right_row_by_row(tmp_path):
-    """The simulation of a million rows, with three hundred."""
-    row = row_of(Item(tmp_path / "a.png"))
-    row.error, row.final_answer = None, "C"
-    found = simulate(row.model_dump_json(), tmp_path / "rows", rows=300, shards=4, jobs=8, wait=0.001)
-    assert (found["rows_written"], found["merge"]["rows"], found["merge"]["rows_that_differ"]) == (
-        300,
-        300,
-        0,
-    )
-    assert found["holds"]["merge"]
-    assert not (tmp_path / "rows").exists()

@@ -154,7 +154,7 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
     lines = _wrong_levels(text, level) if level is not None else []
     if _SEVERITY_ALONE.fullmatch(text):
         lines.append("says too little")
-    if evidence is None or evidence.distortion_analysis is None:
+    if evidence is None or not evidence.distortion_analysis:
         return lines
     known = {evidence.damaged_part, evidence.worst_part and evidence.worst_part.place}
     if evidence.damaged_part and (elsewhere := quarters_named(text) - known):
@@ -285,7 +285,7 @@ def _evidence_sentences(evidence: ExecutorOutput, level: str | None) -> list[str
     for name, items in (evidence.distortion_analysis or {}).items():
         if unclear := " and ".join(item.type.lower() for item in items if item.severity == UNCLEAR):
             sentences.append(f"The severity of {unclear}{of_object(name)} cannot be told.")
-    if not sentences and evidence.distortion_analysis is not None:
+    if not sentences and evidence.distortion_analysis:
         unread = any(detection.error for detection in (evidence.detection or {}).values())
         sentences.append(
             "The model saw no distortion; LocalNR could not read the picture."

@@ -1,1 +1,0 @@
-"""What makes and measures the product, and what it never imports: training, benchmarks, endurance."""

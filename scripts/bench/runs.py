@@ -1,0 +1,263 @@
+"""Programs on every arm, in turns: seconds, counted work and letters, and cold starts."""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentic_iqa_local.paths import ROOT
+from bench.setup import build, environment, pictures, progress, services_of
+
+if TYPE_CHECKING:
+    from agentic_iqa_local.services import Services
+
+PROGRAMS = ("letters", "letters_twice", "agent_nr", "agent_scored", "agent_fr", "questions")
+# of the letters' log-probabilities between arms
+BOUNDS = {
+    "float32": 1e-3,
+    "bfloat16": 0.25,
+    "float16": 0.05,
+}
+QUESTIONS = [
+    ("Is the picture sharp?", ["Yes", "No"]),
+    ("Is there noise?", ["Yes", "No"]),
+    ("Which distortion is the strongest?", ["Blurs", "Noise", "Compression", "None"]),
+    ("How bright is the picture?", ["Too dark", "Right", "Too bright"]),
+    ("Are there blocks or rings?", ["Yes", "No"]),
+]
+
+
+def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
+    """One picture through one program: counted work, seconds and the letters read."""
+    from agentic_iqa_local.assessment import assess
+    from agentic_iqa_local.levels import LETTERS
+    from agentic_iqa_local.nodes.prompts import (
+        ANSWER_PREFIX,
+        DEFAULT_QUERY,
+        choice_letters,
+        summarizer_prompt,
+    )
+    from agentic_iqa_local.nodes.workbench import OpenImages
+
+    began = time.perf_counter()
+    if program.startswith("agent"):
+        row = assess(pair[0], pair[1] if program == "agent_fr" else None, services=services)
+        if row.error:
+            raise RuntimeError(row.error)
+        tools = sum(t.execution_time for t in row.tools)
+        reads, usage = [row.p_c], row.tokens.model_dump() if row.tokens else {}
+    else:
+        images = OpenImages(services, str(pair[0]))
+        session, tools, reads = images.session("summarizer"), 0.0, []
+        asked = [(summarizer_prompt(DEFAULT_QUERY, None, scoring=True), LETTERS)]
+        if program == "letters_twice":
+            asked.append(
+                (summarizer_prompt(DEFAULT_QUERY, None, scoring=True, reversed_letters=True), LETTERS)
+            )
+        elif program == "questions":
+            asked = [
+                (summarizer_prompt(q, None, scoring=False, choices=c), choice_letters(c))
+                for q, c in QUESTIONS
+            ]
+        each = []
+        for prompt, letters in asked:
+            start = time.perf_counter()
+            reads.append(session.read_letters(prompt, ANSWER_PREFIX, letters).logprobs)
+            each.append(time.perf_counter() - start)
+        usage = asdict(images.usage) | {
+            "first_read": each[0],
+            "later_reads": statistics.mean(each[1:]) if each[1:] else None,
+        }
+        images.close()
+    return {"seconds": time.perf_counter() - began, "tool_seconds": tools, "letters": reads, **usage}
+
+
+def run(args: argparse.Namespace) -> dict:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = build(args.build, Path(scratch) / args.build) if args.build else args.model.resolve()
+        result = {
+            "model": args.build or folder.name,
+            "side": args.side,
+            "images": args.images,
+            "date": time.strftime("%Y-%m-%d"),
+            "environment": environment(args),
+            "cold": {arm: cold_start(arm, args, folder) for arm in args.arms},
+            "rows": [],
+        }
+        arms, tools = {}, None
+        for arm in args.arms:
+            arms[arm] = services_of(arm, args, folder, tools)
+            tools = arms[arm].tools
+        result["dtype"] = arms[args.arms[0]].client("summarizer").describe()["dtype"]
+        bound = BOUNDS[result["dtype"]]
+        for program in args.programs:
+            result["rows"] += _measured(program, arms, args, Path(scratch), bound)
+        result["bare_forward"] = bare_forward(
+            arms, pictures(args.images, args.side, Path(scratch), "bare"), args
+        )
+        for services in arms.values():
+            services.client("summarizer").close()
+    return result
+
+
+def _measured(
+    program: str, arms: "dict[str, Services]", args: argparse.Namespace, scratch: Path, bound: float
+) -> list[dict]:
+    """`measure` on new pictures, once every arm has run the program on a small one."""
+    counts = [n for n in args.in_flight if n == 1 or program != "agent_scored"]
+    batches = {
+        n: pictures(args.images if n == 1 else n, args.side, scratch, f"{program}/{n}") for n in counts
+    }
+    if program == "agent_scored":
+        arms = _with_scores_kept(arms, scratch)
+        # all arms choose the same tools
+        for pair in [pair for pairs in batches.values() for pair in pairs]:
+            run_program(program, pair, arms[args.arms[0]])
+    (warm,) = pictures(1, args.side // 2, scratch, f"{program}/warm")
+    for services in arms.values():
+        run_program(program, warm, services)
+    return measure(program, arms, batches, bound)
+
+
+def _with_scores_kept(arms: "dict[str, Services]", scratch: Path) -> "dict[str, Services]":
+    """The arms with one runner of tools that keeps every score on disk."""
+    from agentic_iqa_local.iqa_tools import ToolRunner
+    from agentic_iqa_local.services import Services
+
+    device = next(reversed(arms.values())).tools.device
+    kept = ToolRunner(device=device, cache=scratch / "scores.sqlite")
+    return {arm: Services(s.settings, s.device, s.pool.clients, kept) for arm, s in arms.items()}
+
+
+def measure(program: str, arms: dict, batches: dict[int, list], bound: float) -> list[dict]:
+    """The rows of one program: each arm at each number in flight, arms taking turns, batch by batch."""
+    found: dict[tuple[str, int], list[dict]] = {}
+    walls: dict[tuple[str, int], float] = {}
+    for in_flight, pairs in batches.items():
+        for batch in [[pair] for pair in pairs] if in_flight == 1 else [pairs]:
+            for arm, services in arms.items():
+                progress(f"{program}, {arm}, {in_flight} in flight")
+                began = time.perf_counter()
+                with ThreadPoolExecutor(len(batch)) as pool:
+                    rows = list(pool.map(lambda pair, s=services: run_program(program, pair, s), batch))
+                walls[arm, in_flight] = walls.get((arm, in_flight), 0) + time.perf_counter() - began
+                found.setdefault((arm, in_flight), []).extend(rows)
+    out = []
+    for (arm, in_flight), rows in found.items():
+        gap = max(
+            _gap(one, other) for one, other in zip(rows, found[next(iter(arms)), in_flight], strict=True)
+        )
+        seconds = sorted(row["seconds"] for row in rows)
+        out.append(
+            {
+                "program": program,
+                "arm": arm,
+                "in_flight": in_flight,
+                "images": len(rows),
+                "median_seconds": statistics.median(seconds),
+                "p95_seconds": seconds[min(len(seconds) - 1, round(0.95 * (len(seconds) - 1)))],
+                "images_per_second": len(rows) / walls[arm, in_flight],
+                **{
+                    key: statistics.mean(row[key] for row in rows)
+                    for key in rows[0]
+                    if key not in ("seconds", "letters") and rows[0][key] is not None
+                },
+                "letter_gap": gap,
+                "void": gap > bound,
+            }
+        )
+    return out
+
+
+def _gap(one: dict, other: dict) -> float:
+    """Largest difference of the letters' log-probabilities (the agent: of the probabilities) of the same
+    picture."""
+    return max(
+        abs(a[letter] - b[letter])
+        for a, b in zip(one["letters"], other["letters"], strict=True)
+        for letter in a
+    )
+
+
+def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | None:
+    """A letter read on a fresh session against the bare pass of processor's inputs through the model, taking
+    turns."""
+    import torch
+
+    from agentic_iqa_local.images.reading import load_image
+    from agentic_iqa_local.levels import LETTERS
+    from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+
+    if "shared" not in arms:
+        return None
+    client = arms["shared"].client("summarizer")
+    prompt = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
+    bare, read = [], []
+    for pair in pairs:
+        picture = load_image(str(pair[0])).pixels.crop((0, 0, min(args.side, 512), min(args.side, 512)))
+        rendered = client.renderer.render(prompt, 1, ANSWER_PREFIX)
+        began = time.perf_counter()
+        batch = client.processor(text=[rendered.text], images=[picture], return_tensors="pt").to(
+            client.device
+        )
+        with torch.inference_mode(), client.lock:
+            if hasattr(client.model.model, "rope_deltas"):
+                client.model.model.rope_deltas = None
+            client.model(**batch, logits_to_keep=1).logits.cpu()
+        bare.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        session = client.open([picture])
+        session.read_letters(prompt, ANSWER_PREFIX, LETTERS)
+        session.close()
+        read.append(time.perf_counter() - began)
+    return {"bare_seconds": statistics.median(bare), "read_seconds": statistics.median(read)}
+
+
+def cold_start(arm: str, args: argparse.Namespace, folder: Path) -> dict:
+    """Seconds from the start of a process to its first letters, and its peak memory."""
+    progress(f"cold start, {arm}")
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "bench.py"),
+        "cold",
+        "--arm",
+        arm,
+        "--model",
+        str(folder),
+        "--side",
+        str(args.side),
+        "--dtype",
+        args.dtype,
+    ]
+    done = subprocess.run(
+        command + (["--gpu", args.gpu] if args.gpu else []), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"cold start of {arm} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def cold(args: argparse.Namespace) -> dict:
+    import resource
+
+    began = time.time()
+    with tempfile.TemporaryDirectory() as scratch:
+        services = services_of(args.arm, args, args.model)
+        run_program("letters", pictures(1, args.side, Path(scratch), "cold")[0], services)
+    import torch
+
+    found = {
+        "seconds": time.time() - began,
+        "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+    if args.gpu:
+        found["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated(services.device) / 2**30
+    services.client("summarizer").close()
+    return found
