@@ -18,18 +18,17 @@ from agentic_iqa_local.assessment import unassessed
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.judgement.comparison import Candidate, Judge, PairwiseRead
 from agentic_iqa_local.judgement.ordering import (
+    MOST_DIFFERENT,
     MOST_PICTURES,
     PAIRS_PER_PICTURE,
     fingerprint,
     pairs_to_compare,
-    same_scene,
     scene_distance,
     scene_groups,
     strengths,
 )
 from agentic_iqa_local.judgement.pairwise_read import read_pair
 from agentic_iqa_local.judgement.preference import (
-    FitsError,
     PairFit,
     PairFits,
     draws_of,
@@ -126,9 +125,6 @@ def test_the_shipped_fit_is_of_the_embedded_model_and_its_pipeline(services, tmp
     assert Judge(services.settings, "agent", False).fit is None
     assert read_fits().of("another", "letters", reference=False) is None
     assert read_fits(tmp_path / "none.json").fits == ()
-    (tmp_path / "fits.json").write_text('{"fits": [{"model": 3}]}')
-    with pytest.raises(FitsError, match=r"expected fits of comparisons, got: .*"):
-        read_fits(tmp_path / "fits.json")
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "gaussian_blur", "white_noise", "darken", "oversharpen"])
@@ -136,7 +132,7 @@ def test_a_distorted_or_smaller_version_is_the_same_scene(photo, kind):
     distorted = Image.fromarray(
         DISTORTIONS[kind].apply(np.asarray(photo), 4, np.random.default_rng(0))
     ).resize((200, 150))
-    assert same_scene(fingerprint(photo), fingerprint(distorted))
+    assert scene_distance(fingerprint(photo), fingerprint(distorted)) <= MOST_DIFFERENT
 
 
 def test_another_subject_is_not_and_neighbours_link_groups(photo):

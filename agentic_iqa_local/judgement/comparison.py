@@ -2,9 +2,9 @@
 near-duplicates."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -347,10 +347,10 @@ def compare(
     second: Picture,
     *,
     reference: Picture | None = None,
-    pipeline: Pipeline = "letters",
-    max_replan_iterations: int | None = None,
     pairwise: bool | None = None,
     services: Services | None = None,
+    pipeline: Pipeline = "letters",
+    max_replan_iterations: int | None = None,
 ) -> Comparison:
     """Which of two pictures is better, and with which probability. `compare(a, b)` and `compare(b, a)` give
     probabilities that sum to 1.
@@ -358,21 +358,16 @@ def compare(
     Args:
         first, second: Pictures as `assess` takes them.
         reference: The pristine original of both.
-        pipeline, max_replan_iterations: How each picture is assessed.
         pairwise: Whether the model is shown both pictures, in both orders: True always, False never, None where the
             read has weight with this model, or no fit says that it has none.
         services: The set-up; by default the one that ships.
+        pipeline, max_replan_iterations: How each picture is assessed.
 
     Returns:
-        The comparison; what is wrong with a picture is in its `error`.
-
-    Raises:
-        VLMError, ValueError, TypeError: As `assess` does.
+        The comparison; what is wrong with a picture is in its `error`. Raises what `assess` does.
     """
-    with ExitStack() as opened:
-        judge, rows, files = _assessed(
-            opened, [first, second], reference, pipeline, max_replan_iterations, pairwise, services
-        )
+    with _assessed([first, second], reference, pairwise, services, pipeline, max_replan_iterations) as known:
+        judge, rows, files = known
         return judge.compared(rows, files)
 
 
@@ -380,45 +375,39 @@ def rank(
     pictures: Sequence[Picture],
     *,
     reference: Picture | None = None,
-    pipeline: Pipeline = "letters",
-    max_replan_iterations: int | None = None,
     pairwise: bool | None = None,
     services: Services | None = None,
+    pipeline: Pipeline = "letters",
+    max_replan_iterations: int | None = None,
 ) -> Ranking:
     """The order of pictures from the best to the worst, from at most three comparisons for each; arguments as for
     `compare`. Pictures that could not be assessed are in `failed`."""
-    with ExitStack() as opened:
-        judge, rows, files = _assessed(
-            opened, pictures, reference, pipeline, max_replan_iterations, pairwise, services
-        )
+    with _assessed(pictures, reference, pairwise, services, pipeline, max_replan_iterations) as known:
+        judge, rows, files = known
         return judge.ranked(rows, files)
 
 
+@contextmanager
 def _assessed(
-    opened: ExitStack,
     pictures: Sequence[Picture],
     reference: Picture | None,
-    pipeline: Pipeline,
-    max_replan_iterations: int | None,
     pairwise: bool | None,
     services: Services | None,
-) -> tuple[Judge, list[Assessment], list[Path]]:
-    """The judge of the pictures, their rows, and the files that they lie in while `opened` is."""
+    pipeline: Pipeline,
+    limit: int | None,
+) -> Iterator[tuple[Judge, list[Assessment], list[Path]]]:
+    """The judge of the pictures, their rows, and the files that they lie in meanwhile."""
     services = services or load_services()
-    original = None if reference is None else opened.enter_context(as_file(reference))
-    files = [opened.enter_context(as_file(picture)) for picture in pictures]
-    rows = []
-    for file in files:
-        row = assess(
-            file.path,
-            original and original.path,
-            pipeline=pipeline,
-            max_replan_iterations=max_replan_iterations,
-            services=services,
-        )
-        row.image, row.error = str(file.name), row.error and file.hide(row.error)
-        rows.append(row)
-    client = services.client(ROLE)
-    read = None if pairwise is False else lambda one, other: read_pair(client, one, other)
-    judge = Judge(services.settings, pipeline, reference is not None, read=read, always=bool(pairwise))
-    return judge, rows, [Path(file.path) for file in files]
+    with ExitStack() as opened:
+        original = None if reference is None else opened.enter_context(as_file(reference)).path
+        files = [opened.enter_context(as_file(picture)) for picture in pictures]
+        rows = []
+        for file in files:
+            how = {"pipeline": pipeline, "max_replan_iterations": limit, "services": services}
+            row = assess(file.path, original, **how)
+            row.image, row.error = str(file.name), row.error and file.hide(row.error)
+            rows.append(row)
+        client = services.client(ROLE)
+        read = None if pairwise is False else partial(read_pair, client)
+        judge = Judge(services.settings, pipeline, original is not None, read=read, always=bool(pairwise))
+        yield judge, rows, [Path(file.path) for file in files]

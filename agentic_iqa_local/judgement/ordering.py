@@ -38,13 +38,9 @@ def fingerprint(image: Image.Image) -> np.ndarray:
 
 
 def scene_distance(one: np.ndarray, other: np.ndarray) -> float:
-    """The share of bits in which two fingerprints differ, 0..1; about 0.5 for pictures of other subjects."""
+    """The share of bits in which two fingerprints differ, 0..1: up to MOST_DIFFERENT for near-duplicates, about 0.5
+    for pictures of other subjects."""
     return float(np.mean(one != other))
-
-
-def same_scene(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two fingerprints are of near-duplicates."""
-    return scene_distance(one, other) <= MOST_DIFFERENT
 
 
 def scene_groups(fingerprints: Sequence[np.ndarray]) -> list[list[int]]:
@@ -63,9 +59,9 @@ def scene_groups(fingerprints: Sequence[np.ndarray]) -> list[list[int]]:
 
 
 def pairs_to_compare(
-    prior: Sequence[float], probability: Callable[[int, int], float], per_picture: int = PAIRS_PER_PICTURE
+    prior: Sequence[float], probability: Callable[[int, int], float]
 ) -> list[tuple[int, int]]:
-    """At most `per_picture`·n pairs of n pictures; the better one by `prior` stands first.
+    """At most PAIRS_PER_PICTURE·n pairs of n pictures; the better one by `prior` stands first.
 
     They are all neighbours in the order by prior strength, so that every two pictures are linked; one link of each
     picture over 2, 4, 8, ... places, since along neighbours alone errors would add up; and of the pairs up to NEAR
@@ -74,7 +70,6 @@ def pairs_to_compare(
     Args:
         prior: Strengths known before any comparison, (n,); greater is better.
         probability: P(i is better than j), by what is known without a closer look.
-        per_picture: How many pairs there may be for each picture.
     """
     order = sorted(range(len(prior)), key=lambda i: -prior[i])
     reaches = [2**k for k in range(1, len(order).bit_length()) if 2**k < len(order)]
@@ -91,7 +86,7 @@ def pairs_to_compare(
     ]
     others.sort(key=lambda pair: abs(probability(*pair) - 0.5))
     chosen = [*itertools.pairwise(order), *links]
-    return chosen + others[: max(0, per_picture * len(order) - len(chosen))]
+    return chosen + others[: max(0, PAIRS_PER_PICTURE * len(order) - len(chosen))]
 
 
 def strengths(

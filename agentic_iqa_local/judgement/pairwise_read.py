@@ -50,7 +50,7 @@ def read_pair(client: VLMClient, first: Image.Image, second: Image.Image) -> Pai
     return PairwiseRead(
         probability=(shown_first[0] + 1 - shown_first[1]) / 2,
         order_bias=shown_first.mean() - 0.5,
-        letter_bias=np.mean([p[:, 0], 1 - p[:, 1]]) - 0.5,
+        letter_bias=float(np.mean([p[:, 0], 1 - p[:, 1]])) - 0.5,
         flipped=bool((shown_first[0] - 0.5) * (shown_first[1] - 0.5) > 0),
         off_letter_mass=float(np.mean([read.off_letter_mass for read in (*there, *back)])),
         calls=usage.calls,

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from scipy import special
 from scipy.stats import norm
 
-from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.paths import ROOT
@@ -28,14 +26,9 @@ from agentic_iqa_local.score_fusion import LEVELS, expected_level, fused_distrib
 SHIPPED = ROOT / "configs" / "comparisons.json"
 DRAWS = 400  # values that stand for a distribution
 UNKNOWN_SIGMA = 1.0  # levels: the error of the letters, where no tool tells its own
-LARGEST = 2**20  # bytes of a file of fits
 MOST_LOGIT = 7.0  # a probability of 0.9991: no fit was tested beyond it
 
 Basis = Literal["same scene, fitted", "intervals", "fused distributions", "same pixels"]
-
-
-class FitsError(UserError, ValueError):
-    """A file of fits that cannot be used; one sentence for the user."""
 
 
 class PairFit(BaseModel):
@@ -94,15 +87,8 @@ class PairFits(BaseModel):
 
 
 def read_fits(file: Path = SHIPPED) -> PairFits:
-    """The fits of a file; none where there is no file. Raises FitsError."""
-    if not file.is_file():
-        return PairFits(fits=())
-    try:
-        return PairFits.model_validate_json(file.read_bytes()[:LARGEST])
-    except ValidationError as error:
-        raise FitsError(
-            f"{file}: expected fits of comparisons, got: {first_mistake(error)}", "install it again"
-        ) from error
+    """The fits of a file; none where there is no file."""
+    return PairFits.model_validate_json(file.read_bytes()) if file.is_file() else PairFits(fits=())
 
 
 def measurements(row: Assessment) -> dict[str, float]:

@@ -113,12 +113,6 @@ def make_map(images: OpenImages, request: MapRequest) -> tuple[QualityMap, dict[
     """The map of an opened picture by the Summarizer's model, and the maps of its similarity to the reference by
     metric. Raises MapError for a picture, a model or a mode that allows none, VLMError for a model that fails."""
     began, tokens = time.perf_counter(), _tokens(images)
-    client = images.services.client(ROLE)
-    if images.services.settings.fusion.mode != "logits" or not client.reads_logits:
-        raise MapError(
-            "map: expected mode logits, for tiles are read by their letters' probabilities",
-            "leave --mode out, or assess without a map",
-        )
     tiles = _tiling(images, request)
     bias, note = known_bias(images, tiles.tile)
     levels, stopped = _read_tiles(images, tiles, began + request.seconds)
@@ -177,6 +171,11 @@ def tile_sides(limits: PixelLimits) -> list[int]:
 def _tiling(images: OpenImages, request: MapRequest) -> Tiling:
     """The tiles to read. Raises MapError."""
     client = images.services.client(ROLE)
+    if images.services.settings.fusion.mode != "logits" or not client.reads_logits:
+        raise MapError(
+            "map: expected mode logits, for tiles are read by their letters' probabilities",
+            "leave --mode out, or assess without a map",
+        )
     width, height = images.image.width, images.image.height
     if not (sides := tile_sides(client.limits)):
         raise MapError(

@@ -97,25 +97,31 @@ def tiling(width: int, height: int, sides: Sequence[int], max_tiles: int) -> Til
     evenly; up to 7 pixels at the right and lower edge are in no tile.
     """
     for side in sides:
-        fewest = [max(FEWEST, -(-length // side)) for length in (width, height)]
-        if min(width, height) < smallest_side(side) or fewest[0] * fewest[1] > max_tiles:
-            continue
-        columns, rows = (max(FEWEST, -(-(length - side) // (side // 2)) + 1) for length in (width, height))
-        while columns * rows > max_tiles:
-            if (columns / fewest[0] >= rows / fewest[1] and columns > fewest[0]) or rows == fewest[1]:
-                columns -= 1
-            else:
-                rows -= 1
-        lefts, tops = (
-            tuple(int((length - side) * i / (count - 1)) // BLOCK * BLOCK for i in range(count))
-            for length, count in ((width, columns), (height, rows))
-        )
-        xs, ys = (
-            tuple(round(length * i / count) for i in range(count + 1))
-            for length, count in ((width, columns), (height, rows))
-        )
-        return Tiling(side, lefts, tops, xs, ys)
+        counts = _counts(width, height, side, max_tiles)
+        if min(width, height) >= smallest_side(side) and counts is not None:
+            sizes = list(zip((width, height), counts, strict=True))
+            lefts, tops = (
+                tuple(int((length - side) * i / (count - 1)) // BLOCK * BLOCK for i in range(count))
+                for length, count in sizes
+            )
+            xs, ys = (tuple(round(length * i / count) for i in range(count + 1)) for length, count in sizes)
+            return Tiling(side, lefts, tops, xs, ys)
     return None
+
+
+def _counts(width: int, height: int, side: int, most: int) -> tuple[int, int] | None:
+    """How many columns and rows of tiles there are: half overlapping, or as many as `most` tiles allow; None where
+    these do not cover the picture."""
+    fewest = [max(FEWEST, -(-length // side)) for length in (width, height)]
+    if fewest[0] * fewest[1] > most:
+        return None
+    columns, rows = (max(FEWEST, -(-(length - side) // (side // 2)) + 1) for length in (width, height))
+    while columns * rows > most:
+        if (columns / fewest[0] >= rows / fewest[1] and columns > fewest[0]) or rows == fewest[1]:
+            columns -= 1
+        else:
+            rows -= 1
+    return columns, rows
 
 
 def smallest_side(tile: int) -> int:
