@@ -15,6 +15,10 @@ Look = Literal["one order", "both orders", "crops"]
 """How closely the letters were read; each look includes what those before it read."""
 LOOKS: tuple[Look, ...] = get_args(Look)
 
+PromptLayout = Literal["images_first", "system_first"]
+"""Where a role's instructions stand in the chat: behind the images, whose cache then serves every role, or
+before them, which is the paper's order."""
+
 DistortionType = Literal[
     "Blurs", "Color distortions", "Compression", "Noise", "Brightness change", "Sharpness", "Contrast"
 ]

@@ -23,7 +23,8 @@ class Reading(Assessing):
 
 
 def without_model(pipe, work, device, window, loads, level):
-    """FATAL kills the process; HANGS has a row as of a picture whose time is over; SLOW takes a second."""
+    """FATAL kills the process; HANGS has a row as of a picture whose time is over; SLOW takes until there is a
+    file at TEST_GO."""
     child = _Child(pipe)
     for task in (child.listen, child.beat):
         threading.Thread(target=task, daemon=True).start()
@@ -35,7 +36,8 @@ def without_model(pipe, work, device, window, loads, level):
     while not stopping.is_set() and (item := child._items.get()):
         if item.image.name == FATAL:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(1 if item.image.name.endswith(SLOW) else 0.02)
+        while item.image.name.endswith(SLOW) and not os.path.exists(os.environ["TEST_GO"]):
+            time.sleep(0.02)
         row, hung = work.row(item, None, None), item.image.name == HANGS
         child.say("row", work.key(row), work.sent(row), hung, hung)
     child.say("stopped")

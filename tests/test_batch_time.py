@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from scripted import ScriptedClient, ScriptedTools, loaded_batch, scripted_answers, scripted_services
 
-from agentic_iqa_local import assessment
 from agentic_iqa_local.batch import batch_worker
 from agentic_iqa_local.batch import runner as batch_module
 from agentic_iqa_local.batch.batch_worker import GRACE, BatchWorker
@@ -18,6 +17,7 @@ from agentic_iqa_local.batch.runner import STANDSTILL, Batch, _Attempt
 from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.images import reading as images
+from agentic_iqa_local.judgement import assessment
 
 TIMEOUT = 10.0
 STEP = 4.0  # seconds that pass between two looks at the clock, too few for a standstill
@@ -176,7 +176,7 @@ def test_a_file_whose_reading_hangs_is_read_once(clock, picture, monkeypatch):
     assert row.sha256 is None
     clock.end()
     end.set()
-    attempt, _ = batch._finished.get(timeout=60)
+    attempt, _ = batch._finished.get(timeout=600)
     assert attempt.left_behind
     assert reads == [picture]
 

@@ -22,7 +22,7 @@ from agentic_iqa_local.batch.cluster.batch import ClusterBatch
 from agentic_iqa_local.batch.cluster.connection import ClusterError, check_address, check_installed
 from agentic_iqa_local.batch.cluster.identity import differences, package_hash
 from agentic_iqa_local.batch.cluster.sight import Afar, handed, with_what_is_missing
-from agentic_iqa_local.batch.cluster.staff import Place
+from agentic_iqa_local.batch.cluster.staff import Place, Staff
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.images.files import ImageError, read_file, sent_files
@@ -114,13 +114,15 @@ def test_a_picture_that_kills_its_workers_is_a_failure_and_one_that_hangs_costs_
 
 
 def test_a_lost_nodes_pictures_go_to_a_node_that_joined_later(cluster, add_node, tmp_path, caplog):
-    first = add_node(TEST_NODE="first")
+    go = tmp_path / "go"
+    first = add_node(TEST_NODE="first", TEST_GO=str(go))
     items = pictures(tmp_path, "0.png", *(f"{n}-{SLOW}" for n in range(4)))
     work = reading(cluster, 2)  # there is room for one
     rows = work.rows(items)
     made = [next(rows)]
     cluster.remove_node(first, allow_graceful=False)
-    add_node(TEST_NODE="second")
+    go.touch()
+    add_node(TEST_NODE="second", TEST_GO=str(go))
     made += rows
     assert sorted(row.image for row in made) == sorted(str(item.image) for item in items)
     assert {row.error.split()[2] for row in made} == {"first", "second"}
@@ -129,15 +131,19 @@ def test_a_lost_nodes_pictures_go_to_a_node_that_joined_later(cluster, add_node,
 
 
 def test_a_node_that_is_unlike_is_refused_by_name_before_the_first_row_and_left_out_later(
-    cluster, add_node, tmp_path, caplog
+    cluster, add_node, tmp_path, caplog, monkeypatch
 ):
     other = tmp_path / "site-packages" / "transformers-9.9.9.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 9.9.9\n")
-    unlike = {"PYTHONPATH": os.pathsep.join([str(other.parent), ENVIRONMENT["PYTHONPATH"]])}
+    go = tmp_path / "go"
+    unlike = {
+        "TEST_GO": str(go),
+        "PYTHONPATH": os.pathsep.join([str(other.parent), ENVIRONMENT["PYTHONPATH"]]),
+    }
     says = f"transformers is 9.9.9, expected {version('transformers')}"
-    items = pictures(tmp_path, "0.png", *(f"{n}-{SLOW}" for n in range(60)))
-    add_node(TEST_NODE="like")
+    items = pictures(tmp_path, "0.png", *(f"{n}-{SLOW}" for n in range(3)))
+    add_node(TEST_NODE="like", TEST_GO=str(go))
     late = add_node(**unlike)
     begun = []
     with pytest.raises(ClusterError, match=rf"[(].*[)].*: {says.replace('.', '[.]')}"):
@@ -147,11 +153,10 @@ def test_a_node_that_is_unlike_is_refused_by_name_before_the_first_row_and_left_
     work = reading(cluster, 2)
     rows = work.rows(items)
     made = [next(rows)]
+    leave_out = Staff.leave_out
+    monkeypatch.setattr(Staff, "leave_out", lambda self, *args: (leave_out(self, *args), go.touch()))
     add_node(**unlike)
-    for row in rows:
-        made.append(row)
-        if says in caplog.text:
-            work.stop()
+    made += rows
     assert {row.error.split()[2] for row in made} == {"like"}
     assert says in caplog.text
 
@@ -168,7 +173,8 @@ def test_one_that_loads_in_another_dtype_is_refused(cluster, add_node, tmp_path)
 def test_pictures_that_a_worker_does_not_see_come_along_and_a_stop_ends_with_what_is_in_hand(
     cluster, add_node, tmp_path
 ):
-    add_node()
+    go = tmp_path / "go"
+    add_node(TEST_GO=str(go))
     items = pictures(tmp_path, "picture.png", "reference.png", *(f"{n}-{SLOW}" for n in range(5)))
     folder = os.dup2(os.open(tmp_path, os.O_RDONLY), 900)
     try:
@@ -178,6 +184,7 @@ def test_pictures_that_a_worker_does_not_see_come_along_and_a_stop_ends_with_wha
         rows = work.rows(names + [Item(here_alone / item.image.name) for item in items[2:]])
         first = next(rows)
         work.stop()
+        go.touch()
         assert len(list(rows)) == 1  # the next is at the worker by then
     finally:
         os.close(folder)

@@ -14,8 +14,9 @@ from scipy.stats import mannwhitneyu
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local import IQA, compare, rank
-from agentic_iqa_local.assessment import unassessed
 from agentic_iqa_local.config import Settings
+from agentic_iqa_local.files import folder_hash
+from agentic_iqa_local.judgement.assessment import unassessed
 from agentic_iqa_local.judgement.comparison import Candidate, Judge, PairwiseRead
 from agentic_iqa_local.judgement.ordering import (
     MOST_DIFFERENT,
@@ -39,7 +40,6 @@ from agentic_iqa_local.judgement.preference import (
 )
 from agentic_iqa_local.nodes.prompts import FIRST_AND_SECOND, comparison_prompt
 from agentic_iqa_local.output.comparison_table import comparison_csv
-from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.state import ToolExecutionLog
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS
 from agentic_iqa_local.vlm_client import LetterRead, TokenUsage

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from PIL import Image
 from skimage.metrics import structural_similarity
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.cli import assess as command
 from agentic_iqa_local.cli.assess_maps import map_requests
 from agentic_iqa_local.cli.assess_options import parse
 from agentic_iqa_local.cli.outputs import UsageError
+from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement import quality_map
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.quality_map import MapError, MapRequest, tile_sides
 from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, place_in, smallest_side, tiling
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.nodes.prompts import summarizer_prompt
 from agentic_iqa_local.nodes.workbench import MODEL, Observer
-from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client import PixelLimits
 
@@ -207,7 +207,9 @@ def test_a_picture_without_a_map_keeps_its_rating_and_says_why(damaged, photo, s
     small = assess(photo.crop((0, 0, 300, 400)), pipeline="letters", map=True, services=services)
     assert (small.error, small.map) == (None, None)
     assert small.no_map.startswith("map: expected a picture of at least 384 pixels a side")
-    uniform = Services(services.settings.with_mode("uniform"), "cpu", services.pool.clients, services.tools)
+    uniform = Services(
+        services.settings.with_options(mode="uniform"), "cpu", services.pool.clients, services.tools
+    )
     row = assess(photo, pipeline="letters", map=True, services=uniform)
     assert row.no_map.startswith("map: expected mode logits")
     undrawn = assess(damaged, pipeline="letters", map=tmp_path / "none" / "x.png", services=services)

@@ -8,6 +8,7 @@ import random
 import threading
 
 import pytest
+from scripted import NotedLock
 
 from agentic_iqa_local.batch import rows as rows_module
 from agentic_iqa_local.batch.inputs import Item
@@ -107,7 +108,7 @@ class SlowDisk:
     def fsync(self, descriptor) -> None:
         self.syncs += 1
         self.began.set()
-        assert self.may_end.wait(60)
+        assert self.may_end.wait(600)
         if error := self.error:
             self.error = None
             raise error
@@ -122,7 +123,7 @@ def during_a_sync(path, monkeypatch, error: OSError | None = None):
     rows._timer.cancel()
     syncing = threading.Thread(target=rows._timer.function)
     syncing.start()
-    assert disk.began.wait(60)
+    assert disk.began.wait(600)
     return rows, disk, syncing
 
 
@@ -159,12 +160,12 @@ def test_rows_that_come_during_a_sync_wait_for_the_next_with_one_timer(tmp_path,
 def test_a_row_waits_for_a_sync_that_takes_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(rows_module, "LONG_SYNC", 0.0)
     rows, disk, syncing = during_a_sync(tmp_path / "rows.jsonl", monkeypatch)
+    rows._syncing = NotedLock(rows._syncing)
     writing = threading.Thread(target=rows.append, args=('{"n": 2}',), kwargs={"within": 1e-9})
     writing.start()
-    writing.join(0.2)
-    assert writing.is_alive()
+    assert rows._syncing.asked.acquire(timeout=600)  # the sync has it
     disk.may_end.set()
-    writing.join(60)
+    writing.join()
     syncing.join()
     assert disk.syncs == 2
     rows.close()

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel, NonNegativeInt
 
-from agentic_iqa_local.assessment import file_sha256
 from agentic_iqa_local.batch.inputs import row_key
 from agentic_iqa_local.batch.keys import Keys
 from agentic_iqa_local.batch.rows import (
@@ -33,6 +32,7 @@ from agentic_iqa_local.batch.stored_row import StoredRow, as_line
 from agentic_iqa_local.batch.work import ROLES, AnyItem, key_of
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.files import FileError, parse_json, place_for, read_bytes
+from agentic_iqa_local.judgement.assessment import file_sha256
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.offline.store import file_hash

@@ -12,9 +12,10 @@ import numpy as np
 from PIL import Image
 from pydantic import BaseModel, Field
 
-from agentic_iqa_local.assessment import assess
-from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config import Pipeline, Settings
+from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.images.pictures import Picture, as_file
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.ordering import (
     MOST_DIFFERENT,
@@ -37,8 +38,6 @@ from agentic_iqa_local.judgement.preference import (
 )
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.workbench import load_pictures
-from agentic_iqa_local.provenance import folder_hash
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import Assessment, Result
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.text import one_line
@@ -49,25 +48,18 @@ SCHEMA_VERSION = 1
 class PairResult(BaseModel):
     """What is known of one pair of rated pictures."""
 
-    same_scene: bool = Field(description="Whether both are near-duplicates: versions or frames of one scene.")
+    same_scene: bool  # whether both are near-duplicates: versions or frames of one scene
     scene_distance: float = Field(
         description=f"Share of their perceptual hashes' bits that differ, 0..1; up to {MOST_DIFFERENT:.3f} is"
         " the same scene."
     )
-    probability: float = Field(description="That the first picture is the better one, 0..1.")
-    independent: float = Field(
-        description="The same from independent draws of both pictures' quality, as if of different scenes."
-    )
-    basis: Basis = Field(description="What the probability rests on.")
-    fitted_on: str | None = Field(
-        default=None, description="Set, size and date of the fit, where it rests on one."
-    )
-    pairwise: PairwiseRead | None = Field(
-        default=None, description="What the model's letters say when it is shown both; None where not read."
-    )
-    pairwise_weight: float = Field(
-        default=0.0, description="Weight of the pairwise read's log-odds in the probability."
-    )
+    probability: float  # that the first picture is the better one, 0..1
+    independent: float  # the same from independent draws of both pictures' quality, as if of different scenes
+    basis: Basis  # what the probability rests on
+    fitted_on: str | None = None  # set, size and date of the fit, where it rests on one
+    # what the model's letters say when it is shown both; None where not read
+    pairwise: PairwiseRead | None = None
+    pairwise_weight: float = 0.0  # weight of the pairwise read's log-odds in the probability
     notes: list[str] = []
 
 
@@ -109,19 +101,18 @@ class Comparison(Result):
 class Ranked(BaseModel):
     """A picture's place in an order."""
 
-    place: int = Field(description="1 is the best.")
-    index: int = Field(description="Which of the rated pictures it is, in the order given, from 0 on.")
-    strength: float = Field(description="Bradley–Terry strength, in log-odds; those of an order have mean 0.")
-    better_than_next: float | None = Field(
-        description="Probability that it is better than the picture at the next place; None for the last."
-    )
+    place: int  # 1 is the best
+    index: int  # which of the rated pictures it is, in the order given, from 0 on
+    strength: float  # Bradley–Terry strength, in log-odds; those of an order have mean 0
+    # probability that it is better than the picture at the next place; None for the last
+    better_than_next: float | None
     assessment: Assessment
 
 
 class ComparedPair(PairResult):
     """A pair that an order rests on."""
 
-    first: int = Field(description="The `index` of one picture, and of the other.")
+    first: int  # the `index` of one picture, and of the other
     second: int
 
 
@@ -132,17 +123,17 @@ class OrderResult(Result):
     schema_version: int = SCHEMA_VERSION
     order: list[Ranked]
     pairs: list[ComparedPair] = Field(
-        default=[], description="The comparisons made: at most three for each picture."
-    )
-    pairwise_reads: int = Field(default=0, description="Pairs that the model was shown together.")
-    notes: list[str] = Field(default=[])
+        default_factory=list
+    )  # the comparisons made: at most three for each picture
+    pairwise_reads: int = 0  # pairs that the model was shown together
+    notes: list[str] = Field(default_factory=list)
 
 
 class Ranking(OrderResult):
     """Pictures from the best to the worst, and those that could not be assessed."""
 
     kind: Literal["ranking"] = "ranking"
-    failed: list[Assessment] = Field(default=[], description="Those that could not be assessed.")
+    failed: list[Assessment] = Field(default_factory=list)  # those that could not be assessed
 
     @property
     def best(self) -> Assessment | None:
@@ -153,8 +144,8 @@ class Group(OrderResult):
     """Near-duplicates, from the best to the worst; a picture without any is a group of its own."""
 
     kind: Literal["group"] = "group"
-    number: int = Field(description="1 for the first group, in the pictures' order.")
-    best: str = Field(description="The best picture.")
+    number: int  # 1 for the first group, in the pictures' order
+    best: str  # the best picture
 
 
 @dataclass

@@ -11,9 +11,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, first_mistake, read_json
+from agentic_iqa_local.files import FileError, first_mistake, folder_hash, read_json
 from agentic_iqa_local.judgement.intervals import NO_FIT, SHIPPED, IntervalCalibration
-from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.text import one_line
 
 Objective = Literal["rps", "srcc", "spread", "keep"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agentic_iqa_local.config_sections import DecisionSettings
+from agentic_iqa_local.config import DecisionSettings, Pipeline
 from agentic_iqa_local.judgement.intervals import (
     HIGHEST,
     LOWEST,
@@ -16,7 +16,6 @@ from agentic_iqa_local.judgement.intervals import (
     features,
 )
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import AnswerSet, Condition, Gate, Interval
 from agentic_iqa_local.state import FusionResult, PlannerOutput
 

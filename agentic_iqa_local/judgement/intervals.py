@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentic_iqa_local.config import Pipeline
+from agentic_iqa_local.files import ROOT
 from agentic_iqa_local.levels import LEVEL_WORDS
-from agentic_iqa_local.paths import ROOT
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import AnswerSet, Condition, Interval
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
 
@@ -87,15 +87,14 @@ class Errors(_Record):
     weights by which FEATURES give a difficulty."""
 
     condition: Condition
-    line: tuple[float, float] = Field(description="Offset and slope of the truth expected from q.")
+    line: tuple[float, float]  # offset and slope of the truth expected from q
     weights: Annotated[tuple[float, ...], Field(min_length=len(FEATURES), max_length=len(FEATURES))]
     errors: Annotated[tuple[float, ...], Field(min_length=1)]
     difficulties: tuple[Annotated[float, Field(gt=0)], ...]
-    tools: tuple[tuple[str, ...], ...] = Field(description="Which tools voted together in these assessments.")
-    edges: tuple[float, ...] = Field(default=(), description="Where the ranges of q end, rising; () for one.")
-    ranges: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default=(), description="The range of q of each error's picture; () where there is one range."
-    )
+    tools: tuple[tuple[str, ...], ...]  # which tools voted together in these assessments
+    edges: tuple[float, ...] = ()  # where the ranges of q end, rising; () for one
+    # the range of q of each error's picture; () where there is one range
+    ranges: tuple[Annotated[int, Field(ge=0)], ...] = ()
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Errors":
@@ -204,7 +203,7 @@ class IntervalCalibration(_Record):
     """Pictures and questions of known truth as one model answered them. `model` is the hash of its folder
     (`provenance.folder_hash`); `dtype` and `quantization` are as its client describes them."""
 
-    source: str = Field(description="The set that the truth comes from, in words.")
+    source: str  # the set that the truth comes from, in words
     images: int = Field(ge=1)
     date: str
     model: str

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, comparison_prompt
 from agentic_iqa_local.score_fusion import letter_probabilities
@@ -17,21 +17,16 @@ LETTERS = ("A", "B")
 class PairwiseRead(BaseModel):
     """What the model's letters say of two pictures that it is shown together."""
 
-    probability: float = Field(
-        description="That the first picture is better: the mean over both orders and both letterings, 0..1."
-    )
-    order_bias: float = Field(
-        description="By how much the picture that is shown first is preferred whichever it is, -0.5..0.5."
-    )
-    letter_bias: float = Field(
-        description="By how much the letter A is preferred whatever it means, -0.5..0.5."
-    )
-    flipped: bool = Field(description="Whether another picture is preferred when the order is reversed.")
-    off_letter_mass: float = Field(description="Mean probability of other words than A and B.")
+    # that the first picture is better: the mean over both orders and both letterings, 0..1
+    probability: float
+    order_bias: float  # by how much the picture that is shown first is preferred whichever it is, -0.5..0.5
+    letter_bias: float  # by how much the letter A is preferred whatever it means, -0.5..0.5
+    flipped: bool  # whether another picture is preferred when the order is reversed
+    off_letter_mass: float  # mean probability of other words than A and B
     calls: int
     prefilled: int
     reused: int
-    seconds: float = Field(description="Of the model's passes.")
+    seconds: float  # of the model's passes
 
 
 def read_pair(client: VLMClient, first: Image.Image, second: Image.Image) -> PairwiseRead:

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy import special
 from scipy.stats import norm
 
+from agentic_iqa_local.config import Pipeline
+from agentic_iqa_local.files import ROOT
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.paths import ROOT
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import LEVELS, expected_level, fused_distribution
 
@@ -37,16 +37,12 @@ class PairFit(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    model: str = Field(description="Hash of the model's folder (`provenance.folder_hash`).")
+    model: str  # hash of the model's folder (`provenance.folder_hash`)
     pipeline: Pipeline
     reference: bool
-    weights: dict[str, float] = Field(
-        min_length=1,
-        description="By measurement, per level: q, letters (their expected level), or a tool's name (its score).",
-    )
-    pairwise: float = Field(
-        ge=0, description="Weight of the log-odds of the pairwise read; 0: it adds nothing."
-    )
+    # by measurement, per level: q, letters (their expected level), or a tool's name (its score)
+    weights: dict[str, float] = Field(min_length=1)
+    pairwise: float = Field(ge=0)  # weight of the log-odds of the pairwise read; 0: it adds nothing
     pairs: Annotated[int, Field(ge=1)]
     photographs: Annotated[int, Field(ge=1)]
     source: str

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import ROOT, folder_hash
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.tiles import Box, Tiling, damaged_boxes, smallest_side, tiling
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS, Severity
@@ -27,8 +28,6 @@ from agentic_iqa_local.nodes.prompts import (
     detection_prompt,
     summarizer_prompt,
 )
-from agentic_iqa_local.paths import ROOT
-from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.result import MapCost, QualityMap, TileBias
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
 from agentic_iqa_local.state import DamagedBox, revised

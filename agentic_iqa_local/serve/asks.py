@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.assessment import assess, unassessed
 from agentic_iqa_local.batch.stored_row import as_line
 from agentic_iqa_local.batch.work import ROLES, Work
 from agentic_iqa_local.config import Settings
+from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.comparison import Comparison, Judge, Ranking
 from agentic_iqa_local.judgement.pairwise_read import PairwiseRead, read_pair
 from agentic_iqa_local.nodes.letter_reading import ROLE

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
-from agentic_iqa_local.assessment import file_sha256
 from agentic_iqa_local.batch.cluster.identity import of_loaded
 from agentic_iqa_local.batch.work import AnyItem, Work
 from agentic_iqa_local.images.files import ImageError, read_file, sent_files
+from agentic_iqa_local.judgement.assessment import file_sha256
 from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.services import Services
 
