@@ -428,7 +428,7 @@ class SummarizerOutput(BaseModel):
         default=None, description="The evidence that the answer rests on."
     )
     fusion: FusionResult | None = None  # the letter read and its fusion; None for free-text answers
-    # what the model's reasoning got wrong twice; sentences made of the evidence replace it
+    # what the model's reasoning got wrong; sentences made of the evidence replace it
     reasoning_corrections: list[str] = []
     gaps: list[Gap] = []  # what the evidence lacks; another pass closes it if need_replan is true
     passes: list[PassRecord] = []  # the latest ten, this one included

@@ -16,7 +16,7 @@ from agentic_iqa_local.cli.assess import main
 from agentic_iqa_local.config import ConfigError, DecisionSettings, Settings, load_settings
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import answered, assess, question
-from agentic_iqa_local.judgement.fit import Fit, calibration_for
+from agentic_iqa_local.judgement.fit import CALIBRATIONS, Fit, calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.intervals import FEATURES, Answers, Errors, IntervalCalibration
 from agentic_iqa_local.levels import LOOKS, lower_edge
@@ -199,7 +199,7 @@ def test_a_wide_interval_is_planned_again_and_a_narrow_one_is_not(large):
         settings = Settings(decisions=DecisionSettings(target_width=width))
         _, services = scripted({"NIQE": 3.3, "LocalNR": 3.4}, settings)
         known = calibration(tools=(("NIQE",), ("LocalNR",), ("LocalNR", "NIQE")))
-        services.__dict__["calibration"] = (known, None)
+        CALIBRATIONS[services] = (known, None)
         state = question(SimpleNamespace(path=large), None, None, None, 3, settings)
         return answered(state, OpenImages(services, large), "agent")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -13,6 +14,7 @@ from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, first_mistake, folder_hash, read_json
 from agentic_iqa_local.judgement.intervals import NO_FIT, SHIPPED, IntervalCalibration
+from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
 
 Objective = Literal["rps", "srcc", "spread", "keep"]
@@ -24,6 +26,9 @@ SCALES: dict[Objective, tuple[str, str]] = {
 }
 LARGEST_FIT = 2**26  # bytes: it names every image that it was made on
 FORMAT = 3  # of the file: the first had SRCC with its sign turned around, the second no intervals
+
+
+CALIBRATIONS: WeakKeyDictionary[Services, tuple[IntervalCalibration | None, str | None]] = WeakKeyDictionary()
 
 
 class FitError(UserError, ValueError):
@@ -99,6 +104,15 @@ def read_fit(file: Path) -> Fit:
             f" {fit.eta}"
         )
     return fit
+
+
+def calibration_of(services: Services) -> tuple[IntervalCalibration | None, str | None]:
+    """What `calibration_for` gives for a set-up, looked up once. Raises FitError, VLMError."""
+    if services not in CALIBRATIONS:
+        folder = services.settings.folder(services.section("summarizer").backend)
+        about = services.client("summarizer").describe()
+        CALIBRATIONS[services] = calibration_for(services.settings, folder, about)
+    return CALIBRATIONS[services]
 
 
 def calibration_for(

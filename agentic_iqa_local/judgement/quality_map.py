@@ -81,31 +81,31 @@ def map_request(wanted: bool | str | Path | MapRequest) -> MapRequest | None:
     return MapRequest() if wanted else None
 
 
-def mapped(images: OpenImages) -> dict[str, Any]:
-    """What a row holds of the map that its assessment was asked for, made once: `map`, or in `no_map` why there is
-    none; nothing where none was asked for."""
-    if images.map_request is not None and not images.map_fields:
-        images.observer.step("map", "started")
-        images.map_fields = _mapped(images, images.map_request)
-        images.observer.step("map", "finished")
-    return images.map_fields
-
-
-def _mapped(images: OpenImages, request: MapRequest) -> dict[str, Any]:
+def mapped(images: OpenImages, request: MapRequest) -> dict[str, Any]:
+    """What a row holds of the map that its assessment was asked for: `map`, or in `no_map` why there is none."""
+    images.observer.step("map", "started")
+    fields: dict[str, Any]
     try:
         q_map, similarity = make_map(images, request)
     except (MapError, VLMError) as error:
-        return {"no_map": one_line(str(error))}
-    if request.png is not None:
-        from agentic_iqa_local.judgement.map_drawing import draw, write
+        fields = {"no_map": one_line(str(error))}
+    else:
+        fields = {"map": q_map}
+        if request.png is not None:
+            _draw(images, q_map, similarity, request.png)
+    images.observer.step("map", "finished")
+    return fields
 
-        title = f"quality from place to place: median {q_map.median:.2f} of 5"
-        try:
-            write(draw(q_map, images.image.pixels, title, similarity), request.png)
-            q_map.png = str(request.png)
-        except MapError as error:
-            q_map.not_drawn = one_line(str(error))
-    return {"map": q_map}
+
+def _draw(images: OpenImages, q_map: QualityMap, similarity: dict[str, SimilarityMap], file: Path) -> None:
+    from agentic_iqa_local.judgement.map_drawing import draw, write
+
+    title = f"quality from place to place: median {q_map.median:.2f} of 5"
+    try:
+        write(draw(q_map, images.image.pixels, title, similarity), file)
+        q_map.png = str(file)
+    except MapError as error:
+        q_map.not_drawn = one_line(str(error))
 
 
 def make_map(images: OpenImages, request: MapRequest) -> tuple[QualityMap, dict[str, SimilarityMap]]:

@@ -183,7 +183,6 @@ def _services_of(item: Ask, services: Services) -> Services:
         return services
     own = copy.copy(services)
     own.settings = item.settings
-    own.__dict__.pop("calibration", None)
     return own
 
 
