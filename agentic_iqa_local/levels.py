@@ -12,7 +12,8 @@ Mode = Literal["logits", "classification", "uniform"]
 """Where the letters' probabilities come from: logits, the letter that was written, or nowhere."""
 
 Look = Literal["one order", "both orders", "crops"]
-"""How closely the letters were looked at; each look has what those before it read, too."""
+"""How closely the letters were read; each look includes what those before it read."""
+LOOKS: tuple[Look, ...] = get_args(Look)
 
 PromptLayout = Literal["images_first", "system_first"]
 """Where a role's instructions stand in the chat: behind the images, whose cache then serves every role, or

@@ -17,10 +17,9 @@ from agentic_iqa_local.images.files import ImageError, read_file
 from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.judgement.calibrations import calibration_of
-from agentic_iqa_local.judgement.quality_map.reading import mapped
-from agentic_iqa_local.judgement.quality_map.result import DamagedBox, MapRequest, map_request
-from agentic_iqa_local.judgement.sureness import Sureness
+from agentic_iqa_local.judgement.fit import calibration_of
+from agentic_iqa_local.judgement.gates import Sureness
+from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.evidence import evidence_warnings
 from agentic_iqa_local.nodes.letter_reading import (
@@ -40,6 +39,7 @@ from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import (
     AgenticIQAState,
+    DamagedBox,
     FusionResult,
     SummarizerOutput,
     ToolExecutionLog,
