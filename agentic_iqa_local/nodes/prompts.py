@@ -1,23 +1,18 @@
-"""The five role prompts and how they become one chat. Pure text: no model, no file.
+"""The five role prompts. Pure text: no model, no file.
 
 One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its
-own text. The Summarizer's two templates are AgenticIQA's (arXiv 2509.26006), word for word. Where a template
-stands in the chat is decided by `PromptLayout`: "images_first" keeps the images at the front so that their
-cache serves every role, "system_first" is the paper's order.
+own text. The Summarizer's two templates are AgenticIQA's (arXiv 2509.26006), word for word.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
 from agentic_iqa_local.state import DamagedBox, ExecutorOutput, PlannerOutput
+from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
-PromptLayout = Literal["images_first", "system_first"]
-
-TEST_PREAMBLE = "The image is the test image."
-PAIR_PREAMBLE = "The first image is the pristine reference, the second image is the test image."
 TWO_PICTURES_PREAMBLE = "Two images are shown, one after the other. Neither is a reference."
 DEFAULT_QUERY = "Rate the perceptual quality of this image."
 STRICTER = "Return ONLY valid JSON"
@@ -132,56 +127,18 @@ REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(
 order counts."""
 
 assert "".join(_OPTIONS) in SCORING_PROMPT_TEMPLATE
-_WORDS = {
-    SCORING_PROMPT_TEMPLATE: dict(zip(LETTERS, LEVEL_WORDS.values(), strict=True)),
-    REVERSED_SCORING_PROMPT_TEMPLATE: dict(zip(LETTERS, reversed(LEVEL_WORDS.values()), strict=True)),
-}
-"""Of each scoring prompt: the word that stands at each letter."""
 
 ANSWER_PREFIX = '{"final_answer": "'
 """The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """One role's text: its instructions (a template) and the case at hand (query and evidence). `preamble`
-    says what the images are, where they are neither a test image nor a reference with one."""
-
-    instructions: str
-    case: str
-    preamble: str | None = None
+class Prompt(ChatPrompt):
+    """One role's text: its instructions (a template) and the case at hand (query and evidence)."""
 
     def stricter(self) -> "Prompt":
         """The same prompt after an invalid answer."""
         return replace(self, case=f"{self.case}\n{STRICTER}.")
-
-
-def chat_messages(prompt: Prompt, images: int, layout: PromptLayout) -> list[dict[str, Any]]:
-    """`prompt` as chat messages for `images` (1; or 2, the reference first where its preamble says no other),
-    in transformers' content format."""
-    if images not in (1, 2):
-        raise ValueError(f"chat_messages: expected 1 image, or 2 with the reference first, got {images}")
-    instructions = prompt.instructions.removeprefix("System:\n").rstrip("\n")
-    preamble = prompt.preamble or (TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE)
-    pictures = [{"type": "image"}] * images
-    if layout == "images_first":
-        text = f"{preamble}\n{instructions}\n\n{prompt.case}"
-        return [{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}]
-    return [
-        {"role": "system", "content": [{"type": "text", "text": instructions}]},
-        {"role": "user", "content": [*pictures, {"type": "text", "text": f"{preamble}\n{prompt.case}"}]},
-    ]
-
-
-def in_words(prompt: Prompt) -> tuple[Prompt, dict[str, str]]:
-    """A scoring prompt that asks for a level's word instead of its letter, for models that were trained to
-    say words, with the word that is read for each letter. Any other prompt comes back as it is, with no
-    words."""
-    words = _WORDS.get(prompt.instructions, {})
-    instructions = prompt.instructions.replace("<one letter>", "<one word>") if words else prompt.instructions
-    for letter, word in words.items():
-        instructions = instructions.replace(f"{letter}. {word}\n", f"{word}\n")
-    return replace(prompt, instructions=instructions), words
 
 
 def choice_letters(choices: Sequence[str]) -> list[str]:
@@ -324,7 +281,10 @@ def summarizer_prompt(
         if evidence.worst_part and not scoring:  # a rating, and its interval, are the same without a map
             lines.append(f"Worst part of the picture: {worst_part_in_words(evidence.worst_part)}")
     template = REVERSED_SCORING_PROMPT_TEMPLATE if reversed_letters else SCORING_PROMPT_TEMPLATE
-    return Prompt(template if scoring else EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
+    if not scoring:
+        return Prompt(EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
+    words = tuple(reversed(LEVEL_WORDS.values())) if reversed_letters else tuple(LEVEL_WORDS.values())
+    return Prompt(template, "\n".join(lines), words=words)
 
 
 def comparison_prompt(reversed_letters: bool = False) -> Prompt:

@@ -22,13 +22,12 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config_sections import DecisionSettings, ImageSettings
+from agentic_iqa_local.images.crops import View, native_views
 from agentic_iqa_local.images.frames import moved, without_frames
-from agentic_iqa_local.images.pairs import doubts
 from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair, same_pixels
-from agentic_iqa_local.images.views import View, native_views
+from agentic_iqa_local.images.references import doubts
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.iqa_tools.detector import load_detector
-from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.services import ALONE, Services, load_services
 from agentic_iqa_local.state import (
     AgenticIQAState,
@@ -39,6 +38,7 @@ from agentic_iqa_local.state import (
 )
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
+from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
@@ -154,11 +154,11 @@ class RoleSession:
     def constrained(self) -> bool:
         return self._session.constrained
 
-    def generate(self, prompt: Prompt, schema: type[BaseModel], **options: Any) -> str:
+    def generate(self, prompt: ChatPrompt, schema: type[BaseModel], **options: Any) -> str:
         with _calling_model(self._client, self._observer):
             return self._session.generate(prompt, schema, **options)
 
-    def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
+    def read_letters(self, prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         with _calling_model(self._client, self._observer):
             read = self._session.read_letters(prompt, answer_prefix, letters)
         before = f"{prompt.case}{answer_prefix}"[-PROMPT_TAIL:]
@@ -286,7 +286,7 @@ class OpenImages:
             session.close()
 
     def read_parts(
-        self, role: str, boxes: Sequence[Box], prompt: Prompt, answer_prefix: str, letters: Sequence[str]
+        self, role: str, boxes: Sequence[Box], prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
     ) -> list[LetterRead]:
         """The letters of parts of the picture, each by itself and without the reference, read in one batch by
         the role's model. Raises VLMError."""
