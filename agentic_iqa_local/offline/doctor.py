@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urlsplit
 
 from pebble import ProcessExpired, ProcessPool
@@ -459,7 +459,6 @@ def examine(setup: Setup, *, deep: bool = False, timeout: float = TIMEOUT) -> It
             if name in needs_models and any(one.startswith(("folder", "model ")) for one in failed):
                 continue
             began = time.perf_counter()
-            finding: Finding | None
             try:
                 finding, hosts = pool.schedule(_run, (find, setup, about), timeout=timeout).result()
             except TimeoutError:
@@ -482,4 +481,4 @@ def examine(setup: Setup, *, deep: bool = False, timeout: float = TIMEOUT) -> It
             if status == "fail":
                 failed.add(name)
             seconds = round(time.perf_counter() - began, 3)
-            yield Check(one_line(name), status, one_line(found), one_line(remedy), seconds)
+            yield Check(one_line(name), cast(Status, status), one_line(found), one_line(remedy), seconds)
