@@ -7,10 +7,10 @@ own text. The Summarizer's two templates are AgenticIQA's (arXiv 2509.26006), wo
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from agentic_iqa_local.judgement.quality_map.result import DamagedBox
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
-from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import DamagedBox, ExecutorOutput, PlannerOutput
 from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 TWO_PICTURES_PREAMBLE = "Two images are shown, one after the other. Neither is a reference."
@@ -123,7 +123,8 @@ _REVERSED_OPTIONS = [f"{letter}. {LEVEL_WORDS[6 - LETTER_TO_LEVEL[letter]]}\n" f
 REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(
     "".join(_OPTIONS), "".join(_REVERSED_OPTIONS)
 )
-"""The scoring prompt with its letters reassigned, A. Bad to E. Excellent: a check of how much the letters' order counts."""
+"""The scoring prompt with its letters reassigned, A. Bad to E. Excellent: a check of how much the letters'
+order counts."""
 
 assert "".join(_OPTIONS) in SCORING_PROMPT_TEMPLATE
 
@@ -139,18 +140,6 @@ class Prompt(ChatPrompt):
         """The same prompt after an invalid answer."""
         return replace(self, case=f"{self.case}\n{STRICTER}.")
 
-    def without_regions(self, invented: Sequence[str]) -> "Prompt":
-        """The same prompt after a plan about regions that the query does not name."""
-        names = json.dumps(list(invented), ensure_ascii=False)
-        return replace(
-            self,
-            case=f'{self.case}\nThe query does not name {names}. Name regions that stand in it, else "Global".',
-        )
-
-    def holding_to(self, facts: str) -> "Prompt":
-        """The same prompt after an answer that contradicted its evidence."""
-        return replace(self, case=f"{self.case}\nYour reasoning must agree with this: {facts}")
-
 
 def choice_letters(choices: Sequence[str]) -> list[str]:
     """A, B, C, ... for the user's own choices."""
@@ -162,16 +151,17 @@ def chosen_answer(choices: Sequence[str], letter: str) -> str:
     return choices[choice_letters(choices).index(letter)]
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _query(query: str, choices: Sequence[str] | None) -> list[str]:
-    # A JSON string: quotes, braces and line breaks in a query stay inside it, so that it cannot pose as
-    # instructions' end.
-    lines = [f"Query: {json.dumps(query, ensure_ascii=False)}"]
+    # JSON strings: quotes, braces and line breaks stay inside them, so that a text cannot pose as
+    # instructions' end
+    lines = [f"Query: {_json(query)}"]
     if choices:
         lettered = zip(choice_letters(choices), choices, strict=True)
-        lines += [
-            "Choices:",
-            *(f"{letter}. {json.dumps(c, ensure_ascii=False)[1:-1]}" for letter, c in lettered),
-        ]
+        lines += ["Choices:", *(f"{letter}. {_json(choice)[1:-1]}" for letter, choice in lettered)]
     return lines
 
 
@@ -189,55 +179,40 @@ def planner_prompt(
     earlier turns."""
     lines = [*earlier, *_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
     if replan_history:
-        if plan is not None:
-            lines.append(f"The last plan: {plan.model_dump_json()}")
-        lines += [
-            f"Its evidence: {found}"
-            for found in filter(
-                None,
-                (
-                    evidence and format_distortion_analysis(evidence),
-                    evidence and format_quality_scores(evidence),
-                ),
-            )
-        ]
-        lines += [
-            "The last plans left gaps. Plan again to close them:",
-            *(" ".join(line.split()) for line in replan_history),
-        ]
+        found = [format_distortion_analysis(evidence), format_quality_scores(evidence)] if evidence else []
+        lines += [f"The last plan: {plan.model_dump_json()}"] if plan else []
+        lines += [f"Its evidence: {part}" for part in found if part]
+        lines.append("The last plans left gaps. Plan again to close them:")
+        lines += [" ".join(line.split()) for line in replan_history]
     return Prompt(PLANNER_TEMPLATE, "\n".join(lines))
 
 
-def _gap(reason: str | None) -> list[str]:
-    return [f"The last pass left a gap. Look again: {' '.join(reason.split())}"] if reason else []
+def _about(template: str, query: str | None, what: str, named: Any, gap: str | None) -> Prompt:
+    """Asks `template` about what is `named`; `gap` says why it is asked again."""
+    lines = [*([] if query is None else _query(query, None)), f"{what}: {_json(named)}"]
+    lines += [f"The last pass left a gap. Look again: {' '.join(gap.split())}"] if gap else []
+    return Prompt(template, "\n".join(lines))
 
 
 def detection_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
     """Asks for a list of the distortions that each object has; `gap` says why it is asked again."""
-    return _about_objects(DETECTION_TEMPLATE, query, objects, gap)
+    return _about(DETECTION_TEMPLATE, query, "Objects", list(objects), gap)
 
 
 def presence_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
-    """Asks of each distortion type, Yes or No, whether each object has it; `gap` says why it is asked again."""
-    return _about_objects(PRESENCE_TEMPLATE, query, objects, gap)
-
-
-def _about_objects(template: str, query: str, objects: Sequence[str], gap: str | None) -> Prompt:
-    named = f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"
-    return Prompt(template, "\n".join([*_query(query, None), named, *_gap(gap)]))
+    """Asks of each distortion type, Yes or No, whether each object has it."""
+    return _about(PRESENCE_TEMPLATE, query, "Objects", list(objects), gap)
 
 
 def analysis_prompt(query: str, distortions: dict[str, list[str]], gap: str | None = None) -> Prompt:
-    """Asks for the severity and impact of each distortion; `gap` says why it is asked again."""
-    named = f"Distortions: {json.dumps(distortions, ensure_ascii=False)}"
-    return Prompt(ANALYSIS_TEMPLATE, "\n".join([*_query(query, None), named, *_gap(gap)]))
+    """Asks for the severity and impact of each distortion."""
+    return _about(ANALYSIS_TEMPLATE, query, "Distortions", distortions, gap)
 
 
 def location_prompt(objects: Sequence[str], coordinates: str, gap: str | None = None) -> Prompt:
-    """Asks where each object is; `coordinates` says in which units the model was taught to answer, `gap` why
-    it is asked again."""
-    named = f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"
-    return Prompt(LOCATION_TEMPLATE.replace("COORDINATES", coordinates), "\n".join([named, *_gap(gap)]))
+    """Asks where each object is; `coordinates` says in which units the model was taught to answer."""
+    template = LOCATION_TEMPLATE.replace("COORDINATES", coordinates)
+    return _about(template, None, "Objects", list(objects), gap)
 
 
 def selection_prompt(
@@ -245,42 +220,26 @@ def selection_prompt(
 ) -> Prompt:
     """Asks for one tool a distortion; `tools` are (name, description) of those that can run here."""
     named = {name: types or [OVERALL] for name, types in distortions.items()}
-    return Prompt(
-        SELECTION_TEMPLATE,
-        "\n".join(
-            [
-                *_query(query, None),
-                f"Distortions: {json.dumps(named, ensure_ascii=False)}",
-                "Tools:",
-                *(f"- {name}: {description}" for name, description in tools),
-            ]
-        ),
-    )
+    listed = [f"- {name}: {description}" for name, description in tools]
+    lines = [*_query(query, None), f"Distortions: {_json(named)}", "Tools:", *listed]
+    return Prompt(SELECTION_TEMPLATE, "\n".join(lines))
 
 
 def format_distortion_analysis(evidence: ExecutorOutput) -> str | None:
     """The analysis as JSON, {object: [{type, severity, explanation}]}, or None when there is none."""
-    if not evidence.distortion_analysis:
-        return None
-    return json.dumps(
-        {
-            name: [item.model_dump(include={"type", "severity", "explanation"}) for item in items]
-            for name, items in evidence.distortion_analysis.items()
-        },
-        ensure_ascii=False,
-    )
+    analysis = evidence.model_dump(include={"distortion_analysis"})["distortion_analysis"]
+    return _json(analysis) if analysis else None
 
 
 def format_quality_scores(evidence: ExecutorOutput) -> str | None:
     """The scores as {object: {distortion: [tool, score]}} with two decimals, or None when there are none."""
     if not evidence.quality_scores:
         return None
-    return json.dumps(
+    return _json(
         {
             name: {distortion: [tool, round(score, 2)] for distortion, (tool, score) in scores.items()}
             for name, scores in evidence.quality_scores.items()
-        },
-        ensure_ascii=False,
+        }
     )
 
 
