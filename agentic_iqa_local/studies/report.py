@@ -13,14 +13,15 @@ from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
 
 from agentic_iqa_local.batch.rows import LARGEST_NOTE, write_whole
 from agentic_iqa_local.files import FileError, first_mistake, read_bytes, read_json
 from agentic_iqa_local.output.tables import markdown_cell, write_csv
-from agentic_iqa_local.studies.figures import report_json
 from agentic_iqa_local.studies.plots import Drawing
-from agentic_iqa_local.studies.study import MARGIN, Study, StudyError, Table
+from agentic_iqa_local.studies.study import MARGIN, Study, StudyError, Table, number
+from agentic_iqa_local.studies.summary import summarize
 from agentic_iqa_local.text import printable
 
 Read = TypeVar("Read")
@@ -39,8 +40,7 @@ TABLES = {
         (
             "SRCC of the first mode minus SRCC of the second on the images that both answered, on the same"
             " draws. These intervals and p (adjusted by Holm's method for the comparisons of this table)"
-            " decide. Meng's test stands beside them: it assumes independent images and normal scores, which"
-            " images of one scene are not, and it is an approximation for ranks."
+            " decide."
         ),
     ),
     "parts": (
@@ -142,7 +142,7 @@ TABLES = {
     "failures": ("What failed", "Reasons, with the number of images."),
 }
 UPPER = ("srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos")
-HEADERS = {"n": "images", "holm": "Holm", "meng": "Meng", **{name: name.upper() for name in UPPER}}
+HEADERS = {"n": "images", "holm": "Holm", **{name: name.upper() for name in UPPER}}
 
 DATASETS_TABLE = (
     "Over the data sets",
@@ -191,17 +191,6 @@ def over_datasets(studies: Sequence[Study]) -> Table:
 # Tables as text
 
 
-def cell_number(value: Any) -> str:
-    """For a reader: — where there is no value."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "—"
-    if not isinstance(value, float):
-        return str(value)
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"
-
-
 def columns_of(table: Table) -> list[str]:
     """The columns that a reader is shown."""
     return [key for key in table[0] if not key.endswith(("_low", "_high", "_mark"))]
@@ -215,10 +204,10 @@ def shown(table: Table) -> tuple[list[str], list[list[str]]]:
 
 
 def _cell(row: dict[str, Any], key: str) -> str:
-    text = cell_number(row.get(key))
+    text = number(row.get(key))
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
     if low is not None and not math.isnan(low):
-        text += f" ({cell_number(low)} to {cell_number(high)})"
+        text += f" ({number(low)} to {number(high)})"
     return f"{text} {mark}" if (mark := row.get(f"{key}_mark")) else text
 
 
@@ -268,10 +257,36 @@ def write_figures(drawings: Sequence[Drawing], folder: Path) -> None:
         write_whole(folder / f"{drawing.name}.png", drawing.png)
 
 
+def report_json(study: Study) -> dict[str, Any]:
+    """What the page shows, for programs: the summary, every table and the notes; None where a number is not
+    known."""
+    return {
+        "name": study.name,
+        "dataset": study.info.title,
+        "model": study.run["model"]["name"],
+        "product": study.product,
+        "baseline": study.baseline,
+        "summary": [sentence._asdict() for sentence in summarize(study)],
+        "tables": study.tables,
+        "notes": study.notes,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """As JSON holds it."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_summary(study: Study, folder: Path) -> None:
-    """report.json: the sentences of the summary and the numbers of the page's figures."""
+    """report.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(report_json(study), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_plain(report_json(study)), indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(folder / "report.json", printable(text))
 
 
