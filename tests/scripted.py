@@ -71,7 +71,10 @@ class ScriptedSession:
             p = self.client.yes.get(answer_prefix.split('"')[-3], 0.01)
             return LetterRead({"Yes": float(np.log(p)), "No": float(np.log(1 - p))}, 0.0, {})
         self.client.calls.append(("read_letters", prompt))
-        logprobs = {letter: self.client.logprobs.get(letter, float(np.log(0.1))) for letter in letters}
+        return self.read({letter: self.client.logprobs.get(letter, float(np.log(0.1))) for letter in letters})
+
+    @staticmethod
+    def read(logprobs: dict[str, float]) -> LetterRead:
         return LetterRead(logprobs, max(0.0, 1 - float(np.exp(list(logprobs.values())).sum())), {})
 
     def close(self):

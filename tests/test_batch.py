@@ -19,7 +19,6 @@ import threading
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 from conftest import EMBEDDED, ROOT
@@ -46,8 +45,7 @@ from agentic_iqa_local.nodes.detection import YES_NO
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
-from agentic_iqa_local.vlm_client.server_client import ServerClient
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient, TransformersSession
 
 SIDE = 224  # NIQE needs 192 pixels
@@ -428,33 +426,6 @@ def test_a_model_that_is_lost_ends_the_batch_without_a_row(crops, services, monk
     with pytest.raises(ModelLost, match="expected a vLLM server, got none"):
         rows.extend(loaded_batch(services, jobs=2, pipeline="letters").rows(crops[:6]))
     assert rows == []
-
-
-@pytest.mark.parametrize(
-    ("status", "health", "lost"), [(500, 503, True), (503, 200, True), (500, 200, False), (400, 200, False)]
-)
-def test_a_server_whose_engine_is_dead_is_a_lost_model(status, health, lost, photo, monkeypatch):
-    """A request that fails is one image's failure; an engine that is dead fails every one after it."""
-
-    def answer(request):
-        if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "embedded"}]})
-        if request.url.path == "/version":
-            return httpx.Response(200, json={"version": "0"})
-        return httpx.Response(
-            health if request.url.path == "/health" else status, text="EngineCore encountered an issue"
-        )
-
-    real = httpx.Client
-    monkeypatch.setattr(
-        httpx, "Client", lambda **options: real(transport=httpx.MockTransport(answer), **options)
-    )
-    ours = ServerClient("embedded", ModelSettings(path=str(EMBEDDED)), "cpu")
-    with pytest.raises(VLMError, match="EngineCore encountered an issue") as caught:
-        ours.open([photo]).read_letters(
-            summarizer_prompt(DEFAULT_QUERY, None, scoring=True), ANSWER_PREFIX, LETTERS
-        )
-    assert isinstance(caught.value, ModelLost) == lost
 
 
 def test_a_broken_card_is_a_lost_model(client, photo, monkeypatch):

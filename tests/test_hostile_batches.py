@@ -615,7 +615,7 @@ FITS = {
 @pytest.mark.parametrize("changes", FITS.values(), ids=FITS)
 def test_fits(changes, tmp_path):
     place = tmp_path / "fit.json"
-    Fit(2.0, 0.5, "srcc", 0.71, 0.73, "koniq10k", "M", ("a.jpg",)).write(place)
+    place.write_text(Fit(2.0, 0.5, "srcc", 0.71, 0.73, "koniq10k", "M", ("a.jpg",)).to_json())
     assert read_fit(place).temperature == 2.0
     place.write_text(json.dumps(changed(json.loads(place.read_text()), changes)))
     refused(FitError, read_fit, place)
@@ -828,7 +828,7 @@ def test_what_lies_where_a_table_a_fit_or_a_study_writes_is_not_written_through(
         if place.name == "run.json":
             Store(place.parent, {}, known).close()
         elif place.name == "fit.json":
-            Fit(2.0, 0.5, "srcc", 0.71, 0.73, "koniq10k", "M", ("a.jpg",)).write(place)
+            place.write_text(Fit(2.0, 0.5, "srcc", 0.71, 0.73, "koniq10k", "M", ("a.jpg",)).to_json())
         else:
             write_whole(place, "a,b")
 

@@ -93,7 +93,7 @@ def test_files_of_rows_that_are_another_s_are_not_cut(tmp_path):
 def test_what_this_program_wrote_is_replaced(tmp_path):
     """Rows, tables, galleries and maps are written over in the tests of their commands."""
     place = tmp_path / "file"
-    Fit(2.0, 0.5, "srcc", 0.71, 0.73, "koniq10k", "M", ("a.jpg",)).write(place)
+    place.write_text(Fit(2.0, 0.5, "srcc", 0.71, 0.73, "koniq10k", "M", ("a.jpg",)).to_json())
     require_own(place, "fit")
     place.write_bytes(tar_header(MANIFEST_HASH, HASH_LINE))
     require_own(place, "bundle")

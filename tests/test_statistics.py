@@ -261,6 +261,13 @@ def test_within_the_only_unit_there_is_no_interval():
     assert math.isnan(figure.low)
 
 
+@pytest.mark.parametrize(("undefined", "bounded"), [(5, True), (6, False)])
+def test_an_interval_stands_on_nineteen_draws_in_twenty(undefined, bounded):
+    """95 of 100 draws are just enough."""
+    on_draws = np.where(np.arange(100) < undefined, np.nan, np.linspace(0, 1, 100))
+    assert np.isfinite(statistics.bounds(on_draws)[0]) == bounded
+
+
 # Comparisons
 
 

@@ -255,7 +255,7 @@ def vllm(setup: Setup) -> Finding | None:
 def weight_bytes(folder: Path, quantization: str, width: int) -> int:
     """Bytes of a folder's weights once loaded in a dtype of `width` bytes: quantised are the matrices of the language
     layers alone. A folder that is quantised already is counted as it lies on disk."""
-    from agentic_iqa_local.vlm_client.weight_files import read_weights
+    from agentic_iqa_local.vlm_client.model_folder import read_weights
 
     weights = read_weights(folder)
     if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):

@@ -24,14 +24,14 @@ from agentic_iqa_local.judgement.intervals import (
     LEAST_DIFFICULTY,
     LEVELS,
     Answers,
-    Condition,
     Errors,
     IntervalCalibration,
-    Look,
     features,
     reached,
 )
+from agentic_iqa_local.levels import Look
 from agentic_iqa_local.nodes.evidence import checks, votes
+from agentic_iqa_local.result import Condition
 from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.state import ExecutorOutput
 from agentic_iqa_local.studies.inference import CROPS
