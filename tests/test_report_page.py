@@ -8,12 +8,11 @@ import pytest
 from browser import axe_findings, browser_page, needs_chromium
 from test_study_report import MARKUP, analysed, make_row, make_rows, make_run
 
-from agentic_iqa_local.studies.figures import report_json
 from agentic_iqa_local.studies.page import write_html
 from agentic_iqa_local.studies.plots import draw
 from agentic_iqa_local.studies.report import write_summary
-from agentic_iqa_local.studies.study import Study
-from agentic_iqa_local.studies.summary import between, number, signed, summarize
+from agentic_iqa_local.studies.study import Study, number
+from agentic_iqa_local.studies.summary import summarize
 
 MODE = "<script>alert(1)<b>"
 TOPICS = ["winner", "difference", "significance", "leaks", "failures"]
@@ -53,21 +52,17 @@ def test_a_planted_winner_wins_by_what_the_table_says():
     found = {sentence.topic: sentence for sentence in summarize(study)}
     row = next(row for row in study.tables["differences"] if row["first"] == "VSI")
     assert (found["winner"].verdict, found["winner"].numbers["best"]) == ("one", ["VSI"])
-    assert found["winner"].text.startswith("“VSI” ranks best of ")
     assert found["difference"].verdict == "higher"
+    assert found["difference"].numbers == row
     for name in ("srcc_difference", "plcc_difference"):
-        ends = row[f"{name}_low"], row[f"{name}_high"]
-        assert found["difference"].numbers[name] == row[name] > 0
-        assert f"{signed(row[name])}{between(*ends, signed)}" in found["difference"].text
+        assert number(row[name]) in found["difference"].text
     assert found["significance"].verdict == "significant"
     assert found["significance"].numbers["p_holm"] == row["p_holm"] < 0.05
-    assert number(row["p_holm"]) in found["significance"].text
 
 
 def test_equal_noise_is_not_significant():
     found = summary(planted({"PSNR": 0.3, "VSI": 0.3}))
     assert found["significance"].verdict == "not significant"
-    assert found["significance"].text.startswith("That is not significant: p = ")
     assert found["significance"].numbers["p_holm"] >= 0.05
 
 
@@ -75,42 +70,23 @@ def test_a_baseline_that_wins_is_compared_with_the_next_best():
     found = summary(planted({"PSNR": 0.01, "VSI": 0.5, "SSIM": 2.0}))
     assert found["winner"].numbers["best"] == ["PSNR"]
     assert (found["difference"].numbers["first"], found["difference"].verdict) == ("PSNR", "higher")
-    assert "the next best" in found["difference"].text
+    assert found["difference"].numbers["second"] != "SSIM"
 
 
 def test_ties_share_the_first_place():
     rows = planted({"PSNR": 0.5, "VSI": 0.01})
     for row in rows:
         row["tools"]["SSIM"] = row["tools"]["VSI"]
-    found = summary(rows)
-    assert found["winner"].verdict == "tie"
-    assert "“SSIM” and “VSI” share the first place" in found["winner"].text
-    for row in rows:
-        row["tools"] = dict.fromkeys(("PSNR", "VSI"), row["tools"]["VSI"])
-        for tool in ("PSNR", "VSI"):  # and with the mean of both, which is constant, outside
-            row["tools"][tool] = row["tools"][tool] | {"normalized": row["tools"][tool]["raw"]}
-    found = summary(rows)
-    assert found["winner"].verdict == "all tie"
-    assert found["difference"].verdict == "unknown"
-    assert found["significance"].verdict == "not tested"
+    found = summary(rows)["winner"]
+    assert (found.verdict, found.numbers["best"]) == ("tie", ["SSIM", "VSI"])
 
 
-def test_one_mode_wins_nothing():
-    found = summary(planted({"PSNR": 0.1}))
-    assert (found["winner"].verdict, found["difference"].verdict) == ("only mode", "unknown")
-    assert "nothing won" in found["winner"].text
-
-
-def test_too_few_pictures_and_constant_scores_have_no_winner():
-    found = summary(planted({"PSNR": 0.1, "VSI": 0.1}, count=1))
-    assert found["winner"].verdict == "none"
+def test_what_cannot_be_known_is_said():
+    one = summary(planted({"PSNR": 0.1}))
+    assert (one["difference"].verdict, one["significance"].verdict) == ("unknown", "not tested")
+    assert summary(planted({"PSNR": 0.1, "VSI": 0.1}, count=1))["winner"].verdict == "none"
     constant = [row | {"mos": 3.0} for row in planted({"PSNR": 0.1, "VSI": 0.1})]
     assert summary(constant)["winner"].verdict == "none"
-    few = summary(planted({"PSNR": 0.6, "VSI": 0.01}, count=5))
-    assert (
-        "fewer than 10 images say little" in few["significance"].text
-        or "not known" in few["significance"].text
-    )
 
 
 def test_too_few_draws_leave_it_undecided():
@@ -127,7 +103,7 @@ def test_a_mode_that_answered_few_images_takes_no_part():
     found = summary(rows)
     assert found["winner"].numbers["best"] == ["PSNR"]
     assert "answered too few of them" in found["winner"].text
-    assert "VSI on 50 images" in found["failures"].text
+    assert "out of memory (VSI on 50 images)" in found["failures"].text
 
 
 def test_planted_leaks_and_copies_are_told():
@@ -146,13 +122,13 @@ def test_a_model_of_unknown_training_is_perhaps_leaked():
     run = make_run(name="Qwen2.5-VL-7B-Instruct", notice=None)
     found = summarize(analysed(make_rows(), run))[3]
     assert found.verdict == "unknown"
-    assert found.text.startswith("Perhaps leaked: ")
     assert "logits" in found.numbers["unknown"]
 
 
 def test_planted_failures_are_counted():
     found = summary(planted({"PSNR": 0.5}, failing=4), expected=70)["failures"]
-    assert "4 of 60 images (all: cannot be decoded)" in found.text
+    assert "4 of 70 images" in found.text
+    assert "cannot be decoded (image on 4 images)" in found.text
     assert "10 of 70 images have no row" in found.text
     assert found.numbers == {"rows": 60, "failed": 4, "without_row": 10, "reasons": 1}
     nothing = summary(planted({"PSNR": 0.5}))["failures"]
@@ -173,47 +149,11 @@ def study() -> Study:
     return analysed(rows, run, draws=800, name=f"run {MARKUP}")
 
 
-def test_the_figures_hold_the_tables_numbers(study):
-    drawn = report_json(study)["figures"]
-    rows = {row["first"]: row for row in study.tables["differences"]}
-    for row in drawn["differences"]["data"]["rows"]:
-        assert row["value"] == rows[row["label"]]["srcc_difference"]
-        assert row["high"] == rows[row["label"]]["srcc_difference_high"]
-    panel, modes = drawn["scatter"]["data"]["panels"][0], {row["mode"]: row for row in study.tables["modes"]}
-    assert (panel["srcc"], panel["n"]) == (modes["logits"]["srcc"], len(panel["points"]))
-    assert panel["points"] == sorted(panel["points"], key=lambda point: point[0])
-    bins, total = (
-        drawn["reliability"]["data"]["bins"],
-        sum(b["n"] for b in drawn["reliability"]["data"]["bins"]),
-    )
-    ece = sum(b["n"] / total * abs(b["confidence"] - b["accuracy"]) for b in bins)  # Guo et al., equation 3
-    assert ece == pytest.approx(drawn["reliability"]["data"]["ece"])
-    for line in drawn["risk_coverage"]["data"]["lines"]:
-        row = next(
-            row
-            for row in study.tables["risk_coverage"]
-            if (row["mode"], row["signal"]) == (study.product, line["signal"])
-        )
-        assert (line["aurc"], line["all"]) == (row["aurc"], row["risk_100"])
-        assert line["points"][-1] == [1.0, row["risk_100"]]
-
-
-def test_what_cannot_be_drawn_is_said_in_place_of_the_figure():
-    drawn = report_json(analysed(planted({"PSNR": 0.1}, count=3), draws=20, baseline="PSNR"))["figures"]
-    assert [name for name, figure in drawn.items() if figure["data"] is None] == [
-        "differences",
-        "reliability",
-        "risk_coverage",
-        "coverage",
-    ]
-    assert drawn["scatter"]["data"]["panels"][0]["curve"] == []
-    assert all(figure["caption"].endswith(".") for figure in drawn.values())
-
-
-def test_report_json_holds_the_sentences(study, tmp_path):
+def test_report_json_holds_the_sentences_and_the_tables(study, tmp_path):
     write_summary(study, tmp_path)
     found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert [line["text"] for line in found["summary"]] == [sentence.text for sentence in summarize(study)]
+    assert [row["srcc"] for row in found["tables"]["modes"]] == [row["srcc"] for row in study.tables["modes"]]
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +170,7 @@ def test_the_page_is_clean_in_a_browser(page, size, dark):
     with browser_page(size=size, dark=dark) as watched:
         watched.page.goto(page.as_uri())
         assert watched.page.locator("dl.summary dd").count() == 5
-        assert watched.page.locator("svg.chart[role=img]").count() >= 5
+        assert watched.page.locator("figure img[src^='data:image/svg']").count() == 5
         watched.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
         assert watched.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert axe_findings(watched.page) == []
@@ -265,8 +205,6 @@ def test_hostile_names_are_text(page):
     with browser_page() as watched:
         watched.page.goto(page.as_uri())
         assert MARKUP in watched.page.locator("h2").inner_text()
-        assert MODE in watched.page.locator("figure.differences").inner_html().replace("&lt;", "<").replace(
-            "&gt;", ">"
-        )
+        assert MODE in watched.page.locator("details.table").first.text_content()
         assert watched.page.locator("script").count() == 1
         assert watched.page.locator("img:not([src^='data:'])").count() == 0

@@ -8,21 +8,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from agentic_iqa_local.studies import statistics
 from agentic_iqa_local.studies.statistics import (
     Draws,
     Figure,
-    agreement,
     entropy,
     expected_calibration_error,
     holm,
     interval,
     krcc,
-    letters_calibration_error,
-    meng,
     monotone_map,
     paired_difference,
     plcc,
-    ranked_probability_score,
+    ranked_probability_scores,
     resampling_unit,
     risk_coverage,
     rmse,
@@ -85,53 +83,34 @@ def logistic(x: np.ndarray, b1: float, b2: float, b3: float, b4: float, b5: floa
     [((0, 100), (40, 0.15, 50, 0.1, 30)), ((0, 1), (-3, 8, 0.6, -0.5, 3))],
     ids=["rising", "falling"],
 )
-def test_logistic_recovers_the_parameters_of_exact_data(ends, parameters):
+def test_logistic_recovers_exact_data(ends, parameters):
     x = np.linspace(*ends, 200)
     y = logistic(x, *parameters)
-    fit = vqeg_logistic(x, y)
-    assert fit.converged
-    assert fit.parameters == pytest.approx(parameters, rel=1e-3)
-    assert fit.mapped == pytest.approx(y, abs=1e-5 * np.ptp(y))
-    assert logistic(x, *fit.parameters) == pytest.approx(fit.mapped, rel=1e-9)
+    assert vqeg_logistic(x, y) == pytest.approx(y, abs=1e-5 * np.ptp(y))
 
 
 def test_logistic_is_monotone_where_the_data_turn_and_no_worse_than_a_line():
     x = np.linspace(-1, 2, 300)
     y = -(x**2) + np.random.default_rng(2).normal(0, 0.1, 300)
     fit = vqeg_logistic(x, y)
-    steps = np.diff(fit.mapped)
+    steps = np.diff(fit)
     assert (steps <= 0).all() or (steps >= 0).all()
-    assert plcc(fit.mapped, y) >= abs(plcc(x, y)) - 1e-6
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_logistic_of_noisy_scores_is_no_worse_than_a_line(seed):
-    """Weakly related scores: the fit in their direction may need long to settle, and must not give way to a
-    constant."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=300)
-    y = 0.46 * x + np.sqrt(1 - 0.46**2) * rng.normal(size=300)
-    fit = vqeg_logistic(x, y)
-    assert fit.converged
-    assert plcc(fit.mapped, y) >= abs(plcc(x, y)) - 1e-9
+    assert plcc(fit, y) >= abs(plcc(x, y)) - 1e-6
 
 
 def test_the_line_stands_where_every_search_ends_badly(monkeypatch):
     """y = 3 − 2x, and no fit leaves its start: the line of least squares is exact, each start is a curve."""
     x = np.linspace(-1, 4, 40) ** 3
-    monkeypatch.setattr(agreement, "least_squares", lambda _, start, **__: SimpleNamespace(x=np.array(start)))
+    monkeypatch.setattr(
+        statistics, "least_squares", lambda _, start, **__: SimpleNamespace(x=np.array(start))
+    )
     fit = vqeg_logistic(x, 3 - 2 * x)
-    assert fit.mapped == pytest.approx(3 - 2 * x)
-    b1, _, _, b4, b5 = fit.parameters
-    assert (b1, b4, b5) == pytest.approx((0, -2, 3))
+    assert fit == pytest.approx(3 - 2 * x)
 
 
 def test_logistic_of_a_constant_column_does_not_converge():
     fit = vqeg_logistic(np.full(20, 3.0), np.arange(20.0))
-    assert not fit.converged
-    assert np.isnan(fit.mapped).all()
-    assert np.isnan(fit.parameters).all()
-    assert fit.parameters.shape == (5,)
+    assert np.isnan(fit).all()
 
 
 # Draws
@@ -197,9 +176,9 @@ def test_other_statistics_and_wide_columns_are_resampled_too():
     p = np.random.default_rng(0).dirichlet(np.ones(5), 30)
     level = np.linspace(1, 5, 30)
     draws = draws_of_rows(30, count=5)
-    sampled = draws.of(ranked_probability_score, p, level)
+    sampled = draws.of(lambda *columns: ranked_probability_scores(*columns).mean(), p, level)
     rows = np.repeat(np.arange(30), draws.weights[3])
-    assert sampled.on_draws[3] == ranked_probability_score(p[rows], level[rows])
+    assert sampled.on_draws[3] == ranked_probability_scores(p[rows], level[rows]).mean()
 
 
 def test_a_failed_row_must_be_marked_and_columns_must_fit():
@@ -282,6 +261,13 @@ def test_within_the_only_unit_there_is_no_interval():
     assert math.isnan(figure.low)
 
 
+@pytest.mark.parametrize(("undefined", "bounded"), [(5, True), (6, False)])
+def test_an_interval_stands_on_nineteen_draws_in_twenty(undefined, bounded):
+    """95 of 100 draws are just enough."""
+    on_draws = np.where(np.arange(100) < undefined, np.nan, np.linspace(0, 1, 100))
+    assert np.isfinite(statistics.bounds(on_draws)[0]) == bounded
+
+
 # Comparisons
 
 
@@ -342,35 +328,6 @@ def test_a_paired_difference_refuses_other_draws_and_other_rows():
         paired_difference(sampled, draws.of(srcc, x, y, answered=np.arange(30) > 0))
 
 
-def test_meng_gives_its_papers_example():
-    # Meng, Rosenthal and Rubin (1992): r .63 and −.03, between the two −.19, n 15: Z 1.68, one-sided p .047.
-    found = meng(0.63, -0.03, -0.19, 15)
-    assert found.z == pytest.approx(1.68, abs=0.005)
-    assert found.p / 2 == pytest.approx(0.047, abs=0.0005)
-
-
-@pytest.mark.parametrize(
-    ("correlations", "n", "z"),
-    [
-        # Silver, Hittner and May (2006), output of their program depcor
-        ((0.3, 0.4, 0.5), 100, -1.0707),
-        # May and Hittner (1997), table
-        ((0.5, 0.2, 0.0), 50, 1.62),
-        ((0.5, 0.2, 0.8), 50, 3.50),
-        ((0.7, 0.4, 0.3), 50, 2.32),
-    ],
-)
-def test_meng_gives_published_values(correlations, n, z):
-    assert round(meng(*correlations, n).z, 4 if n == 100 else 2) == z
-
-
-def test_meng_of_what_cannot_differ_is_undefined():
-    assert math.isnan(meng(0.5, 0.5, 1.0, 50).p)
-    assert math.isnan(meng(math.nan, 0.5, 0.3, 50).p)
-    with pytest.raises(ValueError, match="n > 3"):
-        meng(0.5, 0.4, 0.3, 3)
-
-
 def test_holm():
     # Sorted: .0003·5, .003·4, .054·3, .32·2, and .5·1 raised to the .64 before it.
     assert holm([0.5, 0.003, 0.32, 0.054, 0.0003]) == pytest.approx([0.64, 0.012, 0.64, 0.162, 0.0015])
@@ -398,42 +355,32 @@ def test_holm():
     ],
 )
 def test_ranked_probability_score_gives_published_values(p, outcome, score):
-    assert ranked_probability_score([p], [outcome]) == pytest.approx(score, abs=1e-12)
+    assert ranked_probability_scores([p], [outcome]) == pytest.approx([score], abs=1e-12)
 
 
 def test_ranked_probability_score_between_levels_and_over_rows():
     # Certain of 3 where the truth is 3.5: wrong by 1 over half a step of four, .5/4; certain of 1 where it is
     # 5: 1.
     certain = np.eye(5)
-    assert ranked_probability_score(certain[[2]], [3.5]) == pytest.approx(0.125)
-    assert ranked_probability_score(certain[[2, 0]], [3.5, 5]) == pytest.approx((0.125 + 1) / 2)
+    assert ranked_probability_scores(certain[[2, 0]], [3.5, 5]) == pytest.approx([0.125, 1])
 
 
 def test_ranked_probability_score_refuses_what_is_off_the_scale():
     with pytest.raises(ValueError, match=r"\[1, 5\]"):
-        ranked_probability_score(np.eye(5)[[0]], [0.5])
+        ranked_probability_scores(np.eye(5)[[0]], [0.5])
     with pytest.raises(ValueError, match="sum to 1"):
-        ranked_probability_score([[0.5, 0.4]], [1])
+        ranked_probability_scores([[0.5, 0.4]], [1])
     with pytest.raises(ValueError, match="sum to 1"):
-        ranked_probability_score([[0.5, math.nan]], [1])
+        ranked_probability_scores([[0.5, math.nan]], [1])
 
 
 def test_expected_calibration_error():
     # Three rows at .9, two of them right: 3/4·|2/3 − .9| = .175; one at .6, wrong: 1/4·.6 = .15.
-    assert expected_calibration_error([0.9, 0.9, 0.9, 0.6], [1, 1, 0, 0], bins=10) == pytest.approx(0.325)
+    confidence, correct = np.array([0.9, 0.9, 0.9, 0.6]), np.array([1, 1, 0, 0])
+    assert expected_calibration_error(confidence, correct, bins=10) == pytest.approx(0.325)
     # .5, which floats hold exactly, closes the bin of .45: |.55 − .5|/2; in a bin of its own it would be (.55 + .5)/2.
-    assert expected_calibration_error([0.45, 0.5], [1, 0], bins=2) == pytest.approx(0.025)
-    assert expected_calibration_error([0.0, 1.0], [0, 1]) == 0
-    with pytest.raises(ValueError, match="confidence"):
-        expected_calibration_error([1.1], [1])
-
-
-def test_calibration_error_of_the_letters():
-    # 4.5 rounds to 5, the likeliest: right at .7; 2.6 rounds to 3, not to 2: wrong at .8. (|1 − .7| + |0 −
-    # .8|)/2
-    assert letters_calibration_error(
-        [[0, 0, 0.1, 0.2, 0.7], [0, 0.8, 0.2, 0, 0]], [4.5, 2.6]
-    ) == pytest.approx(0.55)
+    closed = expected_calibration_error(np.array([0.45, 0.5]), np.array([1, 0]), bins=2)
+    assert closed == pytest.approx(0.025)
 
 
 def test_monotone_map():

@@ -357,7 +357,7 @@ def test_scores_that_look_like_dmos_are_remarked_on(few_modes):
     run["dataset"] |= {"higher_is_better": True}
     turned = [row | {"mos": -row["mos"]} for row in few_modes]
     said = [summarize(analysed(rows, run, draws=10))[0].text for rows in (few_modes, turned)]
-    assert ["lower seems to be better" in text for text in said] == [False, True]
+    assert ["lower scores seem to be better" in text for text in said] == [False, True]
 
 
 def test_figures_within_types_levels_and_subsets(few_modes):

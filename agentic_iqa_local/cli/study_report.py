@@ -257,8 +257,7 @@ def add_compare(commands: Subcommands) -> None:
         "run against run on the same images: two models, or two versions of the program",
         "Matches the runs' rows by image and compares each run with the first, paired, on the images that all"
         " of them answered: SRCC and PLCC with the human scores, their differences with intervals from the"
-        " same bootstrap draws, how far the scores lie from each other, and a sentence that says what these"
-        " images show.",
+        " same bootstrap draws, how far the scores lie from each other, and a verdict.",
         "runs/koniq10k_embedded runs/koniq10k_qwen",
         'runs/old runs/new --mode logits "tool mean" --out reports/old_new',
     )
@@ -309,7 +308,7 @@ def compare(args: argparse.Namespace) -> int:
         if args.out:
             write_table(args.out, name, *texts, rows)
         print(markdown(*texts, rows))
-    print("\n".join([*found.notes, "", *found.verdicts]))
+    print("\n".join(found.notes))
     if args.out:
         print(f"\nWritten to {one_line(str(args.out))}")
     return 0

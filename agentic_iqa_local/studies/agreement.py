@@ -14,7 +14,6 @@ from agentic_iqa_local.studies.statistics import (
     holm,
     interval,
     krcc,
-    meng,
     paired_difference,
     plcc,
     rmse,
@@ -32,16 +31,15 @@ def mode_table(study: Study) -> Table:
     table = []
     for name, reading in study.modes.items():
         answered = reading.answered
-        fit = study.fits[name] = vqeg_logistic(reading.scores[answered], study.quality[answered])
         mapped = np.full(len(answered), np.nan)
-        mapped[answered] = fit.mapped
+        mapped[answered] = study.fits[name] = vqeg_logistic(reading.scores[answered], study.quality[answered])
         rank = interval(study.sampled(srcc, name))
         row = {"mode": name, "seen": study.mark(name), **counts(rank), "coverage": rank.n / len(answered)}
         row |= spread("srcc", rank) | spread("plcc", interval(study.sampled(plcc, name)))
         row |= spread("krcc", interval(study.sampled(krcc, name, first=KRCC_DRAWS)))
         for key, statistic in (("plcc_mapped", plcc), ("rmse_mapped", rmse)):
             figure = Figure(np.nan, np.nan, np.nan, rank.n, rank.failed, rank.interval_over)
-            if fit.converged:
+            if np.isfinite(mapped[answered]).all() and rank.n:
                 figure = interval(study.draws.of(statistic, mapped, study.quality, answered=answered))
             row |= spread(key, figure)
         table.append(row | {"interval_over": rank.interval_over})
@@ -51,17 +49,11 @@ def mode_table(study: Study) -> Table:
 def differences(study: Study) -> Table:
     """Every mode against the baseline, and the comparison named beforehand first."""
     table = [_compared(study, *pair) for pair in _pairs(study)]
-    for key in ("p", "meng_p"):
-        adjusted = holm([1.0 if math.isnan(row[key]) else row[key] for row in table])
-        for row, value in zip(table, adjusted, strict=True):
-            row[f"{key}_holm"] = math.nan if math.isnan(row[key]) else float(value)
-    for row in table:
+    adjusted = holm([1.0 if math.isnan(row["p"]) else row["p"] for row in table])
+    for row, value in zip(table, adjusted, strict=True):
+        row["p_holm"] = math.nan if math.isnan(row["p"]) else float(value)
         row["better"] = _better(row)
-    order = (
-        "first second n failed srcc_difference srcc_difference_low srcc_difference_high p p_holm better"
-        " meng_z meng_p meng_p_holm plcc_difference plcc_difference_low plcc_difference_high"
-    )
-    return [{key: row[key] for key in order.split()} for row in table]
+    return table
 
 
 def _pairs(study: Study) -> Iterator[tuple[str, str]]:
@@ -77,7 +69,7 @@ def _compared(study: Study, first: str, second: str) -> Row:
     both = study.modes[first].answered & study.modes[second].answered
     rank, linear = (_difference(study, statistic, first, second, both) for statistic in (srcc, plcc))
     row = {"first": first, "second": second, **counts(rank), **spread("srcc_difference", rank), "p": rank.p}
-    return row | _meng(study, first, second, both) | spread("plcc_difference", linear)
+    return row | dict.fromkeys(("p_holm", "better")) | spread("plcc_difference", linear)
 
 
 def _better(row: Row) -> str:
@@ -113,15 +105,6 @@ def against_parts(study: Study) -> Table:
 
 def _difference(study: Study, statistic: Statistic, first: str, second: str, both: np.ndarray) -> Difference:
     return paired_difference(study.sampled(statistic, first, both), study.sampled(statistic, second, both))
-
-
-def _meng(study: Study, first: str, second: str, both: np.ndarray) -> dict[str, float]:
-    ours, theirs = (study.sampled(srcc, name, both).value for name in (first, second))
-    n = int(both.sum())
-    if n <= 3:
-        return {"meng_z": math.nan, "meng_p": math.nan}
-    test = meng(ours, theirs, srcc(study.modes[first].scores[both], study.modes[second].scores[both]), n)
-    return {"meng_z": test.z, "meng_p": test.p}
 
 
 def within(study: Study, name: str) -> Table:

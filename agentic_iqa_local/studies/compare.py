@@ -73,12 +73,11 @@ class Named:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The two tables, what a reader must know of them, and a sentence for each row of `differences`."""
+    """The two tables, and what a reader must know of them."""
 
     runs: Table
     differences: Table
     notes: list[str]
-    verdicts: list[str]
 
 
 def compare(
@@ -116,13 +115,8 @@ def compare(
             row |= _agreement(reading.scores[both], of_runs[0].scores[both])
             differences.append((row, rank))
     _decide(differences)
-    pairs = [row for row, _ in differences]
-    return Comparison(
-        table,
-        pairs,
-        list(map(one_line, _notes(runs, common, matched))),
-        [one_line(_sentence(row)) for row in pairs],
-    )
+    notes = list(map(one_line, _notes(runs, common, matched)))
+    return Comparison(table, [row for row, _ in differences], notes)
 
 
 def _matched(runs: Sequence[Named]) -> tuple[list[str], list[list[Row]]]:
@@ -229,18 +223,6 @@ def _decide(differences: Sequence[tuple[Row, Difference]]) -> None:
         row["verdict"] = verdict(rank, MARGIN) if rank.n >= FEWEST else UNDECIDED
         if (rank.low > 0 or rank.high < 0) and len(differences) > 1 and p >= SIGNIFICANCE:
             row["verdict"] = f"undecided among {len(differences)} comparisons"
-
-
-def _sentence(row: Row) -> str:
-    mode, ours, theirs = (quoted(row[name]) for name in ("mode", "run", "against"))
-    pair = f"{mode}: {ours} against {theirs} on {row['n']} images"
-    if row["largest_difference"] == 0 and row["n"]:
-        return f"{pair}: the same scores."
-    value, low, high = (
-        f"{row[f'srcc_difference{end}']:+.3f}".replace("-", "−") for end in ("", "_low", "_high")
-    )
-    known = "no interval" if math.isnan(row["srcc_difference_low"]) else f"95 % interval {low} to {high}"
-    return f"{pair}: {row['verdict']} (SRCC {value}, {known})."
 
 
 def _notes(runs: Sequence[Named], common: Sequence[str], matched: Sequence[Sequence[Row]]) -> Iterator[str]:

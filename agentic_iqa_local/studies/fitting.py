@@ -37,7 +37,7 @@ from agentic_iqa_local.studies.readings import (
     probabilities,
     tool_means,
 )
-from agentic_iqa_local.studies.statistics import ranked_probability_score, srcc
+from agentic_iqa_local.studies.statistics import ranked_probability_scores, srcc
 from agentic_iqa_local.studies.store import read_run
 from agentic_iqa_local.studies.study import dataset_info, fusion_settings
 
@@ -222,7 +222,8 @@ def fit_letters(
 
     def value(temperature: float, eta: float | np.ndarray) -> float:
         if objective == "rps":
-            return ranked_probability_score(fused_distribution(p(temperature), q_bar, eta), target)
+            fused = fused_distribution(p(temperature), q_bar, eta)
+            return float(ranked_probability_scores(fused, target).mean())
         if objective == "srcc":
             return srcc(fuse(p(temperature), q_bar, eta), target)
         return abs((p(temperature) @ LEVELS).std() - q_bar.std())

@@ -61,19 +61,8 @@ class Exposure:
 
 
 _HANDCRAFTED_TOOLS = (
-    "PSNR",
-    "PSNRY",
-    "SSIM",
-    "SSIMC",
-    "MS-SSIM",
-    "CW-SSIM",
-    "FSIM",
-    "VSI",
-    "VIF",
-    "GMSD",
-    "MAD",
-    "Entropy",
-)
+    "PSNR", "PSNRY", "SSIM", "SSIMC", "MS-SSIM", "CW-SSIM", "FSIM", "VSI", "VIF", "GMSD", "MAD", "Entropy",
+)  # fmt: skip
 _KONIQ, _KADID = ("koniq10k",), ("kadid10k",)
 # Of the very weight files that iqa_tools/specs.py names. "pyiqa options" are the training files of these
 # weights below options/train of chaofengc/IQA-PyTorch.

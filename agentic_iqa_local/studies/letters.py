@@ -11,16 +11,14 @@ from agentic_iqa_local.studies.readings import LEVELS, Reading, tool_means
 from agentic_iqa_local.studies.statistics import (
     Figure,
     entropy,
-    letters_calibration_error,
+    expected_calibration_error,
     monotone_map,
-    ranked_probability_score,
     ranked_probability_scores,
     risk_coverage,
 )
 from agentic_iqa_local.studies.study import Study, Table, mean, spread
 
 COVERAGES = (100, 90, 75, 50, 25)  # percent
-BINS = 15  # of confidence
 
 
 def distinct_letters(modes: dict[str, Reading]) -> dict[tuple[str, ...], np.ndarray]:
@@ -57,11 +55,11 @@ def calibration(study: Study, rng: np.random.Generator) -> Table:
                 "letters": "; ".join(names),
                 "n": len(p),
                 "failed": int((~answered).sum()),
-                "ece": letters_calibration_error(p, level),
+                "ece": expected_calibration_error(confidence, correct),
                 "accuracy": mean(correct),
                 "mean_confidence": mean(confidence),
                 **spread("rps", mean_interval(study, losses[names])),
-                "rps_uniform": ranked_probability_score(np.full_like(p, 0.2), level),
+                "rps_uniform": mean(ranked_probability_scores(np.full_like(p, 0.2), level)),
                 "levels_from": source,
                 "off_the_scale": int(outside[judged].sum()),
             }
@@ -110,18 +108,6 @@ def _fitting_rows(study: Study, rng: np.random.Generator) -> tuple[np.ndarray, s
     units = rng.permutation(study.draws.counts.shape[1])
     chosen = np.isin(study.draws.unit, units[: len(units) // 2])
     return chosen, f"half of the {study.draws.over.partition(',')[0]}, judged on the others"
-
-
-def reliability_bins(confidence: np.ndarray, correct: np.ndarray) -> list[dict[str, Any]]:
-    """Mean confidence and accuracy, both 0..1, and the number of rows of every bin of equal width that has
-    rows; each bin is closed on its right."""
-    which = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    count = np.bincount(which, minlength=BINS)
-    sums = [np.bincount(which, values, BINS) for values in (confidence, correct)]
-    return [
-        {"confidence": sums[0][i] / count[i], "accuracy": sums[1][i] / count[i], "n": int(count[i])}
-        for i in np.flatnonzero(count)
-    ]
 
 
 def rank_errors(scores: np.ndarray, quality: np.ndarray) -> np.ndarray:

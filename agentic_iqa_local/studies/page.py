@@ -17,22 +17,26 @@ from markupsafe import Markup
 from agentic_iqa_local.batch.rows import write_whole
 from agentic_iqa_local.images.reading import ImageError, load_image
 from agentic_iqa_local.output import pages
-from agentic_iqa_local.studies.charts import charts
-from agentic_iqa_local.studies.figures import figures
 from agentic_iqa_local.studies.plots import Drawing
 from agentic_iqa_local.studies.report import (
     DATASETS_TABLE,
-    cell_number,
     columns_of,
     over_datasets,
     shown,
     tables_of,
 )
-from agentic_iqa_local.studies.study import Study, Table
+from agentic_iqa_local.studies.study import Study, Table, number
 from agentic_iqa_local.studies.summary import summarize
 from agentic_iqa_local.text import printable
 
 THUMBNAIL = 320  # pixels of the longest side
+FIRST = (
+    "differences",
+    "scatter",
+    "reliability",
+    "risk_coverage",
+    "intervals",
+)  # the page shows these at once
 TOPICS = {
     "winner": "Which mode won",
     "difference": "By how much",
@@ -46,7 +50,7 @@ def write_html(parts: Sequence[tuple[Study, Sequence[Drawing]]], file: Path, *, 
     """One page with a section for each study and its drawings. `pictures` puts the worst images' thumbnails
     into it."""
     environment = pages.environment(Path(__file__).parent)
-    environment.filters |= {"number": cell_number, "uri": _uri, "json": _json, "cells": _cells}
+    environment.filters |= {"number": number, "uri": _uri, "json": _json, "cells": _cells}
     style, script = pages.source("report.css"), pages.source("report.js")
     page = environment.get_template("report.html.jinja").render(
         parts=parts,
@@ -55,8 +59,7 @@ def write_html(parts: Sequence[tuple[Study, Sequence[Drawing]]], file: Path, *, 
         policy=pages.policy(style, script),
         topics=TOPICS,
         summarize=summarize,
-        figures=figures,
-        charts=charts,
+        first=FIRST,
         over_datasets=(*DATASETS_TABLE, over_datasets([study for study, _ in parts])) if parts[1:] else None,
         tables_of=tables_of,
         thumbnail=_thumbnail if pictures else None,

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 
 from agentic_iqa_local.judgement.intervals import COVERAGE
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
-from agentic_iqa_local.studies.letters import reliability_bins
+from agentic_iqa_local.studies.statistics import reliability_bins
 from agentic_iqa_local.studies.study import Study
 from agentic_iqa_local.text import one_line
 
@@ -106,9 +106,9 @@ def _scatter(study: Study) -> Figure | None:
         axes.plot(
             scores, mos, ".", color=BLUE, markersize=size, alpha=0.4, markeredgewidth=0, rasterized=True
         )
-        if study.fits[name].converged:
+        if np.isfinite(study.fits[name]).all():
             order = np.argsort(scores)
-            mapped = study.fits[name].mapped[order]
+            mapped = study.fits[name][order]
             axes.plot(
                 scores[order], mapped if study.info.higher_is_better else -mapped, color=ORANGE, linewidth=1.2
             )
@@ -187,29 +187,31 @@ def _bars(study: Study, name: str) -> Figure | None:
     return figure
 
 
-def _differences(study: Study) -> Figure | None:
-    table = study.tables["differences"]
-    if not table:
+def _forest(lines: Sequence[tuple[str, str, Sequence[float]]], zero: float, xlabel: str) -> Figure | None:
+    """A row for each (label, colour, (value, low, high)), and a line at `zero`."""
+    if not lines:
         return None
-    figure = Figure(figsize=(7, 0.7 + 0.22 * len(table)), layout="constrained")
+    figure = Figure(figsize=(7, 0.8 + 0.22 * len(lines)), layout="constrained")
     axes = figure.subplots()
-    for place, row in enumerate(table):
-        color = GREY if row["better"] == "undecided" else BLUE if row["better"] == row["first"] else ORANGE
-        axes.plot(
-            [row["srcc_difference_low"], row["srcc_difference_high"]],
-            [place, place],
-            color=color,
-            linewidth=1.2,
-        )
-        axes.plot(row["srcc_difference"], place, "o", color=color, markersize=4)
-    axes.axvline(0, color=GREY, linewidth=0.8)
-    axes.set(
-        yticks=range(len(table)),
-        yticklabels=[f"{_label(row['first'])} − {_label(row['second'])}" for row in table],
-        xlabel="difference of SRCC",
-    )
+    for place, (_, color, (value, low, high)) in enumerate(lines):
+        axes.plot([low, high], [place, place], color=color, linewidth=1.2)
+        axes.plot(value, place, "o", color=color, markersize=4)
+    axes.axvline(zero, color=GREY, linewidth=0.8)
+    axes.set(yticks=range(len(lines)), yticklabels=[_label(label) for label, _, _ in lines], xlabel=xlabel)
     axes.invert_yaxis()
     return figure
+
+
+def _ends(row: dict[str, Any], name: str) -> tuple[float, float, float]:
+    return row[name], row[f"{name}_low"], row[f"{name}_high"]
+
+
+def _differences(study: Study) -> Figure | None:
+    lines = []
+    for row in study.tables["differences"]:
+        color = GREY if row["better"] == "undecided" else BLUE if row["better"] == row["first"] else ORANGE
+        lines.append((f"{row['first']} − {row['second']}", color, _ends(row, "srcc_difference")))
+    return _forest(lines, 0, "difference of SRCC")
 
 
 def _risk_coverage(study: Study) -> Figure | None:
@@ -247,39 +249,36 @@ def _abstaining(study: Study) -> Figure | None:
     return figure
 
 
-def _coverage(study: Study) -> Figure | None:
-    """Coverage by family or level of the agent's intervals after one letter read."""
-    table = [
-        row
-        for row in study.tables["intervals_within"]
-        if (row["pipeline"], row["look"]) == ("agent", "one order") and row["by"] != "distortion"
-    ]
-    if not table:
-        return None
-    figure = Figure(figsize=(7, 0.8 + 0.22 * len(table)), layout="constrained")
-    axes = figure.subplots()
-    for place, row in enumerate(table):
-        axes.plot([row["coverage_low"], row["coverage_high"]], [place, place], color=BLUE, linewidth=1.2)
-        axes.plot(row["coverage"], place, "o", color=BLUE, markersize=4)
-    labels = [
-        _label(
-            f"{row['by']} {row['value']}, {row['reference']} reference, {row['calibration']} ({row['scale']})"
-        )
-        for row in table
-    ]
-    axes.axvline(COVERAGE, color=GREY, linewidth=0.8)
-    axes.set(yticks=range(len(table)), yticklabels=labels, xlabel="share of pictures whose truth is inside")
-    axes.invert_yaxis()
-    return figure
+def _coverage(table: Sequence[dict[str, Any]]) -> Figure | None:
+    """Coverage of the agent's intervals, with its own interval, in each line of the table."""
+    lines = []
+    for row in table:
+        of = f"{row['by']} {row['value']}, " if "by" in row else ""
+        look = f"{row['look']}, {row['reference']} reference, {row['calibration']} ({row['scale']})"
+        lines.append((f"{of}{look}", BLUE, _ends(row, "coverage")))
+    return _forest(lines, COVERAGE, "share of pictures whose truth is inside")
+
+
+def _intervals(study: Study) -> Figure | None:
+    return _coverage([row for row in study.tables["intervals"] if row["pipeline"] == "agent"])
+
+
+def _intervals_within(study: Study) -> Figure | None:
+    """By family or level, after one letter read."""
+    return _coverage(
+        [
+            row
+            for row in study.tables["intervals_within"]
+            if (row["pipeline"], row["look"]) == ("agent", "one order") and row["by"] != "distortion"
+        ]
+    )
 
 
 PLOTS: dict[str, tuple[str, Callable[[Study], Figure | None]]] = {
     "scatter": ("Human scores over each mode's score, with the fitted curve", _scatter),
     "differences": (
-        (
-            "Differences of SRCC with 95 % intervals; blue: the first is better, orange: the second, grey:"
-            " undecided"
-        ),
+        "Differences of SRCC with 95 % intervals; blue: the first is better, orange: the second, grey:"
+        " undecided",
         _differences,
     ),
     "letters": ("Distribution of the letters from the worst to the best fifth of the images", _letters),
@@ -287,9 +286,10 @@ PLOTS: dict[str, tuple[str, Callable[[Study], Figure | None]]] = {
     "by_distortion": ("SRCC within each distortion type", lambda study: _bars(study, "distortion")),
     "by_level": ("SRCC within each level", lambda study: _bars(study, "level")),
     "by_subset": ("SRCC within each subset", lambda study: _bars(study, "subset")),
+    "intervals": ("Coverage of the agent's 90 % intervals, with 95 % intervals; the line: 90 %", _intervals),
     "intervals_within": (
         "Coverage of the agent's 90 % intervals after one letter read, within parts, with 95 % intervals",
-        _coverage,
+        _intervals_within,
     ),
     "abstaining": ("Error of the pictures kept when the widest intervals are left out", _abstaining),
     "risk_coverage": ("Risk over coverage of the product's mode; dashed: nothing set aside", _risk_coverage),

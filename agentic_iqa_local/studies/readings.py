@@ -227,15 +227,42 @@ def readings(
     """All modes that the rows allow, by name. The first is the product's own; `configured` are the tools that
     the configuration names, whose mean is a mode of its own."""
     q_bar = tool_means(rows, letters.vote)
-    agent_tools = {
-        _known(log["tool_name"]) for row in rows for log in (row.get("evidence") or {}).get("tool_logs", [])
-    }
-    reader = _Reader(rows, letters, fitted, q_bar, tuple(sorted(agent_tools)))
+    logs = [log for row in rows for log in (row.get("evidence") or {}).get("tool_logs", [])]
+    agent_tools = tuple(sorted({_known(log["tool_name"]) for log in logs}))
     modes = [*_letter_modes(rows, fitted=fitted is not None)]
     if np.isfinite(q_bar).any():
         modes += [UNIFORM, TOOL_MEAN]
     modes += _tool_modes(rows, configured)
-    return {mode.name: reader.reading(mode) for mode in modes}
+    known: dict[tuple[str, Source, bool], np.ndarray] = {}  # modes with the same letters share their p
+
+    def reading(mode: Mode) -> Reading:
+        if mode.kind == "tool":
+            return Reading(mode, raw_scores(rows, mode.tools[0]), tools=mode.tools)
+        if mode.kind == "mean of tools":
+            normalized = [[_number(row, tool, "normalized") for tool in mode.tools] for row in rows]
+            return Reading(mode, np.array(normalized).mean(1), tools=mode.tools)
+        if mode.kind == "tool mean":
+            return Reading(mode, q_bar, tools=agent_tools)
+        parameters = fitted if mode.fitted and fitted else letters
+        if mode.letters not in known:
+            known[mode.letters] = _probabilities(rows, mode, parameters, q_bar)
+        p = known[mode.letters]
+        if mode.kind == "letters":
+            return Reading(mode, p @ LEVELS, p, agent_tools if mode.context == "all_evidence" else ())
+        scores = fuse(p, q_bar, etas(rows, parameters.eta), normalize=mode.normalized)
+        return Reading(mode, scores, p, agent_tools)
+
+    return {mode.name: reading(mode) for mode in modes}
+
+
+def _probabilities(rows: Sequence[Row], mode: Mode, parameters: Letters, q_bar: np.ndarray) -> np.ndarray:
+    """p (rows, 5) that a mode rests on."""
+    if mode.source == "uniform":
+        return np.where(np.isnan(q_bar)[:, None], np.nan, np.full((len(rows), len(LEVELS)), UNIFORM_P))
+    if mode.source in ("generated", "one-hot"):
+        return generated(rows, mode.read, 1.0 if mode.source == "one-hot" else parameters.confidence)
+    orders = ("forward", "reversed") if mode.source == "both orders" else ("forward",)
+    return probabilities(rows, mode.read, orders, parameters.temperature)
 
 
 def _letter_modes(rows: Sequence[Row], *, fitted: bool) -> Iterator[Mode]:
@@ -255,56 +282,6 @@ def _tool_modes(rows: Sequence[Row], configured: Sequence[str]) -> Iterator[Mode
     if len(tools) > 1 and tools != of_configuration:
         yield Mode("mean of all tools", "mean of tools", tools=tools)
     yield from (Mode(tool, "tool", tools=(tool,)) for tool in tools)
-
-
-class _Reader:
-    """Scores the rows by one mode after another; modes with the same letters share their p."""
-
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        letters: Letters,
-        fitted: Letters | None,
-        q_bar: np.ndarray,
-        agent_tools: tuple[str, ...],
-    ):
-        self.rows, self.letters, self.fitted = rows, letters, fitted
-        self.q_bar, self.agent_tools = q_bar, agent_tools
-        self._p: dict[tuple[str, Source, bool], np.ndarray] = {}
-
-    def reading(self, mode: Mode) -> Reading:
-        if mode.kind == "tool":
-            return Reading(mode, raw_scores(self.rows, mode.tools[0]), tools=mode.tools)
-        if mode.kind == "mean of tools":
-            rows = [[_number(row, tool, "normalized") for tool in mode.tools] for row in self.rows]
-            return Reading(mode, np.array(rows).mean(1), tools=mode.tools)
-        if mode.kind == "tool mean":
-            return Reading(mode, self.q_bar, tools=self.agent_tools)
-        p = self._probabilities(mode)
-        if mode.kind == "letters":
-            shown = mode.context == "all_evidence"
-            return Reading(mode, p @ LEVELS, p, self.agent_tools if shown else ())
-        eta = etas(self.rows, self._parameters(mode).eta)
-        scores = fuse(p, self.q_bar, eta, normalize=mode.normalized)
-        return Reading(mode, scores, p, self.agent_tools)
-
-    def _parameters(self, mode: Mode) -> Letters:
-        return self.fitted if mode.fitted and self.fitted else self.letters
-
-    def _probabilities(self, mode: Mode) -> np.ndarray:
-        if mode.letters not in self._p:
-            self._p[mode.letters] = self._compute(mode)
-        return self._p[mode.letters]
-
-    def _compute(self, mode: Mode) -> np.ndarray:
-        if mode.source == "uniform":
-            flat = np.full((len(self.rows), len(LEVELS)), UNIFORM_P)
-            return np.where(np.isnan(self.q_bar)[:, None], np.nan, flat)
-        if mode.source in ("generated", "one-hot"):
-            confidence = 1.0 if mode.source == "one-hot" else self.letters.confidence
-            return generated(self.rows, mode.read, confidence)
-        orders = ("forward", "reversed") if mode.source == "both orders" else ("forward",)
-        return probabilities(self.rows, mode.read, orders, self._parameters(mode).temperature)
 
 
 def _known(tool: str) -> str:

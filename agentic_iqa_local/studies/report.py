@@ -8,23 +8,21 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
+import numpy as np
 
 from agentic_iqa_local.batch.rows import LARGEST_NOTE, write_whole
-from agentic_iqa_local.files import FileError, first_mistake, read_bytes, read_json
+from agentic_iqa_local.files import FileError, read_bytes, read_json
 from agentic_iqa_local.output.tables import markdown_cell, write_csv
-from agentic_iqa_local.studies.figures import report_json
+from agentic_iqa_local.studies.datasets import LONGEST_QUOTE
 from agentic_iqa_local.studies.plots import Drawing
-from agentic_iqa_local.studies.study import MARGIN, Study, StudyError, Table
+from agentic_iqa_local.studies.study import MARGIN, Study, StudyError, Table, number
+from agentic_iqa_local.studies.summary import summarize
 from agentic_iqa_local.text import printable
-
-Read = TypeVar("Read")
-Line = TypeVar("Line", bound=BaseModel)
 
 TABLES = {
     "modes": (
@@ -39,8 +37,7 @@ TABLES = {
         (
             "SRCC of the first mode minus SRCC of the second on the images that both answered, on the same"
             " draws. These intervals and p (adjusted by Holm's method for the comparisons of this table)"
-            " decide. Meng's test stands beside them: it assumes independent images and normal scores, which"
-            " images of one scene are not, and it is an approximation for ranks."
+            " decide."
         ),
     ),
     "parts": (
@@ -142,7 +139,7 @@ TABLES = {
     "failures": ("What failed", "Reasons, with the number of images."),
 }
 UPPER = ("srcc", "plcc", "krcc", "rmse", "ece", "rps", "aurc", "mos")
-HEADERS = {"n": "images", "holm": "Holm", "meng": "Meng", **{name: name.upper() for name in UPPER}}
+HEADERS = {"n": "images", "holm": "Holm", **{name: name.upper() for name in UPPER}}
 
 DATASETS_TABLE = (
     "Over the data sets",
@@ -191,17 +188,6 @@ def over_datasets(studies: Sequence[Study]) -> Table:
 # Tables as text
 
 
-def cell_number(value: Any) -> str:
-    """For a reader: — where there is no value."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "—"
-    if not isinstance(value, float):
-        return str(value)
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"
-
-
 def columns_of(table: Table) -> list[str]:
     """The columns that a reader is shown."""
     return [key for key in table[0] if not key.endswith(("_low", "_high", "_mark"))]
@@ -215,10 +201,10 @@ def shown(table: Table) -> tuple[list[str], list[list[str]]]:
 
 
 def _cell(row: dict[str, Any], key: str) -> str:
-    text = cell_number(row.get(key))
+    text = number(row.get(key))
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
     if low is not None and not math.isnan(low):
-        text += f" ({cell_number(low)} to {cell_number(high)})"
+        text += f" ({number(low)} to {number(high)})"
     return f"{text} {mark}" if (mark := row.get(f"{key}_mark")) else text
 
 
@@ -268,10 +254,36 @@ def write_figures(drawings: Sequence[Drawing], folder: Path) -> None:
         write_whole(folder / f"{drawing.name}.png", drawing.png)
 
 
+def report_json(study: Study) -> dict[str, Any]:
+    """What the page shows, for programs: the summary, every table and the notes; None where a number is not
+    known."""
+    return {
+        "name": study.name,
+        "dataset": study.info.title,
+        "model": study.run["model"]["name"],
+        "product": study.product,
+        "baseline": study.baseline,
+        "summary": [sentence._asdict() for sentence in summarize(study)],
+        "tables": study.tables,
+        "notes": study.notes,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """As JSON holds it."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_summary(study: Study, folder: Path) -> None:
-    """report.json: the sentences of the summary and the numbers of the page's figures."""
+    """report.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(report_json(study), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_plain(report_json(study)), indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(folder / "report.json", printable(text))
 
 
@@ -280,119 +292,62 @@ def write_run(run: dict[str, Any], folder: Path) -> None:
     write_whole(folder / "run.json", json.dumps(run, indent=1))
 
 
-class _Run(BaseModel):
-    """What a table shows of run.json."""
-
-    model_config = ConfigDict(protected_namespaces=())
-
-    class Data(BaseModel):
-        title: str
-
-    class Model(BaseModel):
-        name: str
-
-    dataset: Data
-    model: Model
-
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Cell = Annotated[Finite | None, BeforeValidator(lambda cell: cell or None)]  # None where the cell is empty
-
-
-class _Mode(BaseModel):
-    """What a table shows of a line of modes.csv."""
-
-    mode: str
-    n: str
-    failed: str
-    interval_over: str
-    seen: str
-    srcc: Cell
-    srcc_low: Cell
-    srcc_high: Cell
-    plcc_mapped: Cell
-
-
-class _Difference(BaseModel):
-    """What a table shows of a line of differences.csv."""
-
-    first: str
-    second: str
-    srcc_difference: Cell
-    srcc_difference_low: Cell
-    srcc_difference_high: Cell
-    p_holm: Cell
-
-
-class _AtLeastOne(RootModel[Annotated[list[Line], Field(min_length=1)]], Generic[Line]):
-    """The lines of a table."""
-
-
 def digest(folder: Path) -> str:
     """Markdown of a written report for a README: SRCC, PLCC and the paired difference of every mode. Raises
     StudyError."""
-    run = _read(
-        folder / "run.json", lambda file: _Run.model_validate(read_json(file, LARGEST_NOTE), strict=True)
-    )
-    modes = _read(folder / "modes.csv", lambda file: _lines(file, _Mode))
-    differences = _read(folder / "differences.csv", lambda file: _lines(file, _Difference))
-    against = {frozenset((row.first, row.second)): row for row in differences}
-    common = frozenset.intersection(*against)
-    baseline = next((name for name in (differences[0].second, differences[0].first) if name in common), None)
-    if baseline is None:
+    try:
+        run = read_json(folder / "run.json", LARGEST_NOTE)
+        modes, differences = (_lines(folder / f"{name}.csv") for name in ("modes", "differences"))
+        return _digest(folder, run["dataset"]["title"], run["model"]["name"], modes, differences)
+    except FileError as error:
+        raise StudyError(f"{folder}: {error}", "name a folder that study.py report wrote") from error
+    except (AttributeError, LookupError, TypeError, ValueError, csv.Error) as error:
         raise StudyError(
-            f"{folder / 'differences.csv'}: expected differences to one mode, found others",
+            f"{folder}: expected what study.py report writes, got another: {error!r:.{LONGEST_QUOTE}}",
             "make the report anew",
-        )
-    place = folder.as_posix() if re.fullmatch(r"[\w./ -]+", folder.as_posix()) else None
-    first = {name: markdown_cell(getattr(modes[0], name)) for name in ("n", "failed", "interval_over")}
+        ) from error
+
+
+def _lines(file: Path) -> list[dict[str, str]]:
+    try:
+        content = read_bytes(file)
+    except FileError as error:
+        raise FileError(f"{file.name}: {error}") from error
+    return list(csv.DictReader(StringIO(content.decode("utf-8"), newline="")))
+
+
+def _digest(folder: Path, title: str, model: str, modes: Table, differences: Table) -> str:
+    pairs = [{row["first"], row["second"]} for row in differences]
+    common = set.intersection(*pairs)
+    first = differences[0]
+    baseline = first["second"] if first["second"] in common else first["first"]
+    if baseline not in common:
+        raise ValueError("differences to several modes")
+    against = {next(iter(pair - {baseline})): row for pair, row in zip(pairs, differences, strict=True)}
+    place = folder.as_posix()
+    place = f"`{place}`" if re.fullmatch(r"[\w./ -]+", place) else markdown_cell(place)
+    n, failed, over = (markdown_cell(modes[0][name]) for name in ("n", "failed", "interval_over"))
     lines = [
-        (
-            f"**{markdown_cell(run.dataset.title)}**, {first['n']} images and {first['failed']} failures,"
-            f" model {markdown_cell(run.model.name)}; intervals over {first['interval_over']}"
-            f" ({f'`{place}`' if place else markdown_cell(folder.as_posix())})"
-        ),
+        f"**{markdown_cell(title)}**, {n} images and {failed} failures, model {markdown_cell(model)};"
+        f" intervals over {over} ({place})",
         "",
         _line(["mode", "SRCC", "PLCC, mapped", f"SRCC − that of {baseline}", "p (Holm)"]),
         "|---|---|---|---|---|",
     ]
-    for row in sorted(modes, key=lambda row: math.inf if row.srcc is None else -row.srcc):
-        cells = [
-            f"{row.mode}{' (seen)' if row.seen == 'seen' else ''}",
-            _with_interval(row.srcc, row.srcc_low, row.srcc_high),
-            _two(row.plcc_mapped),
-        ]
-        if found := against.get(frozenset((row.mode, baseline))):
-            ends = found.srcc_difference, found.srcc_difference_low, found.srcc_difference_high
-            if found.first != row.mode:
-                ends = tuple(None if end is None else -end for end in (ends[0], ends[2], ends[1]))
-            cells += [_with_interval(*ends), _two(found.p_holm)]
+    for row in sorted(modes, key=lambda row: -float(row["srcc"] or "-inf")):
+        seen = " (seen)" if row["seen"] == "seen" else ""
+        cells = [f"{row['mode']}{seen}", _with_interval(row, "srcc"), _two(row["plcc_mapped"])]
+        if found := against.get(row["mode"]):
+            sign = 1 if found["first"] == row["mode"] else -1
+            cells += [_with_interval(found, "srcc_difference", sign), _two(found["p_holm"])]
         lines.append(_line(cells + [""] * (5 - len(cells))))
     return "\n".join([*lines, ""])
 
 
-def _read(file: Path, read: Callable[[Path], Read]) -> Read:
-    """Raises StudyError."""
-    try:
-        return read(file)
-    except FileError as error:
-        raise StudyError(f"{file}: {error}", "name a folder that study.py report wrote") from error
-    except (ValidationError, UnicodeDecodeError, csv.Error) as error:
-        said = first_mistake(error) if isinstance(error, ValidationError) else error
-        raise StudyError(
-            f"{file}: expected what study.py report writes, got another: {said}", "make the report anew"
-        ) from error
+def _two(cell: str, sign: int = 1) -> str:
+    return f"{sign * float(cell):.2f}".replace("-", "−") if cell else "—"
 
 
-def _lines(file: Path, schema: type[Line]) -> list[Line]:
-    """One at least."""
-    rows = csv.DictReader(StringIO(read_bytes(file).decode("utf-8"), newline=""), restkey="more")
-    return _AtLeastOne[schema].model_validate(list(rows)).root
-
-
-def _two(value: float | None) -> str:
-    return "—" if value is None else f"{value:.2f}".replace("-", "−")
-
-
-def _with_interval(value: float | None, low: float | None, high: float | None) -> str:
-    return "—" if value is None else f"{_two(value)} ({_two(low)} to {_two(high)})"
+def _with_interval(row: dict[str, str], name: str, sign: int = 1) -> str:
+    ends = [_two(row[f"{name}{end}"], sign) for end in ("_low", "_high")[::sign]]
+    return f"{_two(row[name], sign)} ({ends[0]} to {ends[1]})" if row[name] else "—"

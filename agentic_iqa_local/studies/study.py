@@ -16,7 +16,6 @@ from agentic_iqa_local.studies.readings import Reading
 from agentic_iqa_local.studies.statistics import (
     Draws,
     Figure,
-    LogisticFit,
     Resampled,
     RiskCoverage,
     Statistic,
@@ -55,7 +54,7 @@ class Study:
     comparator: str | None = None
     tables: dict[str, Table] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    fits: dict[str, LogisticFit] = field(default_factory=dict)
+    fits: dict[str, np.ndarray] = field(default_factory=dict)
     letters: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
     reliability: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     curves: dict[str, RiskCoverage] = field(default_factory=dict)
@@ -159,3 +158,14 @@ def counts(figure: Figure) -> dict[str, Any]:
 def mean(values: np.ndarray) -> float:
     """The mean; nan without values."""
     return float(values.mean()) if len(values) else math.nan
+
+
+def number(value: Any) -> str:
+    """For a reader: — where there is no value."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "—"
+    if not isinstance(value, float):
+        return str(value)
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"

@@ -7,46 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.files import FileError, open_regular
-from agentic_iqa_local.studies.datasets import (
-    agiqa,
-    bid,
-    biq,
-    choices,
-    clive,
-    csiq,
-    kadid,
-    koniq,
-    live,
-    manifest,
-    pipal,
-    qbench,
-    spaq,
-    tid,
-)
+from agentic_iqa_local.studies.datasets import authors, choices, manifest
 from agentic_iqa_local.studies.datasets.reader import DatasetReader
 from agentic_iqa_local.studies.datasets.tables import lines
 from agentic_iqa_local.studies.datasets.types import LONGEST_QUOTE, Dataset, DatasetError, Layout, listed
 
-_SCORED = (
-    tid.TID2013,
-    tid.TID2008,
-    kadid.LAYOUT,
-    live.LAYOUT,
-    csiq.LAYOUT,
-    clive.LAYOUT,
-    bid.LAYOUT,
-    koniq.LAYOUT,
-    spaq.LAYOUT,
-    agiqa.LAYOUT,
-    biq.LAYOUT,
-    pipal.LAYOUT,
-)
 _MANIFEST = Layout(
     manifest.INFO,
-    partial(manifest.load, {layout.info.key: layout.info for layout in _SCORED}),
+    partial(manifest.load, {layout.info.key: layout.info for layout in authors.LAYOUTS}),
     manifest.MARKS,
 )
-_LAYOUTS = (*_SCORED, _MANIFEST, qbench.LAYOUT, choices.AGENTICIQA_EVAL, choices.QUESTIONS)
+_LAYOUTS = (*authors.LAYOUTS, _MANIFEST, authors.QBENCH, choices.AGENTICIQA_EVAL, choices.QUESTIONS)
 DATASETS = {layout.info.key: layout for layout in _LAYOUTS}  # the first whose marks are there counts
 
 

@@ -15,9 +15,6 @@ MOST = 1e9  # the largest score or level, either side of 0; beyond it figures lo
 LONGEST_QUOTE = 300  # characters of a row in a message
 WRITTEN_BY_USERS = ("manifest", "questions")  # the other keys are of files that their authors ship
 
-# Licences that several sets share.
-UT_AUSTIN = "free for any purpose with the copyright notice and a citation"
-UNSTATED = "none stated; evaluate only"
 UNKNOWN = "not established; see the authors' page"
 
 
