@@ -18,7 +18,7 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 import agentic_iqa_local
 from agentic_iqa_local import IQA, Assessment, assess, run_pipeline
 from agentic_iqa_local.api import choose_settings
-from agentic_iqa_local.batch.stored_row import as_line
+from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.config_sections import ConfigError
 from agentic_iqa_local.devices import DeviceError
 from agentic_iqa_local.graph import initial_state

@@ -1,6 +1,5 @@
 """Faults that a reviewer planted and no test noticed: each test fails with its fault put in."""
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,17 +13,11 @@ from scripted import (
     ScriptedClient,
     ScriptedSession,
     ScriptedTools,
-    loaded_batch,
     scripted_answers,
     scripted_services,
 )
 
 from agentic_iqa_local import assess, run_pipeline
-from agentic_iqa_local.batch.inputs import Item
-from agentic_iqa_local.batch.rows import RowsError
-from agentic_iqa_local.batch.runner import _Attempt
-from agentic_iqa_local.batch.runs import Results
-from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.config_sections import FusionSettings
 from agentic_iqa_local.iqa_tools import ToolReading
@@ -342,75 +335,6 @@ def test_scores_beyond_a_tools_range_count_as_its_end_in_a_fit():
         raw, kept, tool="T", domain=(0, 100), lower_better=False, source="test", fitted_on="none"
     )
     assert max(abs(found(value) - truth(value)) for value in np.linspace(0, 100, 21)) < 0.02
-
-
-# A batch
-
-
-@pytest.fixture
-def batch():
-    tools = ScriptedTools({"NIQE": 3.0, "LocalNR": 3.0})
-    return loaded_batch(scripted_services(ScriptedClient(scripted_answers()), tools), pipeline="letters")
-
-
-@pytest.mark.parametrize("stopped", [True, False])
-def test_what_fails_after_a_stop_is_no_row(batch, picture, stopped, monkeypatch):
-    """It may have failed because of the stop, and is tried again when the run goes on."""
-
-    def fails(*_, **__):
-        if stopped:
-            batch.stop()
-        raise RuntimeError("something went wrong")
-
-    monkeypatch.setattr("agentic_iqa_local.batch.work.assess", fails)
-    rows = list(batch.rows([Item(Path(picture))]))
-    assert [row.error for row in rows] == ([] if stopped else ["RuntimeError: something went wrong"])
-
-
-def test_an_image_that_has_its_row_is_no_suspect(tmp_path, picture):
-    """Both were begun, one has its row: the process died with the other alone in hand."""
-    item, path = Item(Path(picture)), tmp_path / "rows.jsonl"
-    results = Results(path, {"model": "a"})
-    results.append(Assessing(Settings(), "letters").failure(item, "too dark"))
-    results.close()
-    other = Item(Path(picture), query="Is it sharp?")
-    note = {"in_hand": [item.key, other.key], "suspects": {}}
-    path.with_name("rows.jsonl.in_hand.json").write_text(json.dumps(note))
-    results = Results(path, {"model": "a"}, resume=True)
-    assert results.suspects == {other.key: 1}
-    results.close()
-
-
-def test_a_start_that_is_refused_leaves_the_suspects_to_the_next(tmp_path, picture):
-    """--resume was forgotten, or the settings differ: neither clears the note of what a process died of."""
-    item, other, path = (
-        Item(Path(picture)),
-        Item(Path(picture), query="Is it sharp?"),
-        tmp_path / "rows.jsonl",
-    )
-    results = Results(path, {"model": "a"})
-    results.append(Assessing(Settings(), "letters").failure(item, "too dark"))
-    results.close()
-    note = path.with_name("rows.jsonl.in_hand.json")
-    note.write_text(json.dumps({"in_hand": [other.key], "suspects": {}}))
-    for options in ({}, {"resume": True}):
-        with pytest.raises(RowsError):
-            Results(path, {"model": "b" if options else "a"}, **options)
-    results = Results(path, {"model": "a"}, resume=True)
-    assert results.suspects == {other.key: 1}  # it was alone in hand
-    results.close()
-
-
-@pytest.mark.parametrize("busy", [[], ["NIQE"]])
-def test_a_file_whose_reading_may_hang_is_not_read_again(batch, picture, busy, monkeypatch):
-    read = []
-    monkeypatch.setattr(
-        "agentic_iqa_local.batch.runner.file_sha256", lambda path: read.append(path) or "0" * 64
-    )
-    attempt = _Attempt(Item(Path(picture)), batch._turns, 1, busy=busy)
-    batch._running = [attempt]
-    row = batch._leave_behind(attempt)
-    assert (row.sha256 is None, len(read)) == (not busy, len(busy))
 
 
 # Votes and warnings of the evidence

@@ -34,7 +34,7 @@ from agentic_iqa_local.assessment import assess, file_sha256
 from agentic_iqa_local.batch.inputs import Item, ManifestError, read_manifest
 from agentic_iqa_local.batch.rows import RowsError, WriteError, write_whole
 from agentic_iqa_local.batch.runs import Results, identity
-from agentic_iqa_local.batch.stored_row import as_line
+from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.cli import assess as assess_command
 from agentic_iqa_local.cli.console import Console, SafeStream
 from agentic_iqa_local.cli.outputs import UsageError, result_file

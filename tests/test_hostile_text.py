@@ -34,7 +34,7 @@ from test_study_report import analysed, make_rows, make_run, store
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.batch.inputs import Item
-from agentic_iqa_local.batch.stored_row import as_line
+from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.cli import assess as assess_command
 from agentic_iqa_local.cli import bundle, console, fit_tools, study
 from agentic_iqa_local.cli import doctor as doctor_command

@@ -19,7 +19,6 @@ COMMANDS = {
         False,
         "say whether a set-up reads here what it should, in the first hour on new hardware",
     ),
-    "merge": ("merge", False, "merge the rows of shards into one file, in the order of their list"),
     "gallery": ("gallery", False, "make a page of a batch: look, sort, filter, triage"),
     "mcp": ("mcp", False, "serve assess and compare as tools of the Model Context Protocol"),
     "serve": ("serve", False, "answer over HTTP: a page and an API, models loaded once"),

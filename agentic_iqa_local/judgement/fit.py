@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from agentic_iqa_local.batch.rows import write_whole
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, first_mistake, read_json
+from agentic_iqa_local.files import FileError, first_mistake, read_json, write_whole
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.text import one_line
 

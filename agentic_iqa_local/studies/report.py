@@ -15,8 +15,8 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
 
-from agentic_iqa_local.batch.rows import LARGEST_NOTE, write_whole
-from agentic_iqa_local.files import FileError, first_mistake, read_bytes, read_json
+from agentic_iqa_local.batch.rows import LARGEST_NOTE
+from agentic_iqa_local.files import FileError, first_mistake, read_bytes, read_json, write_whole
 from agentic_iqa_local.output.tables import markdown_cell, write_csv
 from agentic_iqa_local.studies.figures import report_json
 from agentic_iqa_local.studies.plots import Drawing

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from agentic_iqa_local.batch.rows import write_whole
+from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.cli.console import Parser, exit_status, safe_streams
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.offline.certify.apart import ApartError

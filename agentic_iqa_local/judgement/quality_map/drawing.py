@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from agentic_iqa_local.batch.rows import WriteError, write_whole
-from agentic_iqa_local.files import DRAWN_BY, FileError, place_for, require_own
+from agentic_iqa_local.files import DRAWN_BY, FileError, WriteError, place_for, require_own, write_whole
 from agentic_iqa_local.judgement.quality_map.result import MapError, QualityMap
 from agentic_iqa_local.levels import LEVEL_WORDS
 from agentic_iqa_local.text import one_line

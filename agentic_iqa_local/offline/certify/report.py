@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from agentic_iqa_local.batch.rows import write_whole
+from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.offline.certify.certification import CHECKS, Certification
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.text import printable
