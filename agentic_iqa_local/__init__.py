@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "IQA": "api",
     "Conversation": "api",
-    "assess": "assessment",
+    "assess": "judgement.assessment",
     "Assessment": "result",
     "Comparison": "judgement.comparison",
     "Ranking": "judgement.comparison",

@@ -1,26 +1,26 @@
 """`IQA`: one set-up, loaded once, that Python code asks about many pictures, and `Conversation`: many
 questions about one."""
 
-import difflib
-import errno
 import functools
 import os
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
-from agentic_iqa_local.config import Settings, load_settings
-from agentic_iqa_local.config_sections import ConfigError
-from agentic_iqa_local.levels import Mode
-from agentic_iqa_local.request import Pipeline, check_choices, check_limit, check_query
+from agentic_iqa_local.config import (
+    ConfigError,
+    Options,
+    Pipeline,
+    Settings,
+    load_settings,
+)
 from agentic_iqa_local.state import revised
 from agentic_iqa_local.text import one_line
-from agentic_iqa_local.vlm_client import BACKENDS
 
-# What pulls in torch, LangGraph or a model's processor is imported where it is used: the command line checks
-# its options with this module before anything is loaded.
+# What pulls in LangGraph or a model's processor is imported where it is used: the command line checks its options
+# with this module before anything is loaded.
 if TYPE_CHECKING:
     from agentic_iqa_local.images.pictures import Picture
     from agentic_iqa_local.judgement.comparison import Comparison, Ranking
@@ -28,157 +28,69 @@ if TYPE_CHECKING:
     from agentic_iqa_local.result import Assessment
     from agentic_iqa_local.services import Services
 
-PIPELINES = get_args(Pipeline)
 
-
-def choose_settings(
-    config: str | Path | None = None,
-    *,
-    model: str | Path | None = None,
-    models: str | Path | None = None,
-    engine: str | None = None,
-    mode: str | None = None,
-    fit: str | Path | None = None,
-    background: str | None = None,
-    **decisions: Unpack["Decisions"],
-) -> Settings:
-    """The settings of a configuration with what the options change in it; `decisions` are those of
-    `config_sections.DecisionSettings`, `models` is the folder that models lie in. Raises ConfigError."""
-    for option, value in (("engine", engine), ("mode", mode), ("background", background)):
-        if value is not None and not isinstance(value, str):
-            raise ConfigError(f"{option}: expected a text, got {type(value).__name__}")
-    if engine is not None and engine not in BACKENDS:
-        raise ConfigError(
-            f"engine: expected {', '.join(BACKENDS)}, got '{engine:.200}'{_near(engine, BACKENDS)}"
-        )
-    settings = load_settings(config and _path("config", config))
-    if models:
-        settings = revised(settings, models_dir=os.path.abspath(_path("models", models)))
-    if engine:
-        settings = settings.with_engine(engine)
-    if model:
-        settings = settings.with_model(_path("model", model))
-    if fit:
-        settings = _with_fit(settings, Path(_path("fit", fit)))
-    if mode:
-        settings = settings.with_mode(mode)
-    if unknown := sorted(decisions.keys() - Decisions.__annotations__.keys()):
-        raise TypeError(f"got an unexpected option '{unknown[0]}'")
-    if decisions:
-        settings = settings.with_decisions(**decisions)
-    return settings.with_background(background) if background else settings
-
-
-class Decisions(TypedDict, total=False):
-    """How sure answers have to be, see `config_sections.DecisionSettings`; `at_least` is a level's letter or
-    word, or a number from 1 to 5."""
-
-    target_width: float
-    most_reads: int
-    most_seconds: float
-    abstain_wider_than: float
-    at_least: str | float
-    error_rate: float
-
-
-def _path(option: str, value: str | os.PathLike[str]) -> str:
-    """`value` as text. Raises ConfigError where no file or folder can have this name; whether there is one is
-    for others to say."""
-    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
-    if not isinstance(path, str):
-        raise ConfigError(
-            f"{option}: expected a path as text, got {type(path).__name__}", "decode it with os.fsdecode"
-        )
-    try:
-        os.stat(path)
-    except (OSError, ValueError) as error:
-        if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigError(
-                f"{option}: expected a path that can exist, got {path[:200]!r} ({reason})", "check it"
-            ) from error
-    return path
+def choose_settings(options: Options | None = None, **values: Any) -> Settings:
+    """The settings of the configuration that options name, with what the others change in it. The options are
+    given as such, or by their values. Raises ConfigError."""
+    options = options or Options.of(values)
+    settings = options.applied_to(load_settings(options.config))
+    return _with_fit(settings, Path(options.fit)) if options.fit else settings
 
 
 def _with_fit(settings: Settings, file: Path) -> Settings:
     """The temperature and η of a fit. Raises ConfigError where it is none, or of another model."""
+    from agentic_iqa_local.files import folder_hash
     from agentic_iqa_local.judgement.fit import FitError, read_fit
-    from agentic_iqa_local.provenance import folder_hash
 
     try:
         fit = read_fit(file)
     except FitError as error:
         raise ConfigError(f"fit: {error.message}", error.remedy) from error
-    folder = Path(settings.model(settings.summarizer.backend).path)
+    folder = settings.folder(settings.summarizer.backend)
     if os.path.isdir(folder) and folder_hash(folder) != fit.model:
         raise ConfigError(
             f"fit: {file}: expected a fit of the model in {folder}, it was made with another", "fit it anew"
         )
-    changes = {"temperature": fit.temperature, "eta": fit.eta, "fitted": fit.source}
+    fusion = revised(settings.fusion, temperature=fit.temperature, eta=fit.eta, fitted=fit.source)
     decisions = revised(settings.decisions, calibration=str(file.absolute()))
-    return revised(settings, fusion=revised(settings.fusion, **changes), decisions=decisions)
-
-
-def _near(name: str, names: Any) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return revised(settings, fusion=fusion, decisions=decisions)
 
 
 class IQA:
-    """Assesses pictures with one set-up, whose options are those of the command line.
+    """Assesses pictures with one set-up.
 
         with IQA(config="qwen2_5_vl_7b", gpu=0) as iqa:
             result = iqa("photo.jpg")
             results = iqa([array, pillow_image, path.read_bytes()])
 
-    What can be checked without loading is checked here: raises ConfigError, DeviceError, VLMError for a
-    folder that holds no model, and ValueError. The model is loaded at the first picture, the tools when they
-    are first used; both are kept until `close` or the end of `with`.
+    The model is loaded at the first picture, the tools when they are first used; both are kept until `close`
+    or the end of `with`.
+
+    Args:
+        config: A set-up of configs/ by name, or a YAML file; the embedded set-up where it is left out.
+        options: The other options of the command line by name (`config.Options`): model, models, engine, gpu,
+            cpu, mode, pipeline, max_replan_iterations, fit, background, at_least, error_rate,
+            abstain_wider_than, target_width, most_reads, most_seconds.
+
+    Raises:
+        ConfigError: A ValueError; what can be checked without loading is checked here.
+        DeviceError: No such GPU.
+        VLMError: A folder that holds no model.
     """
 
-    def __init__(
-        self,
-        config: str | Path | None = None,
-        *,
-        model: str | Path | None = None,
-        models: str | Path | None = None,
-        engine: str | None = None,
-        gpu: int | str | None = None,
-        cpu: bool = False,
-        mode: Mode | None = None,
-        pipeline: Pipeline | None = None,
-        max_replan_iterations: int | None = None,
-        fit: str | Path | None = None,
-        background: str | None = None,
-        **decisions: Unpack["Decisions"],
-    ):
-        if pipeline not in (None, *PIPELINES):
-            raise ValueError(
-                f"pipeline: expected {' or '.join(PIPELINES)}, got"
-                f" {pipeline!r}{_near(str(pipeline), PIPELINES)}"
-            )
-        if max_replan_iterations is not None:
-            check_limit(max_replan_iterations)
-        settings = choose_settings(
-            config,
-            model=model,
-            models=models,
-            engine=engine,
-            mode=mode,
-            fit=fit,
-            background=background,
-            **decisions,
-        )
+    def __init__(self, config: str | Path | None = None, **options: Any):
+        chosen = Options.of({"config": config} | options)
+        settings = choose_settings(chosen)
         from agentic_iqa_local.devices import choose_device
         from agentic_iqa_local.services import Services
         from agentic_iqa_local.vlm_client.rendering import check_folder
 
         for backend in sorted(settings.backends):
-            check_folder(Path(settings.model(backend).path), weights=not backend.startswith("server."))
-        self.pipeline: Pipeline = pipeline or "agent"
-        self._compared_by: Pipeline = pipeline or "letters"
-        self.max_replan_iterations = max_replan_iterations
-        self._services: Services | None = Services(settings, choose_device(gpu, cpu))
+            check_folder(settings.folder(backend), weights=not backend.startswith("server."))
+        self.pipeline: Pipeline = chosen.pipeline or "agent"
+        self._compared_by: Pipeline = chosen.pipeline or "letters"
+        self.max_replan_iterations = chosen.max_replan_iterations
+        self._services: Services | None = Services(settings, choose_device(chosen.gpu, chosen.cpu))
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         _ = self._services.tools  # a bad file of maps is an error now
 
@@ -205,46 +117,40 @@ class IQA:
     def assess(self, image, reference=None, query=None, choices=None, *, map: Any = False):
         """The assessment of a picture, or of each in a list, in order.
 
-        A picture is a path, a Pillow image, a NumPy array (uint8; H×W grey, H×W×3 RGB or H×W×4 RGBA) or the
-        bytes of an image file. `reference` is its pristine original: for a list one for all, or a list of the
-        same length with None where there is none. `query`, `choices` and `map` are as for
-        `agentic_iqa_local.assess`; maps of several pictures are drawn to no file. A picture that cannot be
-        assessed has its reason in the result's `error`; arguments that make no sense raise ValueError or
-        TypeError before anything is loaded, a model that cannot run VLMError.
+        Args:
+            image: A picture: a path, a Pillow image, a NumPy array (uint8; H×W grey, H×W×3 RGB or H×W×4 RGBA)
+                or the bytes of an image file; or a list of pictures.
+            reference: Its pristine original; for a list one for all, or a list of the same length with None
+                where there is none.
+            query: A question or an instruction; a rating where it is left out.
+            choices: 2 to 10 answers to choose from.
+            map: Whether the quality from place to place is mapped too; for one picture also the PNG to draw it
+                to.
+
+        Returns:
+            The result, or a list of them. A picture that cannot be assessed has its reason in `error`.
+
+        Raises:
+            ValueError, TypeError: Arguments that make no sense, before anything is loaded.
+            VLMError: A model that cannot run.
         """
-        from agentic_iqa_local.assessment import assess
         from agentic_iqa_local.images.pictures import check_picture
+        from agentic_iqa_local.judgement.assessment import assess
         from agentic_iqa_local.judgement.quality_map.result import map_request
 
-        services = self._opened()
-        check_choices(choices)
-        if query is not None:
-            check_query(query)
+        self._opened()
         several = isinstance(image, (list, tuple))
         images = list(image) if several else [image]
-        references = list(reference) if isinstance(reference, (list, tuple)) else [reference] * len(images)
-        if len(references) != len(images) or (isinstance(reference, (list, tuple)) and not several):
-            raise ValueError(
-                f"reference: expected one, or a list of as many as there are pictures, {len(images)}, got"
-                f" {len(references)}"
-            )
+        references = _one_each(images, reference, several)
         if several and (request := map_request(map)) and request.png:
             raise ValueError(
                 f"map: expected True for several pictures, got one file, {request.png}; ask one by one"
             )
         for picture in (*images, *(original for original in references if original is not None)):
             check_picture(picture)
+        how = self._how(self.pipeline) | {"map": map}
         results = [
-            assess(
-                picture,
-                original,
-                query,
-                choices,
-                pipeline=self.pipeline,
-                max_replan_iterations=self.max_replan_iterations,
-                map=map,
-                services=services,
-            )
+            assess(picture, original, query, choices, **how)
             for picture, original in zip(images, references, strict=True)
         ]
         return results if several else results[0]
@@ -262,7 +168,7 @@ class IQA:
         `comparison.compare`."""
         from agentic_iqa_local.judgement.comparison import compare
 
-        return compare(first, second, reference=reference, pairwise=pairwise, **self._comparing())
+        return compare(first, second, reference=reference, pairwise=pairwise, **self._how(self._compared_by))
 
     def rank(
         self,
@@ -274,14 +180,11 @@ class IQA:
         letters; see `comparison.rank`."""
         from agentic_iqa_local.judgement.comparison import rank
 
-        return rank(pictures, reference=reference, pairwise=pairwise, **self._comparing())
+        return rank(pictures, reference=reference, pairwise=pairwise, **self._how(self._compared_by))
 
-    def _comparing(self) -> dict[str, Any]:
-        return {
-            "services": self._opened(),
-            "pipeline": self._compared_by,
-            "max_replan_iterations": self.max_replan_iterations,
-        }
+    def _how(self, pipeline: Pipeline) -> dict[str, Any]:
+        limit = self.max_replan_iterations
+        return {"services": self._opened(), "pipeline": pipeline, "max_replan_iterations": limit}
 
     def open(self, image: "Picture", reference: "Picture | None" = None) -> "Conversation":
         """A conversation about a picture, which stays open for it. Raises what `Conversation` does, and
@@ -323,6 +226,18 @@ class IQA:
         return one_line(f"IQA({self._services.settings.summarizer.backend} on {self._services.device})")
 
 
+def _one_each(images: list, reference: Any, several: bool) -> list:
+    """The reference of each image. Raises ValueError for a list of another length, and for one image."""
+    listed = isinstance(reference, (list, tuple))
+    references = list(reference) if listed else [reference] * len(images)
+    if len(references) != len(images) or (listed and not several):
+        raise ValueError(
+            f"reference: expected one, or a list of as many as there are pictures, {len(images)}, got"
+            f" {len(references)}"
+        )
+    return references
+
+
 class Conversation:
     """Questions about one picture, which stays open: its tokens are computed once, each tool measures it
     once, and the model knows the turns before a question.
@@ -343,9 +258,9 @@ class Conversation:
         *,
         max_replan_iterations: int | None = None,
     ):
-        from agentic_iqa_local.assessment import question
         from agentic_iqa_local.images.pictures import as_file
         from agentic_iqa_local.images.reading import ImageError
+        from agentic_iqa_local.judgement.assessment import question
         from agentic_iqa_local.nodes.workbench import open_images
 
         self._services, self._limit = services, max_replan_iterations
@@ -354,10 +269,8 @@ class Conversation:
         with ExitStack() as files:
             self._picture = files.enter_context(as_file(image))
             self._original = None if reference is None else files.enter_context(as_file(reference))
+            state = question(self._picture, self._original, None, None, self._limit, services.settings)
             try:
-                state = question(
-                    self._picture, self._original, None, None, max_replan_iterations, services.settings
-                )
                 self._images = open_images(services, state)
             except ImageError as error:
                 reason = self._picture.hide(str(error))
@@ -379,12 +292,11 @@ class Conversation:
         make no sense, VLMError for a model that cannot be loaded and RuntimeError when the conversation, or
         its IQA, was closed.
         """
-        from agentic_iqa_local.assessment import answered, assessment, question
+        from agentic_iqa_local.judgement.assessment import answered, assessment, question
         from agentic_iqa_local.nodes.conversation import prior_context, regions_pointed_to, turn
 
         if self._open is None:
             raise RuntimeError("Conversation: expected to be open, but it was closed; open the picture again")
-        check_choices(choices)
         settings = self._services.settings
         state = question(self._picture, self._original, query, choices, self._limit, settings)
         corrections = []

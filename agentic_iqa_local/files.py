@@ -1,31 +1,50 @@
-"""Reads small files that come from elsewhere (manifests, notes, a model's configuration), and makes new files
-where somebody may have left a link. Standard library alone.
+"""Where this package's files lie, and how a file that comes from elsewhere is read: a regular file of a limited
+size, as bytes, JSON or YAML.
 
-A name can stand for a pipe that nobody writes to, a device without an end, or a file larger than memory; JSON
-can be nested until its parser fails. None of these may hang the program or end it in a traceback.
+A name can stand for a pipe that nobody writes to, a device without an end, or a file larger than memory; JSON can
+be nested until its parser fails. None of these may hang the program or end it in a traceback.
 """
 
+import functools
+import hashlib
 import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.text import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-LARGEST = 4 * 2**20
+PACKAGE = Path(__file__).resolve().parent
+# configs/ and models/ lie beside the package in a checkout, and inside it where a wheel was installed.
+ROOT = PACKAGE if (PACKAGE / "configs").is_dir() else PACKAGE.parent
+CONFIGS = ROOT / "configs"
+EMBEDDED = ROOT / "models" / "embedded"  # the small model that ships
+PROGRAM = "agentic-iqa" if ROOT == PACKAGE else "python -m agentic_iqa_local"
+SCRIPTS = {"bundle": "fetch_models", "fit": "fit_tools"} | {  # subcommand → its file in scripts/
+    name: name for name in ("assess", "doctor", "study", "gallery", "serve")
+}
+
+LARGEST = 4 * 2**20  # bytes of a JSON file
+LARGEST_YAML = 2**18  # bytes: PyYAML takes seconds for more
+MOST_PARTS = 10_000  # mappings and lists of a YAML file, those behind an alias counted wherever it stands
 DEEPEST = 64
 LONGEST_MISTAKE = 300  # characters of a message that quotes keys
 
 DRAWN_BY = "agentic_iqa_local"  # the text Software of every PNG that is drawn
 _HEAD = 2**16  # bytes of a file that tell its kind
 _ROW = rb'\{"schema_version": ?\d'
+# How the files that this program writes begin, by their kind.
 _OWN = {
     "file of rows": _ROW,
     # --best-of begins with the pictures that failed
@@ -37,12 +56,68 @@ _OWN = {
     "fit": rb'\{(?:"format": \d+, )?"temperature": ',
     "bundle": rb"manifest\.json\.sha256\0",
 }
-"""How the files that this program writes begin, by their kind."""
 
 
 class FileError(UserError, ValueError):
     """A file that is not what was expected. The message lacks the file's name: "expected a regular file, got
     a pipe". Whoever catches it adds the name and what to do."""
+
+
+# Where files lie
+
+
+def command(name: str, *, made: bool = False) -> str:
+    """How a user of this installation runs the subcommand `name`, to be quoted in messages; with `made` in the
+    environment that a checkout makes itself."""
+    if ROOT == PACKAGE or name not in SCRIPTS:
+        return f"{PROGRAM} {name}"
+    return f"{'bash scripts/with_env.sh ' if made else ''}python scripts/{SCRIPTS[name]}.py"
+
+
+def models_root(option: str | Path | None = None) -> Path:
+    """The models folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout, which a wheel has
+    inside it."""
+    return Path(os.path.abspath(option or os.environ.get("AGENTIC_IQA_MODELS") or ROOT / "models"))
+
+
+def about_missing_model(folder: str | Path) -> tuple[str, str]:
+    """What is wrong where a model's folder is not there, and what to do about it."""
+    if Path(folder) == EMBEDDED:
+        return (
+            "model embedded: its folder is missing, though it ships with the project",
+            "get the checkout or the installation again",
+        )
+    inside = ROOT == PACKAGE and Path(folder).is_relative_to(PACKAGE)  # nobody is to look in site-packages
+    return (
+        f"model {Path(folder).name if inside else f'folder {folder}'}: there is none",
+        f"fetch it on a connected machine ({command('bundle')} --config NAME), or say where it lies: --model"
+        " FOLDER, or --models DIR (or $AGENTIC_IQA_MODELS) for the folder above it",
+    )
+
+
+def file_hash(place: Path) -> str:
+    """A file's SHA-256; a process reads a file once and again only when its size or times have changed."""
+    state = place.stat()
+    return _hash_of(place, (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+
+
+@functools.cache
+def _hash_of(place: Path, state: tuple[int, ...]) -> str:
+    with place.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def folder_hash(folder: Path) -> str:
+    """SHA-256 over the names and contents of a model folder's weights and configuration."""
+    digest = hashlib.sha256()
+    kinds = {".safetensors", ".json", ".jinja", ".txt"}
+    for file in sorted(file for file in folder.iterdir() if file.suffix in kinds):
+        digest.update(file.name.encode())
+        digest.update(bytes.fromhex(file_hash(file)))
+    return digest.hexdigest()
+
+
+# Files that come from elsewhere
 
 
 def open_regular(path: str | Path) -> int:
@@ -57,9 +132,7 @@ def open_regular(path: str | Path) -> int:
     except FileError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise FileError(
-            f"expected a file that can be read, got {getattr(error, 'strerror', None) or error}"
-        ) from error
+        raise _unusable("read", error) from error
     try:
         _require_regular(os.fstat(descriptor))  # another may have taken the name since
     except FileError:
@@ -72,6 +145,10 @@ def _require_regular(state: os.stat_result) -> None:
     if not stat.S_ISREG(state.st_mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         raise FileError(f"expected a regular file, got {kinds.get(stat.S_IFMT(state.st_mode), 'a device')}")
+
+
+def _unusable(done: str, error: Exception) -> FileError:
+    return FileError(f"expected a file that can be {done}, got {getattr(error, 'strerror', None) or error}")
 
 
 def place_for(path: Path) -> Path:
@@ -90,9 +167,7 @@ def place_for(path: Path) -> Path:
         if is_link:
             raise FileError("expected a file, got a link that leads nowhere") from None
     except (OSError, ValueError) as error:
-        raise FileError(
-            f"expected a file that can be written, got {getattr(error, 'strerror', None) or error}"
-        ) from error
+        raise _unusable("written", error) from error
     return place
 
 
@@ -104,8 +179,7 @@ def require_own(path: Path, kind: str) -> None:
             head = file.read(_HEAD)
         if head and not re.match(_OWN[kind], head):
             raise FileError(
-                f"expected a new file or a {kind} that this program wrote, got another file, which is not"
-                " replaced"
+                f"expected a new file or a {kind} that this program wrote, got another file, which is not replaced"
             )
 
 
@@ -117,9 +191,8 @@ def create(path: Path) -> int:
     """
     with suppress(FileNotFoundError):
         os.unlink(path)
-    return os.open(
-        path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
-    )
+    new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | new, 0o666)
 
 
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
@@ -131,7 +204,7 @@ def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
         try:
             content = file.read(largest + 1)
         except OSError as error:
-            raise FileError(f"expected a file that can be read, got {error.strerror}") from error
+            raise _unusable("read", error) from error
     if content is None:
         raise FileError("expected a regular file, got one that would have to be waited for")
     if len(content) > largest:
@@ -150,45 +223,27 @@ def parse_json(content: bytes, deepest: int | None = DEEPEST) -> dict[str, Any]:
     Raises FileError."""
     try:
         value = json.loads(content.decode("utf-8"))
+        too_deep = deepest is not None and any(depth > deepest for _, depth in walk(value))
     except RecursionError:
-        raise FileError(f"expected JSON nested at most {deepest or DEEPEST} deep, got it deeper") from None
+        value, too_deep = {}, True
     except ValueError as error:
         raise FileError(f"expected JSON, got something else ({error})") from error
+    if too_deep:
+        raise FileError(f"expected JSON nested at most {deepest or DEEPEST} deep, got it deeper")
     if not isinstance(value, dict):
-        raise FileError(f"expected a JSON object, got {_kind(value)}")
-    if deepest is None:
-        return value
-    for _, depth in walk(value):
-        if depth > deepest:
-            raise FileError(f"expected JSON nested at most {deepest} deep, got it deeper")
+        kind = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+        raise FileError(f"expected a JSON object, got {kind.get(type(value), 'a number')}")
     return value
 
 
-def first_mistake(error: "ValidationError") -> str:
-    """A validation's first error as text, without the value: "fusion.eta: Input should be a valid number"."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    message = first["msg"].removeprefix("Value error, ")
-    return (f"{place}: {message}" if place else message)[:LONGEST_MISTAKE]
-
-
 def walk(value: Any) -> Iterator[tuple[dict | list, int]]:
-    """Each object and list in parsed JSON with its depth (1: `value` itself), without recursion."""
+    """Each object and list in parsed JSON or YAML with its depth (1: `value` itself), without recursion."""
     waiting = [(value, 1)]
     while waiting:
         part, depth = waiting.pop()
-        yield part, depth
-        waiting += [
-            (x, depth + 1)
-            for x in (part.values() if isinstance(part, dict) else part)
-            if isinstance(x, (dict, list))
-        ]
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    return {list: "a list", str: "a text", bool: "true or false"}.get(type(value), "a number")
+        if isinstance(part, (dict, list)):
+            yield part, depth
+            waiting += [(x, depth + 1) for x in (part.values() if isinstance(part, dict) else part)]
 
 
 def with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -234,3 +289,82 @@ def sync_folder(path: Path) -> None:
     with suppress(OSError):
         os.fsync(folder)
     os.close(folder)
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only. Keys given twice are errors, and so are merge keys (<<), which can grow without
+    bound."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        names = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for (tag, name), count in names.items():
+            merges = tag == "tag:yaml.org,2002:merge"
+            if merges or count > 1:
+                expected = "no merge keys" if merges else "each key once"
+                raise yaml.MarkedYAMLError(
+                    problem=f"expected {expected}, got {name}", problem_mark=node.start_mark
+                )
+
+
+def read_yaml(path: str | Path) -> Any:
+    """The plain value in a YAML file, the only kind of YAML that is read here. Raises FileError for a file
+    beyond `LARGEST_YAML`, `DEEPEST` or `MOST_PARTS`."""
+    content = read_bytes(path, LARGEST_YAML)
+    try:
+        value = yaml.load(content.decode("utf-8"), _Loader)  # nosec B506 # a SafeLoader
+    except Exception as error:  # PyYAML raises nearly any type: RecursionError, KeyError, AttributeError ...
+        # it quotes the line, in which an address may hold a password
+        said = re.sub("://[^/\\s]*@", "://", " ".join(str(error).split()))
+        raise FileError(f"not valid YAML ({said})") from None
+    for count, (_, depth) in enumerate(walk(value), 1):
+        if depth > DEEPEST or count > MOST_PARTS:
+            raise FileError(
+                f"expected at most {MOST_PARTS} mappings and lists, nested at most {DEEPEST} deep, got more"
+            )
+    return value
+
+
+# What is wrong with values
+
+_KINDS = {
+    "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false", "string": "a text",
+    "list": "a list", "dict": "a mapping", "model": "a mapping", "mapping": "a mapping",
+}  # fmt: skip
+_LIMITS = {
+    "greater_than": "more than {gt:g}", "greater_than_equal": "{ge:g} or more",
+    "less_than": "less than {lt:g}", "less_than_equal": "{le:g} or less",
+}  # fmt: skip
+
+
+def first_mistake(error: "ValidationError", quoted: bool = False) -> str:
+    """The first mistake that pydantic found, as a sentence: "fusion.eta: expected more than 0".
+
+    Args:
+        error: What a model's validation raised.
+        quoted: Whether a wrong text or number is quoted ("..., got -1"). The values of a file are not: aliases
+            make them endless, and an address may hold a password.
+    """
+    first = error.errors(include_url=False)[0]
+    given, about = first["input"], first.get("ctx", {})
+    # of an option its name alone, without the branch of a union
+    place = ".".join(map(str, first["loc"][:1] if quoted else first["loc"]))
+    said = _expected(first["type"], about) or first["msg"].removeprefix("Value error, ")
+    said = said.removeprefix(f"{place}: ")
+    if quoted and ", got " not in said:
+        shown = f"{given!r:.80}" if isinstance(given, (str, int, float)) else type(given).__name__
+        said += f", got {shown}"
+        if first["type"] == "literal_error":
+            said += did_you_mean(str(given)[:80], re.findall("'(.*?)'", about["expected"]))
+    return (f"{place}: {said}" if place else said)[:LONGEST_MISTAKE]
+
+
+def _expected(kind: str, about: dict[str, Any]) -> str | None:
+    """pydantic's error of a kind in our words; None where its own are as good."""
+    name, _, rest = kind.partition("_")
+    if kind in _LIMITS:
+        return f"expected {_LIMITS[kind].format(**about)}"
+    if name in _KINDS and rest in ("type", "parsing", "from_float", "parsing_size", "number"):
+        return f"expected {_KINDS[name]}"
+    if kind == "literal_error":
+        return f"expected {about['expected']}".replace("'", "")
+    return {"extra_forbidden": "unknown key", "missing": "expected a value, got none"}.get(kind)

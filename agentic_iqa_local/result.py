@@ -3,15 +3,14 @@
 import html
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
-from agentic_iqa_local.config_sections import FusionSettings
+from agentic_iqa_local.config import FusionSettings, Pipeline
 from agentic_iqa_local.judgement.intervals import AnswerSet, Interval
 from agentic_iqa_local.judgement.quality_map.result import QualityMap
 from agentic_iqa_local.judgement.sureness import Gate
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.nodes.prompts import chosen_answer
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.state import (
     ExecutorOutput,
     PassRecord,
@@ -29,32 +28,22 @@ SCHEMA_VERSION = 5
 class Tokens(BaseModel):
     """Counted over every model call of the assessment."""
 
-    calls: int = Field(description="Letter reads and generations.")
-    prefilled: int = Field(description="Tokens that went through the model as input.")
-    reused: int = Field(description="Tokens that were found in the cache instead.")
-    forced: int = Field(
-        description=(
-            "Template tokens of the answers that were put in without being decoded, counted in prefilled."
-        )
-    )
-    decoded: int = Field(description="Tokens that the model chose one by one.")
-    forward_passes: int = Field(description="Passes of the model.")
-    prefill_seconds: float = Field(
-        description="Seconds of the passes over prompts (0 where the engine does not tell)."
-    )
-    decode_seconds: float = Field(description="Seconds of the passes over one chosen token each.")
+    calls: int  # letter reads and generations
+    prefilled: int  # tokens that went through the model as input
+    reused: int  # tokens that were found in the cache instead
+    forced: int  # template tokens of the answers that were put in without being decoded, counted in prefilled
+    decoded: int  # tokens that the model chose one by one
+    forward_passes: int  # passes of the model
+    prefill_seconds: float  # seconds of the passes over prompts (0 where the engine does not tell)
+    decode_seconds: float  # seconds of the passes over one chosen token each
 
 
 class SeenView(BaseModel):
     """One piece of the image as the model saw it."""
 
-    box: tuple[int, int, int, int] = Field(
-        description="left, top, right, bottom in pixels of the upright image."
-    )
-    pixels: tuple[int, int] | None = Field(
-        description="Width and height after the processor; None where it tiles."
-    )
-    tokens: int = Field(description="Image tokens of the test image (the reference takes as many again).")
+    box: tuple[int, int, int, int]  # left, top, right, bottom in pixels of the upright image
+    pixels: tuple[int, int] | None  # width and height after the processor; None where it tiles
+    tokens: int  # image tokens of the test image (the reference takes as many again)
 
 
 class Seen(BaseModel):
@@ -76,127 +65,69 @@ class Assessment(BaseModel):
 
     schema_version: int = SCHEMA_VERSION
     image: str
-    sha256: str | None = Field(default=None, description="Of the image file's bytes.")
+    sha256: str | None = None  # of the image file's bytes
     reference: str | None = None
     query: str
     choices: list[str] | None = None
-    mode: str = Field(description="logits, classification or uniform: where p_c came from.")
+    mode: str  # logits, classification or uniform: where p_c came from
     pipeline: Pipeline = "agent"
-    final_answer: str | None = Field(
-        default=None, description="The fused level's letter, the chosen letter, or free text."
-    )
+    final_answer: str | None = None  # the fused level's letter, the chosen letter, or free text
     vlm_letter: str | None = None
-    p_c: dict[str, float] | None = Field(default=None, description="Probability of each letter; sums to 1.")
+    p_c: dict[str, float] | None = None  # probability of each letter; sums to 1
     off_letter_mass: float | None = None
-    measured: dict[str, float] | None = Field(
-        default=None,
-        description="Of a question about quality: probability of each choice by the evidence; sums to 1.",
-    )
-    product: dict[str, float] | None = Field(
-        default=None, description="p_c times measured, summing to 1; the answer is its likeliest letter."
-    )
-    measurement: str | None = Field(
-        default=None, description="What measured rests on, or why the letters of a question stand alone."
-    )
-    alpha: dict[int, float] | None = Field(
-        default=None, description="Weight of each level 1..5 from the tools; sums to 1."
-    )
-    q_bar: float | None = Field(default=None, description="Mean of the tools' normalised scores, 1..5.")
-    q: float | None = Field(default=None, description="Fused quality, 1 (bad) to 5 (excellent).")
-    dq_dqbar: float | None = Field(default=None, description="How far q moves when q_bar moves by one.")
-    eta: float | None = Field(default=None, description="The sharpness η of the tools' weights alpha.")
-    sigma: float | None = Field(
-        default=None,
-        description=(
-            "The error of q_bar in levels from which η = 1/(2σ²) follows; None where the settings give η"
-            " itself."
-        ),
-    )
-    fusion: FusionSettings | None = Field(
-        default=None, description="The settings that made q; their eta may be auto."
-    )
-    interval: Interval | None = Field(
-        default=None, description="Where the true quality lies with 90 % probability, 1..5."
-    )
-    answer_set: AnswerSet | None = Field(
-        default=None, description="Of a question: the choices among which the right one is, with 90 %."
-    )
-    no_interval: str | None = Field(
-        default=None, description="Why a rating has no interval, or a question no set of answers."
-    )
-    not_sure: str | None = Field(
-        default=None,
-        description="Why the answer is held back: its interval is wider than abstain_wider_than allows.",
-    )
-    unlike_photograph: float | None = Field(
-        default=None,
-        description="The probability that this is a screenshot, drawing, chart or code; None for a photograph.",
-    )
-    gate: Gate | None = Field(default=None, description="Whether the picture passes at_least.")
-    map: QualityMap | None = Field(
-        default=None, description="The quality from place to place, where it was asked for."
-    )
-    no_map: str | None = Field(default=None, description="Why there is no map where one was asked for.")
+    # of a question about quality: probability of each choice by the evidence; sums to 1
+    measured: dict[str, float] | None = None
+    # p_c times measured, summing to 1; the answer is its likeliest letter
+    product: dict[str, float] | None = None
+    measurement: str | None = None  # what measured rests on, or why the letters of a question stand alone
+    alpha: dict[int, float] | None = None  # weight of each level 1..5 from the tools; sums to 1
+    q_bar: float | None = None  # mean of the tools' normalised scores, 1..5
+    q: float | None = None  # fused quality, 1 (bad) to 5 (excellent)
+    dq_dqbar: float | None = None  # how far q moves when q_bar moves by one
+    eta: float | None = None  # the sharpness η of the tools' weights alpha
+    # the error of q_bar in levels from which η = 1/(2σ²) follows; None where the settings give η itself
+    sigma: float | None = None
+    fusion: FusionSettings | None = None  # the settings that made q; their eta may be auto
+    interval: Interval | None = None  # where the true quality lies with 90 % probability, 1..5
+    answer_set: AnswerSet | None = None  # of a question: the choices among which the right one is, with 90 %
+    no_interval: str | None = None  # why a rating has no interval, or a question no set of answers
+    # why the answer is held back: its interval is wider than abstain_wider_than allows
+    not_sure: str | None = None
+    # the probability that this is a screenshot, drawing, chart or code; None for a photograph
+    unlike_photograph: float | None = None
+    gate: Gate | None = None  # whether the picture passes at_least
+    map: QualityMap | None = None  # the quality from place to place, where it was asked for
+    no_map: str | None = None  # why there is no map where one was asked for
     tools: list[ToolExecutionLog] = []
     plan: PlannerOutput | None = None
     plan_corrections: list[str] = []
-    evidence: ExecutorOutput | None = Field(
-        default=None, description="The executor's evidence; its tool runs are in `tools`."
-    )
+    evidence: ExecutorOutput | None = None  # the executor's evidence; its tool runs are in `tools`
     quality_reasoning: str | None = None
-    reasoning_corrections: list[str] = Field(
-        default=[],
-        description=(
-            "What the model's own reasoning got wrong, so that sentences made of the evidence stand in"
-            " for it."
-        ),
-    )
+    # what the model's own reasoning got wrong, so that sentences made of the evidence stand in for it
+    reasoning_corrections: list[str] = []
     need_replan: bool = False
     replan_history: list[str] = []
     iteration_count: int = 0
-    passes: list[PassRecord] = Field(
-        default=[], description="Each round of plan, evidence and answer; the latest ten."
-    )
-    both_orders: bool = Field(
-        default=False,
-        description="True where the letters were also read with A for Bad, and p_c is the mean of both.",
-    )
-    order_gap: float | None = Field(
-        default=None, description="How many levels the two orders' expected levels lie apart."
-    )
-    crops: int = Field(
-        default=0, description="Crops whose letters make up half of p_c; 0 where none were read."
-    )
-    crop_spread: float | None = Field(
-        default=None, description="Standard deviation of the crops' expected levels."
-    )
-    voters: list[str] = Field(default=[], description="The tools that q_bar is the mean of.")
-    disagreement: float | None = Field(
-        default=None,
-        description="From the lowest to the highest score of the tools that vote or check, in levels.",
-    )
+    passes: list[PassRecord] = []  # each round of plan, evidence and answer; the latest ten
+    # true where the letters were also read with A for Bad, and p_c is the mean of both
+    both_orders: bool = False
+    order_gap: float | None = None  # how many levels the two orders' expected levels lie apart
+    crops: int = 0  # crops whose letters make up half of p_c; 0 where none were read
+    crop_spread: float | None = None  # standard deviation of the crops' expected levels
+    voters: list[str] = []  # the tools that q_bar is the mean of
+    # from the lowest to the highest score of the tools that vote or check, in levels
+    disagreement: float | None = None
     tokens: Tokens | None = None
     seen: Seen | None = None
     model: dict[str, Any] | None = None
     seconds: float = 0.0
     warnings: list[str] = []
-    failed_tries: list[PlannerError] = Field(
-        default=[],
-        description=(
-            "The tries at an answer that failed, with the role and the model's whole output, also where a"
-            " later one succeeded."
-        ),
-    )
-    turn: int | None = Field(
-        default=None,
-        description="Which question of a conversation it answers, from 1 on; None outside of one.",
-    )
-    prior_context: dict[str, Any] | None = Field(
-        default=None,
-        description=(
-            "The earlier turns that the model was told of: the answer and its numbers depend on them."
-        ),
-    )
+    # the tries at an answer that failed, with the role and the model's whole output, also where a later one
+    # succeeded
+    failed_tries: list[PlannerError] = []
+    turn: int | None = None  # which question of a conversation it answers, from 1 on; None outside of one
+    # the earlier turns that the model was told of: the answer and its numbers depend on them
+    prior_context: dict[str, Any] | None = None
     error: str | None = None
 
     @property

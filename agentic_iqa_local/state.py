@@ -29,6 +29,7 @@ IMAGE_SUFFIXES = (
 
 Model = TypeVar("Model", bound=BaseModel)
 NO_REASON = "No reason provided"
+DEFAULT_MAX_REPLAN_ITERATIONS = 2
 
 NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Score = Annotated[float, Field(ge=1, le=5, allow_inf_nan=False)]
@@ -191,9 +192,7 @@ class DistortionAnalysis(BaseModel):
     """One distortion of one object: how severe it is and what it does to the picture."""
 
     type: NonBlank
-    severity: Severity | Literal["unclear"] = Field(
-        description="unclear: the model says that it cannot tell."
-    )
+    severity: Severity | Literal["unclear"]  # unclear: the model says that it cannot tell
     explanation: NonBlank
 
 
@@ -203,25 +202,18 @@ class ToolExecutionLog(BaseModel):
     tool_name: str
     object_name: str
     distortion: str
-    raw_score: float | None = Field(default=None, description="On the tool's own scale; None: it failed.")
-    normalized_score: Score | None = Field(default=None, description="1 (bad) to 5; None: it failed.")
-    execution_time: float = Field(default=0.0, ge=0, description="Seconds.")
-    fallback: bool = Field(default=False, description="Whether it stands in for an unavailable tool.")
-    cached: bool = Field(default=False, description="Whether the raw score came from the cache on disk.")
-    region: Literal["global", "crop"] = Field(
-        default="global", description="Whether the tool saw the whole image or the object's box."
-    )
-    crops: int = Field(
-        default=0, ge=0, description="Native-resolution crops measured in place of all pixels; 0: all pixels."
-    )
-    outvoted: bool = Field(
-        default=False,
-        description="No vote in q̄: it differs from every other tool by more than their errors explain.",
-    )
-    trailing: bool = Field(
-        default=False,
-        description="No vote in q̄: it only checks a clearly better tool that measured the same object.",
-    )
+    raw_score: float | None = None  # on the tool's own scale; None: it failed
+    normalized_score: Score | None = None  # 1 (bad) to 5; None: it failed
+    execution_time: float = Field(default=0.0, ge=0)  # seconds
+    fallback: bool = False  # whether it stands in for an unavailable tool
+    cached: bool = False  # whether the raw score came from the cache on disk
+    region: Literal["global", "crop"] = "global"  # whether the tool saw the whole image or the object's box
+    # native-resolution crops measured in place of all pixels; 0: all pixels
+    crops: int = Field(default=0, ge=0)
+    # no vote in q̄: it differs from every other tool by more than their errors explain
+    outvoted: bool = False
+    # no vote in q̄: it only checks a clearly better tool that measured the same object
+    trailing: bool = False
     error: str | None = None
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
@@ -230,89 +222,54 @@ class FamilyDetection(BaseModel):
     """Whether one family of distortions is there: odds of `model` times odds of `measured` are those of
     `probability`, but for `fusion.model_trust`."""
 
-    model: float | None = Field(default=None, description="The model's probability of Yes; None: not asked.")
-    read: float | None = Field(
-        default=None, description="The probability that LocalNR reads; None: it could not."
-    )
-    measured: float | None = Field(
-        default=None,
-        description="What that reading is worth by its record of errors, as a probability at even odds.",
-    )
-    probability: float = Field(
-        default=0.0, ge=0, le=1, description="The product; from 0.5 on it is evidence."
-    )
-    severity: float | None = Field(
-        default=None, description="How severe LocalNR reads it if it is there, 1..5."
-    )
+    model: float | None = None  # the model's probability of Yes; None: not asked
+    read: float | None = None  # the probability that LocalNR reads; None: it could not
+    # what that reading is worth by its record of errors, as a probability at even odds
+    measured: float | None = None
+    probability: float = Field(default=0.0, ge=0, le=1)  # the product; from 0.5 on it is evidence
+    severity: float | None = None  # how severe LocalNR reads it if it is there, 1..5
 
 
 class Detection(BaseModel):
     """What LocalNR and the model say of the distortions of one object."""
 
     tool: str = "LocalNR"
-    region: Literal["global", "crop"] = Field(
-        description="Whether LocalNR saw the picture or the object's box."
-    )
+    region: Literal["global", "crop"]  # whether LocalNR saw the picture or the object's box
     families: dict[str, FamilyDetection] = {}
-    model_trust: float = Field(
-        default=1.0, description="The exponent with which the model's own odds count beside the prior's."
-    )
-    exposure: dict[str, float] | None = Field(
-        default=None, description='LocalNR\'s probabilities of "too dark" and of "too bright".'
-    )
-    graphic: float | None = Field(
-        default=None,
-        description="The probability that the content is unlike a photograph; None with a reference.",
-    )
-    execution_time: float = Field(default=0.0, ge=0, description="Seconds of the reading.")
-    error: str | None = Field(default=None, description="Why LocalNR could not read it.")
+    model_trust: float = 1.0  # the exponent with which the model's own odds count beside the prior's
+    exposure: dict[str, float] | None = None  # LocalNR's probabilities of "too dark" and of "too bright"
+    # the probability that the content is unlike a photograph; None with a reference
+    graphic: float | None = None
+    execution_time: float = Field(default=0.0, ge=0)  # seconds of the reading
+    error: str | None = None  # why LocalNR could not read it
 
 
 class ExecutorOutput(BaseModel):
     """The evidence. Every part but the logs is None when the plan did not ask for it."""
 
     distortion_set: dict[str, list[str]] | None = None
-    detection: dict[str, Detection] | None = Field(
-        default=None, description="By object, what the distortions that count as found rest on."
-    )
+    # by object, what the distortions that count as found rest on
+    detection: dict[str, Detection] | None = None
     distortion_analysis: dict[str, list[DistortionAnalysis]] | None = None
-    severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = Field(
-        default=None,
-        description=(
-            "{object: {distortion: {severity: probability}}}, each summing to 1: the model's times what LocalNR reads."
-        ),
-    )
+    # {object: {distortion: {severity: probability}}}, each summing to 1: the model's times what LocalNR
+    # reads
+    severity_probabilities: dict[str, dict[str, dict[str, float]]] | None = None
     selected_tools: dict[str, dict[str, str]] | None = None
     quality_scores: dict[str, dict[str, tuple[str, Score]]] | None = None
     tool_logs: list[ToolExecutionLog] = Field(default_factory=list)
-    boxes: dict[str, tuple[int, int, int, int] | None] | None = Field(
-        default=None,
-        description=(
-            "Left, top, right, bottom in pixels by region; null where the model found none. None where no"
-            " region was to be located, or the model gives no boxes."
-        ),
-    )
-    damaged_part: str | None = Field(
-        default=None,
-        description=(
-            'Where LocalNR\'s map has the damage: a quarter ("top left") or "everywhere". None where the'
-            " query does not ask for a place, the tool sees no damage, or it could not run."
-        ),
-    )
-    worst_part: DamagedBox | None = Field(
-        default=None,
-        description=(
-            "The worst part of the picture by its map, with its distortion and the tools' scores on it, which"
-            " have no vote. None where no map was asked for, or no part is clearly worse than the rest."
-        ),
-    )
-    disagreement: str | None = Field(
-        default=None, description="Which tools lie further apart than their errors explain."
-    )
-    uncertainty: str | None = Field(
-        default=None, description="What a subtask could not tell, or the model's own probabilities left open."
-    )
-    error: str | None = Field(default=None, description="Why the executor failed, when it did.")
+    # left, top, right, bottom in pixels by region; null where the model found none. None where no region
+    # was to be located, or the model gives no boxes.
+    boxes: dict[str, tuple[int, int, int, int] | None] | None = None
+    # where LocalNR's map has the damage: a quarter ("top left") or "everywhere". None where the query does
+    # not ask for a place, the tool sees no damage, or it could not run.
+    damaged_part: str | None = None
+    # the worst part of the picture by its map, with its distortion and the tools' scores on it, which have
+    # no vote. None where no map was asked for, or no part is clearly worse than the rest.
+    worst_part: DamagedBox | None = None
+    disagreement: str | None = None  # which tools lie further apart than their errors explain
+    # what a subtask could not tell, or the model's own probabilities left open
+    uncertainty: str | None = None
+    error: str | None = None  # why the executor failed, when it did
 
     @property
     def is_empty(self) -> bool:
@@ -327,53 +284,28 @@ class FusionResult(BaseModel):
     """
 
     mode: Mode
-    vlm_letter: str | None = Field(
-        description="The model's own most probable letter, before the tools count; None in uniform mode."
-    )
-    p_c: dict[str, float] = Field(
-        description="Probability of each letter, over the letters alone; sums to 1."
-    )
-    off_letter_mass: float | None = Field(
-        description="Probability outside the letters; None where no logits were read."
-    )
-    measured: dict[str, float] | None = Field(
-        default=None,
-        description="Of a question about quality: probability of each choice by what was measured, summing to 1.",
-    )
-    product: dict[str, float] | None = Field(
-        default=None,
-        description=(
-            "p_c, to the power of the model's trust where distortions are asked about, times `measured`, summing to 1:"
-            " the answer is its likeliest letter."
-        ),
-    )
-    measurement: str | None = Field(
-        default=None, description="What `measured` rests on, or why the letters of a question stand alone."
-    )
-    alpha: dict[int, float] | None = Field(
-        default=None, description="Weight of each level 1..5 from the tools' mean; sums to 1."
-    )
-    q_bar: float | None = Field(
-        default=None, description="Mean of the tools' normalised scores, 1..5; None without tools."
-    )
-    q: float | None = Field(default=None, description="The fused quality score, 1..5.")
-    dq_dqbar: float | None = Field(
-        default=None, description="How far q moves with q_bar: 2·η·Var_w(c), w ∝ α·p."
-    )
-    eta: float | None = Field(default=None, description="The η that made alpha.")
-    sigma: float | None = Field(
-        default=None, description="The error of q_bar in levels, from which η = 1/(2σ²); None: η was set."
-    )
-    both_orders: bool = Field(
-        default=False, description="Whether p_c is the mean of this reading and one with A for Bad."
-    )
-    order_gap: float | None = Field(default=None, description="Levels between the means of both orders.")
-    crops: int = Field(default=0, description="Crops whose letters make up half of p_c.")
-    crop_spread: float | None = Field(default=None, description="Standard deviation of the crops' levels.")
-    voters: list[str] = Field(default=[], description="The tools that q_bar is the mean of.")
-    disagreement: float | None = Field(
-        default=None, description="Levels from the lowest tool to the highest."
-    )
+    # the model's own most probable letter, before the tools count; None in uniform mode
+    vlm_letter: str | None
+    p_c: dict[str, float]  # probability of each letter, over the letters alone; sums to 1
+    off_letter_mass: float | None  # probability outside the letters; None where no logits were read
+    # of a question about quality: probability of each choice by what was measured, summing to 1
+    measured: dict[str, float] | None = None
+    # p_c, to the power of the model's trust where distortions are asked about, times `measured`, summing to
+    # 1: the answer is its likeliest letter
+    product: dict[str, float] | None = None
+    measurement: str | None = None  # what `measured` rests on, or why the letters of a question stand alone
+    alpha: dict[int, float] | None = None  # weight of each level 1..5 from the tools' mean; sums to 1
+    q_bar: float | None = None  # mean of the tools' normalised scores, 1..5; None without tools
+    q: float | None = None  # the fused quality score, 1..5
+    dq_dqbar: float | None = None  # how far q moves with q_bar: 2·η·Var_w(c), w ∝ α·p
+    eta: float | None = None  # the η that made alpha
+    sigma: float | None = None  # the error of q_bar in levels, from which η = 1/(2σ²); None: η was set
+    both_orders: bool = False  # whether p_c is the mean of this reading and one with A for Bad
+    order_gap: float | None = None  # levels between the means of both orders
+    crops: int = 0  # crops whose letters make up half of p_c
+    crop_spread: float | None = None  # standard deviation of the crops' levels
+    voters: list[str] = []  # the tools that q_bar is the mean of
+    disagreement: float | None = None  # levels from the lowest tool to the highest
 
     @property
     def p(self) -> dict[str, float]:
@@ -398,22 +330,19 @@ class PassRecord(BaseModel):
     what it cost."""
 
     number: int = Field(ge=1)
-    asked: str | None = Field(default=None, description="The gap to close; None for the first pass.")
-    changed: list[str] = Field(default=[], description="What differs from the pass before.")
-    seen: str = Field(description="The distortions that the model found.")
-    measured: str = Field(description="The tools' scores.")
-    concluded: str = Field(description="The answer.")
-    decided: Literal["seen", "measured", "concluded"] = Field(
-        description="What decided: the letters (seen), the tools (measured), both or neither (concluded)."
-    )
+    asked: str | None = None  # the gap to close; None for the first pass
+    changed: list[str] = []  # what differs from the pass before
+    seen: str  # the distortions that the model found
+    measured: str  # the tools' scores
+    concluded: str  # the answer
+    # what decided: the letters (seen), the tools (measured), both or neither (concluded)
+    decided: Literal["seen", "measured", "concluded"]
     q: float | None = None
-    dq: float | None = Field(default=None, description="q less that of the answer that this pass began with.")
-    gaps: list[str] = Field(default=[], description="What the evidence still lacked.")
-    tokens: int = Field(default=0, ge=0, description="Tokens prefilled and decoded.")
+    dq: float | None = None  # q less that of the answer that this pass began with
+    gaps: list[str] = []  # what the evidence still lacked
+    tokens: int = Field(default=0, ge=0)  # tokens prefilled and decoded
     seconds: float = Field(default=0.0, ge=0)
-    kept: bool = Field(
-        default=True, description="Whether the answer is this pass's; the best supported one counts."
-    )
+    kept: bool = True  # whether the answer is this pass's; the best supported one counts
 
 
 class Basis(BaseModel):
@@ -425,11 +354,8 @@ class Basis(BaseModel):
 
     def state(self) -> dict[str, Any]:
         """As the state holds it."""
-        return {
-            "plan": self.plan,
-            "plan_corrections": self.plan_corrections,
-            "executor_evidence": self.evidence,
-        }
+        plan = {"plan": self.plan, "plan_corrections": self.plan_corrections}
+        return plan | {"executor_evidence": self.evidence}
 
 
 class SummarizerOutput(BaseModel):
@@ -466,21 +392,13 @@ class SummarizerOutput(BaseModel):
     used_evidence: dict[str, Any] | None = Field(
         default=None, description="The evidence that the answer rests on."
     )
-    fusion: FusionResult | None = Field(
-        default=None, description="The letter read and fusion; None for free-text answers."
-    )
-    reasoning_corrections: list[str] = Field(
-        default=[],
-        description="What the model's reasoning got wrong twice; sentences made of the evidence replace it.",
-    )
-    gaps: list[Gap] = Field(
-        default=[], description="What the evidence lacks; another pass closes it if need_replan is true."
-    )
-    passes: list[PassRecord] = Field(default=[], description="The latest ten passes, this one included.")
-    basis: Basis | None = Field(default=None, repr=False, description="Plan and evidence of this answer.")
-    error: str | None = Field(
-        default=None, description="Set when no answer could be had; final_answer is then no score."
-    )
+    fusion: FusionResult | None = None  # the letter read and its fusion; None for free-text answers
+    # what the model's reasoning got wrong twice; sentences made of the evidence replace it
+    reasoning_corrections: list[str] = []
+    gaps: list[Gap] = []  # what the evidence lacks; another pass closes it if need_replan is true
+    passes: list[PassRecord] = []  # the latest ten, this one included
+    basis: Basis | None = Field(default=None, repr=False)  # plan and evidence of this answer
+    error: str | None = None  # set when no answer could be had; final_answer is then no score
 
     @model_validator(mode="after")
     def _replan_has_a_reason(self) -> Self:

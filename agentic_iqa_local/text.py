@@ -5,10 +5,12 @@ It must not steer a terminal, start a new line, or be mistaken for other text. E
 through `printable`; what is quoted inside a sentence goes through `one_line` first.
 """
 
+import difflib
 import json
 import os
 import re
 import unicodedata
+from collections.abc import Iterable
 
 # Unicode's categories: controls, invisible formatting such as reversed direction, surrogates (which UTF-8
 # cannot encode), separators of lines and paragraphs
@@ -80,3 +82,9 @@ def whole_sentences(text: str, limit: int) -> str:
         return text[: ends[-1]]
     words = text[: limit - 1].rsplit(maxsplit=1)
     return f"{words[0].rstrip(',;:') if len(words) > 1 else text[: limit - 1]}…"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of a message about a name that there is none of: the one of `names` that it is near to."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -17,9 +17,9 @@ from PIL import Image
 from test_service import served
 from test_study_report import analysed, make_rows
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.cli.gallery import main as gallery
 from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.quality_map.result import MapRequest
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.page import write_html
@@ -61,7 +61,7 @@ def test_the_service(service, size, dark):
         page.set_input_files("#reference", str(DATA / "sumac.png"))
         page.check("#map")
         page.click("#go")
-        page.wait_for_selector("article.answer", timeout=120000)
+        page.wait_for_selector("article.answer", timeout=600000)
         page.locator("label:has-text('Reference from the left') input").fill("20")
         draw(watched, "serve_answer", size, dark)
         if (size, dark) == ("wide", True):
@@ -70,7 +70,7 @@ def test_the_service(service, size, dark):
                 "#image", [str(DAMAGED), str(DATA / "sumac.png"), str(DATA / "prudential.png")]
             )
             page.click("#go")
-            page.wait_for_selector(".order", timeout=120000)
+            page.wait_for_selector(".order", timeout=600000)
             draw(watched, "serve_compare", size, dark)
 
 
@@ -78,7 +78,7 @@ def test_the_service(service, size, dark):
 def batch(tmp_path_factory):
     """A gallery of distorted copies of the photographs in tests/data."""
     folder, rng = tmp_path_factory.mktemp("gallery"), np.random.default_rng(0)
-    services = Services(load_settings().with_decisions(at_least=2.5), "cpu")
+    services = Services(load_settings().with_options(at_least=2.5), "cpu")
     files = [DATA / "sumac.png", DATA / "prudential.png", DAMAGED]
     for name, kind, severity in DISTORTED:
         files.append(folder / f"{name}_{kind}.png")

@@ -1,6 +1,7 @@
 """A client that answers from a script, to force rare branches. It never stands in for the product."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,6 +76,20 @@ class ScriptedSession:
 
     def close(self):
         pass
+
+
+class NotedLock:
+    """A lock; `asked` counts how often it was asked for."""
+
+    def __init__(self, lock):
+        self.lock, self.locked, self.asked = lock, lock.locked, threading.Semaphore(0)
+
+    def __enter__(self):
+        self.asked.release()
+        self.lock.acquire()
+
+    def __exit__(self, *_):
+        self.lock.release()
 
 
 class ScriptedTools:

@@ -22,11 +22,11 @@ from conftest import EMBEDDED, ROOT
 from scripted import in_this_process
 from test_assess import blocked  # noqa: F401 - a fixture
 
-from agentic_iqa_local.assessment import file_sha256
 from agentic_iqa_local.batch import rows as rows_module
 from agentic_iqa_local.cli import assess as script
 from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.judgement.assessment import file_sha256
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.vlm_client import ModelLost, VLMError

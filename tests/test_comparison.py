@@ -12,9 +12,9 @@ from scipy.stats import mannwhitneyu
 from scripted import ScriptedClient, ScriptedTools, moderate_blur, scripted_answers, scripted_services
 
 from agentic_iqa_local import IQA, compare, rank
-from agentic_iqa_local.assessment import unassessed
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.judgement import comparison
+from agentic_iqa_local.judgement.assessment import unassessed
 from agentic_iqa_local.judgement.comparison import Candidate, Judge, PairwiseRead
 from agentic_iqa_local.judgement.groups import best_of_groups
 from agentic_iqa_local.judgement.near_duplicates import fingerprint, same_scene, scene_distance, scene_groups

@@ -1,23 +1,56 @@
-"""Every shipped configuration loads; mistakes are named."""
+"""Settings and options: every shipped configuration loads, mistakes are named in one sentence, hostile files are
+refused, and each door validates through the same model."""
 
 from pathlib import Path
 
 import pytest
 import yaml
+from attacks import ODD_FILES, in_time, is_sentence
 from conftest import EMBEDDED, ROOT
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from agentic_iqa_local.config import CONFIGS, Settings, find_config, load_settings, model_folder
-from agentic_iqa_local.config_sections import ConfigError
-from agentic_iqa_local.offline.store import models_root
+from agentic_iqa_local import IQA
+from agentic_iqa_local.api import choose_settings
+from agentic_iqa_local.cli.assess_options import parse
+from agentic_iqa_local.config import (
+    CONFIGS,
+    ROLES,
+    ConfigError,
+    Options,
+    Request,
+    Settings,
+    check_choices,
+    check_query,
+    find_config,
+    load_settings,
+    model_folder,
+)
+from agentic_iqa_local.files import models_root
+from agentic_iqa_local.serve.errors import Refused
+from agentic_iqa_local.serve.fields import settings_for
 
 SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if not p.stem.startswith(("tool_", "detector")))
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY_TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_time():
+    with in_time():
+        yield
+
+
+# Configurations
 
 
 @pytest.mark.parametrize("path", SET_UPS, ids=lambda p: p.stem)
 def test_every_shipped_set_up_loads_and_its_sections_share_one_model(path):
-    settings = load_settings(path)
-    backends = {settings.role(role).backend for role in ("planner", "executor", "summarizer")}
-    assert len(backends) == 1
+    assert len(load_settings(path).backends) == 1
     assert set(yaml.safe_load(path.read_text())) >= {"planner", "executor", "summarizer"}
 
 
@@ -34,55 +67,116 @@ def test_the_set_ups_that_are_promised_ship():
         ("plannner: {}", "plannner: unknown key"),
         ("summarizer: {backend: transformers.embedded, top_p: 1}", "summarizer.top_p: unknown key"),
         ("fusion: {eta: -1}", "fusion.eta"),
-        ("fusion: {mode: logit}", "fusion.mode"),
+        ("fusion: {mode: logit}", "fusion.mode: expected logits, classification or uniform"),
+        ("fusion: {temperature: .nan}", "fusion.temperature: expected a number"),
+        ("decisions: {error_rate: 0.7}", "decisions.error_rate: expected less than 0.5"),
         ("models: {other: {dtype: float32}}", "other not named by any section"),
+        ("tools: {no_reference: [NIQUE]}", "tools.no_reference: Unknown tool 'NIQUE'; did you mean UNIQUE or NIQE"),
+        ("tools: {no_reference: [VSI]}", "VSI compares with a reference"),
+        ("images: {background: whit}", "images.background: expected an opaque colour such as white"),
         ("- a list", "expected a mapping"),
-        ("a: [unclosed", "not valid YAML"),
         ("", "expected a mapping"),
+        ("a: [unclosed", "not valid YAML"),
+        ("fusion: {eta: 1}\nfusion: {eta: 2}", "expected each key once, got fusion"),
+        ("a0: &a {k: v}\nb: {<<: *a}", "expected no merge keys"),
+        ("&a [*a]", "nested at most"),
+        ("a: " + "[" * 10_000, "not valid YAML"),
+        ("fusion: {eta: " + "9" * 5000 + "}", "not valid YAML"),
+        ("fusion: {eta: 2001-99-99}", "not valid YAML"),
+        ("fusion: {eta: \0}", "not valid YAML"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_named_with_its_file_and_key(tmp_path, text, named):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=named.split(":")[0]) as caught:
+    with pytest.raises(ConfigError) as caught:
         load_settings(path)
     assert named in str(caught.value)
     assert str(path) in str(caught.value)
+    assert is_sentence(str(caught.value))
+
+
+def test_a_billion_laughs_are_neither_read_nor_shown(tmp_path):
+    path = tmp_path / "mine.yaml"
+    lists = (f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))
+    path.write_text("a0: &a0 [lol]\n" + "".join(lists))
+    with pytest.raises(ConfigError, match="at most 10000 mappings and lists") as caught:
+        load_settings(path)
+    # pydantic's error writes its input out, here 9³⁹ words, when a traceback shows it
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fusion: !!python/object/apply:os.mkdir [{path}]",
+        "? !!python/object/apply:pathlib.Path.mkdir [!!python/object/apply:pathlib.Path [{path}]]\n: x",
+    ],
+)
+def test_nothing_in_a_configuration_is_run(text, tmp_path):
+    (tmp_path / "mine.yaml").write_text(text.format(path=tmp_path / "made"))
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_settings(tmp_path / "mine.yaml")
+    assert not (tmp_path / "made").exists()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    section=st.sampled_from(sorted(Settings.model_fields)),
+    value=JSON,
+    key=st.sampled_from(["eta", "path", "0"]),
+)
+def test_any_value_in_a_section_is_read_or_refused(tmp_path, section, value, key):
+    path = tmp_path / "mine.yaml"
+    for content in ({section: value}, {section: {key: value}}, {section: {key: {key: value}}}, value):
+        path.write_text(yaml.dump(content, allow_unicode=False), encoding="utf-8")
+        try:
+            said = load_settings(path)
+        except ConfigError as error:
+            said = str(error)
+        assert isinstance(said, Settings) or (said.startswith(f"{path}: ") and is_sentence(said))
+
+
+@pytest.mark.parametrize("kind", ODD_FILES)
+def test_an_odd_file_as_a_configuration(kind, tmp_path):
+    ODD_FILES[kind](tmp_path / "a.yaml")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(tmp_path / "a.yaml")
+    assert is_sentence(str(caught.value))
 
 
 def test_an_unknown_set_up_lists_the_shipped_ones():
-    with pytest.raises(ConfigError, match="qwen2_5_vl_7b"):
+    with pytest.raises(ConfigError, match=r"shipped are embedded, .*qwen2_5_vl_7b"):
         find_config("qwen")
 
 
-def test_model_option_keeps_the_set_ups_own_loading_options(tmp_path):
-    settings = load_settings("qwen2_5_vl_7b_4bit")
-    folder = tmp_path / "Qwen2.5-VL-7B-Instruct"
-    folder.mkdir()
-    moved = settings.with_model(str(folder))
-    assert moved.model(moved.summarizer.backend).quantization == "4bit"
-    assert moved.model(moved.summarizer.backend).path == str(folder)
-    other = settings.with_model("embedded")
-    assert other.model(other.summarizer.backend).quantization == "none"
+def test_a_servers_login_is_never_shown(tmp_path):
+    path, address = tmp_path / "mine.yaml", "http://me:secret@127.0.0.1:8000"
+    for server in (f"{address}/?a", f"[{address}, {address}]"):
+        path.write_text(f"models: {{embedded: {{server: '{server}'}}}}".replace("'[", "[").replace("]'", "]"))
+        with pytest.raises(ConfigError) as caught:
+            load_settings(path)
+        assert "secret" not in str(caught.value)
+    path.write_text(f"models: {{embedded: {{server: '{address}'}}}}")
+    loaded = load_settings(path)
+    assert loaded.model("server.embedded").servers == [address]
+    assert "secret" not in repr(loaded) + loaded.model_dump_json()
 
 
-def test_a_limit_of_zero_stays_zero():
-    assert Settings(max_replan_iterations=0).max_replan_iterations == 0
-    assert Settings().max_replan_iterations == 2
+# Where models lie
 
 
 def test_models_lie_in_one_folder_and_ours_where_they_ship(tmp_path, monkeypatch):
     monkeypatch.delenv("AGENTIC_IQA_MODELS", raising=False)
     assert models_root() == ROOT / "models"
-    assert model_folder("embedded") == EMBEDDED
     monkeypatch.setenv("AGENTIC_IQA_MODELS", str(tmp_path))
     assert models_root() == tmp_path
     assert models_root("elsewhere") == Path("elsewhere").absolute()
     assert model_folder("embedded") == EMBEDDED
     (tmp_path / "embedded").mkdir()
     assert model_folder("embedded") == tmp_path / "embedded"
-    # One that is nowhere is expected in the models folder.
-    assert model_folder("Qwen") == tmp_path / "Qwen"
+    assert model_folder("Qwen") == tmp_path / "Qwen"  # one that is nowhere is expected in the models folder
 
 
 @pytest.mark.parametrize(
@@ -92,23 +186,126 @@ def test_a_models_path_is_taken_from_the_models_folder_unless_it_is_absolute(
     tmp_path, monkeypatch, path, place
 ):
     monkeypatch.setenv("AGENTIC_IQA_MODELS", str(tmp_path))
-    section = {"backend": "transformers.VL"}
-    roles = dict.fromkeys(("planner", "executor", "summarizer"), section)
-    settings = Settings.model_validate(roles | {"models": {"VL": {"path": path}}})
-    assert settings.model("transformers.VL").path == place.format(root=tmp_path)
+    roles = {role: {"backend": "transformers.VL"} for role in ROLES}
+    made = Settings.model_validate(roles | {"models": {"VL": {"path": path}}})
+    assert made.model("transformers.VL").path == place.format(root=tmp_path)
 
 
-def test_a_background_is_an_opaque_colour(tmp_path):
-    file = tmp_path / "a.yaml"
-    file.write_text("images: {background: '#808080'}\n")
-    assert load_settings(file).images.background == "#808080"
-    file.write_text("images: {background: whit}\n")
+def test_a_model_that_is_named_keeps_the_set_ups_own_loading_options_where_it_is_the_same(tmp_path):
+    folder = tmp_path / "Qwen2.5-VL-7B-Instruct"
+    folder.mkdir()
+    moved = load_settings("qwen2_5_vl_7b_4bit").with_options(model=folder, engine="vllm")
+    assert moved.backends == ["vllm.Qwen2.5-VL-7B-Instruct"]
+    assert moved.model(moved.backends[0]).quantization == "4bit"
+    assert moved.model(moved.backends[0]).path == str(folder)
+    other = moved.with_options(model="embedded")
+    assert other.model(other.backends[0]).quantization == "none"
+
+
+# Options: one model for the command line, HTTP and Python
+
+WRONG = [
+    ("mode", "logit", "expected logits, classification or uniform, got 'logit'; did you mean logits?"),
+    ("pipeline", "letter", "expected agent or letters, got 'letter'; did you mean letters?"),
+    ("max_replan_iterations", "-1", "expected 0 or more, got '-1'"),
+    ("max_replan_iterations", "two", "expected a whole number, got 'two'"),
+    (
+        "at_least",
+        "super",
+        "expected a level from D (Poor) to A (Excellent) or a number from 1 to 5, got 'super'",
+    ),
+    ("target_width", "9", "expected 4 or less, got '9'"),
+    ("error_rate", "0.2", "expected with at_least, which it limits"),
+    ("background", "#ffffff80", "which is transparent itself"),
+    ("choices", ["Yes"], "expected 2 to 10 answers, got 1"),
+    ("choices", ["Yes", "yes "], "expected answers that differ and are not blank"),
+    ("query", "x" * 4001, "expected at most 4000 characters, got 4001"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), WRONG)
+def test_each_door_refuses_what_makes_no_sense_in_the_same_words(name, value, said, capsys):
     with pytest.raises(ConfigError) as caught:
-        load_settings(file)
-    assert (
-        str(caught.value)
-        == f"{file}: images.background: expected an opaque colour such as white, #808080 or rgb(128, 128,"
-        " 128), got 'whit'; did you mean white?"
+        Request.of({name: value}).applied_to(Settings())
+    assert str(caught.value).startswith(f"{name}: ")
+    assert said in str(caught.value)
+    with pytest.raises(Refused) as refused:
+        settings_for({name: value}, Settings())
+    assert refused.value.status == 400
+    flag = f"--{name.replace('_', '-')}"
+    if name != "error_rate":
+        with pytest.raises(SystemExit):
+            parse(["a.png", flag, *([value] if isinstance(value, str) else value)], "")
+        assert f"error: {flag}: " in (told := capsys.readouterr().err)
+        assert said in told
+
+
+def test_texts_from_a_command_line_or_a_form_become_values():
+    request = Request.of(
+        {"at_least": "Good", "error_rate": "0.05", "max_replan_iterations": "0", "map": "true"}
     )
-    with pytest.raises(ConfigError, match="background: expected an opaque colour"):
-        load_settings().with_background("transparent")
+    assert (request.at_least, request.error_rate, request.max_replan_iterations) == (3.5, 0.05, 0)
+    assert request.map is True
+    made = request.applied_to(Settings())
+    assert (made.decisions.at_least, made.decisions.error_rate) == (3.5, 0.05)
+    assert Settings(max_replan_iterations=0).max_replan_iterations == 0
+
+
+def test_what_is_not_asked_stays_as_it_is_configured(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "fusion: {mode: uniform}\ndecisions: {at_least: 3.2}\nimages: {background: red}"
+    )
+    mine = load_settings(tmp_path / "mine.yaml")
+    assert mine.with_options() == mine
+    assert mine.with_options(error_rate=0.3).decisions.at_least == 3.2
+
+
+ODD_OPTIONS = {
+    **{f"{option} {kind}": {option: value} for option in ("model", "config", "fit") for kind, value in {
+        "5000 characters": "x" * 5000, "3000 folders": "x/" * 3000, "NUL": "/a\0b", "lone surrogate": "/a\ud800",
+        "bytes": b"abc", "escapes": "/\x1b[2J", "no UTF-8": "/\udcff", "device": "/dev/zero", "log": "/proc/kmsg",
+    }.items()},
+    "models NUL": {"models": "/a\0b"}, "models bytes": {"models": b"abc"},
+    "engine escapes": {"engine": "\x1b[2J"}, "engine a list": {"engine": ["server"]},
+    "mode a number": {"mode": 3}, "pipeline a list": {"pipeline": []},
+    "background escapes": {"background": "\x1b[2J"}, "background long": {"background": "#" * 100_000},
+    "background of 5000 digits": {"background": f"rgb({'9' * 5000},0,0)"}, "background a number": {"background": 3},
+    "gpu escapes": {"gpu": "\x1b[2J"}, "gpu below 0": {"gpu": -1}, "gpu of 5000 digits": {"gpu": "9" * 5000},
+    "gpu a list": {"gpu": []}, "gpu true": {"gpu": True}, "gpu other digits": {"gpu": "\u0663"},
+    "gpu a MIG device and more": {"gpu": "MIG-a\nb"}, "gpu and cpu": {"gpu": 0, "cpu": True},
+    "limit true": {"max_replan_iterations": True}, "limit NaN": {"max_replan_iterations": float("nan")},
+    "unknown": {"confg": "embedded"}, "of a picture": {"query": "Is it sharp?"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ODD_OPTIONS)
+def test_an_odd_option_is_refused_in_one_sentence_before_anything_is_loaded(kind):
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        IQA(**({"cpu": True} if "gpu" not in kind else {}) | ODD_OPTIONS[kind])
+    assert is_sentence(str(caught.value))
+    assert not isinstance(caught.value, (UnicodeError, RecursionError))
+
+
+@pytest.mark.parametrize("model", [Options, Request])
+def test_every_option_says_what_it_is(model):
+    assert [name for name, field in model.model_fields.items() if not field.description] == []
+
+
+def test_each_set_up_keeps_its_own_models_folder(tmp_path):
+    made = choose_settings(model="Some-VL", models=tmp_path / "mine")
+    assert made.folder(made.backends[0]) == tmp_path / "mine" / "Some-VL"
+
+
+@pytest.mark.parametrize(
+    "choices", ["Yes", {"Yes", "No"}, {"a": 1, "b": 2}, ["yes", 2], 3, ["x" * 4000, "b"]]
+)
+def test_choices_are_a_list_of_texts(choices):
+    with pytest.raises(ValueError, match="choices: expected"):
+        check_choices(choices)
+
+
+@pytest.mark.parametrize("query", [3, "", " \n", "x" * 4001, "ab\udcff"])
+def test_a_query_is_a_text_of_at_most_4000_characters(query):
+    check_query("x" * 4000)
+    with pytest.raises(ValueError, match="query: expected"):
+        check_query(query)

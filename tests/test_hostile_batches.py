@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import sqlite3
 import unicodedata
 from contextlib import closing, nullcontext
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from attacks import is_sentence
+from attacks import in_time, is_sentence
 from PIL import Image
 from scripted import (
     ScriptedClient,
@@ -30,7 +29,6 @@ from scripted import (
 from test_study_report import make_rows, make_run
 
 from agentic_iqa_local.api import IQA
-from agentic_iqa_local.assessment import assess, file_sha256
 from agentic_iqa_local.batch.inputs import Item, ManifestError, read_manifest
 from agentic_iqa_local.batch.rows import RowsError, WriteError, write_whole
 from agentic_iqa_local.batch.runs import Results, identity
@@ -45,6 +43,7 @@ from agentic_iqa_local.images.reading import ImageError, load_image
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
+from agentic_iqa_local.judgement.assessment import assess, file_sha256
 from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
 from agentic_iqa_local.studies.analysis import analyse
 from agentic_iqa_local.studies.compare import Named, compare
@@ -56,22 +55,14 @@ from agentic_iqa_local.studies.store import Store, StoreError, read_run
 from agentic_iqa_local.studies.study import dataset_info
 from agentic_iqa_local.text import path_text
 
-SECONDS = 60  # until a case counts as hung: many times what the slowest takes
 LONGEST_SENTENCE = 2500  # characters of a message that quotes names; one of all that a file holds is longer
 
 
 @pytest.fixture(autouse=True)
 def _in_time():
     """A case that hangs fails, in whatever call it waits."""
-
-    def hung(*_):
-        pytest.fail(f"still going on after {SECONDS} s", pytrace=False)
-
-    before = signal.signal(signal.SIGALRM, hung)
-    signal.alarm(SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with in_time():
+        yield
 
 
 def one_sentence(text):

@@ -8,7 +8,6 @@ import math
 import os
 import sqlite3
 import threading
-import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -17,7 +16,6 @@ from conftest import EMBEDDED
 from PIL import Image
 from scripted import ScriptedTools
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.batch import runs
 from agentic_iqa_local.cli.assess import main
 from agentic_iqa_local.config import Settings, load_settings
@@ -26,6 +24,7 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS, ToolReading
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.replies import summary_reply
@@ -40,9 +39,7 @@ SCORING = summarizer_prompt(DEFAULT_QUERY, None, scoring=True)
 PICTURE = Image.new("RGB", (64, 64), (90, 120, 60))
 MODELS, VERSION, CHAT, HEALTH = "/v1/models", "/version", "/v1/chat/completions", "/health"
 DEEP = b"[" * 200_000
-LONG = (
-    30.0  # seconds for which a slow answer goes on before it ends well; a test's own deadline is far below it
-)
+PARTS = 6000  # of a slow answer, ten a second, before it ends well; a test's own deadline is far below that
 
 
 class Hostile:
@@ -53,6 +50,7 @@ class Hostile:
         self.answers = {MODELS: {"data": [{"id": "embedded"}]}, VERSION: {"version": "0.33"}, HEALTH: {}}
         self.seen: list[tuple[str, str | None]] = []
         self.url = ""
+        self.over = threading.Event()
 
 
 @contextmanager
@@ -60,6 +58,8 @@ def serving():
     state = Hostile()
 
     class Handler(BaseHTTPRequestHandler):
+        over = state.over
+
         def do_GET(self):
             state.seen.append((self.path, self.headers["Authorization"]))
             self.body = self.rfile.read(int(self.headers["Content-Length"] or 0))
@@ -84,6 +84,7 @@ def serving():
     try:
         yield state
     finally:
+        state.over.set()
         server.shutdown()
         server.server_close()
 
@@ -354,15 +355,14 @@ def test_a_compressed_answer_is_refused_unopened(server, path, encoding):
 
 
 def drip(before: bytes, part: bytes, after: bytes = b""):
-    """Sends `part` again and again, slowly but never too slowly for one wait, and `after` when LONG is
-    over."""
+    """Sends `part` PARTS times, slowly but never too slowly for one wait, and then `after`."""
 
     def answer(handler):
         handler.wfile.write(before)
-        end = time.monotonic() + LONG
-        while time.monotonic() < end:
+        for _ in range(PARTS):
             handler.wfile.write(part)
-            time.sleep(0.1)
+            if handler.over.wait(0.1):
+                return
         handler.wfile.write(after)
 
     return answer
@@ -402,8 +402,8 @@ def test_a_server_that_does_not_read_is_left_at_the_deadline(server, monkeypatch
 
 
 def test_health_that_never_comes_is_none(server, monkeypatch):
-    monkeypatch.setattr("agentic_iqa_local.vlm_client.server_connection.START_TIMEOUT", 0.5)
     client = connect(server)
+    monkeypatch.setattr("agentic_iqa_local.vlm_client.server_connection.START_TIMEOUT", 0.5)
     server.answers[CHAT], server.answers[HEALTH] = lambda handler: send(handler, b"dead", 500), SLOW["a body"]
     with pytest.raises(ModelLost, match="failed with 500"):
         read(client)
@@ -561,7 +561,7 @@ def test_a_login_is_sent_and_shown_nowhere(server, prompt, caplog):
         client.describe(), client.settings, client.settings.model_dump(), client.settings.model_dump_json()
     )
     assert shows_nothing(*(record.getMessage() for record in caplog.records), caplog.text)
-    settings = load_settings().with_engine("server")
+    settings = load_settings().with_options(engine="server")
     settings = settings.model_copy(update={"models": {"embedded": client.settings}})
     depends_on = runs.identity(settings, "cpu", pipeline="letters", max_replan_iterations=None, query=None, choices=None,
                                 reference=None, relative=False)  # fmt: skip
@@ -658,7 +658,7 @@ def test_an_assessment_of_impossible_letters_has_no_score(server, prompt, pictur
     def answer(handler):
         send(handler, json.dumps(letters(prompt, list(ids.values()), prompt_token_ids=whole)).encode())
 
-    settings = load_settings().with_engine("server")
+    settings = load_settings().with_options(engine="server")
     model = settings.model("server.embedded").model_copy(update={"server": server.url})
     services = Services(
         settings.model_copy(update={"models": {"embedded": model}}),

@@ -90,7 +90,7 @@ def test_the_image_is_prefilled_once_for_all_roles(rated, photo_path, client):
 def test_flat_logits_give_uniform_letters_and_the_fusion_of_them(flat_model, photo_path):
     """A copy of the model whose final norm weight is zero: p_c is 0.2 each, off-letter mass 1 − 5/V, q the
     uniform fusion."""
-    services = Services(Settings().with_model(flat_model), "cpu")
+    services = Services(Settings().with_options(model=flat_model), "cpu")
     row = assess(photo_path, pipeline="letters", services=services)
     vocabulary = services.client("summarizer").vocabulary
     assert list(row.p_c.values()) == pytest.approx([0.2] * 5, abs=1e-6)

@@ -11,7 +11,6 @@ import pickle
 import runpy
 import subprocess
 import sys
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,9 +20,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from PIL import Image, ImageFilter
 from scipy.special import expit
-from scripted import ScriptedClient, ScriptedTools, scripted_services
+from scripted import NotedLock, ScriptedClient, ScriptedTools, scripted_services
 from test_calibration import map_file, plain
 from torch.overrides import TorchFunctionMode
 
@@ -35,7 +35,6 @@ from agentic_iqa_local.iqa_tools.specs import DATA
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.nodes.workbench import OpenImages
-from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
 from agentic_iqa_local.output.report import cost, tool_table, tools_in_words
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.state import ToolExecutionLog
@@ -705,11 +704,13 @@ def test_random_crops_repeat_and_leave_the_global_state_alone(tmp_path, photo, m
 
 def test_threads_share_one_construction(tmp_path, photo, monkeypatch):
     def build(*args, **options):
-        time.sleep(0.05)  # long enough for every thread to arrive
+        for _ in range(4):  # until every thread wants the metric
+            assert runner._lock.asked.acquire(timeout=600)
         return lambda *images: 30.0
 
     stand_in(monkeypatch, build)
     runner = ToolRunner(models=tmp_path)
+    runner._lock = NotedLock(runner._lock)
     with ThreadPoolExecutor(4) as pool:
         readings = list(pool.map(lambda _: runner.score("PSNR", photo, photo), range(4)))
     assert {reading.raw for reading in readings} == {30.0}

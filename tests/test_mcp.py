@@ -197,7 +197,7 @@ def test_stdout_carries_the_protocol_alone_and_a_closed_stdin_ends_it(folder):
     send(process, {"id": 2, "method": "tools/call", "params": call})
     answer = json.loads(process.stdout.readline())
     assert answer["id"] == 2
-    rest, errors = process.communicate(timeout=60)
+    rest, errors = process.communicate(timeout=600)
     assert rest == ""
     assert "Traceback" not in errors
     assert process.returncode == 0
@@ -206,7 +206,7 @@ def test_stdout_carries_the_protocol_alone_and_a_closed_stdin_ends_it(folder):
 def test_ctrl_c_ends_it(folder):
     process = begun(folder)
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=60)
+    rest, errors = process.communicate(timeout=600)
     assert (process.returncode, rest, errors.strip()) == (130, "", "stopped")
 
 

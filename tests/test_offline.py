@@ -16,8 +16,8 @@ from conftest import MODELS, ROOT
 
 from agentic_iqa_local.cli import store as store_command
 from agentic_iqa_local.iqa_tools import TOOLS
+from agentic_iqa_local.offline.fetch import copied_source
 from agentic_iqa_local.offline.store import weights_dir
-from agentic_iqa_local.offline.wheels import copied_source
 
 # Python's own account of what a process and its children ask of a network, one event a line in $SOCKETS, each
 # with the functions that led there. With $REFUSE set they are refused as well, for kernels that give no
@@ -168,10 +168,8 @@ ALLOWED = {
     "agentic_iqa_local/serve/running.py": frozenset({"socket"}),
     # the head node that --cluster names: whether it answers
     "agentic_iqa_local/batch/cluster/connection.py": frozenset({"socket", "create_connection"}),
-    # a server on the loopback that it starts itself
-    "agentic_iqa_local/offline/certify/served.py": frozenset({"socket", "httpx"}),
     # to refuse connections while it checks
-    "agentic_iqa_local/offline/doctor/process.py": frozenset({"socket"}),
+    "agentic_iqa_local/offline/doctor.py": frozenset({"socket"}),
 }
 
 

@@ -6,9 +6,9 @@ import torch
 from families import FAMILIES, build
 from PIL import Image
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import detection_reply, summary_reply

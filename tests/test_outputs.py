@@ -7,17 +7,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+from agentic_iqa_local.offline.tar import tar_header
 from conftest import DATA
 from test_study_report import make_run
 
 from agentic_iqa_local.batch.rows import RowsError
-from agentic_iqa_local.cli import assess, bundle, certify, gallery, merge, study
+from agentic_iqa_local.cli import assess, bundle, gallery, merge, study
 from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.cli.outputs import UsageError, result_file
 from agentic_iqa_local.files import require_own
 from agentic_iqa_local.judgement.fit import Fit
 from agentic_iqa_local.offline.manifest import HASH_LINE, MANIFEST_HASH
-from agentic_iqa_local.offline.tar import tar_header
 from agentic_iqa_local.serve.keeping import Kept
 from agentic_iqa_local.studies.store import Store, StoreError
 
@@ -60,7 +60,6 @@ def said_by(command, words, capfd) -> str:
         (study, ["compare", "run", "run", "--out", "run"]),
         (bundle, ["--out", "x.iqabundle.tar"]),
         (bundle, ["--out", "maps", "--no-archive"]),
-        (certify, ["--out", "maps"]),
     ],
 )
 def test_a_file_of_another_kind_is_not_replaced(command, words, tmp_path, monkeypatch, capfd):

@@ -5,11 +5,12 @@ import re
 
 import pytest
 import torch
+from agentic_iqa_local.offline.wanted import REPOS, folder_of
 from conftest import ROOT
 from families import build_preset
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
@@ -19,7 +20,6 @@ from agentic_iqa_local.nodes.prompts import (
     in_words,
     summarizer_prompt,
 )
-from agentic_iqa_local.offline.wanted import REPOS, folder_of
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client.rendering import NEXT_SET_UP
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
@@ -39,7 +39,7 @@ def settings(preset, tmp_path_factory):
     """The preset, its folder a small model of the published one's architecture."""
     folder = tmp_path_factory.mktemp("models") / folder_of(load_settings(preset), backend_of(preset))
     build_preset(preset, folder)
-    return load_settings(preset).with_model(str(folder))
+    return load_settings(preset).with_options(model=str(folder))
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 from skimage.metrics import structural_similarity
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.cli import assess as command
 from agentic_iqa_local.cli.assess_maps import map_requests
 from agentic_iqa_local.cli.assess_options import parse
 from agentic_iqa_local.cli.outputs import UsageError
 from agentic_iqa_local.iqa_tools import ToolRunner
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.quality_map import bias, reading
 from agentic_iqa_local.judgement.quality_map.damage import damaged_boxes, place_in
 from agentic_iqa_local.judgement.quality_map.reading import tile_sides
@@ -283,7 +283,9 @@ class TestNoMap:
     def test_a_mode_without_logits_has_none(self, photo, services):
         from agentic_iqa_local.services import Services
 
-        other = Services(services.settings.with_mode("uniform"), "cpu", services.pool.clients, services.tools)
+        other = Services(
+            services.settings.with_options(mode="uniform"), "cpu", services.pool.clients, services.tools
+        )
         row = assess(photo, pipeline="letters", map=True, services=other)
         assert row.no_map.startswith("map: expected mode logits")
         assert row.q is not None

@@ -145,7 +145,7 @@ def test_eta_auto_comes_from_the_tools_that_ran(tmp_path, eta, told, sigma):
     """0.86: NIQE's sigma in configs/tool_reliability.yaml."""
     from PIL import Image
 
-    from agentic_iqa_local.assessment import assess
+    from agentic_iqa_local.judgement.assessment import assess
 
     Image.effect_noise((64, 64), 40).convert("RGB").save(tmp_path / "a.png")
     settings = Settings(fusion=FusionSettings(eta=eta))

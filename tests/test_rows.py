@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentic_iqa_local.assessment import file_sha256
 from agentic_iqa_local.batch import rows as module
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.results import Results
@@ -21,6 +20,7 @@ from agentic_iqa_local.batch.rows import OtherRun, RowFile, RowsError, check_run
 from agentic_iqa_local.batch.work import Assessing, as_line
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.files import WriteError, write_whole
+from agentic_iqa_local.judgement.assessment import file_sha256
 
 ONE, TWO, THREE = '{"n": 1}\n', '{"n": 2}\n', '{"n": 3}\n'
 
@@ -69,7 +69,11 @@ def test_one_process_writes_and_closing_lets_the_next(file, path):
 def test_a_link_a_folder_and_a_missing_folder_are_no_files_of_rows(path, tmp_path):
     (tmp_path / "real").write_text("")
     path.symlink_to(tmp_path / "real")
-    for place, said in ((path, "got a link"), (tmp_path, "got a folder"), (tmp_path / "none/a", "No such file")):
+    for place, said in (
+        (path, "got a link"),
+        (tmp_path, "got a folder"),
+        (tmp_path / "none/a", "No such file"),
+    ):
         with pytest.raises(RowsError, match=said):
             opened(place)
 
@@ -228,7 +232,9 @@ def test_what_a_kill_left_of_a_line_is_cut_off(tmp_path_factory, values, cut):
 
 def test_a_line_that_is_no_row_is_named_and_stays(path):
     file = opened(path, ONE + '{"b": 2}\n' + THREE)
-    with pytest.raises(RowsError, match=r"rows\.jsonl, line 2: expected rows as this program writes them, got n:"):
+    with pytest.raises(
+        RowsError, match=r"rows\.jsonl, line 2: expected rows as this program writes them, got n:"
+    ):
         file.recover(lambda row: True)
     assert path.read_text() == ONE + '{"b": 2}\n' + THREE
     file.close()

@@ -16,14 +16,14 @@ from acting import Acting, Impatient, Unloadable, items
 from conftest import EMBEDDED, ROOT
 from scripted import loaded_batch
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.runner import BatchError, Runner, resumed
-from agentic_iqa_local.batch.work import Assessing, StoredRow, as_line, key_of
+from agentic_iqa_local.batch.work import Assessing, as_line, key_of
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.config_sections import ModelSettings
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.detection import YES_NO
 from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.services import Services
@@ -90,7 +90,7 @@ def test_when_everything_hangs_the_batch_ends_and_says_so(tmp_path):
 
 def test_processes_that_die_while_they_load_end_the_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(Acting, "__reduce__", lambda self: (os._exit, (7,)))  # unpickled, it ends the process
-    with pytest.raises(BatchError, match="3 processes in a row died while they loaded: .* status 7"):
+    with pytest.raises(BatchError, match=r"3 processes in a row died while they loaded: .* status 7"):
         list(acting().rows(items(tmp_path, "a")))
 
 

@@ -35,7 +35,7 @@ def given(page, *names, to="#image"):
 
 def assessed(page):
     page.click("#go")
-    page.wait_for_selector("article.answer", timeout=120000)
+    page.wait_for_selector("article.answer", timeout=600000)
 
 
 def clean(watched, service):
@@ -137,7 +137,7 @@ def test_the_keyboard_alone_asks_a_question(service):
         assert pressed.count() == 1
         page.focus("#go")
         page.keyboard.press("Enter")
-        page.wait_for_selector("article.answer", timeout=120000)
+        page.wait_for_selector("article.answer", timeout=600000)
         assert page.inner_text(".verdict").split(" (p")[0] in ("Yes", "No")
 
 
@@ -172,7 +172,7 @@ def test_what_is_no_picture_is_told_with_its_reason(service):
         page = opened(watched, service)
         page.set_input_files("#image", {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"})
         page.click("#go")
-        page.wait_for_selector(".failed", timeout=60000)
+        page.wait_for_selector(".failed", timeout=600000)
         assert "a.png" in page.inner_text(".failed")
         clean(watched, service)
 

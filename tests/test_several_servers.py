@@ -32,6 +32,7 @@ from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.vlm_client import ModelLost, VLMError, several_servers
 from agentic_iqa_local.vlm_client.rendering import Renderer
+from agentic_iqa_local.vlm_client.server_connection import _Deadline
 from agentic_iqa_local.vlm_client.several_servers import AGREEMENT, SeveralServers, connect, probe_pictures
 
 SOUND = [-1.0, -1.5, -2.0, -2.5, -3.0]
@@ -105,9 +106,11 @@ def die(handler):
 
 
 def test_work_is_shared_by_load(two, prompt, answers):
-    busy = threading.Event()
+    all_at_once = threading.Barrier(8)  # no request is answered before all are there
     for state in two:
-        state.answers[CHAT] = completions(prompt, answers, of_picture=lambda _: busy.wait(0.2) and None)
+        state.answers[CHAT] = completions(
+            prompt, answers, of_picture=lambda _: all_at_once.wait(600) and None
+        )
     client = pool(*two)
     before = [chats(state) for state in two]
     many = client.read_many([[PICTURE]] * 8, SCORING, ANSWER_PREFIX, LETTERS)
@@ -153,7 +156,7 @@ def test_a_server_that_comes_back_is_used_again(two, prompt, answers, monkeypatc
     client = pool(*two)
     read(client)
     dead.clear()
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     start = chats(two[0])
     while chats(two[0]) < start + 3:  # two probes and a picture
         read(client)
@@ -169,7 +172,7 @@ def test_one_that_comes_back_as_another_stays_out(two, prompt, answers, monkeypa
     read(client)
     two[0].answers[CHAT] = completions(prompt, answers, [-2.0, -1.0, *SOUND[2:]])
     two[0].answers[MODELS] = models
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while "stays out" not in caplog.text:
         read(client)
         assert time.monotonic() < deadline
@@ -224,11 +227,18 @@ def test_where_none_is_left_the_model_is_lost(two, prompt, answers):
         pool(*two, server=["http://127.0.0.1:9", "http://127.0.0.1:10"])
 
 
-def test_a_late_answer_of_a_healthy_server_is_a_failure_of_that_picture(two, prompt, answers):
-    end = threading.Event()
-    late = completions(prompt, answers, of_picture=lambda _: end.wait() and None)
+def test_a_late_answer_of_a_healthy_server_is_a_failure_of_that_picture(two, prompt, answers, monkeypatch):
+    """Its time is over as soon as the server has the request; no other request's ends."""
+    deadlines, end = [], threading.Event()
+    monkeypatch.setattr(_Deadline, "__enter__", lambda self: deadlines.append(self) or self)
+
+    def never(_):
+        deadlines[-1]._end()
+        end.wait()
+
+    late = completions(prompt, answers, of_picture=never)
     two[0].answers[CHAT], two[1].answers[CHAT] = late, late
-    client = pool(*two, server_timeout=3.0)
+    client = pool(*two)
     with pytest.raises(VLMError, match="expected the whole answer"):
         read(client)
     two[0].answers[HEALTH] = two[1].answers[HEALTH] = die

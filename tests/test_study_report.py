@@ -698,7 +698,7 @@ def console(file, tmp_path) -> list[str]:
     ]
     done = subprocess.run(
         [CHROMIUM, *options, "--disable-background-networking", "--dump-dom", file.as_uri()],
-        capture_output=True, text=True, check=True, timeout=120,
+        capture_output=True, text=True, check=True, timeout=600,
     )  # fmt: skip
     assert "Image quality study" in done.stdout
     return [line for line in done.stderr.splitlines() if ":CONSOLE" in line]

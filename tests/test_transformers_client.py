@@ -9,9 +9,9 @@ from conftest import EMBEDDED
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import chdir, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 from typing import Any, Generic
@@ -67,8 +68,13 @@ class Place:
 
 
 def check_address(address: str) -> None:
-    """Raises ClusterError unless it is local or auto, or something answers at HOST:PORT. Ray itself would try
-    for more than a minute."""
+    """Raises ClusterError unless it is local or auto, or something answers at HOST:PORT, for which Ray itself
+    would try for more than a minute; and where Ray, an extra, is not installed."""
+    if find_spec("ray") is None:
+        raise ClusterError(
+            "--cluster: expected the extra ray, it is not installed",
+            'pip install "agentic_iqa_local[ray]" (in a checkout: pip install -c constraints.txt ".[ray]")',
+        )
     if address in (LOCAL, "auto"):
         return
     host, _, port = address.rpartition(":")
@@ -210,8 +216,8 @@ class RayRunner(Generic[AnyItem, Row]):
 
 
 def _join(place: Place) -> str | None:
-    """The folder of a cluster that was started here. Raises ClusterError. A cluster of this process alone gets a token that nobody else knows. Ray reads these
-    variables when it is imported."""
+    """Joins or starts a cluster; the folder of one that was started, which gets a token that nobody else knows.
+    Ray reads these variables when it is imported. Raises ClusterError."""
     address, started, scratch = place.address, {}, None
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's is 15: all else on a machine would go first

@@ -10,10 +10,10 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from pydantic import ValidationError, model_validator
 
-from agentic_iqa_local.assessment import assess, unassessed
 from agentic_iqa_local.batch.inputs import Item, row_key
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.files import first_mistake
+from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
 from agentic_iqa_local.judgement.quality_map.result import MapRequest
 from agentic_iqa_local.levels import LETTER_TO_LEVEL

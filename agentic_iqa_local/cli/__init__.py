@@ -1,53 +1,74 @@
-"""The commands that an installation has; scripts/ runs the same ones from a checkout."""
+"""The commands that an installation has; scripts/ runs the same ones from a checkout. Here: how they take the
+options that all callers have in common (`config.Request`) from a command line."""
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from agentic_iqa_local.config import ConfigError, Decisions, Options, Request
 
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings
 
-SETTINGS = (
-    *("config", "model", "models", "engine", "mode", "fit", "background"),
-    *("target_width", "most_reads", "most_seconds", "abstain_wider_than", "at_least", "error_rate"),
-)
+SET_UP = ("gpu", "cpu", "config", "engine", "model", "models")
+HOW = ("pipeline", "mode", "fit", "max_replan_iterations")
+HOW_SURE = tuple(Decisions.model_fields)
+NAMED_ELSE = ("map", "pairwise")  # the command line gives these options values of its own
+METAVARS = {
+    "abstain_wider_than": "W", "at_least": "LEVEL", "background": "COLOUR", "choices": "ANSWER", "config": "NAME",
+    "error_rate": "X", "fit": "FILE", "gpu": "N", "map_seconds": "S", "map_tiles": "N", "max_replan_iterations": "N",
+    "model": "NAME", "models": "DIR", "most_reads": "N", "most_seconds": "S", "target_width": "W",
+}  # fmt: skip
+
+
+def add_options(options: argparse._ActionsContainer, *names: str) -> None:
+    """Adds fields of `config.Request` as options: max_replan_iterations as --max-replan-iterations. Their values
+    stay texts until `check_options` or `chosen_settings` validates them."""
+    for name in names:
+        field = Request.model_fields[name]
+        kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType] or [field.annotation]
+        words = get_args(kinds[0]) if get_origin(kinds[0]) is Literal else ()
+        shape: dict[str, Any] = {"metavar": f"{{{','.join(words)}}}" if words else METAVARS.get(name)}
+        if kinds == [bool]:
+            shape = {"action": "store_true"}
+        elif "list" in str(kinds[0]):
+            shape["nargs"] = "+"
+        options.add_argument(f"--{name.replace('_', '-')}", help=as_flags(field.description or ""), **shape)
 
 
 def add_set_up(options: argparse._ActionsContainer) -> None:
     """The options that say where a command runs and with what: a device, and what `chosen_settings` reads."""
-    device = options.add_mutually_exclusive_group()
-    device.add_argument(
-        "--gpu",
-        metavar="N",
-        help=(
-            "GPU by index, UUID or MIG name, among those CUDA_VISIBLE_DEVICES allows (default: GPU 0 if there"
-            " is one); where no --config and no --model is given, with the largest complete vision-language"
-            " model below the models folder"
-        ),
-    )
-    device.add_argument("--cpu", action="store_true", help="run on the CPU")
-    options.add_argument(
-        "--config", metavar="NAME", help="a set-up of configs/ by name, or a YAML file (default: embedded)"
-    )
-    options.add_argument(
-        "--engine",
-        choices=("transformers", "vllm", "server"),
-        help="what serves the model (default: the configuration's)",
-    )
-    options.add_argument(
-        "--model",
-        metavar="NAME",
-        help="a model below the models folder, or a folder; overrides the configuration's",
-    )
-    options.add_argument(
-        "--models",
-        type=Path,
-        metavar="DIR",
-        help="the models folder (default: $AGENTIC_IQA_MODELS, else models/)",
-    )
+    add_options(options, *SET_UP)
+
+
+def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Gives the options in `args` the values that they stand for, or ends the program with one sentence."""
+    given = _given(args, Request)
+    try:
+        request = Request.of(given)
+    except ConfigError as error:
+        parser.error(as_flags(error.message))
+    vars(args).update({name: getattr(request, name) for name in given})
+
+
+def _given(args: argparse.Namespace, model: type[Options]) -> dict[str, Any]:
+    names = [name for name in model.model_fields if name not in NAMED_ELSE]
+    values = {name: getattr(args, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def as_flags(message: str) -> str:
+    """`message` with options of several words, and the one that it begins with, as they are typed: "error_rate:
+    expected with at_least" → "--error-rate: expected with --at-least"."""
+
+    def flag(word: re.Match[str]) -> str:
+        return f"--{word[0].replace('_', '-')}" if word[0] in Request.model_fields else word[0]
+
+    return re.sub(r"^\w+(?=:)|(?<!-)\b[a-z]+_[a-z_]+\b", flag, message)
 
 
 def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] | None = None) -> "Settings":
@@ -55,18 +76,22 @@ def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] | None 
     neither of those two the largest model that is there is taken, and `say` is told which (default: stderr
     is). Raises ConfigError."""
     from agentic_iqa_local.api import choose_settings
+    from agentic_iqa_local.files import models_root
 
-    options = {name: value for name in SETTINGS if (value := getattr(args, name, None)) is not None}
+    options = _given(args, Options)
     chosen = options.keys() & {"config", "model"} or options.get("engine") == "server"
-    if getattr(args, "gpu", None) is not None and not chosen:
+    if "gpu" in options and not chosen:
         from agentic_iqa_local.model_choice import choose
-        from agentic_iqa_local.offline.store import models_root
 
         choice = choose(models_root(options.get("models")))
         (say or _to_stderr)(choice.said)
         if choice.folder:
             options |= {"model": choice.folder} | ({"config": choice.config} if choice.config else {})
-    settings = choose_settings(**options)
+    try:
+        settings = choose_settings(**options)
+    except ConfigError as error:
+        of_an_option = error.message.partition(":")[0] in Options.model_fields  # not of a file
+        raise ConfigError(as_flags(error.message) if of_an_option else error.message, error.remedy) from None
     if settings.models_dir:  # the command's other parts and its processes look there too
         os.environ["AGENTIC_IQA_MODELS"] = settings.models_dir
     return settings

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from agentic_iqa_local import __version__
-from agentic_iqa_local.cli import add_set_up
+from agentic_iqa_local.cli import HOW, HOW_SURE, add_options, add_set_up, check_options
 from agentic_iqa_local.cli.cluster_options import add_cluster_options, check_cluster
 from agentic_iqa_local.cli.compare_options import add_compare_options, check_compare
 from agentic_iqa_local.cli.console import Parser
@@ -47,9 +47,8 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     if args.interactive:
         _check_interactive(parser, args)
     _check_output(parser, args)
-    _check_question(parser, args)
-    _check_how_sure(parser, args)
-    _check_map(parser, args)
+    check_options(parser, args)
+    _check_limits(parser, args)
     return args
 
 
@@ -76,16 +75,7 @@ def _what(parser: Parser) -> None:
             " an original of each, under the picture's name with any suffix"
         ),
     )
-    what.add_argument(
-        "--query",
-        help=(
-            "a question or instruction (default: rate the perceptual quality); a tool that it names runs, and"
-            ' answers that it lists ("... A. too dark B. too bright", "yes or no") are the choices'
-        ),
-    )
-    what.add_argument(
-        "--choices", nargs="+", metavar="ANSWER", help="2 to 10 answers: a multiple-choice question"
-    )
+    add_options(what, "query", "choices")
     what.add_argument(
         "--interactive",
         action="store_true",
@@ -94,11 +84,7 @@ def _what(parser: Parser) -> None:
             " their rows are appended"
         ),
     )
-    what.add_argument(
-        "--background",
-        metavar="COLOUR",
-        help="what stands behind transparent pictures, such as white or #808080 (default: refuse them)",
-    )
+    add_options(what, "background")
 
 
 def _where(parser: Parser) -> None:
@@ -108,31 +94,7 @@ def _where(parser: Parser) -> None:
 
 def add_how(parser: Parser) -> None:
     how = parser.add_argument_group("how")
-    how.add_argument(
-        "--pipeline",
-        choices=("agent", "letters"),
-        help=(
-            "agent: plan, evidence, reasoning, replanning; letters: one read and the configured tools, for"
-            " volume (default: agent, but letters to compare)"
-        ),
-    )
-    how.add_argument(
-        "--mode",
-        choices=("logits", "classification", "uniform"),
-        help="where the letters' probabilities come from (default: the configuration's, logits)",
-    )
-    how.add_argument(
-        "--fit",
-        type=Path,
-        metavar="FILE",
-        help="temperature, η and the intervals of q from a fit of study.py, for the model it was made with",
-    )
-    how.add_argument(
-        "--max-replan-iterations",
-        type=int,
-        metavar="N",
-        help="N allows N - 1 replans: 0 and 1 none, the default 2 one",
-    )
+    add_options(how, *HOW)
     how.add_argument(
         "--jobs",
         type=int,
@@ -156,50 +118,14 @@ def add_how_sure(parser: Parser) -> argparse._ArgumentGroup:
     sure = parser.add_argument_group(
         "how sure", "each rating has an interval that holds the true quality with 90 % probability"
     )
-    sure.add_argument(
-        "--abstain-wider-than",
-        type=float,
-        metavar="W",
-        help="answers whose interval is wider than W levels are held back: not sure",
-    )
-    sure.add_argument(
-        "--at-least",
-        metavar="LEVEL",
-        help="pass, fail or unsure: is the quality LEVEL (A to D, Good, or a number from 1 to 5) or better?",
-    )
-    sure.add_argument(
-        "--error-rate",
-        type=float,
-        metavar="X",
-        help="how often pass or fail of --at-least may be wrong (default: 0.1)",
-    )
-    sure.add_argument(
-        "--target-width",
-        type=float,
-        metavar="W",
-        help=(
-            "look again while the interval is wider than W levels: the letters in the other order, then those"
-            " of crops, then another plan; and stop once it is as narrow"
-        ),
-    )
-    sure.add_argument(
-        "--most-reads", type=int, metavar="N", help="letter reads that --target-width may take in all"
-    )
-    sure.add_argument(
-        "--most-seconds",
-        type=float,
-        metavar="S",
-        help="seconds after which --target-width asks for nothing more",
-    )
+    add_options(sure, *HOW_SURE)
     return sure
 
 
-def _check_how_sure(parser: Parser, args: argparse.Namespace) -> None:
-    for option in ("most_reads", "most_seconds"):
-        if getattr(args, option) is not None and args.target_width is None:
-            parser.error(f"--{option.replace('_', '-')}: expected with --target-width, which it limits")
-    if args.error_rate is not None and args.at_least is None:
-        parser.error("--error-rate: expected with --at-least")
+def _check_limits(parser: Parser, args: argparse.Namespace) -> None:
+    for option in ("map_tiles", "map_seconds"):
+        if getattr(args, option) is not None and args.map is None:
+            parser.error(f"--{option.replace('_', '-')}: expected with --map, which it limits")
     if args.strict and args.at_least is None and args.abstain_wider_than is None:
         parser.error("--strict: expected with --at-least or --abstain-wider-than")
 
@@ -215,25 +141,7 @@ def _map_options(parser: Parser) -> None:
             " the row; for several pictures a folder, which gets NAME.map.png of each"
         ),
     )
-    maps.add_argument(
-        "--map-tiles", type=int, metavar="N", help="tiles that --map may read, 9 to 4096 (default: 256)"
-    )
-    maps.add_argument(
-        "--map-seconds",
-        type=float,
-        metavar="S",
-        help="seconds after which --map begins no more tiles (default: 120)",
-    )
-
-
-def _check_map(parser: Parser, args: argparse.Namespace) -> None:
-    for option in ("map_tiles", "map_seconds"):
-        if getattr(args, option) is not None and args.map is None:
-            parser.error(f"--{option.replace('_', '-')}: expected with --map, which it limits")
-    if args.map_tiles is not None and not 9 <= args.map_tiles <= 4096:
-        parser.error(f"--map-tiles: expected 9 to 4096, got {args.map_tiles}")
-    if args.map_seconds is not None and not args.map_seconds > 0:
-        parser.error(f"--map-seconds: expected more than 0, got {args.map_seconds:g}")
+    add_options(maps, "map_tiles", "map_seconds")
 
 
 def _files(output: argparse._ArgumentGroup) -> None:
@@ -406,21 +314,6 @@ def _check_sort(parser: Parser, args: argparse.Namespace) -> None:
     ):
         if given:
             parser.error(f"--sort: expected without {option}; it sorts one line for each picture")
-
-
-def _check_question(parser: Parser, args: argparse.Namespace) -> None:
-    from agentic_iqa_local.request import check_choices, check_limit, check_query
-
-    for option, check, value in (
-        ("--query", check_query, args.query),
-        ("--choices", check_choices, args.choices),
-        ("--max-replan-iterations", check_limit, args.max_replan_iterations),
-    ):
-        try:
-            if value is not None:
-                check(value)
-        except ValueError as error:
-            parser.error(f"{option}: {str(error).partition(': ')[2]}")
 
 
 def _check_interactive(parser: Parser, args: argparse.Namespace) -> None:

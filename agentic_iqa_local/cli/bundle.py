@@ -20,7 +20,6 @@ damaged), 2 wrong usage, 130 interrupted.
 """
 
 import argparse
-import re
 import shlex
 import shutil
 import sys
@@ -30,26 +29,37 @@ from typing import TYPE_CHECKING
 
 from agentic_iqa_local.cli.console import Parser, exit_status, meter, safe_streams
 from agentic_iqa_local.cli.outputs import UsageError, result_file, result_folder
-from agentic_iqa_local.offline.fetch import FetchError, Repo, Wanted
-from agentic_iqa_local.offline.licences import NVIDIA, PYIQA, binding
+from agentic_iqa_local.files import PROGRAM, command
+from agentic_iqa_local.offline.bundle import describe, write_bundle
+from agentic_iqa_local.offline.fetch import (
+    LOCKS,
+    NVIDIA,
+    PYIQA,
+    PYIQA_WEIGHTS,
+    REPOS,
+    REQUIREMENTS,
+    FetchError,
+    Found,
+    Repo,
+    model_files,
+    model_repo,
+    repo_option,
+    restrictions,
+    tool_weight,
+    wheels,
+)
 from agentic_iqa_local.offline.manifest import MANIFEST, WHEELS, Manifest, Notice, amount
-from agentic_iqa_local.offline.wanted import check_downloads, folder_of, model_folder, tool_weight
-from agentic_iqa_local.offline.wheels import LOCKS, REQUIREMENTS, wheels
-from agentic_iqa_local.offline.writing import Piece, describe, write_bundle
-from agentic_iqa_local.paths import PROGRAM, command
 from agentic_iqa_local.text import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings
-    from agentic_iqa_local.iqa_tools.specs import ToolSpec
 
 
-def repo_option(text: str) -> tuple[str, Repo]:
-    """A model folder and its repository, as --repo names them."""
-    parts = re.fullmatch(r"([\w.-]+)=([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", text)
-    if parts is None:
-        raise argparse.ArgumentTypeError(f"expected FOLDER=ORG/NAME@REVISION, got {text!r}")
-    return parts[1], Repo(parts[2], parts[3] or "main")
+def _repo(text: str) -> tuple[str, Repo]:
+    try:
+        return repo_option(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -121,7 +131,7 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--repo",
         nargs="+",
-        type=repo_option,
+        type=_repo,
         default=[],
         metavar="FOLDER=ORG/NAME@REVISION",
         help="the repository of a model folder, which is then downloaded",
@@ -131,8 +141,7 @@ def add_places(parser: argparse.ArgumentParser) -> None:
 @safe_streams()
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    from agentic_iqa_local.config import load_settings
-    from agentic_iqa_local.config_sections import ConfigError
+    from agentic_iqa_local.config import ConfigError, load_settings
     from agentic_iqa_local.iqa_tools import ToolError
 
     return exit_status(
@@ -146,6 +155,8 @@ def main(argv: list[str] | None = None) -> int:
 def collect(args: argparse.Namespace, settings: "Settings") -> int:
     """Finds, downloads and bundles what the options ask for. Raises ConfigError, ToolError, FetchError and
     BundleError."""
+    from agentic_iqa_local.iqa_tools import find_tool
+
     name = Path(args.config or "embedded").stem
     out = (args.out or Path(f"{name}.iqabundle{'' if args.no_archive else '.tar'}")).absolute()
     if args.no_archive:
@@ -153,77 +164,69 @@ def collect(args: argparse.Namespace, settings: "Settings") -> int:
     elif out.exists():
         result_file("--out", out, "bundle")
     downloads = out.with_name(f"{out.name}.downloads")
-    places = model_places(args, settings, name)
-    tools = tools_wanted(args, settings)
-    carried = [tool.name for tool in tools if tool.weights]
+    places, repos = model_places(args, settings, name), dict(args.repo)
+    sources = {folder: model_repo(folder, place, repos) for folder, place in places.items()}
+    names = args.tools or (*settings.tools.full_reference, *settings.tools.no_reference)
+    tools = [tool for tool in map(find_tool, names) if tool.weights]
     weights = dict.fromkeys(weight for tool in tools for weight in tool.weights)
-    wanted = [
-        file
-        for folder, place in places.items()
-        for file in model_folder(folder, place, dict(args.repo), downloads)
+    licences = [(repo.licence, folder) for folder, repo in sources.items() if repo]
+    licences += [
+        (REPOS[folder].licence, folder) for folder in places if not sources[folder] and folder in REPOS
     ]
-    for weight in weights:
-        wanted += tool_weight(weight, args.weights, args.huggingface, downloads)
-    notices = binding(wanted) + [PYIQA] * bool(carried or args.wheels) + [NVIDIA] * bool(args.wheels)
+    licences += [("unknown" if w.startswith("hf:") else PYIQA_WEIGHTS.licence, w) for w in weights]
+    notices = restrictions(licences) + [PYIQA] * bool(tools or args.wheels) + [NVIDIA] * bool(args.wheels)
     ask(notices, args.accept_licences)
 
     contents = [f"configuration {name}: {', '.join(places)}"]
-    if carried:
-        contents.append(f"weights of the tools {', '.join(carried)}")
-    fetch_missing(wanted)
+    found = [
+        f for folder, place in places.items() for f in model_files(folder, place, sources[folder], downloads)
+    ]
+    found += [f for weight in weights for f in tool_weight(weight, args.weights, args.huggingface, downloads)]
+    if tools:
+        contents.append(f"weights of the tools {', '.join(tool.name for tool in tools)}")
     if args.wheels:
-        wanted += wheels(args.wheels, downloads / WHEELS)
+        found += wheels(args.wheels, downloads / WHEELS)
         contents.append(
             f"wheels of the engine {args.wheels} for Python {sysconfig.get_python_version()} on"
             f" {sysconfig.get_platform()}"
         )
-    manifest, sha256 = write(out, wanted, contents, notices, archive=not args.no_archive)
+    manifest, sha256 = write(out, found, contents, notices, archive=not args.no_archive)
     shutil.rmtree(downloads, ignore_errors=True)
     print(directions(out, manifest, sha256, args, settings))
     return 0
 
 
 def model_places(args: argparse.Namespace, settings: "Settings", name: str) -> dict[str, Path]:
-    """Each model folder's name, and where it lies on this machine if it does. Raises ConfigError for a --repo
-    of another folder."""
-    from agentic_iqa_local.config_sections import ConfigError
+    """Each model folder's name, and where it would lie on this machine. Raises ConfigError for a --repo of another
+    folder, or a model that does not lie in the models folder itself."""
+    from agentic_iqa_local.config import ConfigError
 
-    backends = dict.fromkeys(settings.role(role).backend for role in ("planner", "executor", "summarizer"))
-    places = {folder_of(settings, backend): Path(settings.model(backend).path or "") for backend in backends}
+    places: dict[str, Path] = {}
+    for backend in settings.backends:
+        folder = backend.partition(".")[2]
+        options = settings.models.get(folder)
+        folder = (options and options.path) or folder
+        if "/" in folder:
+            raise ConfigError(
+                f"models.path: expected the name of a folder in the models folder, got {folder}"
+            )
+        places[folder] = args.models / folder if args.models else settings.folder(backend)
     if unused := set(dict(args.repo)) - set(places):
         raise ConfigError(
             f"--repo {min(unused)}: expected a folder of configuration {name} ({', '.join(places)})"
         )
-    return {folder: args.models / folder for folder in places} if args.models else places
-
-
-def tools_wanted(args: argparse.Namespace, settings: "Settings") -> "list[ToolSpec]":
-    """The tools whose weights are taken. Raises ToolError for a name that none has."""
-    from agentic_iqa_local.iqa_tools import find_tool
-
-    names = args.tools or (*settings.tools.full_reference, *settings.tools.no_reference)
-    return [find_tool(name) for name in names]
-
-
-def fetch_missing(wanted: list[Wanted]) -> None:
-    """Downloads what does not lie here yet. Raises FetchError."""
-    for item in wanted:
-        if item.fetch and not item.file.is_file():
-            print(f"fetching {one_line(item.path)}", file=sys.stderr)
-            item.fetch()
+    return places
 
 
 def write(
-    out: Path, wanted: list[Wanted], contents: list[str], notices: list[Notice], *, archive: bool
+    out: Path, found: list[Found], contents: list[str], notices: list[Notice], *, archive: bool
 ) -> tuple[Manifest, str]:
-    """Writes the bundle of files that lie here; its manifest, and that one's SHA-256. Raises FetchError for a
-    file that is not its publisher's, and BundleError."""
+    """Writes the bundle; its manifest, and that one's SHA-256. Raises BundleError."""
     with meter() as progress:
-        pieces = [Piece(item.path, item.file, item.source, item.licence) for item in wanted]
-        manifest = describe(pieces, contents, notices, progress)
-        check_downloads(manifest, {item.path: item for item in wanted})
+        files = {one.path: (one.file, one.source, one.licence) for one in found}
+        manifest = describe(files, tuple(contents), tuple(notices), progress)
     with meter() as progress:
-        places = {item.path: item.file for item in wanted}
+        places = {one.path: one.file for one in found}
         return manifest, write_bundle(out, manifest, places, archive, progress)
 
 

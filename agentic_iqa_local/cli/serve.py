@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentic_iqa_local.cli import add_set_up, chosen_settings
+from agentic_iqa_local.cli import add_set_up, check_options, chosen_settings
 from agentic_iqa_local.cli.assess import UsageError, check_models
 from agentic_iqa_local.cli.assess_options import MOST_JOBS, add_how, add_how_sure
 from agentic_iqa_local.cli.console import Parser, exit_status, safe_streams, start_logging
@@ -67,8 +67,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')}: expected 1 or more")
     if args.jobs > MOST_JOBS:
         parser.error(f"--jobs: expected 1 to {MOST_JOBS}")
-    if args.max_replan_iterations is not None and args.max_replan_iterations < 0:
-        parser.error("--max-replan-iterations: expected 0 or more")
+    check_options(parser, args)
     if not 0 <= args.port <= 65535:
         parser.error("--port: expected 0 to 65535")
     if args.max_bytes_held is not None and args.max_bytes_held < args.max_bytes:

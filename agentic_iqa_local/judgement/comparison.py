@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.images.pictures import Picture, as_file
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.calibrations import calibration_for
 from agentic_iqa_local.judgement.near_duplicates import MOST_DIFFERENT, fingerprint, scene_distance
 from agentic_iqa_local.judgement.ordering import MOST_PICTURES, pairs_to_compare, strengths

@@ -215,9 +215,9 @@ def says_present(query: str, kinds: Sequence[str]) -> bool | None:
     return damaged != bool(_ABSENCE.search(query))
 
 
-def agree(evidence: ExecutorOutput, name: str, claim: Claim, probability: float) -> bool:
+def agree(evidence: ExecutorOutput, name: str, claim: Claim, probability: float) -> None:
     """Brings the evidence of an object into line with an answer that the letters decided against it, since they were
-    asked the same: True where it had to be."""
+    asked the same."""
     kinds, words = claim
     detection = (evidence.detection or {})[name]
     items = {item.type: item for item in (evidence.distortion_analysis or {}).get(name, [])}
@@ -225,17 +225,15 @@ def agree(evidence: ExecutorOutput, name: str, claim: Claim, probability: float)
     if list(words) == ["none"]:
         for kind in there:
             _set(evidence, name, kind, "none", min(probability, 1 - probability, 0.49))
-        return bool(there)
+        return
     if "there" in words and there:
-        return False
+        return
     kind = max(kinds or detection.families, key=lambda one: detection.families[one].probability)
     severity = detection.families[kind].severity or WORD_SEVERITIES["moderate"]
     allowed = SEVERITIES[1:] if "there" in words else words
-    if kind in items and items[kind].severity in allowed:
-        return False
-    nearest = min(allowed, key=lambda other: abs(WORD_SEVERITIES[other] - severity))
-    _set(evidence, name, kind, nearest, max(probability, PRESENT))
-    return True
+    if kind not in items or items[kind].severity not in allowed:
+        nearest = min(allowed, key=lambda other: abs(WORD_SEVERITIES[other] - severity))
+        _set(evidence, name, kind, nearest, max(probability, PRESENT))
 
 
 def _set(evidence: ExecutorOutput, name: str, kind: str, severity: Any, probability: float) -> None:

@@ -1,38 +1,20 @@
-"""Downloads models' and tools' files from the Hugging Face Hub and from web servers. The only module that
-downloads; `agentic_iqa_local bundle` uses it, on a connected machine.
+"""Finds what a configuration needs, on this machine, on the Hugging Face Hub or on a web server, and downloads what is
+missing. Nothing else in this package reaches a network; the command bundle uses it, on a connected machine."""
 
-The Hub and the web servers are not trusted: what they send is named, counted and compared before it is taken.
-"""
-
-import functools
-import http.client
-import logging
 import os
 import re
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
+from pathlib import Path, PurePosixPath
+from shutil import copytree, ignore_patterns, rmtree
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.offline.manifest import SEGMENT, amount
+from agentic_iqa_local.files import EMBEDDED, ROOT, about_missing_model, file_hash
+from agentic_iqa_local.offline.manifest import HUB, HUGGINGFACE, SEGMENT, WHEELS, Notice
 from agentic_iqa_local.text import one_line
-
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo, RepoSibling
-
-T = TypeVar("T")
-logger = logging.getLogger(__name__)
-
-TRIES = 5
-COMMIT = re.compile("[0-9a-f]{40}")
-MOST_FILES = 10_000  # of a repository
-LARGEST_MODEL = 2 << 40  # bytes of all files that are taken of a repository
-LARGEST_WEIGHT = 4 << 30  # bytes of a tool's weight from a web server; the largest known has 0.6 GB
 
 
 class FetchError(UserError, RuntimeError):
@@ -52,194 +34,291 @@ class Repo:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A file for the bundle. `file` is where it lies, or will once `fetch` has run; `sha256` how its hash
-    must begin."""
+class Found:
+    """A file for the bundle: its path there, where it lies now, where it came from and under which licence."""
 
     path: str
     file: Path
     source: str
     licence: str
-    fetch: Callable[[], None] | None = None
-    sha256: str = ""
 
 
-def short(text: str) -> str:
-    """The beginning of a text from elsewhere, in one line."""
-    return one_line(" ".join(text.split())[:200])
+# The model folders that the shipped configurations name.
+REPOS = {
+    "llava-onevision-qwen2-0.5b-ov-hf": Repo(
+        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf", licence="apache-2.0"
+    ),
+    "q-sit-mini": Repo("zhangzicheng/q-sit-mini", licence="mit"),
+    "Qwen3-VL-2B-Instruct": Repo(
+        "Qwen/Qwen3-VL-2B-Instruct", "89644892e4d85e24eaac8bacfd4f463576704203", "apache-2.0"
+    ),
+    "Qwen2.5-VL-3B-Instruct": Repo(
+        "Qwen/Qwen2.5-VL-3B-Instruct", "66285546d2b821cf421d4f5eb2576359d3770cd3", "qwen-research"
+    ),
+    "Qwen2.5-VL-7B-Instruct": Repo(
+        "Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "apache-2.0"
+    ),
+    "Qwen3-VL-8B-Instruct": Repo(
+        "Qwen/Qwen3-VL-8B-Instruct", "0c351dd01ed87e9c1b53cbc748cba10e6187ff3b", "apache-2.0"
+    ),
+    "llava-onevision-qwen2-7b-ov-hf": Repo(
+        "llava-hf/llava-onevision-qwen2-7b-ov-hf", "0d50680527681998e456c7b78950205bedd8a068", "apache-2.0"
+    ),
+}
+# Where pyiqa's get_url_from_name leads; the commit is that of pyiqa 0.1.16's time.
+PYIQA_WEIGHTS = Repo(
+    "chaofengc/IQA-PyTorch-Weights", "0df2df423c65f6a64209309695f3845727431027", "cc-by-nc-sa-4.0"
+)
+PYIQA_CHECKPOINTS = (
+    "checkpoints/ARNIQA.pth",
+)  # pyiqa loads this one through torch.hub, which keeps it elsewhere
+TORCHVISION = "https://download.pytorch.org/models/"  # names hold the beginning of the SHA-256
+CLIP = {  # addresses hold the SHA-256
+    "clip/RN50.pt": "https://openaipublic.azureedge.net/clip/models/afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762/RN50.pt",
+    "clip/ViT-B-32.pt": "https://openaipublic.azureedge.net/clip/models/40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32.pt",
+}
+CARRIED = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.md",
+    "LICEN*",
+    "NOTICE*",
+)
+LOCKS = {
+    "transformers": "constraints.txt",
+    "vllm": "constraints-gpu.txt",
+}  # of an offline installation for an engine
+REQUIREMENTS = f"{WHEELS}/requirements.txt"
+
+OWN = "this project's own"
+EMBEDDED_LICENCE = f"{OWN}, embedded/README.md names its photographs' licences"
+FREE = {
+    "apache-2.0",
+    "mit",
+    "bsd-2-clause",
+    "bsd-3-clause",
+    "cc0-1.0",
+    "cc-by-4.0",
+    OWN,
+    EMBEDDED_LICENCE.lower(),
+}
+TERMS = {
+    "cc-by-nc-sa-4.0": (
+        "no commercial use, changes under the same licence",
+        "https://creativecommons.org/licenses/by-nc-sa/4.0/",
+    ),
+    "qwen-research": (
+        "research only; commercial use needs a licence of Alibaba Cloud's",
+        "https://huggingface.co/Qwen/Qwen2.5-VL-3B-Instruct/blob/main/LICENSE",
+    ),
+    "unknown": ("read the model card before use", "no link known"),
+}
+PYIQA = Notice(
+    licence="PolyForm-Noncommercial-1.0.0",
+    of="pyiqa, which runs the tools",
+    says="commercial use needs its authors' permission",
+    url="https://polyformproject.org/licenses/noncommercial/1.0.0/",
+)
+NVIDIA = Notice(
+    licence="LicenseRef-NVIDIA-Proprietary",
+    of="CUDA libraries that torch's wheels for Linux bring",
+    says="NVIDIA's licence agreement",
+    url="https://docs.nvidia.com/cuda/eula/",
+)
 
 
-def retried(what: str, action: Callable[[], T]) -> T:
-    """The action's result. After an error of the network it is tried again, up to TRIES times with longer and
-    longer pauses. Raises FetchError."""
-    # HTTPError is the base of its HTTP client's errors, whichever client it has.
-    from huggingface_hub.errors import (
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # no other name leads to it
-        XetDownloadError,
+def model_repo(folder: str, local: Path, repos: dict[str, Repo]) -> Repo | None:
+    """The repository that a model folder is downloaded from; None where it lies in `local`. Raises FetchError."""
+    if folder not in repos and local.is_dir():
+        return None
+    if repo := repos.get(folder) or REPOS.get(folder):
+        return repo
+    if local == EMBEDDED:
+        raise FetchError(*about_missing_model(local))
+    raise FetchError(
+        f"model {folder}: expected the folder {local} or a known repository, found neither",
+        f"pass --models DIR, or --repo {folder}=ORG/NAME@REVISION",
     )
 
-    for attempt in range(1, TRIES + 1):
-        try:
-            return action()
-        except (OSError, http.client.HTTPException, HTTPError, XetDownloadError) as error:
-            status = getattr(error, "code", None) or getattr(
-                getattr(error, "response", None), "status_code", None
-            )
-            reason = short(str(error)) or type(error).__name__
-            if attempt == TRIES or status in (401, 403, 404):
-                raise FetchError(
-                    f"{what}: cannot be downloaded ({reason})", "what is there is kept, try again later"
-                ) from error
-            logger.warning("%s", one_line(f"{what}: {reason}; trying again"))
-            time.sleep(2**attempt)
-    raise AssertionError("the last attempt returns or raises")
+
+def model_files(folder: str, local: Path, repo: Repo | None, downloads: Path) -> list[Found]:
+    """A vision-language model's files, from the folder `local` or downloaded from `repo`. Remote code, other
+    frameworks' weights and subfolders stay behind. Raises FetchError."""
+    if repo:
+        place, commit = _snapshot(repo, downloads)
+        source, licence = f"https://huggingface.co/{repo.name}/tree/{commit}", repo.licence
+    else:
+        licence = EMBEDDED_LICENCE if folder == "embedded" else REPOS.get(folder, Repo("")).licence
+        place, source = local, f"local folder {folder}"
+    names = [n for n in sorted(os.listdir(place)) if (place / n).is_file() and _is_carried(n)]
+    if not any(name.endswith(".safetensors") for name in names):
+        raise FetchError(
+            f"{place}: expected weights as *.safetensors, found none", "choose the safetensors edition"
+        )
+    if "config.json" not in names:
+        raise FetchError(
+            f"{place}: expected config.json (a model's configuration), found none", "copy it again"
+        )
+    return [Found(f"{folder}/{name}", place / name, source, licence) for name in names]
 
 
-def download(url: str, file: Path) -> None:
-    """Downloads a file of at most LARGEST_WEIGHT bytes, going on where an earlier attempt ended. Raises
-    OSError, and FetchError for an answer that no other try would better."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(file.name + ".partial")
-    have = partial.stat().st_size if partial.exists() else 0
-    headers = {"User-Agent": "agentic_iqa_local"} | ({"Range": f"bytes={have}-"} if have else {})
-    try:
-        with WEB.open(urllib.request.Request(url, headers=headers), timeout=60) as response:
-            resumed = response.status == 206
-            length = response.headers["Content-Length"] or "0"
-            if not re.fullmatch("[0-9]{1,18}", length):
-                raise OSError(f"expected a number as Content-Length, got {length[:80]!r}")
-            expected = int(length) + (have if resumed else 0)
-            _save(response, partial, have if resumed else 0, url)
-    except urllib.error.HTTPError as error:
-        if error.code == 416:  # what is there is as long as the whole, or longer: nothing to go on from
-            partial.unlink()
-        raise
-    except ValueError as error:  # sent on to an address that is none
-        raise OSError(f"expected an address to be sent on to, got another ({error})") from error
-    if (got := partial.stat().st_size) < expected:
-        raise OSError(f"the connection ended after {got} of {expected} bytes")
-    os.replace(partial, file)
+def _is_carried(name: str) -> bool:
+    return SEGMENT.fullmatch(name) is not None and any(PurePosixPath(name).match(kind) for kind in CARRIED)
 
 
-class _NoLessSafe(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect from https to http, and none to a file."""
+def _snapshot(repo: Repo, downloads: Path) -> tuple[Path, str]:
+    """(the folder of a repository's files, its commit), downloaded by huggingface_hub, which resumes and compares
+    each file with its published hash. Raises FetchError."""
+    from huggingface_hub import HfApi, snapshot_download
 
-    def redirect_request(self, request, file, code, message, headers, url):
-        if urlsplit(url).scheme not in ("https", request.type):
+    with _network_errors(str(repo)):
+        commit = HfApi().model_info(repo.name, revision=repo.revision).sha
+        folder = downloads / f"{repo.name.replace('/', '--')}@{commit}"
+        snapshot_download(repo.name, revision=commit, local_dir=folder, allow_patterns=list(CARRIED))
+    return folder, str(commit)
+
+
+class _network_errors:
+    """What a download raises becomes FetchError."""
+
+    def __init__(self, what: str):
+        self.what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        # HTTPError is the base of its HTTP client's errors, whichever client huggingface_hub has
+        from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+
+        if isinstance(error, (OSError, HTTPError, ValueError, RuntimeError)) and not isinstance(
+            error, UserError
+        ):
+            reason = one_line(" ".join(str(error).split())[:200]) or type(error).__name__
             raise FetchError(
-                f"{request.full_url}: expected to be sent on by {request.type}, got {url[:200]}",
-                "nothing was taken from there",
+                f"{self.what}: cannot be downloaded ({reason})",
+                "what is there is kept: run the same command again",
+            ) from error
+
+
+def tool_weight(weight: str, local: Path | None, cache: Path | None, downloads: Path) -> list[Found]:
+    """A weight of the tools' table: one file of torch's hub folder, or a snapshot of a Hugging Face cache ("hf:").
+
+    What lies in the hub folder `local` or in the Hugging Face cache `cache` is taken from there. Raises FetchError.
+    """
+    if weight.startswith("hf:"):
+        return _cached_repository(weight.removeprefix("hf:"), cache, downloads)
+    path, name = f"{HUB}/{weight}", PurePosixPath(weight).name
+    url, begins = _web_source(weight)
+    licence = PYIQA_WEIGHTS.licence if url is None else "mit" if weight in CLIP else "bsd-3-clause"
+    if local and (local / weight).is_file():
+        _require_hash(local / weight, begins)
+        return [Found(path, local / weight, f"local file {weight}", licence)]
+    with _network_errors(url or str(PYIQA_WEIGHTS)):
+        if url is None:
+            from huggingface_hub import hf_hub_download
+
+            repo = PYIQA_WEIGHTS
+            file = Path(
+                hf_hub_download(repo.name, name, revision=repo.revision, local_dir=downloads / "pyiqa")
             )
-        return super().redirect_request(request, file, code, message, headers, url)
+            return [Found(path, file, f"https://huggingface.co/{repo.name}/{name}", licence)]
+        file = downloads / "urls" / name
+        if not file.is_file():
+            from torch.hub import download_url_to_file
+
+            file.parent.mkdir(parents=True, exist_ok=True)
+            download_url_to_file(url, str(file), hash_prefix=begins)
+    return [Found(path, file, url, licence)]
 
 
-# Neither files nor ftp, whatever a redirect says
-WEB = urllib.request.OpenerDirector()
-for handler in (
-    urllib.request.ProxyHandler,
-    urllib.request.HTTPHandler,
-    urllib.request.HTTPSHandler,
-    urllib.request.HTTPDefaultErrorHandler,
-    urllib.request.HTTPErrorProcessor,
-    urllib.request.UnknownHandler,
-    _NoLessSafe,
-):
-    WEB.add_handler(handler())
+def _web_source(weight: str) -> tuple[str | None, str]:
+    """(address of a file of torch's hub folder on a web server, how its SHA-256 begins); None for pyiqa's own."""
+    if weight.startswith("pyiqa/") or weight in PYIQA_CHECKPOINTS:
+        return None, ""
+    if weight in CLIP:
+        return CLIP[weight], CLIP[weight].split("/")[-2]
+    name = PurePosixPath(weight)
+    return TORCHVISION + name.name, name.stem.rpartition("-")[2]
 
 
-def _save(response: http.client.HTTPResponse, partial: Path, have: int, url: str) -> None:
-    """Writes what comes behind the `have` bytes of `partial`. Raises FetchError, and keeps nothing, beyond
-    LARGEST_WEIGHT."""
-    with partial.open("ab" if have else "wb") as out:
-        while data := response.read(1 << 20):
-            if (have := have + len(data)) > LARGEST_WEIGHT:
-                partial.unlink()
-                raise FetchError(
-                    f"{url}: expected at most {amount(LARGEST_WEIGHT)}, got more",
-                    "this is not the file that was asked for",
-                )
-            out.write(data)
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A repository at one commit: the licence of its card and, by name, each file's SHA-256 ("" where git
-    keeps it)."""
-
-    repo: str
-    commit: str
-    licence: str
-    files: dict[str, str]
-
-
-@functools.cache
-def listing(repo: Repo) -> Listing:
-    """Asks the Hub what a repository holds. Raises FetchError."""
-    from huggingface_hub import HfApi
-
-    info = retried(
-        str(repo), lambda: HfApi().model_info(repo.name, revision=repo.revision, files_metadata=True)
-    )
-    commit = _commit(repo, info)
-    siblings = info.siblings or []
-    if len(siblings) > MOST_FILES:
-        raise FetchError(f"{repo}: expected at most {MOST_FILES} files, got {len(siblings)}")
-    named = [file for file in siblings if SEGMENT.fullmatch(str(file.rfilename))]
-    hashes = {file.rfilename: _published(repo, file) for file in named}
-    if (size := sum(file.size or 0 for file in named)) > LARGEST_MODEL:
-        raise FetchError(f"{repo}: expected at most {amount(LARGEST_MODEL)}, got {amount(size)}")
-    return Listing(repo.name, commit, _licence(repo, info), hashes)
-
-
-def _commit(repo: Repo, info: "ModelInfo") -> str:
-    """The commit that the Hub's answer is about. Raises FetchError for another than was asked for."""
-    if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
+def _require_hash(file: Path, begins: str) -> None:
+    if not (digest := file_hash(file)).startswith(begins):
         raise FetchError(
-            f"{repo}: expected the Hub to name a commit of 40 hexadecimal digits, got {str(info.sha)[:80]!r}"
-        )
-    if COMMIT.fullmatch(repo.revision) and info.sha != repo.revision:
-        raise FetchError(f"{repo}: expected the Hub to answer about this commit, got {info.sha}")
-    return info.sha
-
-
-def _licence(repo: Repo, info: "ModelInfo") -> str:
-    """The licence of the model card, in one line."""
-    card = info.card_data
-    licence = (card and (card.license_name or card.license)) or repo.licence
-    return short(", ".join(map(str, licence)) if isinstance(licence, list) else str(licence))
-
-
-def _published(repo: Repo, file: "RepoSibling") -> str:
-    """A file's SHA-256 as the Hub has it; empty where git keeps the file. Raises FetchError for what is no
-    hash, or no size."""
-    sha256 = file.lfs.sha256 if file.lfs else ""
-    if file.lfs and not re.fullmatch("[0-9a-f]{64}", str(sha256)):
-        raise FetchError(
-            f"{repo}: {file.rfilename}: expected the Hub to name its SHA-256, got {str(sha256)[:80]!r}"
-        )
-    if file.size is not None and (type(file.size) is not int or file.size < 0):
-        raise FetchError(
-            f"{repo}: {file.rfilename}: expected a number of bytes as its size, got {str(file.size)[:80]!r}"
-        )
-    return sha256
-
-
-def from_hub(listed: Listing, name: str, path: str, downloads: Path) -> Wanted:
-    """One file of a repository, downloaded by huggingface_hub, which resumes."""
-    folder = snapshot_folder(listed, downloads)
-
-    def fetch() -> None:
-        from huggingface_hub import hf_hub_download
-
-        retried(
-            f"{listed.repo}: {name}",
-            lambda: hf_hub_download(listed.repo, name, revision=listed.commit, local_dir=folder),
+            f"{file}: expected a file whose SHA-256 begins with {begins}, got {digest}",
+            "it is another: remove it",
         )
 
-    source = f"https://huggingface.co/{listed.repo}/resolve/{listed.commit}/{name}"
-    return Wanted(path, folder / name, source, listed.licence, fetch, listed.files[name])
+
+def _cached_repository(name: str, cache: Path | None, downloads: Path) -> list[Found]:
+    """A repository as a Hugging Face cache lays it out, with files where it has links; `refs/main` names the commit."""
+    inner = f"models--{name.replace('/', '--')}"
+    if not cache or not (cache / inner / "refs" / "main").is_file():
+        from huggingface_hub import snapshot_download
+
+        cache = downloads / "huggingface"
+        with _network_errors(name):
+            snapshot_download(name, cache_dir=cache, allow_patterns=[*CARRIED, "*.bin"])
+    commit = (cache / inner / "refs" / "main").read_text().strip()
+    if not SEGMENT.fullmatch(commit):
+        raise FetchError(f"{cache / inner}: expected refs/main to name a commit", "download it anew")
+    folder = cache / inner / "snapshots" / commit
+    names = sorted(file.name for file in folder.iterdir() if file.is_file())
+    pickles = not any(name.endswith(".safetensors") for name in names)
+    names = [name for name in names if _is_carried(name) or (pickles and name.endswith(".bin"))]
+    files = [f"{inner}/refs/main", *(f"{inner}/snapshots/{commit}/{name}" for name in names)]
+    source = f"https://huggingface.co/{name}/tree/{commit}"
+    return [Found(f"{HUGGINGFACE}/{file}", cache / file, source, "unknown") for file in files]
 
 
-def snapshot_folder(listed: Listing, downloads: Path) -> Path:
-    """Where the files of a repository are downloaded to."""
-    return downloads / f"{listed.repo.replace('/', '--')}@{listed.commit}"
+def wheels(engine: str, folder: Path) -> Iterator[Found]:
+    """Builds or downloads a wheel of every package of an engine's lock and of this project, and a list of them with
+    their hashes. Raises FetchError."""
+    rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as place:  # pip leaves files in a source that it builds from
+        source = copied_source(Path(place) / "source")
+        command = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-deps"]
+        command += ["--wheel-dir", str(folder), "--requirement", str(ROOT / LOCKS[engine]), str(source)]
+        if status := subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+            raise FetchError(f"wheels: pip ended with status {status}", "its own message stands above")
+    lines = []
+    for wheel in sorted(folder.glob("*.whl")):
+        name, version, *_ = wheel.name.split("-")
+        lines.append(f"{name}=={version} --hash=sha256:{file_hash(wheel)}\n")
+        yield Found(f"{WHEELS}/{wheel.name}", wheel, f"pip wheel {wheel.name}", "in the wheel")
+    (folder / "requirements.txt").write_text("".join(lines), encoding="utf-8")
+    yield Found(REQUIREMENTS, folder / "requirements.txt", "this script", OWN)
+
+
+def copied_source(folder: Path) -> Path:
+    """A copy of the checkout without what its wheel is not built of, in the new `folder`, which is returned."""
+    names = (".*", "runs", "build", "*.egg-info", "__pycache__", "docs", "benchmarks")
+    copytree(ROOT, folder, ignore=ignore_patterns(*names), symlinks=True)
+    return folder
+
+
+def restrictions(licences: Iterable[tuple[str, str]]) -> list[Notice]:
+    """A notice for each licence that restricts the use of files, of (licence, what is under it)."""
+    under: dict[str, list[str]] = {}
+    for licence, of in licences:
+        if licence.lower() not in FREE:
+            under.setdefault(licence, []).append(of)
+    notices = []
+    for licence, names in under.items():
+        otherwise = ("read it before use, it may restrict what you do", "see the model card")
+        says, url = TERMS.get(licence.lower(), otherwise)
+        of = one_line(", ".join(dict.fromkeys(names)))[:500]
+        notices.append(Notice(licence=licence, of=of, says=says, url=url))
+    return notices
+
+
+def repo_option(text: str) -> tuple[str, Repo]:
+    """A model folder and its repository, as --repo names them. Raises ValueError."""
+    parts = re.fullmatch(r"([\w.-]+)=([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", text)
+    if parts is None:
+        raise ValueError(f"expected FOLDER=ORG/NAME@REVISION, got {text!r}")
+    return parts[1], Repo(parts[2], parts[3] or "main")

@@ -1,11 +1,9 @@
-"""What a bundle or the models folder holds: every file with its size, SHA-256, source and licence, and the
-licences that bind."""
+"""What a bundle or the models folder holds: every file with its size, SHA-256, source and licence, and the licences
+that bind."""
 
 import hashlib
-import json
 import re
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 
@@ -20,24 +18,18 @@ from pydantic import (
 )
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import with_each_key_once
-from agentic_iqa_local.offline.tar import tar_header
+from agentic_iqa_local.files import FileError, read_bytes
 from agentic_iqa_local.text import one_line
 
 MANIFEST = "manifest.json"
-MANIFEST_HASH = "manifest.json.sha256"
-HASH_LINE = len(f"{'0' * 64}  {MANIFEST}\n")
-LARGEST_MANIFEST = 16 << 20
-LARGEST_BUNDLE = 1 << 57  # bytes; no disk has more
-HUB = "tools/hub"
-HUGGINGFACE = "tools/huggingface"
-WHEELS = "wheels"
-PARTIAL = ".partial"
-# Names that every file system holds, a memory stick's too. They begin with no dot: nothing hidden, and none
-# of the models folder's own.
-SEGMENT = re.compile(r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])")
-WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
-MOST_FOLDERS = 16  # above a file
+MANIFEST_HASH = "manifest.json.sha256"  # "HASH  manifest.json", as sha256sum writes it
+LARGEST_MANIFEST = 16 << 20  # bytes
+HUB = "tools/hub"  # what pyiqa's metrics load, laid out as torch's hub folder
+HUGGINGFACE = (
+    "tools/huggingface"  # what timm and transformers load for them: a Hugging Face cache without links
+)
+WHEELS = "wheels"  # an offline installation of the environment
+SEGMENT = re.compile(r"(?=[^. ])[A-Za-z0-9_+=@,!~() .-]+(?<![. ])")  # a name that begins with no dot
 
 
 class BundleError(UserError, RuntimeError):
@@ -75,24 +67,18 @@ class StoredFile(Record):
     """One file; `path` is relative to the bundle, `source` where it was taken from."""
 
     path: str
-    size: int = Field(ge=0, le=LARGEST_BUNDLE)
+    size: int = Field(ge=0)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     source: Line
     licence: Line
 
     @field_validator("path")
     @classmethod
-    def _inside(cls, path: str) -> str:
-        parts = path.split("/")
-        if not all(SEGMENT.fullmatch(part) and not WINDOWS_DEVICE.fullmatch(part) for part in parts):
+    def _lies_inside(cls, path: str) -> str:
+        if not all(SEGMENT.fullmatch(part) for part in path.split("/")):
             raise ValueError(f"expected a relative path of plain names, got {path[:300]!r}")
-        if parts[0].lower() in (MANIFEST, MANIFEST_HASH) or any(
-            part.lower().endswith(PARTIAL) for part in parts
-        ):
-            raise ValueError(f"expected a name that is not the bundle's own, got {path!r}")
-        if len(parts) > MOST_FOLDERS + 1:
-            raise ValueError(f"expected a file in at most {MOST_FOLDERS} folders, got {path[:300]!r}")
-        tar_header(path, 0)
+        if path.startswith((MANIFEST, MANIFEST_HASH)):
+            raise ValueError(f"expected a name that is not the bundle's own, got {path[:300]!r}")
         return path
 
 
@@ -105,16 +91,9 @@ class Manifest(Record):
     files: tuple[StoredFile, ...]
 
     @model_validator(mode="after")
-    def _one_place_each(self) -> Self:
-        """No path twice, nor one that differs in capitals alone: a memory stick takes them for the same."""
-        paths = Counter(file.path.lower() for file in self.files)
-        folders = {folder for file in self.files for folder in _folders(file.path)}
-        spellings = Counter(folder.lower() for folder in folders)
-        clashes = (name for name, count in (paths + spellings).items() if count > 1)
-        if clash := next(clashes, None):
-            raise ValueError(f"expected one file a path, got several for {clash!r}")
-        if self.size > LARGEST_BUNDLE:
-            raise ValueError(f"expected files of at most {LARGEST_BUNDLE} bytes together, got {self.size}")
+    def _has_each_path_once(self) -> Self:
+        if len({file.path for file in self.files}) < len(self.files):
+            raise ValueError("expected one file a path, got several for one")
         return self
 
     @property
@@ -122,10 +101,85 @@ class Manifest(Record):
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def model_folders(self) -> set[str]:
+        """The folders of models, each of which one bundle brings alone; tools' weights of several lie together."""
+        return {file.path.partition("/")[0] for file in self.files} - {PurePosixPath(HUB).parts[0], WHEELS}
 
-def _folders(path: str) -> list[str]:
-    """The folders above a file, from the outermost."""
-    return [path[: slash.start()] for slash in re.finditer("/", path)]
+    def without(self, prefix: str) -> "Manifest":
+        """The same without the files below `prefix` and the line of `contents` about them."""
+        return Manifest(
+            contents=tuple(line for line in self.contents if not line.startswith(prefix)),
+            notices=self.notices,
+            files=tuple(file for file in self.files if not file.path.startswith(f"{prefix}/")),
+        )
+
+    def joined_with(self, new: "Manifest") -> "Manifest":
+        """One manifest for both. Of a model, or a path of the tools, that both have the new one's is taken."""
+        paths, folders = {file.path for file in new.files}, new.model_folders
+        kept = [f for f in self.files if f.path not in paths and f.path.partition("/")[0] not in folders]
+        return Manifest(
+            contents=tuple(dict.fromkeys((*self.contents, *new.contents))),
+            notices=tuple(dict.fromkeys((*self.notices, *new.notices))),
+            files=(*kept, *new.files),
+        )
+
+    def serialised(self) -> bytes:
+        """The bytes of manifest.json."""
+        return self.model_dump_json(indent=1).encode() + b"\n"
+
+
+def hash_line(raw: bytes) -> bytes:
+    """The bytes of manifest.json.sha256, for the bytes of manifest.json."""
+    return f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST}\n".encode()
+
+
+def trusted_manifest(raw: bytes, line: bytes, where: Path, expect: str | None) -> tuple[Manifest, str]:
+    """The manifest in `raw` and its SHA-256. Raises BundleError unless that is the hash in `line`, and `expect`."""
+    sha256 = hashlib.sha256(raw).hexdigest()
+    if line != hash_line(raw):
+        raise BundleError(
+            f"{where}: {MANIFEST} or {MANIFEST_HASH} is damaged: expected {MANIFEST_HASH} to name SHA-256"
+            f" {sha256}, got something else",
+            "copy or unpack the bundle again (a damaged manifest of a models folder has to be removed first)",
+        )
+    if expect not in (None, sha256):
+        raise BundleError(
+            f"{where}: expected {MANIFEST} with SHA-256 {expect} (--expect), got {sha256}",
+            "this is another bundle or a changed one",
+        )
+    try:
+        return Manifest.model_validate_json(raw), sha256
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(map(str, first["loc"])) or "file"
+        raise BundleError(
+            f"{where}: {MANIFEST} cannot be used: {key}: {first['msg']}", "fetch the bundle again"
+        ) from None
+
+
+def read_folder_manifest(folder: Path, expect: str | None = None) -> tuple[Manifest, str]:
+    """The manifest of a bundle in folder form or of the models folder, and its SHA-256. Raises BundleError."""
+    try:
+        raw = read_bytes(folder / MANIFEST, LARGEST_MANIFEST)
+        line = read_bytes(folder / MANIFEST_HASH, 100)
+    except FileError as error:
+        raise BundleError(
+            f"{folder}: expected a bundle with {MANIFEST} and {MANIFEST_HASH}: {error}",
+            "the manifest is copied and unpacked last: repeat that",
+        ) from None
+    return trusted_manifest(raw, line, folder, expect)
+
+
+def unlisted(root: Path, manifest: Manifest, folders: Iterable[str]) -> list[BundleError]:
+    """An error for each file in `folders` of `root` that the manifest does not name: a loader might prefer it."""
+    known = {entry.path for entry in manifest.files}
+    return [
+        BundleError(f"{place}: expected files of {root / MANIFEST} only, got this one", "remove it")
+        for folder in sorted(folders)
+        for place in sorted((root / folder).rglob("*"))
+        if not place.is_dir() and place.relative_to(root).as_posix() not in known
+    ]
 
 
 def amount(size: int) -> str:
@@ -134,52 +188,3 @@ def amount(size: int) -> str:
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
     return f"{size} bytes"
-
-
-def model_folders(manifest: Manifest) -> set[str]:
-    """The folders of models, each of which is one bundle's alone; tools' weights of several bundles lie
-    together."""
-    return {file.path.partition("/")[0] for file in manifest.files} - {PurePosixPath(HUB).parts[0]}
-
-
-def serialised(manifest: Manifest) -> bytes:
-    """The bytes of manifest.json."""
-    return manifest.model_dump_json(indent=1).encode() + b"\n"
-
-
-def hash_line(raw: bytes) -> bytes:
-    """The bytes of manifest.json.sha256, for the bytes of manifest.json."""
-    return f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST}\n".encode()
-
-
-def trusted_manifest(
-    raw: bytes, line: bytes, where: Path, expected: Mapping[str, str | None]
-) -> tuple[Manifest, str]:
-    """The manifest in `raw` and its SHA-256. Raises BundleError unless that is the hash of `line`
-    (manifest.json.sha256) and each one that is `expected` (who says so → hash)."""
-    sha256 = hashlib.sha256(raw).hexdigest()
-    if line != hash_line(raw):
-        # The line is not quoted: a link may lead to a secret
-        raise BundleError(
-            f"{where}: {MANIFEST} or {MANIFEST_HASH} is damaged: expected {MANIFEST_HASH} to name SHA-256"
-            f" {sha256}, got something else",
-            "copy or unpack the bundle again (a damaged manifest of a models folder has to be removed first)",
-        )
-    for who, wanted in expected.items():
-        if wanted not in (None, sha256):
-            raise BundleError(
-                f"{where}: expected {MANIFEST} with SHA-256 {wanted} ({who}), got {sha256}",
-                "this is another bundle or a changed one",
-            )
-    try:
-        manifest = Manifest.model_validate_json(raw)
-        json.loads(raw, object_pairs_hook=with_each_key_once)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(str(part) for part in first["loc"]) or "file"
-        mistake = f"{key}: {first['msg']}"
-    except ValueError as error:  # a key twice, of which another reader may take the other
-        mistake = str(error)[:300]
-    else:
-        return manifest, sha256
-    raise BundleError(f"{where}: {MANIFEST} cannot be used: {mistake}", "fetch the bundle again")

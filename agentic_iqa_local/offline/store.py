@@ -1,43 +1,24 @@
-"""The models folder: where it is, what lies in it, and how a bundle is unpacked into it.
+"""The models folder: what a bundle brought into it, and whether that is still as its manifest says.
 
-How the rest of the package uses it: `models_root()` says where it is; `environment(root)` is put into
-os.environ before anything imports torch or huggingface_hub; tools load files of `weights_dir(root)` for which
-`verified(root, path)` holds, and no others. Neither torch nor pyiqa is imported here, and nothing here
-reaches a network.
+`environment(root)` is put into os.environ before anything imports torch or huggingface_hub; tools load files of
+`weights_dir(root)` for which `verified(root, path)` holds, and no others. Nothing here imports torch or reaches a
+network.
 """
 
-import fcntl
-import functools
-import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from agentic_iqa_local.files import file_hash, models_root
 from agentic_iqa_local.offline.manifest import (
     HUB,
     HUGGINGFACE,
     MANIFEST,
-    WHEELS,
     BundleError,
     Manifest,
     StoredFile,
-    model_folders,
-    serialised,
+    read_folder_manifest,
+    unlisted,
 )
-from agentic_iqa_local.offline.reading import Folder, Progress, opened, silent, unlisted
-from agentic_iqa_local.offline.writing import copy_files, refuse_links, write_errors, write_manifest
-from agentic_iqa_local.paths import ROOT
-
-LOCK = ".agentic_iqa.lock"
-
-
-def models_root(option: str | Path | None = None) -> Path:
-    """The models folder: `option`, else $AGENTIC_IQA_MODELS, else models/ of the checkout, which a wheel has
-    inside it."""
-    return Path(os.path.abspath(option or os.environ.get("AGENTIC_IQA_MODELS") or ROOT / "models"))
 
 
 def weights_dir(root: str | Path) -> Path:
@@ -46,8 +27,7 @@ def weights_dir(root: str | Path) -> Path:
 
 
 def environment(root: str | Path) -> dict[str, str]:
-    """The variables with which torch, timm and transformers find the models folder's files and look
-    nowhere else.
+    """The variables with which torch, timm and transformers find the models folder's files and look nowhere else.
 
     Where `root` is a folder without a manifest, only those that keep them from the network.
     """
@@ -61,134 +41,37 @@ def environment(root: str | Path) -> dict[str, str]:
 
 
 def store_manifest(root: str | Path) -> Manifest | None:
-    """What was unpacked into the models folder `root`; None where nothing was. Raises BundleError for a
-    damaged manifest."""
-    return Folder.at(Path(root)).manifest if os.path.lexists(Path(root, MANIFEST)) else None
+    """What was unpacked into the models folder `root`; None where nothing was. Raises BundleError for a damaged
+    manifest."""
+    return read_folder_manifest(Path(root))[0] if os.path.lexists(Path(root, MANIFEST)) else None
 
 
 def verified(root: str | Path, path: str) -> bool:
-    """Whether the manifest of the models folder has the file `path` and its bytes are those of the manifest
-    now."""
+    """Whether the manifest of the models folder has the file `path`, and its bytes are those of the manifest."""
     manifest = store_manifest(root)
-    entries = manifest.files if manifest else ()
-    return any(entry.path == path and _unchanged(Path(root) / path, entry) for entry in entries)
+    files = manifest.files if manifest else ()
+    return any(file.path == path and unchanged(Path(root) / path, file) for file in files)
 
 
 def check_model(folder: str | Path, root: str | Path | None = None) -> None:
-    """Raises BundleError unless a model's folder in the models folder `root` is as the manifest says; silent
-    for one that no bundle brought."""
+    """Raises BundleError unless a model's folder in the models folder `root` is as the manifest says; silent for one
+    that no bundle brought."""
     root, folder = models_root(root).resolve(), Path(folder).resolve()
     if root not in folder.parents or (manifest := store_manifest(root)) is None:
         return
     entries = [entry for entry in manifest.files if (root / entry.path).is_relative_to(folder)]
     if not entries:
         return
-    for error in unlisted(root, manifest, folder.relative_to(root).parts[0]):
+    for error in unlisted(root, manifest, folder.relative_to(root).parts[:1]):
         raise error
     for entry in entries:
-        if not _unchanged(root / entry.path, entry):
+        if not unchanged(root / entry.path, entry):
             raise BundleError(
                 f"{root / entry.path} is damaged or was changed: expected the SHA-256 of {MANIFEST}",
                 "unpack its bundle again",
             )
 
 
-def _unchanged(place: Path, entry: StoredFile) -> bool:
+def unchanged(place: Path, entry: StoredFile) -> bool:
+    """Whether a regular file of the entry's size and SHA-256 lies at `place`."""
     return place.is_file() and place.stat().st_size == entry.size and file_hash(place) == entry.sha256
-
-
-def file_hash(place: Path) -> str:
-    """A file's SHA-256; a process reads a file once and again only when its size or times have changed."""
-    state = place.stat()
-    return _hash_of(place, (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
-
-
-@functools.cache
-def _hash_of(place: Path, state: tuple[int, ...]) -> str:
-    with place.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def unpack(
-    bundle: str | Path, root: str | Path, expect: str | None = None, progress: Progress = silent
-) -> Manifest:
-    """Puts a bundle's files, but for wheels, into the models folder `root` and returns their manifest.
-
-    A file gets its name only when its bytes are those of the manifest; what lies there with the right bytes
-    is kept, so that the same call completes an interrupted unpacking, or one that met a truncated archive.
-    What an earlier bundle brought of the same model is removed. The folder's manifest comes last. Raises
-    BundleError for anything damaged or unexpected, for a link in the way, for too little space and while
-    another process unpacks there.
-    """
-    root = models_root(root)
-    with opened(Path(bundle), expect) as source, _locked(root):
-        before, new = store_manifest(root), _without_wheels(source.manifest)
-        joined = _joined(before, new)
-        kept = {entry.path for entry in joined.files}
-        outdated = [entry.path for entry in before.files if entry.path not in kept] if before else []
-        for path in outdated:
-            refuse_links(root, path)
-        copy_files(source, root, progress, new.files)
-        for path in outdated:
-            with write_errors(root / path):
-                (root / path).unlink(missing_ok=True)
-        write_manifest(root, serialised(joined))
-    return new
-
-
-def _without_wheels(manifest: Manifest) -> Manifest:
-    """Wheels are installed from the bundle; the models folder has no use for them."""
-    return Manifest(
-        contents=tuple(line for line in manifest.contents if not line.startswith(WHEELS)),
-        notices=manifest.notices,
-        files=tuple(entry for entry in manifest.files if not entry.path.startswith(f"{WHEELS}/")),
-    )
-
-
-@contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Only this process unpacks into `root`, which is made, and removed again where it stays empty. Raises
-    BundleError while another process does."""
-    made, place = not os.path.exists(root), root / LOCK
-    with write_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-    with write_errors(place):  # through no link, and without waiting for a pipe's other end
-        descriptor = os.open(
-            place, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
-        )
-    with open(descriptor, "wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BundleError(f"{root}: another process unpacks into it", "wait for it") from error
-        except OSError:
-            pass  # a file system without locks
-        try:
-            yield
-        finally:
-            place.unlink(missing_ok=True)
-            if made:
-                with suppress(OSError):
-                    root.rmdir()
-
-
-def _joined(old: Manifest | None, new: Manifest) -> Manifest:
-    """One manifest for both. Of a model, or a path of the tools, that both have the new one's is taken."""
-    if old is None:
-        return new
-    paths, folders = {file.path for file in new.files}, model_folders(new)
-    kept = [
-        entry
-        for entry in old.files
-        if entry.path not in paths and entry.path.partition("/")[0] not in folders
-    ]
-    try:
-        return Manifest(
-            contents=tuple(dict.fromkeys((*old.contents, *new.contents))),
-            notices=tuple(dict.fromkeys((*old.notices, *new.notices))),
-            files=(*kept, *new.files),
-        )
-    except ValidationError as error:
-        raise BundleError(
-            f"the models folder: {error.errors()[0]['msg']}", "unpack this bundle into another"
-        ) from error

@@ -23,16 +23,17 @@ from agentic_iqa_local.serve.engine import Engine
 from agentic_iqa_local.serve.errors import Refused
 from agentic_iqa_local.serve.fields import (
     OPTIONS,
+    PAIRWISE,
     Defaults,
     Sent,
     arguments,
+    asked,
     bad,
     check_known,
     from_json,
     name_of,
     pipeline_of,
     settings_for,
-    truth,
 )
 from agentic_iqa_local.serve.guard import Held
 from agentic_iqa_local.serve.metrics import Metrics
@@ -304,10 +305,7 @@ def _asking(app: FastAPI, set_up: SetUp) -> None:
         settings = settings_for(sent.options, set_up.settings)
         return await answer_to(request, set_up, sent, "row", settings=settings, **ask)
 
-    options = {
-        "pairwise": "true: the model sees every pair; false: none",
-        **{name: OPTIONS[name] for name in ("pipeline", "background")},
-    }
+    options = PAIRWISE | {name: OPTIONS[name] for name in ("pipeline", "background")}
 
     @app.post("/v1/compare", openapi_extra=described("images", options, "The comparison, or the order."))
     async def compare(request: Request) -> Response:
@@ -317,12 +315,10 @@ def _asking(app: FastAPI, set_up: SetUp) -> None:
         most = min(MOST_PICTURES, set_up.pictures)
         if not 2 <= len(sent.pictures) <= most:
             raise bad(f"images: expected 2 to {most} pictures, got {len(sent.pictures)}")
-        read = truth("pairwise", sent.options.get("pairwise"))
-        pipeline = pipeline_of(sent.options, set_up.defaults, "letters")
-        settings = settings_for(sent.options, set_up.settings)
-        return await answer_to(
-            request, set_up, sent, "comparison", settings=settings, pipeline=pipeline, pairwise=read
-        )
+        wanted = asked(sent.options)
+        pipeline = pipeline_of(wanted, set_up.defaults, "letters")
+        about = {"settings": settings_for(sent.options, set_up.settings), "pairwise": wanted.pairwise}
+        return await answer_to(request, set_up, sent, "comparison", pipeline=pipeline, **about)
 
 
 def _base(request: Request) -> str:

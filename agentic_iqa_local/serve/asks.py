@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.assessment import assess, unassessed
 from agentic_iqa_local.batch.work import ROLES, Work, as_line
 from agentic_iqa_local.config import Settings
+from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.comparison import Comparison, Judge, Ranking, candidate, unrated
 from agentic_iqa_local.judgement.pairwise_read import PairwiseRead, read_pair
 from agentic_iqa_local.nodes.letter_reading import ROLE

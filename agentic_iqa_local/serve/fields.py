@@ -4,30 +4,22 @@ import base64
 import binascii
 import difflib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
-from agentic_iqa_local.config import ConfigError, Settings
-from agentic_iqa_local.levels import Mode, lower_edge
-from agentic_iqa_local.request import Pipeline, check_choices, check_limit, check_query
+from agentic_iqa_local.config import ConfigError, Pipeline, Request, Settings
 from agentic_iqa_local.serve.errors import Refused
 from agentic_iqa_local.text import one_line
 
-OPTIONS = {
-    "query": "a question or an instruction; default: rate the perceptual quality",
-    "choices": "2 to 10 answers: a multiple-choice question; repeated in a form, a list in JSON",
-    "pipeline": "agent or letters",
-    "mode": "logits, classification or uniform",
-    "max_replan_iterations": "N allows N - 1 replans",
-    "map": "true: the quality from place to place too",
-    "at_least": "pass, fail or unsure: a level from D to A, a word, or 1 to 5",
-    "error_rate": "how often pass or fail may be wrong",
-    "target_width": "look again while the interval is wider",
-    "background": "what stands behind transparent pictures",
+OPTIONS = {  # what a request may ask for, and what the API's page says of it
+    name: Request.model_fields[name].description or ""
+    for name in (
+        *("query", "choices", "pipeline", "mode", "max_replan_iterations", "map"),
+        *("at_least", "error_rate", "target_width", "background"),
+    )
 }
-DECISIONS = ("at_least", "error_rate", "target_width")
+PAIRWISE = {"pairwise": Request.model_fields["pairwise"].description or ""}
 LONGEST_NAME = 200  # characters of a picture's name
 
 
@@ -102,31 +94,20 @@ def _decoded(name: str, data: Any) -> bytes:
         ) from error
 
 
+def asked(options: Mapping[str, Any]) -> Request:
+    """A request's options; an empty text, as forms send it, leaves one out. Raises Refused."""
+    try:
+        return Request.of({name: value for name, value in options.items() if value not in (None, "", [])})
+    except ConfigError as error:
+        raise bad(error.message, error.remedy) from error
+
+
 def settings_for(options: Mapping[str, Any], base: Settings) -> Settings:
     """The service's settings with what a request changes in them. Raises Refused."""
-    settings = base
     try:
-        if mode := _one_of("mode", options.get("mode"), get_args(Mode)):
-            settings = settings.with_mode(mode)
-        decisions = {name: options[name] for name in DECISIONS if options.get(name) not in (None, "")}
-        for name in ("error_rate", "target_width"):
-            if name in decisions:
-                decisions[name] = _number(name, decisions[name])
-        if "at_least" in decisions:
-            decisions["at_least"] = str(decisions["at_least"])[:80]
-            try:
-                lower_edge(decisions["at_least"])
-            except ValueError as error:
-                raise bad(f"at_least: {error}") from error
-        if "error_rate" in decisions and "at_least" not in decisions:
-            raise bad("error_rate: expected together with at_least")
-        if decisions:
-            settings = settings.with_decisions(**decisions)
-        if background := options.get("background"):
-            settings = settings.with_background(str(background)[:80])
-    except (ConfigError, ValueError) as error:
-        raise bad(getattr(error, "message", str(error)), getattr(error, "remedy", None)) from error
-    return settings
+        return asked(options).applied_to(base)
+    except ConfigError as error:
+        raise bad(error.message, error.remedy) from error
 
 
 @dataclass(frozen=True)
@@ -141,72 +122,22 @@ class Defaults:
 
 def arguments(options: Mapping[str, Any], defaults: Defaults) -> dict[str, Any]:
     """What an ask takes of the options beside its settings. Raises Refused."""
-    query, choices = options.get("query"), options.get("choices")
-    limit = options.get("max_replan_iterations")
-    try:
-        if query in (None, ""):
-            query = None
-        else:
-            check_query(query)
-        choices = choices or None
-        if isinstance(choices, list) and len(choices) == 1:
-            raise bad("choices: expected 2 to 10 answers, got 1", "repeat it: -F choices=Yes -F choices=No")
-        check_choices(choices)
-        if isinstance(limit, str):
-            limit = _whole("max_replan_iterations", limit) if limit.strip() else None
-        limit = defaults.max_replan_iterations if limit is None else limit
-        if limit is not None:
-            check_limit(limit)
-    except (ValueError, TypeError) as error:
-        raise bad(str(error)) from error
+    request, limit = asked(options), defaults.max_replan_iterations
     return {
-        "query": query,
-        "choices": choices and tuple(choices),
-        "max_replan_iterations": limit,
-        "pipeline": pipeline_of(options, defaults, defaults.pipeline),
-        "map": truth("map", options.get("map")) or False,
+        "query": request.query,
+        "choices": request.choices and tuple(request.choices),
+        "max_replan_iterations": limit
+        if request.max_replan_iterations is None
+        else request.max_replan_iterations,
+        "pipeline": pipeline_of(request, defaults, defaults.pipeline),
+        "map": request.map,
     }
 
 
-def pipeline_of(options: Mapping[str, Any], defaults: Defaults, otherwise: Pipeline) -> Pipeline:
+def pipeline_of(request: Request, defaults: Defaults, otherwise: Pipeline) -> Pipeline:
     """The pipeline that is asked for, or `otherwise`. Raises Refused where its models are not here."""
-    pipeline = _one_of("pipeline", options.get("pipeline"), get_args(Pipeline)) or otherwise
+    pipeline = request.pipeline or otherwise
     if pipeline not in defaults.pipelines:
         here = ", ".join(defaults.pipelines)
         raise bad(f"pipeline: the models of {pipeline} are not here", f"this service has: {here}")
     return pipeline
-
-
-def truth(name: str, value: Any) -> bool | None:
-    """true or false, as JSON or as a form's text; None where it is left out. Raises Refused."""
-    if value in (None, ""):
-        return None
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() in ("true", "false"):
-        return str(value).lower() == "true"
-    raise bad(f"{name}: expected true or false, got {str(value)[:80]}")
-
-
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:
-    if value in (None, ""):
-        return None
-    if value not in known:
-        raise bad(f"{name}: expected {', '.join(known)}, got {str(value)[:80]}")
-    return value
-
-
-def _whole(name: str, value: str) -> int:
-    if not (value.strip().isascii() and value.strip().isdigit() and len(value) < 10):
-        raise bad(f"{name}: expected a whole number, 0 or more, got {value[:80]}")
-    return int(value)
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise bad(f"{name}: expected a number, got {str(value)[:80]}")
-    return number

@@ -15,10 +15,10 @@ from mcp_types import CallToolResult, TextContent
 from pydantic import ValidationError
 
 from agentic_iqa_local import __version__
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.images.files import check_file
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.comparison import Ranked, Ranking, compare, rank
 from agentic_iqa_local.output.comparison_report import comparison_headline, headline_of
 from agentic_iqa_local.output.picture_lines import worst_distortion

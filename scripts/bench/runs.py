@@ -36,7 +36,7 @@ QUESTIONS = [
 
 def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
     """One picture through one program: counted work, seconds and the letters read."""
-    from agentic_iqa_local.assessment import assess
+    from agentic_iqa_local.judgement.assessment import assess
     from agentic_iqa_local.levels import LETTERS
     from agentic_iqa_local.nodes.prompts import (
         ANSWER_PREFIX,

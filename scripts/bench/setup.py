@@ -122,7 +122,7 @@ def services_of(arm: str, args: argparse.Namespace, folder: Path, tools=None):
     from agentic_iqa_local.services import Services
 
     engine, shared = ARMS[arm]
-    settings = load_settings().with_engine(engine).with_model(str(folder))
+    settings = load_settings().with_options(engine=engine).with_options(model=str(folder))
     device = choose_device(args.gpu, args.gpu is None)
     model = ModelSettings(
         path=str(folder), dtype=args.dtype, share_prefix=shared, skip_template=shared, max_pixels=args.side**2

@@ -27,9 +27,9 @@ from sklearn.model_selection import GroupKFold, cross_val_predict
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.devices import choose_device
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.pairwise_read import read_pair
 from agentic_iqa_local.judgement.preference import SHIPPED, PairFit, PairFits, logit, measurements, read_fits
 from agentic_iqa_local.nodes.summarizer import ROLE

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from conftest import EMBEDDED
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, planner_prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import PlannerReply, summary_reply
@@ -51,7 +51,7 @@ def url(tmp_path_factory):
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
         address = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while True:
             assert server.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < deadline, log.read_text()[-3000:]
@@ -63,7 +63,7 @@ def url(tmp_path_factory):
         yield address
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(600)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_roles_continue_from_the_servers_cache(server_client, photo):
 
 
 def test_four_assessments_at_once_agree_with_transformers(url, services, photo, tmp_path):
-    settings = load_settings().with_engine("server")
+    settings = load_settings().with_options(engine="server")
     model = settings.model("server.embedded").model_copy(update={"server": url})
     shared = Services(
         settings.model_copy(update={"models": {"embedded": model}}), "cpu", tools=services.tools

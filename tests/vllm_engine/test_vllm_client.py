@@ -9,9 +9,9 @@ import torch
 from conftest import EMBEDDED
 from PIL import Image
 
-from agentic_iqa_local.assessment import assess
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
@@ -258,7 +258,7 @@ def test_a_prompt_beyond_the_context_is_an_error_of_its_request_alone(vllm_clien
 
 @pytest.fixture(scope="module")
 def vllm_services(vllm_client, services):
-    settings = load_settings().with_engine("vllm")
+    settings = load_settings().with_options(engine="vllm")
     return Services(settings, "cpu", clients={"vllm.embedded": vllm_client}, tools=services.tools)
 
 
@@ -291,7 +291,7 @@ def test_every_look_agrees(vllm_services, services, noisy_path):
             noisy_path,
             pipeline="letters",
             services=Services(
-                each.settings.with_decisions(target_width=0.01), "cpu", each.pool.clients, each.tools
+                each.settings.with_options(target_width=0.01), "cpu", each.pool.clients, each.tools
             ),
         )
         for each in (vllm_services, services)

@@ -1,4 +1,5 @@
-"""`assess()`: one image in, one typed result (`result.Assessment`) out."""
+"""One picture's assessment: what the pipeline answers, how sure that is and where the damage lies, as a typed
+result (`result.Assessment`)."""
 
 import hashlib
 import os
@@ -9,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config import Pipeline, Settings, check_query
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images.files import ImageError, read_file
 from agentic_iqa_local.images.frames import moved
@@ -33,12 +34,12 @@ from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.summarizer import without_words
 from agentic_iqa_local.nodes.tool_runs import run_tool
 from agentic_iqa_local.nodes.workbench import PICTURE, Box, Observer, OpenImages, open_images
-from agentic_iqa_local.request import Pipeline, check_choices, check_query
 from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import (
     AgenticIQAState,
     FusionResult,
+    SummarizerOutput,
     ToolExecutionLog,
     revised,
 )
@@ -47,8 +48,7 @@ from agentic_iqa_local.vlm_client import SeenImage, VLMError
 
 UNLIKE_PHOTOGRAPH = (
     "the content is unlike a photograph (a screenshot, drawing, chart or code): LocalNR and NIQE know"
-    " photographs alone, so"
-    " that q says little; a reference would help"
+    " photographs alone, so that q says little; a reference would help"
 )
 
 
@@ -64,17 +64,26 @@ def assess(
     services: Services | None = None,
     observer: Observer | None = None,
 ) -> Assessment:
-    """Assesses one image on this machine: a path, a Pillow image, a NumPy array (`pictures.as_file`), or an
-    image file's bytes.
+    """Assesses one picture on this machine.
 
-    `query` defaults to a rating; `choices` (2 to 10) makes it a multiple-choice question. `pipeline`
-    "letters" reads the letters once and runs the configured tools, without planning. `map` also maps the
-    quality from place to place, and draws it to a PNG where it is a path. Models and tools are
-    loaded at the first call and kept; `observer` sees each call of them. Whatever goes wrong with this image
-    is in the result's `error`; a model that cannot be loaded at all raises VLMError, and arguments that make
-    no sense raise ValueError or TypeError.
+    Args:
+        image: A path, a Pillow image, a NumPy array (`images.pictures.as_file`) or an image file's bytes.
+        reference: Its pristine original of the same size.
+        query: A question or an instruction; a rating where it is left out.
+        choices: 2 to 10 answers, which make it a multiple-choice question.
+        pipeline: "letters" reads the letters once and runs the configured tools, without planning.
+        max_replan_iterations: n allows n - 1 replans; the configuration's where it is left out.
+        map: Whether the quality is mapped from place to place too; a path is the PNG that it is drawn to.
+        services: Models and tools; those of the embedded set-up where it is left out, loaded once.
+        observer: Sees each call of them.
+
+    Returns:
+        The result; whatever goes wrong with this picture is in its `error`.
+
+    Raises:
+        VLMError: A model that cannot be loaded at all.
+        ValueError, TypeError: Arguments that make no sense.
     """
-    check_choices(choices)
     request = map_request(map)
     with as_file(image) as picture, nullcontext() if reference is None else as_file(reference) as original:
         services = services or load_services()
@@ -102,8 +111,7 @@ def question(
     settings: Settings,
 ) -> AgenticIQAState:
     """The state that an assessment starts from, a rating where there is no query. Raises ValueError."""
-    query = DEFAULT_QUERY if query is None else query
-    check_query(query)
+    query = DEFAULT_QUERY if query is None else check_query(query)
     limit = settings.max_replan_iterations if max_replan_iterations is None else max_replan_iterations
     return initial_state(query, str(picture.path), original and str(original.path), limit, choices)
 
@@ -255,12 +263,8 @@ def file_sha256(path: str | Path) -> str | None:
 
 
 def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
-    final = run_graph(state, images)
+    final = _best_supported(run_graph(state, images), images)
     result, error = final.get("summarizer_result"), final.get("error") or None
-    if error and result and result.basis and not result.error:
-        # another pass broke off: what an earlier one answered stays, with what it rests on
-        images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
-        final, error = {**final, **result.basis.state()}, None
     evidence = final.get("executor_evidence")
     changes: dict[str, Any] = {
         "plan": final.get("plan"),
@@ -272,8 +276,8 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     }
     if evidence is not None:
         changes |= {"evidence": evidence, "tools": evidence.tool_logs}
-        for line in evidence_warnings(evidence):
-            images.warn(line)
+    for line in evidence_warnings(evidence) if evidence else ():
+        images.warn(line)
     if result is None or error:
         return changes
     if result.error and result.fusion:
@@ -281,19 +285,25 @@ def _agent(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
             "the model gave no valid reasoning in three tries: sentences made of the evidence stand in for it"
         )
         result = without_words(result.fusion, evidence, state.get("choices"), images.services.settings.fusion)
-    elif result.error:
-        return changes | {
-            "final_answer": result.final_answer,
-            "quality_reasoning": result.quality_reasoning,
-            "error": result.error,
-        }
-    return changes | {
-        "final_answer": result.final_answer,
-        "quality_reasoning": result.quality_reasoning,
-        "reasoning_corrections": result.reasoning_corrections,
-        "need_replan": result.need_replan,
-        **(result.fusion.model_dump() if result.fusion else {}),
-    }
+    return changes | _answer_fields(result)
+
+
+def _best_supported(final: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
+    """The final state of a run; where another pass broke off, that of the pass before, whose answer stays."""
+    result, error = final.get("summarizer_result"), final.get("error")
+    if not error or result is None or result.error or result.basis is None:
+        return {**final}
+    images.warn(f"another pass was asked for and failed ({error}); the answer is that of the pass before")
+    return {**final, **result.basis.state(), "error": None}
+
+
+def _answer_fields(result: SummarizerOutput) -> dict[str, Any]:
+    """What a row holds of the Summarizer's answer, or of its failure."""
+    said = {"final_answer": result.final_answer, "quality_reasoning": result.quality_reasoning}
+    if result.error:
+        return said | {"error": result.error}
+    said |= {"reasoning_corrections": result.reasoning_corrections, "need_replan": result.need_replan}
+    return said | (result.fusion.model_dump() if result.fusion else {})
 
 
 def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
@@ -310,18 +320,10 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         logs += run_tool("Global", OVERALL, tool, None, images)
     for tool in () if logs else configured:
         reading = images.score(tool)
-        logs.append(
-            ToolExecutionLog(
-                tool_name=reading.tool,
-                object_name="Global",
-                distortion=OVERALL,
-                raw_score=reading.raw,
-                normalized_score=reading.normalized,
-                execution_time=reading.seconds,
-                cached=reading.cached,
-                crops=len(reading.crops),
-            )
-        )
+        about = {"object_name": "Global", "distortion": OVERALL, "crops": len(reading.crops)}
+        scores = {"raw_score": reading.raw, "normalized_score": reading.normalized, "cached": reading.cached}
+        log = {"tool_name": reading.tool, "execution_time": reading.seconds} | about | scores
+        logs.append(ToolExecutionLog.model_validate(log))
     scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
     fusion = read_and_fuse(scoring_prompts(state["query"], None), list(scores.items()), images)
     return fusion.model_dump() | {"final_answer": answer_letter(fusion), "tools": logs}
@@ -348,25 +350,18 @@ def _of_resizing(model: str, box: Box, seen: SeenImage) -> str | None:
     width, height = box[2] - box[0], box[3] - box[1]
     if seen.width is None or seen.height is None:
         return f"{model}'s processor resizes and tiles: which pixels it saw is not known exactly"
-    if (width, height) != (seen.width, seen.height) and width * height > seen.width * seen.height:
-        return (
-            f"{model}'s processor resized {width}×{height} pixels to {seen.width}×{seen.height}: distortions"
-            " may look milder"
-        )
-    return None
+    if width * height <= seen.width * seen.height:
+        return None
+    return (
+        f"{model}'s processor resized {width}×{height} pixels to {seen.width}×{seen.height}: distortions may look"
+        " milder"
+    )
 
 
 def _seen(views: Sequence[tuple[Box, SeenImage]]) -> Seen:
-    sizes = [(seen.width, seen.height) for _, seen in views if seen.width and seen.height]
-    return Seen(
-        pixels=sum(width * height for width, height in sizes) if len(sizes) == len(views) else None,
-        tokens=sum(seen.tokens for _, seen in views),
-        views=[
-            SeenView(
-                box=box,
-                pixels=(seen.width, seen.height) if seen.width and seen.height else None,
-                tokens=seen.tokens,
-            )
-            for box, seen in views
-        ],
-    )
+    known = [(seen.width, seen.height) if seen.width and seen.height else None for _, seen in views]
+    pixels = None if None in known else sum(width * height for width, height in filter(None, known))
+    seen = [
+        SeenView(box=box, pixels=size, tokens=s.tokens) for (box, s), size in zip(views, known, strict=True)
+    ]
+    return Seen(pixels=pixels, tokens=sum(view.tokens for view in seen), views=seen)
