@@ -95,7 +95,7 @@ def test_processes_that_die_while_they_load_end_the_batch(tmp_path, monkeypatch)
 
 
 def test_a_model_that_cannot_be_loaded_is_said_in_its_own_words(tmp_path):
-    runner = Runner(Unloadable(load_settings().with_model(str(tmp_path)), "letters"))
+    runner = Runner(Unloadable(load_settings().with_options(model=str(tmp_path)), "letters"))
     for _ in range(2):  # the second time with another process
         with pytest.raises(VLMError, match=r"config\.json"):
             runner.load()

@@ -252,7 +252,7 @@ def checked_row(line: bytes, schema: type[BaseModel]) -> dict[str, Any]:
             schema.model_validate_json(line, strict=True)
             return row
     except ValidationError as error:
-        raise FileError(f"expected rows as this program writes them, got {first_mistake(error)}") from error
+        raise FileError(f"expected rows as this program writes them ({first_mistake(error)})") from error
     except ValueError as error:
         raise FileError(f"expected JSON, got something else ({error})") from error
     return parse_json(line)  # it says what else it is
