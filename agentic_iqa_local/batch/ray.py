@@ -46,6 +46,7 @@ PACKAGES = (
     *("numpy", "scipy", "pillow", "pillow-heif", "pydantic", "crepes"),
 )
 OF_MODELS = ("engine", "torch", "type", "parameters", "dtype", "quantization", "attention", "prompt_layout")
+Facts = tuple[int, int]  # of a file: its bytes, and when it was changed (ns)
 NAMED, LONGEST = 5, 60  # differences that a message names, and characters of each value
 
 
@@ -363,9 +364,7 @@ class _Worker:
         here = ray.get_runtime_context().get_node_id()
         self._node = next(_name(node) for node in ray.nodes() if node["NodeID"] == here)
         ask = _on(setting.driver, ray.remote(_files))
-        self._ask = (
-            None if here == setting.driver else lambda paths: ray.get(ask.remote(setting.folder, paths))
-        )
+        self._ask = None if here == setting.driver else lambda seen: ray.get(ask.remote(setting.folder, seen))
         try:
             if unlike := _told(_unlike(setting)):
                 raise ClusterError(
@@ -393,33 +392,28 @@ class _Worker:
 
     def _missing(self, item: Any) -> dict[str, bytes]:
         """The bytes of the item's files that this node does not see as the command does."""
-        paths = [str(path) for path in self._setting.work.files(item)]
-        if self._ask is None:
-            return {}
-        there, here = self._ask((paths, ())), _facts(paths)
-        unlike = [path for path in paths if there[path] and there[path] != here[path]]
-        return {path: data for path, data in self._ask(((), unlike)).items() if data} if unlike else {}
+        seen = {str(path): _facts(path) for path in self._setting.work.files(item)}
+        return self._ask(seen) if self._ask else {}
 
 
-def _files(folder: str, wanted: tuple[list[str], list[str]]) -> dict[str, Any]:
-    """Runs at the command's node: size and time of change of some files, and the bytes of others."""
+def _files(folder: str, seen: Mapping[str, Facts | None]) -> dict[str, bytes]:
+    """Runs at the command's node: the bytes of the files that are not as a worker sees them."""
     with suppress(OSError):
         os.chdir(folder)
-    paths, contents = wanted
-    found: dict[str, Any] = _facts(paths)
-    for path in contents:
+    found = {}
+    for path, facts in seen.items():
         with suppress(ImageError):
-            found[path] = read_file(path)
+            if _facts(path) != facts:
+                found[path] = read_file(path)
     return found
 
 
-def _facts(paths: list[str]) -> dict[str, tuple[int, int] | None]:
-    facts: dict[str, tuple[int, int] | None] = dict.fromkeys(paths)
-    for path in paths:
-        with suppress(OSError, ValueError):
-            state = os.stat(path)
-            facts[path] = state.st_size, state.st_mtime_ns
-    return facts
+def _facts(path: str | Path) -> Facts | None:
+    try:
+        state = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a null byte in the name
+        return None
+    return state.st_size, state.st_mtime_ns
 
 
 @dataclass(frozen=True)
