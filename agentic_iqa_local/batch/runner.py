@@ -102,13 +102,13 @@ class Runner(Generic[AnyItem, Row]):
     ):
         self.work, self.device, self.jobs, self.timeout = work, device, jobs, timeout
         self.stopping = False
+        self.unfinished = False  # whether a thread does not return, which would keep this process from ending
         self._services, self._threads, self._loads = services, jobs, False
         self._waiting: deque[_Task[AnyItem]] = deque()
         self._alone: deque[_Task[AnyItem]] = deque()
         self._given: dict[int, _Task[AnyItem]] = {}  # to the process, by number
         self._number = self._failed_starts = self._hung = self._pid = 0
         self._process: Future | None = None
-        self._abandoned: Future | None = None
         self._pipe: Any = None
         self._ready = self._told_to_end = self._closing = self._ended = False
         self._loaded: Future[dict[str, Any]] = Future()
@@ -131,11 +131,6 @@ class Runner(Generic[AnyItem, Row]):
         """What the work says of the loaded models."""
         known = self._loaded.done() and not self._loaded.exception()
         return self._loaded.result() if known else {}
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a thread does not return, which would keep this process from ending."""
-        return self._services is not None and self._abandoned is not None and not self._abandoned.done()
 
     def submit(self, item: AnyItem, told: Callable[[Step], None] | None = None) -> "Future[Row]":
         """The row of an item, in time. The future raises ModelLost, VLMError or BatchError where none can come,
@@ -173,7 +168,7 @@ class Runner(Generic[AnyItem, Row]):
 
     def close(self) -> None:
         """Ends the process: at once where something is under way."""
-        self._closing = self.stopping = True
+        self._closing = True
         if self._thread.ident is not None:
             self._wake.send_bytes(b"!")
             if self._thread is not threading.current_thread():
@@ -313,7 +308,8 @@ class Runner(Generic[AnyItem, Row]):
         error = f"{why}{place}; raise --timeout if it was at work"
         _finish(late, self.work.overdue(late.item, error, sha256))
         self._hung += 1
-        if self._hung >= MOST_HUNG or self._services:
+        self.unfinished = self._services is not None
+        if self._hung >= MOST_HUNG or self.unfinished:
             said = one_line(f"{late.item.image}: {error}")
             raise BatchError(
                 f"{self._hung} in a row do not return, the last: {said}", "find out what hangs there"
@@ -361,7 +357,7 @@ class Runner(Generic[AnyItem, Row]):
                 os.killpg(self._pid, signal.SIGKILL)  # with whatever it started
         else:
             self._process.cancel()
-        self._abandoned, self._process, self._pid, self._ready = self._process, None, 0, False
+        self._process, self._pid, self._ready = None, 0, False
         suspects = self._under_way()
         rest = [task for task in self._given.values() if task.deadline is None]
         self._waiting.extendleft(reversed(rest))
