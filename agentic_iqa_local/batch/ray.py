@@ -16,7 +16,7 @@ import socket
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import chdir, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -112,7 +112,14 @@ class RayRunner(Generic[AnyItem, Row]):
         if self._setting:
             return
         self._scratch = _join(self.place)
-        import ray  # it reads its variables once
+        try:
+            self._compare_nodes()
+        except BaseException:
+            self.close()
+            raise
+
+    def _compare_nodes(self) -> None:
+        import ray  # after `_join`: it reads its variables once
 
         nodes = [node for node in ray.nodes() if node["Alive"]]
         self._setting = _Setting(
@@ -243,7 +250,7 @@ def _join(place: Place) -> str | None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         # Ray puts the working folder before all that workers import, and takes SIGTERM for itself.
-        with chdir(ROOT if ROOT != PACKAGE else "/"):
+        with _silenced(), chdir(ROOT if ROOT != PACKAGE else "/"):
             ray.init(address=address, **started, **quiet)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         why = " ".join(str(error).split())
@@ -256,6 +263,19 @@ def _join(place: Place) -> str | None:
             signal.signal(signal.SIGTERM, before)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     return scratch
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Nothing is written to stderr, by whatever part of Ray."""
+    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
 
 
 def _asked_threads() -> int:
