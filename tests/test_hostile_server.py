@@ -16,7 +16,7 @@ from conftest import EMBEDDED
 from PIL import Image
 from scripted import ScriptedTools
 
-from agentic_iqa_local.batch import runs
+from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.cli.assess import main
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.config_sections import ConfigError, ModelSettings
@@ -563,8 +563,7 @@ def test_a_login_is_sent_and_shown_nowhere(server, prompt, caplog):
     assert shows_nothing(*(record.getMessage() for record in caplog.records), caplog.text)
     settings = load_settings().with_options(engine="server")
     settings = settings.model_copy(update={"models": {"embedded": client.settings}})
-    depends_on = runs.identity(settings, "cpu", pipeline="letters", max_replan_iterations=None, query=None, choices=None,
-                                reference=None, relative=False)  # fmt: skip
+    depends_on = Assessing(settings, "letters").identity("cpu")
     assert depends_on["models"]["embedded"]["server"] == server.url
     assert shows_nothing(settings, depends_on)
 

@@ -110,25 +110,16 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
     lines: dict[Item, int] = {}
     bad: list[str] = []
     ignored: set[str] = set()
-    try:
-        for number, record in reader(read_bytes(path, LARGEST)):
-            try:
-                if isinstance(record, str):
-                    raise ValueError(record)
-                ignored |= record.keys() - _Record.model_fields.keys()
-                item = _item(record, path.parent, query, choices)
-                if (earlier := lines.setdefault(item, number)) != number:
-                    raise ValueError(f"the same as line {earlier}")
-            except ValueError as error:
-                bad.append(f"line {number}: {_reason(error)}")
-    except FileError as error:
-        raise ManifestError(f"{path}: {error}", "name another manifest, or divide it") from error
-    except UnicodeDecodeError as error:
-        raise ManifestError(f"{path}: expected a manifest in UTF-8, got {error}", "convert it") from error
-    except (csv.Error, ValueError, OSError) as error:  # pyarrow raises the latter two
-        raise ManifestError(
-            f"{path}: expected {path.suffix[1:]}, got {error}", "correct the manifest"
-        ) from error
+    for number, record in _records(path, reader):
+        try:
+            if isinstance(record, str):
+                raise ValueError(record)
+            ignored |= record.keys() - _Record.model_fields.keys()
+            item = _item(record, path.parent, query, choices)
+            if (earlier := lines.setdefault(item, number)) != number:
+                raise ValueError(f"the same as line {earlier}")
+        except ValueError as error:
+            bad.append(f"line {number}: {_reason(error)}")
     if bad:
         more = f"; and {len(bad) - NAMED_ROWS} more" if len(bad) > NAMED_ROWS else ""
         raise ManifestError(f"{path}: {'; '.join(bad[:NAMED_ROWS])}{more}", "correct the manifest")
@@ -143,6 +134,20 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
 
 _Numbered = Iterator[tuple[int, dict[str, Any] | str]]
 """(line number, either the record without empty cells, or a sentence saying what is wrong) of each line."""
+
+
+def _records(path: Path, reader: Callable[[bytes], _Numbered]) -> _Numbered:
+    """Raises ManifestError for a file that is none of its kind."""
+    try:
+        yield from reader(read_bytes(path, LARGEST))
+    except FileError as error:
+        raise ManifestError(f"{path}: {error}", "name another manifest, or divide it") from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: expected a manifest in UTF-8, got {error}", "convert it") from error
+    except (csv.Error, ValueError, OSError) as error:  # pyarrow raises the latter two
+        raise ManifestError(
+            f"{path}: expected {path.suffix[1:]}, got {error}", "correct the manifest"
+        ) from error
 
 
 def _csv(content: bytes) -> _Numbered:
@@ -232,9 +237,7 @@ def _image_files(item: str, tell: Callable[[str], None] | None) -> list[Path]:
     visible = _visible(Path(item).glob("*") if is_folder else map(Path, glob.iglob(item, recursive=True)))
     images, others = [], []
     for file in visible:
-        if file.is_file() or (
-            file.is_symlink() and not file.exists()
-        ):  # a link that leads nowhere fails its row
+        if file.is_file() or os.path.islink(file) > file.exists():  # a link that leads nowhere fails its row
             (images if file.suffix.lower() in IMAGE_SUFFIXES else others).append(file)
     left_out = _left_out(item, others, sum(map(Path.is_dir, visible)) if is_folder else 0)
     if not images:

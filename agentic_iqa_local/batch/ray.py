@@ -166,11 +166,11 @@ class RayRunner(Generic[AnyItem, Row]):
     def rows(self, items: Iterable[AnyItem]) -> Iterator[Row]:
         """A row for each item, as soon as it is there; then the workers end. Raises what `load` and the workers
         raise, and BatchError where the cluster is lost."""
-        import ray
-
         self.load()
+        from ray.exceptions import RayError
+
         waiting = dict(enumerate(items))
-        loaded: dict[str, Any] | None = None
+        loaded: dict[str, Any] = {}
         try:
             for block in self._dataset(waiting).iter_batches(batch_size=None, prefetch_batches=0):
                 for number, packed in zip(block["number"], block["row"], strict=True):
@@ -188,7 +188,7 @@ class RayRunner(Generic[AnyItem, Row]):
                     return
             if waiting:
                 raise BatchError(f"{len(waiting)} pictures came back without a row")
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             said = next((line for line in reversed(str(error).split("\n")) if line.strip()), "")
             raise BatchError(one_line(f"the cluster failed: {said:.300}")) from error
         finally:
@@ -245,6 +245,7 @@ def _join(place: Place) -> str | None:
     elif os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").is_file():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
+    from ray.exceptions import RayError
 
     quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
     before = signal.getsignal(signal.SIGTERM)
@@ -252,7 +253,7 @@ def _join(place: Place) -> str | None:
         # Ray puts the working folder before all that workers import, and takes SIGTERM for itself.
         with _silenced(), chdir(ROOT if ROOT != PACKAGE else "/"):
             ray.init(address=address, **started, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         why = " ".join(str(error).split())
         raise ClusterError(
             f"--cluster {address}: it cannot be joined: {why:.400}",
@@ -384,7 +385,9 @@ class _Worker:
         here = ray.get_runtime_context().get_node_id()
         self._node = next(_name(node) for node in ray.nodes() if node["NodeID"] == here)
         ask = _on(setting.driver, ray.remote(_files))
-        self._ask = None if here == setting.driver else lambda seen: ray.get(ask.remote(setting.folder, seen))
+        self._ask: Any = None
+        if here != setting.driver:
+            self._ask = lambda seen: ray.get(ask.remote(setting.folder, seen))
         try:
             if unlike := _told(_unlike(setting)):
                 raise ClusterError(

@@ -195,19 +195,23 @@ class Runner(Generic[AnyItem, Row]):
 
     def _look(self) -> None:
         """One turn: gives what may begin, takes what has come, ends what took too long."""
-        if self._process is None and (
-            self._waiting or self._alone or (self._loads and not self._loaded.done())
-        ):
+        wanted = self._waiting or self._alone or (self._loads and not self._loaded.done())
+        if self._process is None and wanted:
             self._start()
         self._give()
-        for ready in connection.wait([self._awaken, *([self._pipe] if self._process else [])], GLANCE):
+        pipes = [self._awaken, self._pipe] if self._process else [self._awaken]
+        for ready in connection.wait(pipes, GLANCE):
             if ready is self._awaken:
                 self._awaken.recv_bytes()
                 continue
             try:
-                self._heed(*self._pipe.recv())
+                message = self._pipe.recv()
             except (EOFError, OSError):
                 return self._after_end()
+            self._heed(*message)
+        self._end_what_is_late()
+
+    def _end_what_is_late(self) -> None:
         now = time.monotonic()
         self._now += min(now - self._looked, STANDSTILL)
         self._looked = now
@@ -226,7 +230,7 @@ class Runner(Generic[AnyItem, Row]):
             self._process = concurrent.thread(_serve)(*args)
         else:
             spawn = multiprocessing.get_context("spawn")
-            self._process = concurrent.process(context=spawn, daemon=False)(_serve)(*args)
+            self._process = concurrent.process(context=spawn, daemon=False)(_serve)(*args)  # pyright: ignore
             theirs.close()
             atexit.register(self.close)  # else the end of this process would wait for that one
         self._ready = self._told_to_end = False
@@ -238,20 +242,18 @@ class Runner(Generic[AnyItem, Row]):
         if self.stopping:
             self._told_to_end = True
             return self._send(None)
-        ahead = AHEAD if self.jobs == self._threads else 0
-        while self._waiting or self._alone:
-            if self._alone and (not self._waiting or self._number >= self._alone[0].after):
-                if not self._given:
-                    self._send_task(self._alone.popleft())
-                return
-            if len(self._given) >= self.jobs + ahead or any(task.alone for task in self._given.values()):
-                return
-            self._send_task(self._waiting.popleft())
+        while task := self._next():
+            self._number += 1
+            self._given[self._number] = task
+            self._send((self._number, task.item, task.alone))
 
-    def _send_task(self, task: _Task[AnyItem]) -> None:
-        self._number += 1
-        self._given[self._number] = task
-        self._send((self._number, task.item, task.alone))
+    def _next(self) -> _Task[AnyItem] | None:
+        """The next item that the process may have now; one that is to be alone only when it has no other."""
+        if self._alone and (not self._waiting or self._number >= self._alone[0].after):
+            return None if self._given else self._alone.popleft()
+        room = self.jobs + (AHEAD if self.jobs == self._threads else 0)
+        full = len(self._given) >= room or any(task.alone for task in self._given.values())
+        return self._waiting.popleft() if self._waiting and not full else None
 
     def _send(self, message: Any) -> None:
         with suppress(OSError):  # where the process is gone, hearing from it says so
