@@ -264,7 +264,7 @@ def test_batches_that_are_finished_hold_no_file_open(tmp_path):
     batches = batches_in(tmp_path / "spool")
     before = opened_in(tmp_path)
     names = [batches.submit(pictures(1))["id"] for _ in range(3)]
-    assert len(opened_in(tmp_path)) == len(before) + 3
+    assert len(opened_in(tmp_path)) == len(before) + 2 * 3  # the rows and their lock
     while ask := batches.next_ask():
         batches.answered(Answer(ask.key, "{}"))
     assert opened_in(tmp_path) == before
