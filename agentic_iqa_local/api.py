@@ -24,7 +24,7 @@ from agentic_iqa_local.text import one_line
 if TYPE_CHECKING:
     from agentic_iqa_local.images.pictures import Picture
     from agentic_iqa_local.judgement.comparison import Comparison, Ranking
-    from agentic_iqa_local.judgement.quality_map.result import MapRequest
+    from agentic_iqa_local.judgement.quality_map import MapRequest
     from agentic_iqa_local.result import Assessment
     from agentic_iqa_local.services import Services
 
@@ -136,7 +136,7 @@ class IQA:
         """
         from agentic_iqa_local.images.pictures import check_picture
         from agentic_iqa_local.judgement.assessment import assess
-        from agentic_iqa_local.judgement.quality_map.result import map_request
+        from agentic_iqa_local.judgement.quality_map import map_request
 
         self._opened()
         several = isinstance(image, (list, tuple))

@@ -218,35 +218,28 @@ class ModelSettings(Section):
     max_in_flight: int = Field(default=8, ge=1)
     # vLLM on a GPU: memory of the card that stays free for the tools; the engine takes the rest
     left_for_tools_gib: float = Field(default=4.0, ge=0)
-    # engine server: where vLLM's OpenAI-compatible server listens, or a list of such addresses, which share the
-    # work. http://USER:PASSWORD@HOST logs in, instead of with $AGENTIC_IQA_SERVER_KEY; neither is ever written
-    server: str | list[str] = Field(default="http://127.0.0.1:8000", repr=False)
+    # engine server: where vLLM's OpenAI-compatible server listens. http://USER:PASSWORD@HOST logs in, instead of
+    # with $AGENTIC_IQA_SERVER_KEY; neither is ever written
+    server: str = Field(default="http://127.0.0.1:8000", repr=False)
     # engine server: the model's name there; default: the only one
     served_name: str | None = None
-    # engine server: seconds from a request to the end of its answer
+    # engine server: seconds without an answer before a request is tried once more
     server_timeout: float = Field(default=600, gt=0, le=86400)
     # the smallest and the largest picture that is seen in one piece; default: the processor's own
     min_pixels: int | None = Field(default=None, ge=1)
     max_pixels: int | None = Field(default=None, ge=1)
 
-    @field_validator("server")
+    @field_validator("server", mode="before")
     @classmethod
-    def _are_addresses(cls, addresses: str | list[str]) -> str | list[str]:
-        each = [addresses] if isinstance(addresses, str) else addresses
-        if not each or len({split_server(address)[0] for address in each}) < len(each):
-            raise ValueError("expected an address, or a list of different ones")
-        return addresses
-
-    @property
-    def servers(self) -> list[str]:
-        """The addresses of `server`, one or more."""
-        return [self.server] if isinstance(self.server, str) else self.server
+    def _is_an_address(cls, address: object) -> object:
+        if not isinstance(address, str):
+            raise ValueError("expected one address, as text; several servers go behind a proxy of yours")
+        split_server(address)
+        return address
 
     @field_serializer("server")
-    def _without_login(self, addresses: str | list[str]) -> str | list[str]:
-        if isinstance(addresses, str):
-            return split_server(addresses)[0]
-        return [split_server(address)[0] for address in addresses]
+    def _without_login(self, address: str) -> str:
+        return split_server(address)[0]
 
 
 class PlacedModel(ModelSettings):

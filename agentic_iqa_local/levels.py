@@ -11,6 +11,10 @@ LEVEL_TO_LETTER: dict[int, str] = {level: letter for letter, level in LETTER_TO_
 Mode = Literal["logits", "classification", "uniform"]
 """Where the letters' probabilities come from: logits, the letter that was written, or nowhere."""
 
+Look = Literal["one order", "both orders", "crops"]
+"""How closely the letters were read; each look includes what those before it read."""
+LOOKS: tuple[Look, ...] = get_args(Look)
+
 PromptLayout = Literal["images_first", "system_first"]
 """Where a role's instructions stand in the chat: behind the images, whose cache then serves every role, or
 before them, which is the paper's order."""

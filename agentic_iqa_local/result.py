@@ -1,17 +1,16 @@
 """The result of an assessment: what assess prints, field by field."""
 
 import html
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+import agentic_iqa_local
 from agentic_iqa_local.config import FusionSettings, Pipeline
-from agentic_iqa_local.judgement.intervals import AnswerSet, Interval
-from agentic_iqa_local.judgement.quality_map.result import QualityMap
-from agentic_iqa_local.judgement.sureness import Gate
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, Look
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.state import (
+    DamagedBox,
     ExecutorOutput,
     PassRecord,
     PlannerError,
@@ -54,14 +53,133 @@ class Seen(BaseModel):
     views: list[SeenView]
 
 
-class Assessment(BaseModel):
+class Result(BaseModel):
+    """What a command answers with: a line of JSON, and an account in words that a notebook shows, too."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of a JSON line, as plain Python values."""
+        return self.model_dump(mode="json")
+
+    def explain(self) -> str:
+        """The readable account that `--explain` prints."""
+        return agentic_iqa_local.explain(self)  # the package finds what lies above this module
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({' '.join(self.explain().split()):.300})"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.explain())}</pre>"
+
+
+class Condition(BaseModel):
+    """How a picture was assessed: pictures with the same condition have errors of the same kind."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pipeline: Pipeline
+    reference: bool
+    look: Look
+
+
+class Interval(BaseModel):
+    """Where the true quality lies, with how much probability, and how that is known."""
+
+    low: float = Field(ge=1, le=5)
+    high: float = Field(ge=1, le=5)
+    coverage: float  # how often such an interval holds the truth of pictures like these
+    difficulty: float = Field(gt=0)  # of this picture, in levels: by this the calibration's errors are scaled
+    condition: Condition
+    calibrated_on: str  # the set, its size and the date of the calibration
+    widened: list[str] = []  # why it is wider than the calibration's pictures would make it
+
+    @property
+    def width(self) -> float:
+        """In levels, 0..4."""
+        return self.high - self.low
+
+
+class AnswerSet(BaseModel):
+    """The fewest of the choices, the likeliest first, that hold the right one, with how much probability."""
+
+    letters: list[str]
+    coverage: float
+    calibrated_on: str
+    widened: list[str] = []
+
+
+class Gate(BaseModel):
+    """Whether a picture is good enough: decided only where that is likely enough."""
+
+    at_least: float  # the quality asked for, 1..5
+    probability: float  # that the true quality is that or better
+    error_rate: float  # how often a verdict may be wrong
+    verdict: Literal["pass", "fail", "unsure"]
+
+
+class TileBias(BaseModel):
+    """What cropping does to the letters: the mean over clean photographs of the tiles' expected level less
+    that of the whole photograph."""
+
+    levels: float  # in levels; subtracted from each tile's level
+    low: float  # lower end of its 95 % interval over photographs
+    high: float  # upper end
+    tile: int  # side in pixels of the tiles that it was measured on
+    photographs: int  # how many it is the mean over
+    source: str  # which photographs, and when
+
+
+class MapCost(BaseModel):
+    """What a map took, and what limited it."""
+
+    tiles: int  # tiles of the map
+    read: int  # how many of them were read; cells that none of these covers are null
+    max_tiles: int  # how many were allowed
+    max_seconds: float  # seconds after which no more were to be begun
+    tokens: int  # tokens that went through the model
+    seconds: float  # of making the map, without the drawing
+    stopped: str | None = None  # why not all tiles were read
+
+
+class QualityMap(BaseModel):
+    """The quality of a picture from place to place.
+
+    Each tile is read by itself at native resolution, with the scoring prompt and without evidence. A cell's
+    level by the letters is the mean over the tiles that cover it, weighted by how much of it each covers; its
+    level by LocalNR follows from the severity that this tool sees there. q is the weighted mean of both.
+    """
+
+    tile: int  # side of a tile in pixels: what is read
+    stride: int  # the widest step from tile to tile, in pixels
+    xs: list[int]  # edges of the cells from left to right, in pixels
+    ys: list[int]  # edges of the cells from top to bottom, in pixels
+    # quality of each cell, 1..5, row by row from the top; null where no tile was read
+    q: list[list[float | None]]
+    letters: list[list[float | None]]  # level of each cell by the letters alone, 1..5
+    # level of each cell by LocalNR alone, 1..5; None where the tool could not run
+    tool: list[list[float]] | None
+    tool_weight: float  # of the tool's level in q, 0..1
+    median: float  # of the cells
+    # at most three boxes that do not overlap, the worst first; empty where none stands out
+    worst: list[DamagedBox]
+    bias: TileBias | None = None  # what was corrected of the tiles' levels; None where nothing was
+    # with a reference: the mean in each cell of SSIM's, GMSD's and FSIM's own map; 1 where nothing was lost
+    similarity: dict[str, list[list[float]]] = {}
+    cost: MapCost
+    notes: list[str] = []  # what a reader of the map must know
+    png: str | None = None  # the file that it was drawn to
+    not_drawn: str | None = None  # why it was not drawn where it should have been
+
+
+class Assessment(Result):
     """One assessed image. A failed one has `error` and no answer: a score that could not be had is never
     filled in.
 
     In a notebook it shows as a table.
     """
-
-    model_config = ConfigDict(protected_namespaces=())
 
     schema_version: int = SCHEMA_VERSION
     image: str
@@ -145,12 +263,6 @@ class Assessment(BaseModel):
     def level(self) -> str | None:
         """The level in a word, Excellent to Bad; None where nothing was rated."""
         return LEVEL_WORDS[LETTER_TO_LEVEL[self.letter]] if self.q is not None and self.letter else None
-
-    def explain(self) -> str:
-        """The readable account that `--explain` prints: plan, evidence, probabilities, tools, q and why."""
-        from agentic_iqa_local.output.report import account
-
-        return account(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of a JSON line, as plain Python values."""

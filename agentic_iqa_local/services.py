@@ -6,12 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from agentic_iqa_local.config import Settings, load_settings
-from agentic_iqa_local.config_sections import RoleSettings
+from agentic_iqa_local.config import RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.iqa_tools import ToolRunner
-from agentic_iqa_local.judgement.calibrations import calibration_for
-from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.offline.manifest import BundleError
 from agentic_iqa_local.offline.store import check_model, environment, models_root
 from agentic_iqa_local.vlm_client import ClientPool, VLMClient, VLMError
@@ -66,14 +63,6 @@ class Services:
         self.pool.close()
         self._tools = None
         clear_device_cache(garbage_collection=True)
-
-    @functools.cached_property
-    def calibration(self) -> tuple[IntervalCalibration | None, str | None]:
-        """(what calibrates the intervals of this set-up's answers, why there is nothing). Raises FitError for
-        a configured fit that cannot be used, VLMError for a model that cannot be loaded."""
-        backend = self.section("summarizer").backend
-        about = self.client("summarizer").describe()
-        return calibration_for(self.settings, self.settings.folder(backend), about)
 
     @contextmanager
     def models_waiting(self) -> Iterator[None]:

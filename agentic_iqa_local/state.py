@@ -17,7 +17,6 @@ from pydantic import (
     model_validator,
 )
 
-from agentic_iqa_local.judgement.quality_map.result import DamagedBox
 from agentic_iqa_local.levels import Mode, Severity
 
 logger = logging.getLogger(__name__)
@@ -244,6 +243,42 @@ class Detection(BaseModel):
     error: str | None = None  # why LocalNR could not read it
 
 
+class DamagedBox(BaseModel):
+    """A part of the picture that is clearly worse than the rest."""
+
+    box: tuple[int, int, int, int] = Field(
+        description="left, top, right, bottom in pixels of the upright image."
+    )
+    place: str = Field(description='Which ninth of the picture its centre lies in: "top left", "middle" ...')
+    q: float = Field(description="Mean of the map's cells in it, 1..5.")
+    below: float = Field(description="How many levels that lies below the median of the map.")
+    distortion: str | None = Field(
+        default=None, description="Its likeliest distortion; None where the model cannot be asked in words."
+    )
+    probability: float | None = Field(
+        default=None, description="Of that distortion among the seven types, 0..1."
+    )
+    distortions: dict[str, float] = Field(
+        default={}, description="Probability of each type of distortion; sums to 1."
+    )
+    severity: Severity | None = Field(
+        default=None, description="The likeliest severity of that distortion; None where it was not read."
+    )
+    severities: dict[str, float] = Field(default={}, description="Probability of each severity; sums to 1.")
+    tools: dict[str, float] = Field(
+        default={}, description="Scores of the configured tools on this box alone, 1..5; not part of q."
+    )
+
+    @property
+    def seen(self) -> str | None:
+        """Its distortion and how severe that is, in words; None where the model cannot be asked."""
+        if self.distortion is None or self.severity is None:
+            return self.distortion
+        if self.severity == "none":
+            return f"{self.distortion}, barely visible to the model"
+        return f"{self.severity} {self.distortion}"
+
+
 class ExecutorOutput(BaseModel):
     """The evidence. Every part but the logs is None when the plan did not ask for it."""
 
@@ -393,7 +428,7 @@ class SummarizerOutput(BaseModel):
         default=None, description="The evidence that the answer rests on."
     )
     fusion: FusionResult | None = None  # the letter read and its fusion; None for free-text answers
-    # what the model's reasoning got wrong twice; sentences made of the evidence replace it
+    # what the model's reasoning got wrong; sentences made of the evidence replace it
     reasoning_corrections: list[str] = []
     gaps: list[Gap] = []  # what the evidence lacks; another pass closes it if need_replan is true
     passes: list[PassRecord] = []  # the latest ten, this one included

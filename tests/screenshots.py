@@ -20,7 +20,7 @@ from test_study_report import analysed, make_rows
 from agentic_iqa_local.cli.gallery import main as gallery
 from agentic_iqa_local.config import load_settings
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.judgement.quality_map.result import MapRequest
+from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.page import write_html
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS

@@ -11,9 +11,8 @@ import numpy as np
 from agentic_iqa_local import services
 from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.batch.work import Assessing
-from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.run import Plan, Studying, run_study
 from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage, VLMError
@@ -71,7 +70,10 @@ class ScriptedSession:
             p = self.client.yes.get(answer_prefix.split('"')[-3], 0.01)
             return LetterRead({"Yes": float(np.log(p)), "No": float(np.log(1 - p))}, 0.0, {})
         self.client.calls.append(("read_letters", prompt))
-        logprobs = {letter: self.client.logprobs.get(letter, float(np.log(0.1))) for letter in letters}
+        return self.read({letter: self.client.logprobs.get(letter, float(np.log(0.1))) for letter in letters})
+
+    @staticmethod
+    def read(logprobs: dict[str, float]) -> LetterRead:
         return LetterRead(logprobs, max(0.0, 1 - float(np.exp(list(logprobs.values())).sum())), {})
 
     def close(self):

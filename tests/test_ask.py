@@ -6,18 +6,15 @@ import json
 import pytest
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
-from agentic_iqa_local import Assessment, assess, run_pipeline
+from agentic_iqa_local import Assessment, assess
 from agentic_iqa_local.batch.work import as_line
-from agentic_iqa_local.config_sections import RoleSettings
-from agentic_iqa_local.files import LARGEST
+from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt
 from agentic_iqa_local.nodes.replies import (
     PlannerReply,
-    analysis_reply,
     detection_reply,
-    letter_reply,
     location_reply,
     selection_reply,
     summary_reply,
@@ -57,14 +54,10 @@ def refused(text, schema=None, prefix="", **session) -> str:
 # Without a grammar
 
 SPELLINGS = {
-    "compact": '{"final_answer":"C","quality_reasoning":"Edges are soft."}',
     "blanks around it": f"\n  {COMPACT} \n\n",
     "indented": json.dumps(SUMMARY, indent=4),
     "fenced": f"```json\n{json.dumps(SUMMARY, indent=2)}\n```",
-    "fenced without a language": f"```\n{COMPACT}\n```\n",
-    "fenced on one line": f"```json {COMPACT} ```",
     "extra keys": json.dumps({"thought": {"deep": [1]}, **SUMMARY, "confidence": 0.5}),
-    "other order": json.dumps(dict(reversed(SUMMARY.items()))),
     "blanks in texts": json.dumps({"final_answer": " C\n", "quality_reasoning": "\tEdges are soft.  "}),
 }
 
@@ -75,36 +68,21 @@ def test_without_a_grammar_every_spelling_of_an_answer_is_taken(spelling, prefix
     assert asked(SPELLINGS[spelling], prefix=prefix).model_dump() == SUMMARY
 
 
-@pytest.mark.parametrize("spelling", [name for name in SPELLINGS if name not in ("compact", "other order")])
+@pytest.mark.parametrize("spelling", ["fenced", "extra keys", "blanks in texts"])
 def test_under_a_grammar_what_the_grammar_forbids_is_refused(spelling):
-    text = SPELLINGS[spelling]
-    if spelling in ("blanks around it", "indented"):  # blanks between tokens are no part of what JSON says
-        assert asked(text, constrained=True).model_dump() == SUMMARY
-        assert "begins with" in refused(text, prefix=ANSWER_PREFIX + "C", constrained=True)
-    else:
-        assert "no valid JSON in 3 attempts" in refused(text, constrained=True)
+    assert "no valid JSON in 3 attempts" in refused(SPELLINGS[spelling], constrained=True)
 
 
 REFUSED = {
     "words before": f"Here it is: {COMPACT}",
-    "words behind": f"{COMPACT} Is that fine?",
-    "words before a fence": f"Sure!\n```json\n{COMPACT}\n```",
     "two answers": COMPACT + COMPACT,
     "a key twice": '{"final_answer": "A", "final_answer": "C", "quality_reasoning": "Soft."}',
-    "an extra key twice": '{"a": 1, "a": 2, "final_answer": "C", "quality_reasoning": "Soft."}',
     "no reasoning": '{"final_answer": "C"}',
-    "no answer": '{"quality_reasoning": "Soft.", "answer": "C"}',
-    "a blank answer": '{"final_answer": " ", "quality_reasoning": "Soft."}',
     "a blank reasoning": '{"final_answer": "C", "quality_reasoning": " \\n"}',
     "another letter": '{"final_answer": "F", "quality_reasoning": "Soft."}',
     "a number": '{"final_answer": 3, "quality_reasoning": "Soft."}',
-    "a list": '[{"final_answer": "C", "quality_reasoning": "Soft."}]',
-    "null": "null",
     "nothing": "",
-    "a fence around nothing": "``````",
-    "one fence": "```",
     "nested without end": '{"final_answer": ' + "[" * 100_000,
-    "an extra key nested deeply": '{"a": ' + "[" * 5000 + "]" * 5000 + f", {COMPACT[1:]}",
     "a number of 5000 digits": '{"a": ' + "9" * 5000 + f", {COMPACT[1:]}",
     "half a character": '{"final_answer": "C", "quality_reasoning": "\\ud800"}',
 }
@@ -125,26 +103,22 @@ def test_the_letter_that_was_begun_with_must_be_the_answer_however_it_is_written
 @pytest.mark.parametrize(
     ("schema", "said", "kept"),
     [
-        (PlannerReply, PLAN | {"why": "?", "plan": PLAN["plan"] | {"more": True}}, PLAN),
-        (PlannerReply, PLAN | {"query_type": " IQA ", "query_scope": [" sky "]}, PLAN),
-        (detection_reply(["sky"]), {"sky": [" Blurs "], "sea": ["Noise"]}, {"sky": ["Blurs"]}),
         (
-            analysis_reply({"sky": ["Blurs"]}),
-            {"sky": [{"type": "Blurs", "severity": "slight ", "explanation": " Soft. ", "confidence": 1}]},
-            {"sky": [{"type": "Blurs", "severity": "slight", "explanation": "Soft."}]},
+            PlannerReply,
+            PLAN | {"why": "?", "plan": PLAN["plan"] | {"more": True}, "query_scope": [" sky "]},
+            PLAN,
         ),
+        (detection_reply(["sky"]), {"sky": [" Blurs "], "sea": ["Noise"]}, {"sky": ["Blurs"]}),
         (
             selection_reply({"sky": ["Blurs"]}, ["NIQE"]),
             {"sky": {"Blurs": "NIQE", "Noise": "NIQE"}},
             {"sky": {"Blurs": "NIQE"}},
         ),
         (location_reply(["sky"]), {"sky": [1, 2, 3, 4], "label": "x"}, {"sky": [1, 2, 3, 4]}),
-        (letter_reply(LETTERS), {"final_answer": "B", "quality_reasoning": "x"}, {"final_answer": "B"}),
     ],
 )
 def test_extra_keys_and_blanks_are_dropped_in_every_roles_answer(schema, said, kept):
-    text = f"```json\n{json.dumps(said, indent=1)}\n```"
-    assert asked(text, schema).model_dump(mode="json", by_alias=True) == kept
+    assert asked(json.dumps(said), schema).model_dump(mode="json", by_alias=True) == kept
 
 
 def test_without_a_grammar_no_value_is_converted():
@@ -169,23 +143,6 @@ def test_a_longer_text_is_cut_where_no_grammar_bounds_it_and_refused_where_one_s
     text = json.dumps(SUMMARY | {"quality_reasoning": WORDS * 20})
     assert asked(text).quality_reasoning == (WORDS * 4).strip()
     assert "at most 300 characters" in refused(text, constrained=True)
-
-
-def test_every_text_has_its_own_limit():
-    said = {"sky": [{"type": "Blurs", "severity": "slight", "explanation": WORDS * 9}]}
-    reply = asked(json.dumps(said), analysis_reply({"sky": ["Blurs"]}))
-    # 2 × 64 below 160, 3 × 64 beyond
-    assert reply.model_dump(by_alias=True)["sky"][0]["explanation"] == (WORDS * 2).strip()
-    free = asked(json.dumps(SUMMARY | {"final_answer": WORDS * 9}), summary_reply(None))
-    assert free.final_answer == WORDS.strip()  # 64 below 120, 128 beyond
-
-
-def test_a_text_below_its_limit_stays_as_it_is():
-    text = (WORDS * 5)[:299]  # breaks off within a sentence, but of the model's own will
-    assert (
-        asked(json.dumps(SUMMARY | {"quality_reasoning": text}), constrained=True).quality_reasoning
-        == text.strip()
-    )
 
 
 # Failed tries
@@ -219,10 +176,6 @@ def test_failed_tries_of_every_role_stand_in_the_row_although_a_later_one_succee
     assert Assessment.model_validate_json(as_line(row)).failed_tries == row.failed_tries
 
 
-def test_a_row_without_failed_tries_says_so(picture):
-    assert assess(picture, services=scripted()).failed_tries == []
-
-
 def test_a_model_that_fails_is_a_failed_try_without_an_output(picture):
     row = assess(picture, services=scripted(PlannerReply=VLMError("the card is gone")))
     assert tries_of(row) == [("planner", 1, "api_error", None)]
@@ -230,29 +183,12 @@ def test_a_model_that_fails_is_a_failed_try_without_an_output(picture):
     assert row.failed_tries[0].details["exception"] == "VLMError"
 
 
-def test_the_state_of_a_pipeline_holds_its_failed_tries(picture):
-    state = run_pipeline("Rate it.", picture, services=scripted(PlannerReply="no plan"))
-    assert "no valid JSON" in state["error"]
-    assert [(t.details["role"], t.retry_count) for t in state["failed_tries"]] == [
-        ("planner", n) for n in (0, 1, 2)
-    ]
-
-
-def test_the_whole_output_is_kept_up_to_a_limit_that_is_said(picture):
-    outputs = ["a" * 100_000, "b" * 123_456, json.dumps(plan_reply())]
+def test_the_output_is_kept_up_to_a_limit_that_is_said(picture):
+    outputs = ["a" * 20_000, "b" * 23_456, json.dumps(plan_reply())]
     row = assess(picture, services=scripted(PlannerReply=outputs))
     whole, cut = (t.details for t in row.failed_tries)
     assert (whole["output"], whole.get("cut")) == (outputs[0], None)
-    assert (cut["output"], cut["cut"]) == (outputs[1][:100_000], "the first 100000 of 123456 characters")
-
-
-def test_a_row_of_many_long_outputs_can_still_be_written(picture, tmp_path):
-    long = "\u202e" * 200_000  # as JSON \u202e, six characters each
-    replies = dict.fromkeys(("DetectionReply", "AnalysisReply", "SelectionReply", "SummaryReply"), long)
-    row = assess(picture, services=scripted(**replies, PlannerReply=[long, json.dumps(plan_reply())]))
-    assert len(row.failed_tries) >= 5
-    assert all(t.details["cut"] for t in row.failed_tries)
-    assert len(as_line(row).encode()) < LARGEST
+    assert (cut["output"], cut["cut"]) == (outputs[1][:20_000], "the first 20000 of 23456 characters")
 
 
 def test_an_output_that_is_no_text_is_kept_as_text(picture):

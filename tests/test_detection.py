@@ -4,14 +4,13 @@ follow from odds times odds."""
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.iqa_tools.detector import FamilyError, expit, load_detector, logit
+from agentic_iqa_local.iqa_tools.detector import FamilyError, load_detector, logit
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.measured_answers import measure_choices, says_present
@@ -156,11 +155,6 @@ def test_a_reading_says_no_more_than_its_record_allows(presence, part, hit, alar
     assert math.log((1 - mixed) / (1 - alarm)) - 1e-9 <= ratio <= math.log(9)
 
 
-@given(st.floats(-30, 30))
-def test_expit_is_the_inverse_of_logit(value):
-    assert logit(expit(value)) == pytest.approx(np.clip(value, logit(0), logit(1)), abs=1e-3)
-
-
 # Questions with choices
 
 
@@ -290,35 +284,6 @@ def test_sharp_letters_stand_and_the_evidence_follows_them(picture, noise):
     assert ("Noise" in found(evidence)) == (noise < 0.5)
     probability = evidence.detection["Global"].families["Noise"].probability
     assert (probability >= 0.5) == (noise < 0.5)
-
-
-def test_a_severity_that_is_no_choice_stands_for_the_nearest_and_contradicts_nothing(picture):
-    """Extreme noise, and the strongest choice is Severe: the evidence keeps its word."""
-    evidence = evidence_of(Noise=0.9)
-    evidence.distortion_analysis["Global"][0].severity = "extreme"
-    evidence.severity_probabilities["Global"]["Noise"] = dict.fromkeys(
-        ("none", "slight", "moderate", "severe"), 0.01
-    ) | {"extreme": 0.96}
-    choices = ["None", "Slight", "Moderate", "Severe"]
-    logprobs = dict.fromkeys("ABCD", 0.2)
-    result, evidence = answered(picture, "How strong is the noise?", choices, logprobs, evidence)
-    assert result.final_answer == "D"
-    assert evidence.distortion_analysis["Global"][0].severity == "extreme"
-
-
-def test_reasoning_that_says_nothing_of_what_was_asked_gives_way_to_the_evidence(picture):
-    client = ScriptedClient(
-        scripted_answers(SummaryReply='{"final_answer": "A", "quality_reasoning": "The quality is good."}'),
-        {"A": math.log(0.5), "B": math.log(0.4)},
-    )
-    services = scripted_services(client, ScriptedTools({"NIQE": 3.0}))
-    state = {
-        "query": "Is it noisy?", "image_path": picture, "plan": PLAN, "choices": ["Yes", "No"],
-        "executor_evidence": evidence_of(Noise=0.9),
-    }  # fmt: skip
-    result = summarizer_node(state, {"configurable": {"services": services}})["summarizer_result"]
-    assert result.quality_reasoning.startswith("The most probable answer is Yes (0.9")
-    assert "Moderate noise" in result.quality_reasoning
 
 
 def test_letters_about_distortions_count_as_far_as_the_model_is_trusted(picture):

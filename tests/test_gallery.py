@@ -9,11 +9,9 @@ from browser import axe_findings, browser_page, needs_chromium
 from PIL import Image
 
 from agentic_iqa_local.cli.gallery import main
-from agentic_iqa_local.judgement.intervals import Interval
-from agentic_iqa_local.judgement.sureness import Gate
 from agentic_iqa_local.output.gallery.rows import GalleryError, identities, read_rows
 from agentic_iqa_local.output.gallery.thumbnails import Sizes, thumbnail
-from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.result import Assessment, Gate, Interval
 
 HOSTILE = "</script><script>document.title='ran'</script>"
 CALIBRATED = {

@@ -4,10 +4,8 @@ model.
 The replans are forced by evidence that contradicts itself: a severe blur measured at 4.5.
 """
 
-import gc
 import json
 import logging
-import weakref
 from collections import Counter
 
 import pytest
@@ -22,7 +20,6 @@ from scripted import (
     scripted_services,
 )
 
-from agentic_iqa_local import graph
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.graph import (
     build_graph,
@@ -76,29 +73,21 @@ def asking(need_replan: bool = True) -> SummarizerOutput:
 @pytest.mark.parametrize(
     ("need_replan", "counters", "expected"),
     [
-        (True, {"iteration_count": 0, "max_replan_iterations": 2}, "planner"),
         (True, {"iteration_count": 1, "max_replan_iterations": 2}, "planner"),
         (True, {"iteration_count": 2, "max_replan_iterations": 2}, "__end__"),
-        (True, {"iteration_count": 3, "max_replan_iterations": 2}, "__end__"),
-        (True, {"iteration_count": 4, "max_replan_iterations": 5}, "planner"),
         (True, {"iteration_count": 0, "max_replan_iterations": 0}, "__end__"),
         (True, {}, "planner"),
-        (True, {"iteration_count": 1}, "planner"),
         (True, {"iteration_count": 2}, "__end__"),
-        (False, {"iteration_count": 0, "max_replan_iterations": 2}, "__end__"),
         (False, {}, "__end__"),
     ],
 )
-def test_the_edge_replans_below_the_limit_only(need_replan, counters, expected, caplog):
+def test_the_edge_replans_below_the_limit_only_and_logs_it(need_replan, counters, expected, caplog):
     state = {"query": QUERY, "image_path": "a.png", "summarizer_result": asking(need_replan), **counters}
     with caplog.at_level(logging.INFO):
         assert decide_next_node(state) == expected
     iteration, limit = counters.get("iteration_count", 0), counters.get("max_replan_iterations", 2)
-    assert (
-        records(caplog, logging.INFO)[0]
-        == f"need_replan={need_replan}, iteration_count={iteration}, max_replan_iterations={limit},"
-        f" decision={expected}"
-    )
+    told = f"need_replan={need_replan}, iteration_count={iteration}, max_replan_iterations={limit}, decision={expected}"
+    assert records(caplog, logging.INFO)[0] == told
 
 
 @pytest.mark.parametrize("state", [{}, {"summarizer_result": asking(), "error": "Planner: no valid JSON"}])
@@ -127,18 +116,6 @@ def test_the_limit_is_logged_as_a_warning(caplog):
     ]
 
 
-@pytest.mark.parametrize(("iteration", "warnings"), [(1, 2), (2, 3)])
-def test_one_pass_that_asked_is_no_potential_issue(iteration, warnings, caplog):
-    state = {"summarizer_result": asking(), "iteration_count": iteration, "max_replan_iterations": iteration}
-    decide_next_node(state)
-    assert len(records(caplog, logging.WARNING)) == warnings
-
-
-def test_a_satisfied_summarizer_is_no_warning(caplog):
-    decide_next_node({"summarizer_result": asking(False), "iteration_count": 2, "max_replan_iterations": 2})
-    assert records(caplog, logging.WARNING) == []
-
-
 # The drawing
 
 
@@ -154,19 +131,6 @@ def test_the_drawing_is_the_specified_one():
     )
 
 
-def test_the_drawing_follows_the_compiled_graph(monkeypatch):
-    monkeypatch.setattr(graph, "build_graph", lambda: build_graph(with_summarizer=False))
-    assert visualize_graph().splitlines()[1:] == [
-        "    START([START]) --> planner[Planner]",
-        "    planner --> executor[Executor]",
-        "    executor --> END([END])",
-    ]
-
-
-def test_the_limit_is_explained_where_it_is_set():
-    assert "max_replan_iterations" in run_pipeline.__doc__
-
-
 # The limit
 
 
@@ -177,12 +141,6 @@ def test_the_limit_bounds_the_plans_of_a_summarizer_that_always_asks(picture, li
     assert calls(client)["PlannerReply"] == calls(client)["SummaryReply"] == plans
     assert final["max_replan_iterations"] == (2 if limit is None else limit)
     assert final["iteration_count"] == len(final["replan_history"]) == (0 if limit == 0 else plans)
-
-
-def test_the_default_limit_is_two(picture):
-    client = never_satisfied()
-    final = run_pipeline(QUERY, picture, services=scripted_services(client, ScriptedTools({"NIQE": 4.5})))
-    assert (final["max_replan_iterations"], calls(client)["PlannerReply"]) == (2, 2)
 
 
 @pytest.mark.parametrize(("limit", "asks"), [(1, True), (2, True), (0, False)])
@@ -201,15 +159,6 @@ def test_a_summarizer_that_always_asks_is_reported(picture, caplog):
     assert "potential logic issue" in "\n".join(records(caplog, logging.WARNING))
 
 
-def test_one_that_is_satisfied_at_last_is_not_reported(picture, caplog):
-    severe, slight = moderate_blur(severity="severe"), moderate_blur(severity="slight")
-    client = ScriptedClient(scripted_answers(AnalysisReply=[severe, slight]))
-    final = run(client, picture)
-    assert calls(client)["PlannerReply"] == 2
-    assert (final["summarizer_result"].need_replan, final["iteration_count"]) == (False, 1)
-    assert records(caplog, logging.WARNING) == []
-
-
 def test_a_satisfied_summarizer_ends_after_one_round(picture):
     client = ScriptedClient(scripted_answers())
     final = run(client, picture)
@@ -221,12 +170,6 @@ def test_a_satisfied_summarizer_ends_after_one_round(picture):
 def test_a_negative_limit_is_refused(picture):
     with pytest.raises(ValueError, match="max_replan_iterations"):
         initial_state(QUERY, picture, max_replan_iterations=-1)
-
-
-@pytest.mark.parametrize("choices", [[], ["only one"], [str(i) for i in range(11)]])
-def test_choices_that_are_none_are_refused(picture, choices):
-    with pytest.raises(ValueError, match="choices"):
-        initial_state(QUERY, picture, choices=choices)
 
 
 def test_a_run_starts_from_nothing_but_what_it_is_given(picture):
@@ -243,19 +186,7 @@ def test_a_run_starts_from_nothing_but_what_it_is_given(picture):
     assert given["choices"] == ["No", "Hardly"]
 
 
-def test_the_pipelines_choices_reach_the_summarizer(picture):
-    final = run(ScriptedClient(scripted_answers()), picture, choices=["Sharp", "Soft"])
-    assert final["choices"] == ["Sharp", "Soft"]
-    assert set(final["summarizer_result"].fusion.p_c) == {"A", "B"}
-
-
 # History and feedback
-
-
-def test_the_history_says_which_iteration_asked_for_what(picture):
-    first, second = run(never_satisfied(), picture)["replan_history"]
-    assert first.startswith(f"[Iteration 1] {GAP}")
-    assert second.startswith(f"[Iteration 2] {GAP}")
 
 
 def test_a_long_limit_is_reached_and_the_history_keeps_ten(picture, caplog):
@@ -275,25 +206,6 @@ def test_the_planner_is_told_what_was_missing(picture):
     told = [prompt.case.count(GAP) for prompt in prompts(client, "PlannerReply")]
     assert told == [0, 1, 2]
     assert f"[Iteration 1] {GAP}" in prompts(client, "PlannerReply")[1].case
-
-
-def test_a_replan_overwrites_plan_evidence_and_result(picture):
-    wider = plan_reply(required_tool="PIQE")
-    client = never_satisfied(PlannerReply=[plan_reply(), wider])
-    services = scripted_services(client, ScriptedTools({"NIQE": 4.5, "PIQE": 2.0}))
-    final = run_pipeline("Rate this image; if need be use PIQE.", picture, services=services)
-    assert final["plan"].required_tool == "PIQE"
-    assert final["executor_evidence"].quality_scores == {"Global": {"Blurs": ("PIQE", 2.0)}}
-    assert final["summarizer_result"].need_replan is False  # severe and 2.0 agree
-
-
-def test_the_state_does_not_grow_with_the_rounds(picture):
-    short, long = (run(never_satisfied(), picture, limit) for limit in (2, 9))
-    assert set(short) == set(long)
-    for final in (short, long):
-        assert len(final["executor_evidence"].tool_logs) == 1
-        assert len(final["executor_evidence"].distortion_analysis["Global"]) == 1
-    assert long["summarizer_result"].quality_reasoning == short["summarizer_result"].quality_reasoning
 
 
 # Failures
@@ -338,14 +250,6 @@ def test_an_executor_that_fails_on_replan_reaches_the_summarizer(picture, failur
     assert "error" not in final
 
 
-def test_a_planner_that_fails_at_once_ends_the_run(picture):
-    client = never_satisfied(PlannerReply="no JSON")
-    final = run(client, picture)
-    assert final["error"].startswith("Planner")
-    assert {"plan", "executor_evidence", "summarizer_result"}.isdisjoint(final)
-    assert set(calls(client)) == {"PlannerReply"}
-
-
 def test_a_summarizer_that_cannot_run_is_an_error_of_the_state(picture):
     final = run(never_satisfied(SummaryReply=VLMError("out of memory")), picture)
     assert "out of memory" in final["error"]
@@ -379,17 +283,6 @@ def test_without_the_summarizer_the_graph_ends_after_the_executor(picture):
 
 
 # What the runs and their rounds share
-
-
-def test_the_graph_is_compiled_once_and_holds_no_images_after_a_run(picture):
-    assert build_graph() is build_graph()
-    images = OpenImages(scripted_services(never_satisfied(), ScriptedTools({"NIQE": 4.5})), picture)
-    run_graph(initial_state(QUERY, picture), images)
-    images.close()
-    held = weakref.ref(images)
-    del images
-    gc.collect()
-    assert held() is None
 
 
 def test_the_model_is_opened_once_for_all_roles_and_rounds(picture):
@@ -451,12 +344,6 @@ def test_whatever_a_client_raises_is_an_error_of_the_state(picture, error, where
     assert f"scripted: {type(error).__name__}: {error}" in final["error"]
 
 
-def test_a_fault_of_a_node_is_an_error_of_the_state(picture, monkeypatch, caplog):
-    monkeypatch.setattr("agentic_iqa_local.nodes.summarizer.close_pass", lambda *_: {}["gaps"])
-    assert run(never_satisfied(), picture)["error"] == "Summarizer: KeyError: 'gaps'"
-    assert any(record.exc_info for record in caplog.records)
-
-
 @pytest.mark.parametrize("node", [executor_node, summarizer_node])
 def test_a_state_whose_plan_is_none_has_no_plan(picture, node):
     state = {"query": QUERY, "image_path": picture, "plan": None, "executor_evidence": None}
@@ -471,12 +358,3 @@ def test_a_result_survives_json_and_a_checkpointer(picture):
     assert SummarizerOutput.model_validate_json(result.model_dump_json()) == result
     serializer = JsonPlusSerializer()
     assert serializer.loads_typed(serializer.dumps_typed(final)) == final
-
-
-def test_the_letter_read_is_logged_with_its_prompt_and_log_probabilities(picture, caplog):
-    caplog.set_level(logging.DEBUG)
-    client = never_satisfied()
-    run(client, picture, 0)
-    (line,) = [m for r in caplog.records if (m := r.getMessage()).startswith("Read after")]
-    assert '{"final_answer": "' in line
-    assert str(client.logprobs) in line

@@ -13,7 +13,7 @@ from conftest import EMBEDDED
 from agentic_iqa_local.cli import assess as assess_command
 from agentic_iqa_local.cli import chosen_settings
 from agentic_iqa_local.cli.console import Console
-from agentic_iqa_local.model_choice import choose
+from agentic_iqa_local.vlm_client.model_choice import choose
 
 
 def weights(file: Path, numbers: int) -> None:

@@ -138,6 +138,7 @@ CLIENTS = {
     "ftplib",
     "http.client",
     "httpx",
+    "openai",
     "requests",
     "smtplib",
     "socket",
@@ -161,7 +162,7 @@ LOADERS = {
 UNTOLD = {f"{loader}.from_pretrained" for loader in LOADERS}
 ALLOWED = {
     # the model server that a configuration names, by default on this machine
-    "agentic_iqa_local/vlm_client/server_connection.py": frozenset({"httpx"}),
+    "agentic_iqa_local/vlm_client/server_client.py": frozenset({"openai"}),
     # to refuse them while a metric is built
     "agentic_iqa_local/iqa_tools/pyiqa_metrics.py": frozenset({"urllib.request"}),
     # where it listens

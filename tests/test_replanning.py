@@ -19,8 +19,7 @@ from scripted import (
     scripted_services,
 )
 
-from agentic_iqa_local.config import Settings
-from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.config import ModelSettings, Settings
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.evidence import (
@@ -30,11 +29,9 @@ from agentic_iqa_local.nodes.evidence import (
     find_gaps,
     outvoted,
     should_replan,
-    votes,
 )
-from agentic_iqa_local.nodes.passes import changes, decided, support
 from agentic_iqa_local.nodes.planner import correct_plan, flags_against
-from agentic_iqa_local.nodes.query import regions_in
+from agentic_iqa_local.nodes.replanning import changes, decided, support
 from agentic_iqa_local.output.report import account
 from agentic_iqa_local.state import (
     Basis,
@@ -97,16 +94,6 @@ def test_contradictions_count_in_both_directions(severity, score, contradicts):
     assert should_replan(found, "Global", plan())[0] is contradicts
 
 
-def test_one_tool_that_disagrees_leaves_no_contradiction_with_the_analysis():
-    assert contradictions(evidence("severe", ("VSI", 4.5), ("FSIM", 3.0))) == []
-    assert contradictions(evidence("slight", ("VSI", 1.5), ("FSIM", 3.0))) == []
-
-
-def test_a_severity_that_cannot_be_told_is_uncertain():
-    assert doubts(evidence("unclear")) == "cannot tell how severe Blurs of Global is"
-    assert doubts(evidence("moderate")) is None
-
-
 @pytest.mark.parametrize(
     ("probabilities", "open_"),
     [
@@ -141,21 +128,6 @@ def test_tools_stand_apart_when_three_deviations_of_their_difference_do_not_reac
 )
 def test_a_tool_is_outvoted_by_all_others_only(scores, alone):
     assert outvoted(list(scores.items()), {}) == alone
-
-
-def test_an_outvoted_tool_has_no_vote_and_no_say_in_contradictions():
-    logs = [
-        ToolExecutionLog(
-            tool_name="GMSD",
-            object_name="Global",
-            distortion="Blurs",
-            raw_score=1,
-            normalized_score=4.9,
-            outvoted=True,
-        )
-    ]
-    found = evidence("severe", ("GMSD", 4.9), tool_logs=logs)
-    assert (votes(found), votes(found, "entries"), contradictions(found)) == ([], [], [])
 
 
 def fused(
@@ -231,41 +203,6 @@ def test_what_the_user_said_stays_on_a_replan():
     assert [line.partition(":")[0] for line in lines[:3]] == ["query_type", "query_scope", "required_tool"]
 
 
-@pytest.mark.parametrize(
-    ("query", "query_type"),
-    [("Is the composition balanced?", "Other"), ("Rate this photo.", "IQA"), ("What is its quality?", "IQA")],
-)
-def test_a_replan_may_change_the_type_where_the_query_does_not_ask_for_quality(query, query_type):
-    after, _ = correct_plan(plan(query_type="Other"), query, False, replanning=True, before=plan())
-    assert after.query_type == query_type
-
-
-def test_a_replan_refines_scope_distortions_and_tool_and_says_so(picture):
-    refined = plan_reply(query_scope=["sky"], distortions={"sky": ["Noise"]}, required_tool="piqe")
-    client = ScriptedClient(
-        scripted_answers(
-            PlannerReply=[plan_reply(), refined],
-            DetectionReply=[{"Global": ["Blurs"]}, {"sky": ["Blurs"]}],
-            AnalysisReply=[
-                moderate_blur(severity="severe"),
-                {"sky": judged("slight", "Noise")["Global"] + judged("moderate")["Global"]},
-            ],
-            SelectionReply=[{"Global": {"Blurs": "NIQE"}}, {"sky": {"Noise": "NIQE", "Blurs": "NIQE"}}],
-        ),
-        SURE,
-    )
-    tools = ScriptedTools({"NIQE": 4.5, "PIQE": 2.0})
-    row = rated(picture, client, tools, query="Rate the sky.")
-    assert (row.plan.query_scope, row.plan.distortions) == (["sky"], {"sky": ["Noise"]})
-    assert (row.plan.distortion_source, row.plan.required_tool) == ("Inferred", "PIQE")
-    assert {log.tool_name for log in row.tools} == {"NIQE", "PIQE"}
-    assert row.passes[1].changed[:3] == [
-        "about sky, before Global",
-        "distortions Noise of sky, before not planned",
-        "tool PIQE, before not planned",
-    ]
-
-
 def test_a_tool_that_a_replan_adds_measures_beside_those_that_did(picture):
     client = ScriptedClient(
         scripted_answers(
@@ -285,47 +222,6 @@ def test_a_tool_that_a_replan_adds_measures_beside_those_that_did(picture):
         SURE,
     )
     assert rated(picture, client, tools).plan.required_tool is None
-
-
-def test_an_invented_region_is_asked_about_once_more(picture):
-    client = ScriptedClient(
-        scripted_answers(
-            PlannerReply=[plan_reply(query_scope=["tree"]), plan_reply(query_scope=["sky"])],
-            DetectionReply={"sky": ["Blurs"]},
-            AnalysisReply=moderate_blur("sky"),
-        ),
-        SURE,
-    )
-    row = rated(
-        picture, client, ScriptedTools({"NIQE": 3.0}), query="The sky looks odd to me, what is wrong?"
-    )
-    _, second = prompts(client, "PlannerReply")
-    assert 'The query does not name ["tree"]' in second.case
-    assert row.plan.query_scope == ["sky"]
-
-
-def test_a_region_that_the_model_misses_is_found_by_its_words():
-    for query, known, found in [
-        ("Rate the quality of the lawn.", [], ["lawn"]),
-        ("How sharp are the vehicle and the background?", ["background"], ["vehicle", "background"]),
-        ("Are the vehicle and the background sharp?", ["background"], ["vehicle"]),
-        ("Rate the left side and the right side.", ["left side"], ["left side", "right side"]),
-        ("Rate the overall impression.", [], []),
-        ("How severe is the pixelation?", [], []),
-        ("Rate the video quality of the lens blur.", [], []),
-        ("Is the noise in the background severe?", [], ["background"]),
-        ("How good are the sky and the boat?", [], ["sky", "boat"]),
-        ("Is the sky noisy, the sea too?", ["sky"], []),
-        ("Is there noise in the sky, the sea and the old boat?", [], ["sky", "sea", "old boat"]),
-        ("Rate the perceptual quality of this image.", [], []),
-        ("How much grain is in this shot?", [], []),
-    ]:
-        assert regions_in(query, known) == found
-    corrected, lines = correct_plan(
-        plan(query_scope=["vehicle"]), "How sharp are the vehicle and the background?", False, False
-    )
-    assert corrected.query_scope == ["vehicle", "background"]
-    assert lines[0].startswith("query_scope")
 
 
 def test_only_a_model_that_gives_boxes_may_have_tools_measure_a_region():
@@ -358,27 +254,6 @@ def test_a_missed_distortion_is_looked_for_again_and_what_was_found_stays(pictur
     assert not row.need_replan
 
 
-def test_distortions_that_the_query_names_and_those_detected_are_united(picture):
-    """The query names noise, of which there is none to see; the tools say Poor, and the second look finds
-    blur."""
-    client = ScriptedClient(
-        scripted_answers(
-            PlannerReply=plan_reply(distortion_source="Explicit", distortions={"Global": ["Noise"]}),
-            DetectionReply={"Global": ["Blurs"]},
-            SelectionReply={"Global": {"Noise": "NIQE"}},
-            AnalysisReply=[
-                judged("none", "Noise"),
-                {"Global": judged("none", "Noise")["Global"] + judged("severe", "Blurs")["Global"]},
-            ],
-        ),
-        SURE,
-    )
-    row = rated(picture, client, ScriptedTools({"NIQE": 1.5}), query="How noisy is it?")
-    found = {item.type: item.severity for item in row.evidence.distortion_analysis["Global"]}
-    assert found == {"Noise": "none", "Blurs": "severe"}
-    assert len(row.passes) == 2
-
-
 def test_tools_that_disagree_bring_a_third_and_the_one_alone_loses_its_vote(picture):
     client = ScriptedClient(scripted_answers(SelectionReply={"Global": {"Blurs": "NIQE"}}), SURE)
     tools = ScriptedTools({"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1})
@@ -394,14 +269,6 @@ def test_tools_that_disagree_bring_a_third_and_the_one_alone_loses_its_vote(pict
     assert row.q_bar == pytest.approx(2.05)  # of LocalNR and BRISQUE
     assert any(line.startswith("NIQE has no vote: its score of the picture") for line in row.warnings)
     assert not row.need_replan
-
-
-def test_tools_that_the_query_names_are_not_outvoted(picture):
-    client = ScriptedClient(scripted_answers(), SURE)
-    tools = ScriptedTools({"NIQE": 4.9, "LocalNR": 2.0, "BRISQUE": 2.1})
-    row = rated(picture, client, tools, query="Rate it by NIQE, LocalNR and BRISQUE.")
-    assert row.q_bar == pytest.approx(3.0)
-    assert len(row.passes) == 1
 
 
 def test_only_the_distortion_in_doubt_is_judged_again(picture):
@@ -466,72 +333,6 @@ def boxed() -> Settings:
     return Settings(models={BACKEND.partition(".")[2]: ModelSettings(boxes="pixels")})
 
 
-def test_another_tool_joins_those_that_measured_a_region_before(picture):
-    client = ScriptedClient(
-        scripted_answers(
-            PlannerReply=plan_reply(query_scope=["sky"]),
-            DetectionReply={"sky": ["Blurs"]},
-            SelectionReply={"sky": {"Blurs": "NIQE"}},
-            AnalysisReply=[moderate_blur("sky", "severe"), moderate_blur("sky", "slight")],
-            LocationReply={"sky": [32, 16, 80, 56]},
-        ),
-        SURE,
-    )
-    tools = ScriptedTools({"NIQE": 4.6, "LocalNR": 4.5, "BRISQUE": 4.4})
-    row = rated(picture, client, tools, settings=boxed(), query="Is the sky blurred?")
-    assert tools.runs == [(name, (48, 40)) for name in ("LocalNR", "NIQE", "BRISQUE")]
-    assert row.q_bar == pytest.approx(4.5)
-    assert [log.region for log in row.tools] == ["crop"] * 3
-    assert len(prompts(client, "LocationReply")) == 1
-
-
-def test_a_second_opinion_is_no_tool_that_was_tried_before(picture):
-    """The third tool fails, and nothing may stand in for it that has its vote already."""
-    client = ScriptedClient(scripted_answers(AnalysisReply=moderate_blur(severity="severe")), SURE)
-    tools = ScriptedTools({"NIQE": 4.6, "LocalNR": 4.5}, names=["NIQE", "LocalNR", "BRISQUE"])
-    row = rated(picture, client, tools)
-    assert [(log.tool_name, log.error is None) for log in row.tools] == [
-        ("LocalNR", True),
-        ("NIQE", True),
-        ("BRISQUE", False),
-    ]
-    assert row.q_bar == pytest.approx(4.5)  # NIQE only checks LocalNR
-
-
-def test_tools_that_failed_are_not_run_again(picture):
-    client = ScriptedClient(scripted_answers(AnalysisReply=[judged("unclear"), judged("slight")]), SURE)
-    tools = ScriptedTools({}, names=["NIQE", "LocalNR"])
-    row = rated(picture, client, tools, limit=3)
-    assert [told.number for told in row.passes][:2] == [1, 2]
-    assert len(row.tools) == 4  # each of two entries, and what should have stood in for it
-
-
-def test_a_second_look_that_gives_nothing_is_no_failure(picture):
-    client = ScriptedClient(
-        scripted_answers(
-            DetectionReply=[{"Global": []}, "no JSON"], SelectionReply={"Global": {"Overall quality": "NIQE"}}
-        ),
-        SURE,
-    )
-    row = rated(picture, client, ScriptedTools({"NIQE": 2.5}), limit=0)
-    assert row.evidence.error is None
-    assert row.evidence.distortion_set == {"Global": []}
-
-
-def test_both_orders_once_read_are_read_in_later_passes_too(picture):
-    """The second pass reads both orders; its severity is open, and the third must not go back to one
-    order."""
-    client = ScriptedClient(
-        scripted_answers(AnalysisReply=[judged("moderate"), judged("unclear"), judged("moderate")]),
-        dict(zip("ABCDE", np.log([0.99, 0.004, 0.003, 0.002, 0.001]), strict=True)),
-    )
-    detected = ["Blurs"]
-    row = rated(picture, client, ScriptedTools({"NIQE": 1.2}), limit=3)
-    assert row.evidence.distortion_set == {"Global": detected}
-    assert row.both_orders
-    assert not any("exclude each other" in gap for gap in row.passes[-1].gaps)
-
-
 # Which pass wins
 
 
@@ -591,25 +392,6 @@ def test_whoever_asks_where_is_told(picture, query, part, told):
     assert told in row.quality_reasoning if told else "map" not in row.quality_reasoning
 
 
-def test_a_place_that_could_not_be_measured_is_a_warning(picture):
-    row = rated(
-        picture,
-        ScriptedClient(scripted_answers(), SURE),
-        ScriptedTools({"NIQE": 3.0}),
-        query="Where is it blurred?",
-    )
-    assert row.evidence.damaged_part is None
-    assert any(line.startswith("where the damage lies was not measured") for line in row.warnings)
-
-
-def test_a_checking_tool_that_contradicts_a_better_one_calls_a_third(picture):
-    client = ScriptedClient(scripted_answers(), SURE)
-    row = rated(picture, client, ScriptedTools({"NIQE": 4.9, "LocalNR": 1.6, "PIQE": 1.8}))
-    assert [log.tool_name for log in row.tools] == ["LocalNR", "NIQE", "PIQE"]
-    assert {log.tool_name for log in row.tools if log.outvoted} == {"NIQE"}
-    assert row.q_bar == pytest.approx(1.6)  # PIQE trails LocalNR too
-
-
 def answer(gaps: list[Gap], error: str | None = None) -> SummarizerOutput:
     return SummarizerOutput(final_answer="C", quality_reasoning="Because.", gaps=gaps, error=error)
 
@@ -651,10 +433,6 @@ def test_a_second_pass_that_is_worse_gives_way_to_the_first(picture):
 )
 def test_what_lies_nearer_to_the_score_decided(p, q_bar, q, part):
     assert decided(fused(p, q_bar, q=q)) == part
-
-
-def test_an_answer_that_is_no_level_was_concluded():
-    assert decided(None) == "concluded"
 
 
 def test_changes_name_scope_severities_and_tools():

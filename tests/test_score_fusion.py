@@ -4,15 +4,13 @@ card."""
 import logging
 import math
 
-import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentic_iqa_local.score_fusion import (
     ScoreFusion,
-    fused_distribution,
     letter_probabilities,
-    perceptual_weights,
-    softmax,
 )
 
 LEVELS = (1, 2, 3, 4, 5)
@@ -35,14 +33,6 @@ def peaked(level: int, nats: float) -> dict[int, float]:
     return {c: w / sum(weights.values()) for c, w in weights.items()}
 
 
-def random_cases(count: int):
-    """(tool scores, probabilities): one to four tools, p_c from nearly uniform to nearly one-hot."""
-    rng = np.random.default_rng(7)
-    for _ in range(count):
-        p = rng.dirichlet(np.full(5, 10 ** rng.uniform(-2, 2)))
-        yield rng.uniform(1, 5, rng.integers(1, 5)).tolist(), dict(zip(LEVELS, p.tolist(), strict=True))
-
-
 # Perceptual weights
 
 
@@ -52,12 +42,6 @@ def test_weights_are_gaussian_around_the_tools_mean(fusion):
     assert fusion.compute_perceptual_weights([2.0, 4.0]) == pytest.approx(
         {1: 0.010334, 2: 0.207561, 3: 0.564210, 4: 0.207561, 5: 0.010334}, abs=1e-6
     )
-
-
-def test_eta_sharpens_the_weights():
-    # η = 2 at q̄ = 3: exp(−8), exp(−2), 1 = .000335, .135335, 1; sum 1 + 2·.135335 + 2·.000335 = 1.271341;
-    # 1/1.271341
-    assert ScoreFusion(eta=2.0).compute_perceptual_weights([3.0])[3] == pytest.approx(0.786571, abs=1e-6)
 
 
 def test_no_tool_scores_gives_uniform_weights_and_a_warning(fusion, caplog):
@@ -71,25 +55,6 @@ def test_without_tools_the_score_is_the_models_expectation(fusion):
     p = {1: 0.1, 2: 0.1, 3: 0.2, 4: 0.4, 5: 0.2}
     assert fusion.fuse_scores([], p) == pytest.approx(3.5)
     assert fusion.sensitivity([], p) == 0.0
-
-
-def test_weights_of_many_means_are_those_of_each_over_the_levels_1_to_5():
-    # As above for q̄ = 3 and, at η 2, for its neighbour; with p on two levels alone, 2 and 3, (4) is
-    # 1/(1 + e) on 2 and e/(1 + e) on 3 at q̄ = 3.
-    third = [0.010334, 0.207561, 0.564210, 0.207561, 0.010334]
-    many = perceptual_weights(np.array([3.0, 3.0]), np.array([1.0, 2.0]))
-    assert many.shape == (2, 5)
-    assert many[0] == pytest.approx(third, abs=1e-6)
-    assert many[1, 2] == pytest.approx(0.786571, abs=1e-6)
-    both = fused_distribution(np.array([[0, 0.5, 0.5, 0, 0]] * 2), np.array([3.0, np.nan]), 1.0)
-    e = math.e
-    assert both == pytest.approx(np.array([[0, 1 / (1 + e), e / (1 + e), 0, 0], [0, 0.5, 0.5, 0, 0]]))
-
-
-def test_two_levels_are_enough_and_an_answer_may_be_certain_or_say_nothing():
-    for confidence in (0.5, 1.0):
-        fusion = ScoreFusion(quality_levels=[1, 2], classification_confidence=confidence)
-        assert fusion.extract_vlm_probabilities(2, "classification") == {1: 1 - confidence, 2: confidence}
 
 
 # The model's probabilities
@@ -109,35 +74,14 @@ def test_temperature_flattens_the_logits():
     assert letter_probabilities(logits)["C"] == pytest.approx(4 / 8)
 
 
-def test_each_row_is_a_softmax_of_its_own():
-    # Of rows whose exponentials overflow or vanish: equal values are halves, ln 3 above the other is three quarters.
-    rows = np.array([[0.0, 0.0], [-2000.0, -2000.0], [2000.0, 2000.0 - math.log(3)]])
-    assert softmax(rows) == pytest.approx(np.array([[0.5, 0.5], [0.5, 0.5], [0.75, 0.25]]))
-
-
 @pytest.mark.parametrize(
     ("answer", "level"),
-    [
-        ("A", 5),
-        ("b", 4),
-        (" C ", 3),
-        ("Poor", 2),
-        ("bad", 1),
-        (4, 4),
-        ("B.", 4),
-        ("B. Good", 4),
-        ("(d) poor", 2),
-    ],
+    [("A", 5), ("b", 4), (" C ", 3), ("Poor", 2), ("bad", 1), (4, 4), ("B. Good", 4), ("(d) poor", 2)],
 )
 def test_a_written_answer_gives_its_level_0_8_and_shares_the_rest(fusion, answer, level):
     expected = pytest.approx({c: 0.8 if c == level else 0.05 for c in LEVELS})
     assert fusion.extract_vlm_probabilities(answer, mode="classification") == expected
     assert fusion.extract_vlm_probabilities(answer) == expected
-
-
-def test_classification_confidence_is_configurable():
-    p = ScoreFusion(classification_confidence=0.6).extract_vlm_probabilities("E", mode="classification")
-    assert p == pytest.approx({1: 0.6, 2: 0.1, 3: 0.1, 4: 0.1, 5: 0.1})
 
 
 def test_uniform_is_chosen_by_name(fusion):
@@ -146,22 +90,7 @@ def test_uniform_is_chosen_by_name(fusion):
 
 @pytest.mark.parametrize("mode", ["logits", "classification"])
 @pytest.mark.parametrize(
-    "garbage",
-    [
-        None,
-        "",
-        "F",
-        "Unable to determine",
-        "A or B",
-        "B. Poor",
-        0,
-        6,
-        3.0,
-        [0.2] * 5,
-        {},
-        {"A": 0.0},
-        {"A": 0.0, "good": 1.0},
-    ],
+    "garbage", [None, "", "F", "A or B", "B. Poor", 6, [0.2] * 5, {}, {"A": 0.0, "good": 1.0}]
 )
 def test_no_probability_is_invented_from_garbage(fusion, mode, garbage):
     with pytest.raises(ValueError, match=r"expected"):
@@ -180,17 +109,22 @@ def test_log_probabilities_that_are_not_finite_are_refused(fusion, values):
             read(logits)
 
 
-def test_two_names_of_one_level_are_not_two_letters(fusion):
-    with pytest.raises(ValueError, match="one value for each"):
-        fusion.extract_vlm_probabilities({"A": 0.0, "Excellent": 0.0, "B": 0.0, "C": 0.0, "D": 0.0, "E": 0.0})
-
-
-def test_a_letter_of_probability_zero_is_a_probability(fusion):
-    p = fusion.extract_vlm_probabilities({"A": -math.inf, "B": 0.0, "C": 0.0, "D": 0.0, "E": 0.0})
-    assert p == pytest.approx({5: 0.0, 4: 0.25, 3: 0.25, 2: 0.25, 1: 0.25})
-
-
 # The fused score
+
+
+@given(
+    means=st.tuples(st.floats(1, 5), st.floats(1, 5)),
+    weights=st.lists(st.floats(1e-6, 1), min_size=5, max_size=5),
+    eta=st.floats(0.1, 10),
+)
+def test_scores_stay_on_the_scale_and_rise_with_the_tools_mean_as_the_sensitivity_says(means, weights, eta):
+    fusion = ScoreFusion(eta=eta)
+    p = {c: w / sum(weights) for c, w in zip(LEVELS, weights, strict=True)}
+    low, high = (fusion.fuse_scores([mean], p) for mean in sorted(means))
+    assert 1 - 1e-9 <= low <= high + 1e-9 <= 5 + 1e-9
+    mean, step = min(max(means[0], 1 + 1e-5), 5 - 1e-5), 1e-5
+    slope = (fusion.fuse_scores([mean + step], p) - fusion.fuse_scores([mean - step], p)) / (2 * step)
+    assert fusion.sensitivity([mean], p) == pytest.approx(slope, abs=1e-5)
 
 
 def test_one_tool_score_of_2_6_and_uniform_p_gives_close_to_2_6(fusion):
@@ -221,47 +155,11 @@ def test_normalize_false_is_the_literal_sum():
     assert ScoreFusion(normalize=False).fuse_scores([2.6], UNIFORM) == pytest.approx(0.52038, abs=1e-5)
 
 
-def test_uniform_p_cannot_reach_the_ends(fusion):
-    # design card: q̄ 5 → 4.71
-    assert fusion.fuse_scores([5.0], UNIFORM) == pytest.approx(4.71, abs=0.005)
-
-
-def test_scores_stay_between_1_and_5(fusion):
-    for scores, p in random_cases(500):
-        assert 1 <= fusion.fuse_scores(scores, p) <= 5
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("tool_score", [1.0, 3.3, 5.0])
 def test_a_one_hot_p_ignores_the_tools(fusion, level, tool_score):
     assert fusion.fuse_scores([tool_score], one_hot(level)) == level
     assert fusion.sensitivity([tool_score], one_hot(level)) == pytest.approx(0, abs=1e-12)
-
-
-def test_scores_rise_with_the_tools_mean(fusion):
-    means = np.linspace(1, 5, 81)
-    for p in (UNIFORM, peaked(2, 1), peaked(4, 3), peaked(1, 6)):
-        assert (np.diff([fusion.fuse_scores([m], p) for m in means]) > 0).all()
-
-
-@pytest.mark.parametrize("eta", [0.3, 1.0, 4.0])
-def test_sensitivity_is_the_derivative_of_the_score(eta):
-    fusion, step = ScoreFusion(eta=eta), 1e-5
-    for scores, p in random_cases(60):
-        mean = min(max(sum(scores) / len(scores), 1 + step), 5 - step)
-        slope = (fusion.fuse_scores([mean + step], p) - fusion.fuse_scores([mean - step], p)) / (2 * step)
-        assert fusion.sensitivity([mean], p) == pytest.approx(slope, abs=1e-6)
-
-
-@pytest.mark.parametrize(("nats", "expected"), [(0, 0.93), (1, 0.73), (3, 0.35), (6, 0.04)])
-def test_the_sharper_the_model_the_less_the_tools_count(fusion, nats, expected):
-    # Design card. The mean slope over q̄ 1.5–4.5 is the rise of q over it, divided by 3; averaged over peaks
-    # at 2 and 4.
-    rises = [
-        fusion.fuse_scores([4.5], peaked(c, nats)) - fusion.fuse_scores([1.5], peaked(c, nats))
-        for c in (2, 4)
-    ]
-    assert sum(rises) / 2 / 3 == pytest.approx(expected, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -276,30 +174,11 @@ def test_huge_eta_does_not_divide_zero_by_zero(eta, tool_score, p, expected):
     assert ScoreFusion(eta=eta).fuse_scores([tool_score], p) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("low", [-1e4, -1e300, -math.inf])
-def test_extreme_log_probabilities_give_no_nan(fusion, low):
-    # Only A is possible, whatever the tools say.
-    p = fusion.extract_vlm_probabilities({"A": -2.0, "B": low, "C": low, "D": low, "E": low})
-    assert fusion.fuse_scores([1.0], p) == 5
-
-
 # Levels
 
 
 @pytest.mark.parametrize(
-    ("score", "letter"),
-    [
-        (5, "A"),
-        (4.5, "A"),
-        (4.49, "B"),
-        (3.5, "B"),
-        (3.49, "C"),
-        (2.5, "C"),
-        (2.49, "D"),
-        (1.5, "D"),
-        (1.49, "E"),
-        (1, "E"),
-    ],
+    ("score", "letter"), [(5, "A"), (4.5, "A"), (4.49, "B"), (2.5, "C"), (2.49, "D"), (1, "E")]
 )
 def test_map_to_level_takes_the_nearest_level_halves_up(fusion, score, letter):
     assert fusion.map_to_level(score) == letter
@@ -317,14 +196,9 @@ def test_map_to_level_takes_custom_thresholds(fusion, score, letter):
     "options",
     [
         {"eta": 0},
-        {"eta": -1},
-        {"eta": math.inf},
         {"eta": math.nan},
         {"temperature": 0},
-        {"temperature": math.nan},
-        {"quality_levels": [3]},
         {"quality_levels": [1, 1, 2]},
-        {"classification_confidence": 0.1},
         {"classification_confidence": 1.1},
     ],
 )
@@ -348,18 +222,6 @@ def test_probabilities_that_are_none_are_refused(fusion, p):
         fusion.fuse_scores([3.0], p)
 
 
-@pytest.mark.parametrize("score", [0.9, 5.1, math.nan])
-def test_map_to_level_refuses_scores_outside_the_scale(fusion, score):
-    with pytest.raises(ValueError, match="score"):
-        fusion.map_to_level(score)
-
-
-@pytest.mark.parametrize("thresholds", [[2.0, 3.0], [4.0, 3.0, 2.0, 1.0]])
-def test_map_to_level_refuses_thresholds_that_do_not_rise(fusion, thresholds):
-    with pytest.raises(ValueError, match="thresholds"):
-        fusion.map_to_level(3.0, thresholds)
-
-
 def test_an_unknown_mode_falls_back_to_uniform_and_says_so(fusion, caplog):
     assert fusion.extract_vlm_probabilities("C", mode="logit") == UNIFORM
     assert "expected logits, classification or uniform, got 'logit'" in caplog.text
@@ -377,8 +239,3 @@ def test_other_levels_than_five_have_their_letters(levels, scores):
         assert fusion.extract_vlm_probabilities(letter)[round(score + 1e-9)] == pytest.approx(0.8)
     with pytest.raises(ValueError, match="answer"):
         fusion.extract_vlm_probabilities("H")
-
-
-def test_the_literal_sum_has_a_level():
-    fusion = ScoreFusion(normalize=False)
-    assert fusion.map_to_level(fusion.fuse_scores([2.6], UNIFORM)) == "E"  # 0.52038

@@ -16,7 +16,7 @@ from conftest import ROOT
 from PIL import Image
 from scipy import stats
 
-from agentic_iqa_local.config_sections import FusionSettings, ToolSettings
+from agentic_iqa_local.config import FusionSettings, ToolSettings
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.score_fusion import ScoreFusion

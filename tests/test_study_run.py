@@ -594,7 +594,7 @@ def test_scores_that_are_all_alike_cannot_be_fitted():
 def test_a_fit_of_the_first_format_is_read_with_its_sign_and_one_of_a_later_format_refused(tmp_path):
     """The first format held what was minimised: −SRCC."""
     fit = Fit(2.0, 0.5, "srcc", 0.71, 0.73, "koniq10k", "M", ("a.jpg",))
-    fit.write(tmp_path / "fit.json")
+    (tmp_path / "fit.json").write_text(fit.to_json())
     written = json.loads((tmp_path / "fit.json").read_text())
     assert (written.pop("format"), written["before"], written["after"]) == (3, 0.71, 0.73)
     (tmp_path / "old.json").write_text(json.dumps(written | {"before": -0.71, "after": -0.73}))
@@ -615,7 +615,7 @@ def test_a_fit_names_its_rows_and_is_read_again(tmp_path):
     used = {row["group"] for row in rows if row["key"] in fit.keys}
     assert len(used) == len(groups) // 2  # whole scenes
     assert all(fit.used(row) == (row["group"] in used) for row in rows)  # failed rows of these scenes too
-    fit.write(tmp_path / "fit.json")
+    (tmp_path / "fit.json").write_text(fit.to_json())
     assert read_fit(tmp_path / "fit.json") == fit
     for share, message in ((0.999, "not use"), (1.0, "not use"), (-0.5, "from 0 to 1")):
         with pytest.raises(FitError, match=message):
@@ -708,8 +708,8 @@ def assessed(*arguments):
 def test_a_fit_changes_what_assess_gives_and_fits_of_other_models_are_refused(manifest, tmp_path):
     """At temperature 2 each p_c is the square root of the old one, renormalised."""
     fit = Fit(2.0, 0.5, "rps", 0.2, 0.1, "koniq10k", folder_hash(EMBEDDED), ("a.jpg",))
-    fit.write(tmp_path / "fit.json")
-    replace(fit, model="another").write(tmp_path / "other.json")
+    (tmp_path / "fit.json").write_text(fit.to_json())
+    (tmp_path / "other.json").write_text(replace(fit, model="another").to_json())
     image = ("--image", manifest.parent / "3.png")
     plain, fitted = (
         json.loads(assessed(*image, *more).stdout) for more in ([], ["--fit", tmp_path / "fit.json"])

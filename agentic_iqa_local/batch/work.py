@@ -11,18 +11,16 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from pydantic import ValidationError, model_validator
 
 from agentic_iqa_local.batch.inputs import Item, row_key
-from agentic_iqa_local.config import Settings
-from agentic_iqa_local.files import first_mistake
+from agentic_iqa_local.config import Pipeline, Settings
+from agentic_iqa_local.files import file_hash, first_mistake, folder_hash
 from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
-from agentic_iqa_local.judgement.quality_map.result import MapRequest
+from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.levels import LETTER_TO_LEVEL
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters
 from agentic_iqa_local.nodes.workbench import Observer
-from agentic_iqa_local.offline.store import file_hash
-from agentic_iqa_local.provenance import folder_hash, of_settings
-from agentic_iqa_local.request import Pipeline
+from agentic_iqa_local.provenance import of_settings
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line, path_text

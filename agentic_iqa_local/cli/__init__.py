@@ -81,7 +81,7 @@ def chosen_settings(args: argparse.Namespace, say: Callable[[str], None] | None 
     options = _given(args, Options)
     chosen = options.keys() & {"config", "model"} or options.get("engine") == "server"
     if "gpu" in options and not chosen:
-        from agentic_iqa_local.model_choice import choose
+        from agentic_iqa_local.vlm_client.model_choice import choose
 
         choice = choose(models_root(options.get("models")))
         (say or _to_stderr)(choice.said)

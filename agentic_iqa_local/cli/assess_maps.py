@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentic_iqa_local.cli.outputs import UsageError, result_file
-from agentic_iqa_local.judgement.quality_map.result import MapRequest
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.inputs import Item
+    from agentic_iqa_local.judgement.quality_map import MapRequest
     from agentic_iqa_local.result import Assessment
 
 SUFFIX = ".map.png"
 
 
-def map_requests(args: argparse.Namespace, items: "Sequence[Item]") -> dict[str, MapRequest]:
+def map_requests(args: argparse.Namespace, items: "Sequence[Item]") -> "dict[str, MapRequest]":
     """What is asked of each item's map, by the item's key; nothing without --map. Raises UsageError."""
     if args.map is None:
         return {}
+    from agentic_iqa_local.judgement.quality_map import MapRequest
+
     given = {"max_tiles": args.map_tiles, "seconds": args.map_seconds}
     limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if args.map.is_dir():

@@ -13,8 +13,7 @@ from agentic_iqa_local.text import one_line
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.inputs import Item
     from agentic_iqa_local.config import Settings
-    from agentic_iqa_local.judgement.comparison import Candidate, Comparison, Judge, Ranking
-    from agentic_iqa_local.judgement.groups import Group
+    from agentic_iqa_local.judgement.comparison import Comparison, Group, Judge, Ranking
     from agentic_iqa_local.result import Assessment
     from agentic_iqa_local.services import Services
 
@@ -112,32 +111,17 @@ class CompareRun:
 
     def _results(self, rows: "list[Assessment]") -> "Iterator[Result]":
         """What comes of the assessed pictures: a comparison, an order, or groups and what failed."""
-        from agentic_iqa_local.judgement.comparison import Comparison, unrated
-        from agentic_iqa_local.judgement.groups import best_of_groups
-
-        judge, failed = self._judge(), [row for row in rows if unrated(row)]
+        judge, files = self._judge(), [item.image for item in self.items]
         try:
             if self.args.best_of:
-                yield from failed
-                yield from best_of_groups(judge, self._candidates(rows))
-            elif len(rows) == 2:
-                found = Comparison(first=rows[0], second=rows[1])
-                if failed:
-                    found.error = failed[0].error
-                else:
-                    found.pair = judge.compare(*self._candidates(rows))
-                yield found
+                rated = judge.candidates(rows, files)
+                yield from (row for row in rows if row.error is not None)
+                yield from judge.groups(rated)
             else:
-                yield judge.rank(self._candidates(rows), failed)
+                yield (judge.compared if len(rows) == 2 else judge.ranked)(rows, files)
         finally:
             if self._services:
                 self._services.close()
-
-    def _candidates(self, rows: "list[Assessment]") -> "list[Candidate]":
-        from agentic_iqa_local.judgement.comparison import candidate
-
-        pairs = zip(self.items, rows, strict=True)
-        return [candidate(row, item.image, self.settings) for item, row in pairs if row.error is None]
 
     def _judge(self) -> "Judge":
         """What compares; the model is loaded for pairwise reads when the first is made."""
@@ -161,7 +145,7 @@ class CompareRun:
 
     def _show(self, result: "Result") -> None:
         """On the screen or in the pipe."""
-        from agentic_iqa_local.output.comparison_report import account_of, headline_of
+        from agentic_iqa_local.output.comparison_report import explain, headline_of
 
         args, console = self.args, self.console
         terminal = console.results.isatty()
@@ -169,7 +153,7 @@ class CompareRun:
         if json_on_stdout:
             console.show(_line(result))
         if args.explain:
-            console.show(account_of(result), sys.stderr if json_on_stdout else None)
+            console.show(explain(result), sys.stderr if json_on_stdout else None)
         elif terminal and not json_on_stdout and not args.out:
             console.show(headline_of(result))
         elif _failed(result):

@@ -52,11 +52,12 @@ def add_fit(commands: Subcommands) -> None:
 
 def fit(args: argparse.Namespace) -> int:
     from agentic_iqa_local.cli.outputs import result_file
+    from agentic_iqa_local.files import write_whole
     from agentic_iqa_local.studies.fitting import fit_runs
 
     place = result_file("--out", args.out, "fit")
     found = fit_runs(args.run, args.objective, split=args.split, share=args.share, called=args.called)
-    found.write(place)
+    write_whole(place, found.to_json())
     print(one_line(f"{found.account}; {_calibrated(found)}; written to {args.out}"))
     return 0
 

@@ -15,72 +15,46 @@ from agentic_iqa_local.iqa_tools.specs import ToolError
 if TYPE_CHECKING:
     from PIL import Image
 
-
-BEGINNING = b"SQLite format 3\0"
-TABLE = "CREATE TABLE scores (key TEXT PRIMARY KEY, raw REAL NOT NULL)"
+_TABLE = "CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, raw REAL NOT NULL)"
 
 
 class ScoreCache:
-    """Raw scores by key. Raises ToolError for a file that is no such cache or cannot be written."""
+    """Raw scores by key. Raises ToolError for a file that is no such cache or cannot be read or written."""
 
     def __init__(self, path: str | Path):
         self.path, self._lock = Path(path), threading.Lock()
         try:
-            _require_database(self.path)
-        except FileError as error:
-            raise ToolError(
-                f"tools.cache {self.path}: {error}", "name another file in tools.cache"
-            ) from error
-        try:
-            self._database = sqlite3.connect(self.path, check_same_thread=False, timeout=60)
-            with self._database:
-                self._database.execute(TABLE.replace("TABLE", "TABLE IF NOT EXISTS"))
-            # a view or a trigger of the same name would run what somebody else wrote
-            schema = self._database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
-        except (sqlite3.Error, ValueError) as error:  # ValueError: a null byte in the name
-            raise ToolError(
-                f"tools.cache {self.path}: expected an SQLite file that can be written, got: {error}"
-            ) from error
-        if schema != [(TABLE,)]:
-            raise ToolError(
-                f"tools.cache {self.path}: expected a file with nothing but a table of scores, got another"
-                " database",
-                "name another file in tools.cache",
-            )
+            if os.path.exists(path):  # SQLite would wait for a pipe
+                os.close(open_regular(path))
+            self._database = sqlite3.connect(path, check_same_thread=False, timeout=60)
+        except (FileError, sqlite3.Error, ValueError) as error:  # ValueError: a NUL in the name
+            raise self._unusable(error) from error
+        self._run(_TABLE)
+        self._run("SELECT key, raw FROM scores LIMIT 1")
 
     def get(self, key: str) -> float | None:
-        """The score, None where there is none or something else than a finite number. Raises ToolError when
-        the file cannot be read."""
-        row = self._run("SELECT raw FROM scores WHERE key = ? AND typeof(raw) = 'real'", (key,))
+        """The score; None where there is none, or something else than a finite number."""
+        row = self._run("SELECT raw FROM scores WHERE key = ? AND typeof(raw) = 'real'", key)
         return row[0] if row and math.isfinite(row[0]) else None
 
     def put(self, key: str, raw: float) -> None:
-        """Raises ToolError for a score that is not finite, and when the file cannot be written."""
+        """Keeps a score, which must be finite."""
         if not math.isfinite(raw):
             raise ToolError(
                 f"tools.cache {self.path}: expected a finite score, got {raw}", "measure it again"
             )
-        self._run("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, raw))
+        self._run("INSERT OR REPLACE INTO scores VALUES (?, ?)", key, raw)
 
-    def _run(self, statement: str, values: tuple) -> tuple | None:
+    def _run(self, statement: str, *values: str | float) -> tuple | None:
         try:
             with self._lock, self._database:
                 return self._database.execute(statement, values).fetchone()
         except sqlite3.Error as error:
-            raise ToolError(
-                f"tools.cache {self.path}: cannot be used ({error})",
-                "make room, or name another file in tools.cache",
-            ) from error
+            raise self._unusable(error) from error
 
-
-def _require_database(path: Path) -> None:
-    """Raises FileError for what SQLite would wait for, such as a pipe. A file that is not there yet is
-    made."""
-    if not os.path.exists(path):  # Path.exists raises for a name that no file can have
-        return
-    with open(open_regular(path), "rb") as file:
-        if file.read(len(BEGINNING)) not in (b"", BEGINNING):
-            raise FileError("expected an SQLite file, got something else")
+    def _unusable(self, error: Exception) -> ToolError:
+        expected = "expected an SQLite file of scores that can be written"
+        return ToolError(f"tools.cache {self.path}: {expected}, got: {error}", "name another file")
 
 
 def score_key(*what: str, pictures: "list[Image.Image]") -> str:

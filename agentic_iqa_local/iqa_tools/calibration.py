@@ -22,8 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, first_mistake, read_bytes
-from agentic_iqa_local.plain_yaml import read_yaml
+from agentic_iqa_local.files import FileError, first_mistake, read_bytes, read_yaml
 
 LOWEST, HIGHEST = 1.0, 5.0
 FLAT = 0.05  # a map that spans less, in levels, says nothing
@@ -71,13 +70,9 @@ class LogisticMap(BaseModel):
     @model_validator(mode="after")
     def _domain_is_a_range(self) -> LogisticMap:
         if not self.domain[0] < self.domain[1]:
-            raise ValueError(
-                f"{self.tool}: expected domain [low, high] with low < high, got {list(self.domain)}"
-            )
+            raise ValueError(f"expected domain [low, high] with low < high, got {list(self.domain)}")
         if not all(math.isfinite(self.unclipped(x)) and math.isfinite(self._slope(x)) for x in self.domain):
-            raise ValueError(
-                f"{self.tool}: expected parameters that give a number over the domain, got them too large"
-            )
+            raise ValueError("expected parameters that give a number over the domain, got them too large")
         return self
 
     def unclipped(self, raw: float) -> float:
@@ -90,9 +85,7 @@ class LogisticMap(BaseModel):
         was checked; the result is clipped to the scale, so different raw scores may tie at 1 or 5. Raises
         CalibrationError for one that is not finite."""
         if not math.isfinite(raw):
-            raise CalibrationError(
-                f"{self.tool}: expected a finite raw score, got {raw}", "measure it again."
-            )
+            raise CalibrationError(f"{self.tool}: expected a finite raw score, got {raw}", "measure again.")
         low, high = self.domain
         return min(HIGHEST, max(LOWEST, self.unclipped(min(high, max(low, raw)))))
 
@@ -102,31 +95,20 @@ class LogisticMap(BaseModel):
         ends = self(self.domain[0]), self(self.domain[1])
         return min(ends), max(ends)
 
-    def turning_point(self) -> float | None:
-        """The raw score, inside the domain, at which the map stops running the right way; None if it never
-        does.
+    @property
+    def monotone(self) -> bool:
+        """Whether the map runs the right way all over the domain.
 
         With s = sigmoid(b2 (x - b3)) the slope is b1 b2 u + b4, where u = s (1 - s). It is linear in u, and
         over an interval u is largest at b3, or at the end nearer to it, and smallest at the end farther from
-        it: the sign of the slope at those two points settles the whole domain, with no grid to miss a narrow
-        turn.
+        it: the sign of the slope at those two points settles the whole domain.
         """
         low, high = self.domain
         steepest = min(high, max(low, self.b3))
         flattest = low if abs(low - self.b3) > abs(high - self.b3) else high
         sign = -1.0 if self.lower_better else 1.0
-        wrong = [x for x in (steepest, flattest) if sign * self._slope(x) < 0]
-        if not wrong:
-            # A flat map separates nothing; name its start.
-            return None if self.unclipped(low) != self.unclipped(high) else low
-        if len(wrong) == 2:
-            return low
-        # Between the two points the slope changes sign once: bisect for it.
-        right, bad = (flattest, steepest) if wrong[0] == steepest else (steepest, flattest)
-        for _ in range(200):
-            middle = (right + bad) / 2
-            right, bad = (right, middle) if sign * self._slope(middle) < 0 else (middle, bad)
-        return bad
+        right = all(sign * self._slope(x) >= 0 for x in (steepest, flattest))
+        return right and self.unclipped(low) != self.unclipped(high)  # a flat map separates nothing
 
     def _slope(self, raw: float) -> float:
         s = _sigmoid(self.b2 * (raw - self.b3))
@@ -139,6 +121,27 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
     Raises CalibrationError for an unreadable file, a malformed entry, a second usable map for a tool, or a
     map that is not monotone and not marked: a map that turns would rank a worse picture above a better one.
     """
+    maps: dict[str, LogisticMap] = {}
+    rejected: dict[str, str] = {}
+    for entry in _entries(path):
+        fields = {key: value for key, value in entry.items() if key not in ("status", "reason")}
+        try:
+            logistic = LogisticMap.model_validate(fields)
+        except ValidationError as error:
+            tool, mistake = str(fields.get("tool", "?")), first_mistake(error)
+            raise CalibrationError(f"{path}: the entry of {tool:.40} is malformed: {mistake}.") from error
+        status, reason = entry.get("status"), entry.get("reason")
+        if status == "rejected" and reason:
+            rejected[logistic.tool] = str(reason)
+        elif mistake := _mistake(logistic, status, maps):
+            advice = "correct it, or mark the entry `status: rejected` with a `reason`."
+            raise CalibrationError(f"{path}: the map of {logistic.tool} {mistake}", advice)
+        else:
+            maps[logistic.tool] = logistic
+    return maps, rejected
+
+
+def _entries(path: str | Path) -> list[dict[str, Any]]:
     try:
         content = read_yaml(path)
     except FileError as error:
@@ -146,39 +149,17 @@ def read_map_file(path: str | Path) -> tuple[dict[str, LogisticMap], dict[str, s
     entries = content.get("maps") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise CalibrationError(f"{path}: expected a YAML file with a list `maps` of entries, found none.")
-    maps: dict[str, LogisticMap] = {}
-    rejected: dict[str, str] = {}
-    for fields in entries:
-        fields = dict(fields)
-        status, reason = fields.pop("status", None), fields.pop("reason", None)
-        try:
-            logistic = LogisticMap.model_validate(fields)
-        except ValidationError as error:
-            tool = str(fields.get("tool", "?"))
-            raise CalibrationError(
-                f"{path}: the entry of {tool:.40} is malformed: {first_mistake(error)}."
-            ) from error
-        if status == "rejected" and reason:
-            rejected[logistic.tool] = str(reason)
-        elif status is not None:
-            raise CalibrationError(
-                f"{path}: {logistic.tool} has status {str(status)!r:.40}",
-                "expected no status, or `rejected` with a `reason`.",
-            )
-        elif logistic.tool in maps:
-            raise CalibrationError(
-                f"{path}: {logistic.tool} has two usable maps", "keep one or mark one `status: rejected`."
-            )
-        elif (turn := logistic.turning_point()) is not None:
-            low, high = logistic.domain
-            raise CalibrationError(
-                f"{path}: the map of {logistic.tool} is not monotone over [{low:g}, {high:g}], it turns at"
-                f" {turn:.4g}",
-                "refit it with scripts/fit_tools.py or mark the entry `status: rejected`.",
-            )
-        else:
-            maps[logistic.tool] = logistic
-    return maps, rejected
+    return entries
+
+
+def _mistake(logistic: LogisticMap, status: object, others: dict[str, LogisticMap]) -> str | None:
+    """Why a map that is not marked as rejected cannot be used; None if it can."""
+    if status is not None:
+        return f"has status {str(status)!r:.40}"
+    if logistic.tool in others:
+        return "is the second usable one"
+    low, high = logistic.domain
+    return None if logistic.monotone else f"is not monotone over [{low:g}, {high:g}]"
 
 
 def map_file_hash(path: str | Path) -> str:
@@ -186,9 +167,8 @@ def map_file_hash(path: str | Path) -> str:
     try:
         return hashlib.sha256(read_bytes(path)).hexdigest()
     except FileError as error:
-        raise CalibrationError(
-            f"{path}: tool maps: {error}", "correct tools.maps of the configuration."
-        ) from error
+        advice = "correct tools.maps of the configuration."
+        raise CalibrationError(f"{path}: tool maps: {error}", advice) from error
 
 
 @dataclass(frozen=True)
@@ -215,63 +195,47 @@ def evaluate(logistic: LogisticMap, raw: np.ndarray, quality: np.ndarray) -> Fit
     sign = -1.0 if logistic.lower_better else 1.0
     rank: Any = stats.spearmanr(sign * raw, quality)  # scipy does not declare what it returns
     linear: Any = stats.pearsonr(mapped, quality)
-    return FitQuality(
-        rmse=float(np.sqrt(np.mean((mapped - quality) ** 2))),
-        srcc=float(rank.statistic),
-        plcc=float(linear.statistic),
-        n=len(raw),
-    )
+    rmse = float(np.sqrt(np.mean((mapped - quality) ** 2)))
+    return FitQuality(rmse, float(rank.statistic), float(linear.statistic), len(raw))
 
 
 def fit_logistic(
-    raw: np.ndarray,
-    quality: np.ndarray,
-    *,
-    tool: str,
-    domain: tuple[float, float],
-    lower_better: bool,
-    source: str,
-    fitted_on: str,
-    license: str | None = None,
-    notes: str | None = None,
+    raw: np.ndarray, quality: np.ndarray, *, domain: tuple[float, float], lower_better: bool, **about: Any
 ) -> tuple[LogisticMap, FitQuality]:
     """Least-squares fit of a monotone map from `raw` to `quality` (1..5), and its quality on the same data.
 
     Monotone by construction: b2 > 0, and b1 and b4 both carry the sign of the tool's direction, so that no
-    term of the slope can oppose another. The fit runs on standardised raw scores; with tools that range over
-    0..100 and over 0..0.01 one set of starting points then serves all. Raises CalibrationError for fewer than
-    ten finite pairs, constant scores, or scores that do not follow quality in the tool's direction, for which
-    the best monotone map is a constant.
+    term of the slope can oppose another. The fit runs on standardised raw scores, so that one set of starting
+    points serves all tools. `about` are the map's other fields: `tool`, `source`, `fitted_on`, `license` and
+    `notes`. Raises CalibrationError for fewer than ten finite pairs, constant scores, or scores that do not
+    follow quality in the tool's direction, for which the best monotone map is a constant.
     """
     raw, quality = np.asarray(raw, float), np.asarray(quality, float)
     finite = np.isfinite(raw) & np.isfinite(quality)
     x, y = np.clip(raw[finite], *domain), quality[finite]
     if len(x) < 10 or np.ptp(x) == 0:
-        raise CalibrationError(
-            f"{tool}: expected ten or more finite raw scores that are not all equal, got {len(x)}."
-        )
+        expected = f"ten or more finite raw scores that are not all equal, got {len(x)}"
+        raise CalibrationError(f"{about['tool']}: expected {expected}.")
     centre, scale = float(np.mean(x)), float(np.std(x))
     sign = -1.0 if lower_better else 1.0
     b1, b2, b3, b4, b5 = _least_squares((x - centre) / scale, y, sign)
-    logistic = LogisticMap(
-        tool=tool,
-        b1=_rounded(sign * b1),
-        b2=_rounded(b2 / scale),
-        b3=_rounded(centre + scale * b3),
-        b4=_rounded(sign * b4 / scale),
-        b5=_rounded(b5 - sign * b4 * centre / scale),
-        domain=domain,
-        lower_better=lower_better,
-        source=source,
-        fitted_on=fitted_on,
-        license=license,
-        notes=notes,
+    parameters = (
+        sign * b1,
+        b2 / scale,
+        centre + scale * b3,
+        sign * b4 / scale,
+        b5 - sign * b4 * centre / scale,
     )
+    # As the file of maps holds them, so that what is evaluated is what is written. A slope at its bound comes
+    # out as 1e-18 or so and means zero.
+    rounded = [float(f"{value:.8g}") if abs(value) > 1e-12 else 0.0 for value in parameters]
+    fields = dict(zip(("b1", "b2", "b3", "b4", "b5"), rounded, strict=True)) | about
+    logistic = LogisticMap.model_validate(fields | {"domain": domain, "lower_better": lower_better})
     low, high = logistic.reachable
     if high - low < FLAT:
-        better = "lower" if lower_better else "higher"
+        expected = f"{'lower' if lower_better else 'higher'} raw scores for better images"
         raise CalibrationError(
-            f"{tool}: expected {better} raw scores for better images, got scores that do not follow quality."
+            f"{about['tool']}: expected {expected}, got scores that do not follow quality."
         )
     return logistic, evaluate(logistic, x, y)
 
@@ -291,9 +255,3 @@ def _least_squares(z: np.ndarray, y: np.ndarray, sign: float) -> np.ndarray:
     ]
     fits = [least_squares(residuals, np.clip(start, *bounds), bounds=bounds) for start in starts]
     return min(fits, key=lambda fit: fit.cost).x
-
-
-def _rounded(value: float) -> float:
-    """A parameter as the file of maps holds it, so that what is evaluated is what is written. A slope at its
-    bound comes out as 1e-18 or so and means zero."""
-    return float(f"{value:.8g}") if abs(value) > 1e-12 else 0.0

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentic_iqa_local.paths import ROOT
-from agentic_iqa_local.plain_yaml import read_yaml
+from agentic_iqa_local.files import ROOT, read_yaml
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination

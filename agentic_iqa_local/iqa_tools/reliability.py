@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentic_iqa_local.files import ROOT, read_yaml
 from agentic_iqa_local.iqa_tools.calibration import FLAT, HIGHEST, LOWEST
 from agentic_iqa_local.iqa_tools.specs import TOOLS
-from agentic_iqa_local.paths import ROOT
-from agentic_iqa_local.plain_yaml import read_yaml
 
 SHIPPED = ROOT / "configs" / "tool_reliability.yaml"
 CLEARLY_WORSE = 0.05  # of SRCC, on average over the data sets that two tools share
@@ -62,14 +61,9 @@ class Reliability(_Record):
     def _names_are_known(self) -> Reliability:
         named = [record.tool for record in self.tools]
         unknown = {*named, *(tool for copies in self.near_copies for tool in copies)} - TOOLS.keys()
-        unsourced = {
-            entry.source for record in self.tools for entry in record.published
-        } - self.sources.keys()
-        if unknown or unsourced or len(set(named)) < len(named):
-            raise ValueError(
-                "expected tools and sources that are known, each tool once, got"
-                f" {sorted(unknown | unsourced) or named}"
-            )
+        cited = {entry.source for record in self.tools for entry in record.published}
+        if wrong := unknown | (cited - self.sources.keys()):
+            raise ValueError(f"expected tools and sources that are known, got {sorted(wrong)}")
         return self
 
     @functools.cached_property
@@ -90,16 +84,9 @@ class Reliability(_Record):
         """Those of `tools` that are not clearly worse than any of them, best first. A tool of which nothing
         is known is trusted only where nothing is known of any."""
         known = [tool for tool in tools if tool in self._records]
-        if not known:
-            return list(tools)
-        leads = {
-            tool: [lead for other in known if (lead := self.lead(tool, other)) is not None] for tool in known
-        }
         worse = self.clearly_worse(known)
-        return sorted(
-            (tool for tool in known if tool not in worse),
-            key=lambda tool: -sum(lead > 0 for lead in leads[tool]),
-        )
+        wins = {tool: sum((self.lead(tool, other) or 0) > 0 for other in known) for tool in known}
+        return sorted(wins.keys() - worse, key=lambda tool: (-wins[tool], known.index(tool))) or list(tools)
 
     def clearly_worse(self, tools: Sequence[str]) -> set[str]:
         """Those of `tools` that another of them is known to lead by more than CLEARLY_WORSE."""
@@ -147,9 +134,7 @@ class Reliability(_Record):
         """
         if not scores:
             raise ValueError("scores: expected at least one, got none")
-        sigmas = np.array(
-            [self._sigma_at(tool, score, reachable.get(tool, (LOWEST, HIGHEST))) for tool, score in scores]
-        )
+        sigmas = np.array([self._sigma_at(score, reachable) for score in scores])
         rho = np.array([[self._correlation(a, b) for b, _ in scores] for a, _ in scores])
         return float(math.sqrt(sigmas @ rho @ sigmas) / len(scores))
 
@@ -158,28 +143,22 @@ class Reliability(_Record):
     ) -> float:
         """Standard deviation of how far two tools' scores, (tool, score 1..5), lie apart by their errors
         alone, in levels: √(σ_i² + σ_j² − 2ρσ_iσ_j). Near-copies make errors of their own too, so that ρ is
-        that of any two tools.
-        """
-        a, b = (
-            self._sigma_at(tool, score, reachable.get(tool, (LOWEST, HIGHEST)))
-            for tool, score in (one, other)
-        )
+        that of any two tools."""
+        a, b = (self._sigma_at(score, reachable) for score in (one, other))
         return math.sqrt(a**2 + b**2 - 2 * self.error_correlation * a * b)
 
-    def _sigma_at(self, tool: str, score: float, ends: tuple[float, float]) -> float:
+    def _sigma_at(self, score: tuple[str, float], reachable: Mapping[str, tuple[float, float]]) -> float:
+        low, high = reachable.get(score[0], (LOWEST, HIGHEST))
         beyond = 0.0
-        if score >= ends[1] - FLAT:
-            beyond = HIGHEST - ends[1]
-        elif score <= ends[0] + FLAT:
-            beyond = ends[0] - LOWEST
-        return math.sqrt(self.sigma(tool) ** 2 + beyond**2 / 3)
+        if score[1] >= high - FLAT:
+            beyond = HIGHEST - high
+        elif score[1] <= low + FLAT:
+            beyond = low - LOWEST
+        return math.sqrt(self.sigma(score[0]) ** 2 + beyond**2 / 3)
 
     def _correlation(self, a: str, b: str) -> float:
-        return (
-            1.0
-            if a == b or any(a in copies and b in copies for copies in self.near_copies)
-            else self.error_correlation
-        )
+        copies = a == b or any(a in copies and b in copies for copies in self.near_copies)
+        return 1.0 if copies else self.error_correlation
 
 
 @functools.cache

@@ -1,5 +1,4 @@
-"""Runs the tools: which are available, and their scores of a picture. Knows nothing of VLMs, prompts or
-graphs.
+"""Runs the tools: which are available, and their scores of a picture. Knows nothing of models that answer.
 
 What a metric needs is looked for in the models folder before it is built; nothing is ever fetched.
 """
@@ -12,6 +11,8 @@ import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,15 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from agentic_iqa_local.files import ROOT, command, file_hash, models_root
 from agentic_iqa_local.iqa_tools.cache import ScoreCache, score_key
 from agentic_iqa_local.iqa_tools.calibration import CalibrationError, read_map_file
 from agentic_iqa_local.iqa_tools.crops import Box, crops_of, mounted
-from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, keep_offline
-from agentic_iqa_local.iqa_tools.qalign import llama_kept
+from agentic_iqa_local.iqa_tools.pyiqa_metrics import create_metric, import_pyiqa, keep_offline, llama_kept
 from agentic_iqa_local.iqa_tools.specs import DATA, TOOLS, ToolError, ToolSpec, find_tool
 from agentic_iqa_local.iqa_tools.weights import Weights
-from agentic_iqa_local.offline.store import file_hash, models_root
-from agentic_iqa_local.paths import ROOT, command
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
@@ -41,9 +40,7 @@ MOST_EXAMINATIONS = 8  # kept: a picture and the regions and crops of one assess
 @dataclass(frozen=True)
 class ToolInfo:
     """What a user or a prompt may know of a tool. `reason` says why it is unavailable, None if it is not;
-    `reachable` and `source` describe its map, None without one; `seconds` and `most_megapixels` are those of
-    its ToolSpec.
-    """
+    `reachable` and `source` describe its map, None without one; the others are those of its ToolSpec."""
 
     name: str
     reference: str
@@ -73,20 +70,26 @@ class ToolReading:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.raw) and math.isfinite(self.normalized)):
-            raise ToolError(
-                f"{self.tool}: expected a finite score, got {self.raw} ({self.normalized} of 5)",
-                "use another tool.",
-            )
+            got = f"got {self.raw} ({self.normalized} of 5)"
+            raise ToolError(f"{self.tool}: expected a finite score, {got}", "use another tool.")
 
 
 class ToolRunner:
     """Measures images with pyiqa's metrics and LocalNR on one device, each built once and kept.
 
-    `maps_path` is a file of maps (default: the shipped configs/tool_maps.yaml); `models` the models folder,
-    whose manifest names the weights that may be loaded (default: `store.models_root()`); `cache` an SQLite
-    file that keeps raw scores (default: none). Raises CalibrationError for a file of maps that cannot be
-    trusted, ToolError for a map of an unknown tool and for a damaged manifest. A lock lets one measurement
-    run at a time, so a runner may be shared between threads.
+    Args:
+        device: where torch computes.
+        maps_path: a file of maps (default: the shipped configs/tool_maps.yaml).
+        models: the models folder, whose manifest names the weights that may be loaded.
+        cache: an SQLite file that keeps raw scores (default: none).
+
+    Raises:
+        CalibrationError: for a file of maps that cannot be trusted.
+        ToolError: for a map of an unknown tool, and for a damaged manifest.
+
+    A lock lets one measurement run at a time, so a runner may be shared between threads. Measuring raises
+    ToolError for a tool that is unknown, lacks a file or has one that is not the manifest's, pictures that it
+    does not take, a result that is not finite, and a metric that fails.
     """
 
     def __init__(
@@ -100,10 +103,8 @@ class ToolRunner:
         self.maps, self._rejected = read_map_file(maps_path or SHIPPED_MAPS)
         for name, logistic in self.maps.items():
             if name != (spec := find_tool(name)).name or logistic.lower_better != spec.lower_better:
-                raise CalibrationError(
-                    f"The map of {name} must be named {spec.name} and have lower_better:"
-                    f" {str(spec.lower_better).lower()}."
-                )
+                expected = f"named {spec.name} and have lower_better: {str(spec.lower_better).lower()}"
+                raise CalibrationError(f"The map of {name} must be {expected}.")
         self.weights = Weights(models_root(models))
         self.constructions: Counter[str] = Counter()
         self._metrics: dict[str, Any] = {}
@@ -124,178 +125,148 @@ class ToolRunner:
         return [info for info in self.info(full_reference) if info.available]
 
     def score(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> ToolReading:
-        """Quality of `image` (RGB) in 1..5 with its raw score; NR tools leave `reference` unused.
-
-        Raises ToolError as `measure` does, and for a tool that has no usable map.
-        """
-        spec = find_tool(name)
-        if (reason := self._unavailable(spec)) is not None:
-            raise ToolError(f"{spec.name} is unavailable: {reason}.")
-        crops = crops_of(spec, *image.size)
+        """Quality of `image` (RGB) in 1..5 with its raw score; NR tools leave `reference` unused."""
+        spec = self._usable(find_tool(name), self._unavailable)
+        crops, seconds, raw = crops_of(spec, *image.size), 0.0, None
         key = self._key(spec, image, reference, crops) if self._cache else ""
-        if self._cache and (raw := self._cache.get(key)) is not None:
-            return ToolReading(spec.name, raw, self.maps[spec.name](raw), 0.0, cached=True, crops=crops)
+        if self._cache:
+            raw = self._cache.get(key)
+        if cached := raw is not None:
+            return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds, cached, crops)
         raw, seconds = self._measure(spec, image, reference, crops)
         if self._cache:
             self._cache.put(key, raw)
         return ToolReading(spec.name, raw, self.maps[spec.name](raw), seconds, crops=crops)
 
     def prepare(self) -> None:
-        """Imports pyiqa, which for a moment changes what models run on (see `qalign`): call it before tools
-        and models run side by side."""
+        """Imports pyiqa, which for a moment changes what models run on (see `llama_kept`): call it before
+        tools and models run side by side."""
         with self._lock:
             import_pyiqa(self.weights.root)
 
     def measure(self, name: str, image: Image.Image, reference: Image.Image | None = None) -> float:
         """The metric's own number, for which no map is needed; of crops where the picture is too large for
-        the tool.
-
-        Raises ToolError for a tool that is unknown, lacks a file or has one that is not the manifest's, a
-        missing reference, images of different size or not RGB, an image smaller than the tool accepts, a
-        result that is not finite, or a metric that fails.
-        """
-        spec = self._present(name)
+        the tool."""
+        spec = self._usable(find_tool(name), self._missing)
         return self._measure(spec, image, reference, crops_of(spec, *image.size))[0]
 
     def examine(self, image: Image.Image, reference: Image.Image | None = None) -> Examination:
-        """All that LocalNR reads of an RGB picture, against its `reference` where there is one; of native-resolution
-        crops where it is too large for the tool. The latest pictures are not read twice. Raises ToolError as `measure`
-        does."""
-        spec = self._present("LocalNR")
-        crops = crops_of(spec, *image.size)
+        """All that LocalNR reads of an RGB picture, against its `reference` where there is one; of
+        native-resolution crops where it is too large for the tool. The latest pictures are not read twice."""
+        crops = crops_of(TOOLS["LocalNR"], *image.size)
         return self._examined(*(mounted(one, crops) for one in (image, reference) if one))
 
     def places(self, image: Image.Image, reference: Image.Image | None = None) -> Examination:
         """As `examine`, but where the picture is too large it is reduced, so that `places` covers all of it."""
-        most = self._present("LocalNR").most_megapixels
-        if most and (share := most * 1e6 / (image.width * image.height)) < 1:
+        most = (TOOLS["LocalNR"].most_megapixels or math.inf) * 1e6
+        pictures = [one for one in (image, reference) if one]
+        if (share := most / (image.width * image.height)) < 1:
             size = (max(1, int(image.width * share**0.5)), max(1, int(image.height * share**0.5)))
-            image = image.resize(size, Image.Resampling.BOX)
-            reference = reference and reference.resize(size, Image.Resampling.BOX)
-        return self._examined(*(one for one in (image, reference) if one))
-
-    def _examined(self, *pictures: Image.Image) -> Examination:
-        spec = self._present("LocalNR")
-        _used_pictures(spec, pictures[0], None)
-        key = tuple((one.size, hash(one.tobytes())) for one in pictures)
-        with self._lock:
-            if key not in self._examinations:
-                while len(self._examinations) >= MOST_EXAMINATIONS:
-                    del self._examinations[next(iter(self._examinations))]
-                try:
-                    self._examinations[key] = self._metric(spec).examine(*pictures)
-                except RuntimeError as error:
-                    size = f"{pictures[0].width}×{pictures[0].height}"
-                    raise ToolError(f"{spec.name} failed on an image of {size}: {error}") from error
-            return self._examinations[key]
+            pictures = [one.resize(size, Image.Resampling.BOX) for one in pictures]
+        return self._examined(*pictures)
 
     def similarity_maps(self, image: Image.Image, reference: Image.Image) -> dict[str, SimilarityMap]:
-        """The maps of SSIM, GMSD and FSIM between two RGB pictures of one size. Raises ToolError as `measure`
-        does."""
-        for name in ("SSIM", "GMSD", "FSIM"):
-            _used_pictures(self._present(name), image, reference)
+        """The maps of SSIM, GMSD and FSIM between two RGB pictures of one size."""
         import torch
 
-        with self._lock:
+        for name in ("SSIM", "GMSD", "FSIM"):
+            _used_pictures(self._usable(TOOLS[name], self._missing), image, reference)
+        with self._lock, _failures("similarity maps", image):
             import_pyiqa(self.weights.root)
             from agentic_iqa_local.iqa_tools.similarity_maps import similarity_maps
 
-            try:
-                with torch.inference_mode():
-                    return similarity_maps(self._tensor(image), self._tensor(reference))
-            except RuntimeError as error:
-                raise ToolError(
-                    f"similarity maps failed on an image of {image.width}×{image.height}: {error}"
-                ) from error
-
-    def _key(
-        self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None, crops: tuple[Box, ...]
-    ) -> str:
-        versions = [
-            f"{package} {importlib.metadata.version(package)}"
-            for package in ("pyiqa", "torch", "torchvision", "timm")
-        ]
-        files = [f"{path} {sha256}" for path, sha256 in sorted(self.weights.check(spec).items())]
-        if spec.bundled:
-            files.append(f"{spec.bundled} {file_hash(DATA / spec.bundled)}")
-        pictures = [x for x in (image, reference if spec.reference == "FR" else None) if x is not None]
-        measured = [f"crop {box}" for box in crops]
-        return score_key(
-            spec.name, *versions, *files, *measured, self.device.partition(":")[0], pictures=pictures
-        )
+            with torch.inference_mode():
+                return similarity_maps(self._tensor(image), self._tensor(reference))
 
     def _describe(self, spec: ToolSpec) -> ToolInfo:
         reason, logistic = self._unavailable(spec), self.maps.get(spec.name)
         return ToolInfo(
-            name=spec.name,
-            reference=spec.reference,
-            available=reason is None,
-            reason=reason,
-            description=spec.description,
-            good_for=spec.good_for,
-            lower_better=spec.lower_better,
-            reachable=logistic.reachable if logistic else None,
-            source=logistic.source if logistic else None,
-            seconds=spec.seconds,
-            most_megapixels=spec.most_megapixels,
+            spec.name,
+            spec.reference,
+            reason is None,
+            reason,
+            spec.description,
+            spec.good_for,
+            spec.lower_better,
+            logistic.reachable if logistic else None,
+            logistic.source if logistic else None,
+            spec.seconds,
+            spec.most_megapixels,
         )
 
-    def _unavailable(self, spec: ToolSpec) -> str | None:
-        if (reason := self._missing(spec)) is not None:
-            return reason
-        if spec.name in self.maps:
-            return None
-        if spec.no_map:
-            return spec.no_map
-        if spec.name in self._rejected:
-            return f"no usable map: {self._rejected[spec.name]}; fit one with {command('fit')}"
-        return f"no map: fit one with {command('fit')}"
-
-    def _present(self, name: str) -> ToolSpec:
-        """The tool `name`. Raises ToolError for one that lacks a module or a file."""
-        spec = find_tool(name)
-        if (reason := self._missing(spec)) is not None:
+    def _usable(self, spec: ToolSpec, why_not: Any) -> ToolSpec:
+        if (reason := why_not(spec)) is not None:
             raise ToolError(f"{spec.name} is unavailable: {reason}.")
         return spec
+
+    def _unavailable(self, spec: ToolSpec) -> str | None:
+        """Why a tool gives no quality; None if it does."""
+        if (reason := self._missing(spec)) is not None or spec.name in self.maps:
+            return reason
+        if spec.name in self._rejected:
+            return f"no usable map: {self._rejected[spec.name]}; fit one with {command('fit')}"
+        return spec.no_map or f"no map: fit one with {command('fit')}"
 
     def _missing(self, spec: ToolSpec) -> str | None:
         """Which module or file a tool lacks; None if it lacks nothing."""
         needed = spec.modules if spec.own else ("pyiqa", *spec.modules)
         if absent := [module for module in needed if importlib.util.find_spec(module) is None]:
             # pkg_resources left setuptools with version 81.
-            return f"missing Python module {', '.join(absent)}" + (
-                " (setuptools<81)" if "pkg_resources" in absent else ""
-            )
+            older = " (setuptools<81)" if "pkg_resources" in absent else ""
+            return f"missing Python module {', '.join(absent)}{older}"
         return self.weights.missing(spec)
+
+    def _key(
+        self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None, crops: tuple[Box, ...]
+    ) -> str:
+        packages = ("pyiqa", "torch", "torchvision", "timm")
+        versions = [f"{package} {importlib.metadata.version(package)}" for package in packages]
+        files = [f"{path} {sha256}" for path, sha256 in sorted(self.weights.check(spec).items())]
+        if spec.bundled:
+            files.append(f"{spec.bundled} {file_hash(DATA / spec.bundled)}")
+        pictures = [x for x in (image, reference if spec.reference == "FR" else None) if x is not None]
+        measured = [f"crop {box}" for box in crops]
+        device = self.device.partition(":")[0]
+        return score_key(spec.name, *versions, *files, *measured, device, pictures=pictures)
 
     def _measure(
         self, spec: ToolSpec, image: Image.Image, reference: Image.Image | None, crops: tuple[Box, ...]
     ) -> tuple[float, float]:
         """(the metric's own number, seconds). Raises ToolError."""
-        pictures = _used_pictures(spec, image, reference)
+        pictures = [mounted(picture, crops) for picture in _used_pictures(spec, image, reference)]
         if spec.own:
             start = time.perf_counter()
-            return self._examined(mounted(image, crops)).quality, time.perf_counter() - start
+            return self._examined(*pictures).quality, time.perf_counter() - start
         with self._lock:
             metric = self._metric(spec)
             start = time.perf_counter()
-            raw = self._run(spec, metric, *(mounted(picture, crops) for picture in pictures))
+            raw = self._run(spec, metric, *pictures)
             seconds = time.perf_counter() - start
+        size = f"{image.width}×{image.height}"
         if spec.name == "MAD" and raw == 0 and pictures[0].tobytes() != pictures[1].tobytes():
-            # pyiqa transposes MAD's contrast sensitivity, so that a picture twice as high as wide loses its
-            # mean luminance.
+            # pyiqa transposes MAD's contrast sensitivity: a picture twice as high as wide loses its luminance.
             raise ToolError(
-                f"MAD found no difference between two images of {image.width}×{image.height} that differ: its"
-                " code fails on images much higher than wide",
+                f"MAD found no difference between two images of {size} that differ: its code fails on images"
+                " much higher than wide",
                 "use another tool.",
             )
         if not math.isfinite(raw):
-            size = f"{image.width}×{image.height}"
-            raise ToolError(
-                f"{spec.name} returned {raw} for an image of {size}",
-                "expected a finite score, use another tool.",
-            )
+            expected = "expected a finite score, use another tool."
+            raise ToolError(f"{spec.name} returned {raw} for an image of {size}", expected)
         return raw, seconds
+
+    def _examined(self, *pictures: Image.Image) -> Examination:
+        spec = self._usable(TOOLS["LocalNR"], self._missing)
+        _used_pictures(spec, pictures[0], None)
+        key = tuple((one.size, hash(one.tobytes())) for one in pictures)
+        with self._lock:
+            if key not in self._examinations:
+                while len(self._examinations) >= MOST_EXAMINATIONS:
+                    del self._examinations[next(iter(self._examinations))]
+                metric = self._metric(spec)
+                with _failures(spec.name, pictures[0]):
+                    self._examinations[key] = metric.examine(*pictures)
+            return self._examinations[key]
 
     def _metric(self, spec: ToolSpec) -> Any:
         if spec.name not in self._metrics:
@@ -310,7 +281,6 @@ class ToolRunner:
         return self._metrics[spec.name]
 
     def _local_nr(self, spec: ToolSpec) -> Any:
-        """LocalNR, which is called as pyiqa's metrics are."""
         keep_offline(self.weights.root)  # timm imports huggingface_hub
         from agentic_iqa_local.iqa_tools.local_nr import LocalNR
 
@@ -323,22 +293,12 @@ class ToolRunner:
 
         # MANIQA, TReS and others draw random crops from NumPy's global state: same image, same crops, same
         # score.
-        state, (width, height) = np.random.get_state(), pictures[0].size
+        state = np.random.get_state()
         np.random.seed(PATCH_SEED)
+        llama = llama_kept("qalign") if spec.metric == "qalign" else nullcontext()
         try:
-            with (
-                torch.inference_mode(),
-                CPUKernels(),
-                llama_kept(spec),
-            ):
+            with torch.inference_mode(), CPUKernels(), llama, _failures(spec.name, pictures[0]):
                 return float(metric(*(self._tensor(picture) for picture in pictures)))
-        except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]  # it is public
-            # the features of flat blocks are 0 / 0
-            raise ToolError(
-                f"{spec.name} finds too little texture in an image of {width}×{height}", "use another tool."
-            ) from error
-        except Exception as error:
-            raise ToolError(f"{spec.name} failed on an image of {width}×{height}: {error}") from error
         finally:
             np.random.set_state(state)
 
@@ -350,35 +310,37 @@ class ToolRunner:
         return pixels.permute(2, 0, 1)[None].to(torch.float32) / 255
 
 
+@contextmanager
+def _failures(name: str, image: Image.Image) -> Iterator[None]:
+    """Whatever is raised becomes a ToolError."""
+    try:
+        yield
+    except Exception as error:
+        size = f"an image of {image.width}×{image.height}"
+        if type(error).__name__.endswith("LinAlgError"):  # the features of flat blocks are 0 / 0
+            raise ToolError(f"{name} finds too little texture in {size}", "use another tool.") from error
+        raise ToolError(f"{name} failed on {size}: {error}") from error
+
+
 def _used_pictures(
     spec: ToolSpec, image: Image.Image, reference: Image.Image | None
 ) -> tuple[Image.Image, ...]:
     """What the tool measures: the image, and for a full-reference tool its reference. Raises ToolError for
     pictures that the tool does not take."""
-    if spec.reference == "NR":
-        pictures = (image,)
-    elif reference is None:
-        raise ToolError(
-            f"{spec.name} compares with a reference image and got none",
-            "pass one or choose a no-reference tool.",
-        )
-    else:
-        pictures = (image, reference)
+    size = f"{image.width}×{image.height}"
+    if spec.reference == "FR" and reference is None:
+        lacks = "compares with a reference image and got none"
+        raise ToolError(f"{spec.name} {lacks}", "pass one or choose a no-reference tool.")
+    pictures = (image, reference) if spec.reference == "FR" and reference else (image,)
     for picture in pictures:
         if picture.mode != "RGB":
-            raise ToolError(
-                f"{spec.name} expects RGB images, got mode {picture.mode}", "convert with .convert('RGB')."
-            )
-    for other in pictures[1:]:
-        if other.size != image.size:
-            raise ToolError(
-                f"{spec.name} expects image and reference of one size, got {image.width}×{image.height} and"
-                f" {other.width}×{other.height}",
-                "crop or register them first, scaling would change the score.",
-            )
+            got = f"expects RGB images, got mode {picture.mode}"
+            raise ToolError(f"{spec.name} {got}", "convert with .convert('RGB').")
+        if picture.size != image.size:
+            got = f"one size, got {size} and {picture.width}×{picture.height}"
+            advice = "crop or register them first, scaling would change the score."
+            raise ToolError(f"{spec.name} expects image and reference of {got}", advice)
     if min(image.size) < spec.min_side:
-        raise ToolError(
-            f"{spec.name} needs at least {spec.min_side} pixels a side, got {image.width}×{image.height}",
-            "use another tool.",
-        )
+        least = f"needs at least {spec.min_side} pixels a side, got {size}"
+        raise ToolError(f"{spec.name} {least}", "use another tool.")
     return pictures

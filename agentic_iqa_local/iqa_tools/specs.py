@@ -1,9 +1,7 @@
-"""The table of tools: what each measures, which way it runs, and which files it needs. Knows nothing of torch
-or pyiqa.
+"""The table of tools: what each measures, which way it runs, and which files it needs.
 
 Names are the field's own, as in Table 5 of AgenticIQA (arXiv 2509.26006) where a tool has a row there. Weight
-files were read off pyiqa 0.1.16's sources, backbones that a constructor pulls in behind its back included;
-they are written as
+files were read off pyiqa 0.1.16's sources, backbones that a constructor pulls in included; they are written as
 
     pyiqa/FILE, checkpoints/FILE, clip/FILE     below tools/hub of the models folder
     hf:ORG/REPO                                 a snapshot below tools/huggingface of the models folder
@@ -72,209 +70,63 @@ TIMM_INCEPTION = "hf:timm/inception_resnet_v2.tf_in1k"
 CLIP_RN50 = "clip/RN50.pt"
 CLIP_VIT_B32 = "clip/ViT-B-32.pt"
 
-# The smallest sides of weight-free tools were found by running them. Those that run on less than this still
-# measure nothing there that deserves the name.
-SMALL = 16
-# Tools with weights were not run: below this their backbones' feature maps are next to nothing.
-CNN_SIDE = 64
+# Smallest sides: of weight-free tools found by running them, though on less than 16 pixels nothing deserves the
+# name; NIQE is a covariance over 96-pixel blocks, of which four are the least; below 64 a backbone sees nothing.
+SMALL, CNN_SIDE = 16, 64
 
 # fmt: off
 _ROWS = (
     # --- full reference, no weights
-    ToolSpec(
-        "PSNR", "psnr", "FR", False, (5, 60), (NOISE,), "peak signal-to-noise ratio over RGB, in dB", SMALL,
-        seconds=0.06,
-    ),
-    ToolSpec(
-        "PSNRY", "psnry", "FR", False, (5, 60), (NOISE, LIGHT), "peak signal-to-noise ratio of luma, in dB", SMALL,
-        seconds=0.08,
-    ),
-    ToolSpec(
-        "SSIM", "ssim", "FR", False, (0, 1), (BLUR, NOISE, CODEC), "structural similarity of luma", SMALL,
-        seconds=0.3, most_megapixels=16,
-    ),
-    ToolSpec(
-        "SSIMC", "ssimc", "FR", False, (0, 1), (BLUR, NOISE, COLOR), "structural similarity over RGB channels", SMALL,
-        seconds=0.9, most_megapixels=5,
-    ),
-    ToolSpec(
-        "MS-SSIM", "ms_ssim", "FR", False, (0, 1), (BLUR, CODEC, CONTRAST), "structural similarity over five scales", 161,
-        seconds=0.4, most_megapixels=16,
-    ),
-    ToolSpec(
-        "CW-SSIM", "cw_ssim", "FR", False, (0, 1), (SPATIAL, BLUR), "wavelet similarity, tolerant of small shifts", 64,
-        seconds=3,
-    ),
-    ToolSpec(
-        "FSIM", "fsim", "FR", False, (0, 1), (BLUR, CODEC, NOISE, COLOR),
-        "phase congruency, gradient and chroma similarity; a strong all-round choice", SMALL, seconds=0.1,
-    ),
-    ToolSpec(
-        "VSI", "vsi", "FR", False, (0, 1), (COLOR, NOISE, CODEC, BLUR, SPATIAL),
-        "saliency, gradient and chroma similarity; the strongest weight-free choice", SMALL, seconds=0.2,
-    ),
-    ToolSpec(
-        "VIF", "vif", "FR", False, (0, 1), (BLUR, NOISE, CONTRAST), "visual information that survives the distortion", 33,
-        seconds=2, most_megapixels=2,
-    ),
-    ToolSpec(
-        "GMSD", "gmsd", "FR", True, (0, 0.5), (BLUR, SHARP, CODEC), "spread of gradient similarity; edges", SMALL,
-        seconds=0.1,
-    ),
-    ToolSpec(
-        "MAD", "mad", "FR", True, (0, 400), (NOISE, CODEC, BLUR), "most apparent distortion; slow", SMALL,
-        seconds=20, most_megapixels=0.5,
-    ),
-    ToolSpec(
-        "NLPD", "nlpd", "FR", True, (0, 2), (CONTRAST, LIGHT, BLUR), "distance of normalised Laplacian pyramids", SMALL,
-        seconds=0.3,
-    ),
+    ToolSpec("PSNR", "psnr", "FR", False, (5, 60), (NOISE,), "peak signal-to-noise ratio over RGB, in dB", SMALL, seconds=0.06),
+    ToolSpec("PSNRY", "psnry", "FR", False, (5, 60), (NOISE, LIGHT), "peak signal-to-noise ratio of luma, in dB", SMALL, seconds=0.08),
+    ToolSpec("SSIM", "ssim", "FR", False, (0, 1), (BLUR, NOISE, CODEC), "structural similarity of luma", SMALL, seconds=0.3, most_megapixels=16),
+    ToolSpec("SSIMC", "ssimc", "FR", False, (0, 1), (BLUR, NOISE, COLOR), "structural similarity over RGB channels", SMALL, seconds=0.9, most_megapixels=5),
+    ToolSpec("MS-SSIM", "ms_ssim", "FR", False, (0, 1), (BLUR, CODEC, CONTRAST), "structural similarity over five scales", 161, seconds=0.4, most_megapixels=16),
+    ToolSpec("CW-SSIM", "cw_ssim", "FR", False, (0, 1), (SPATIAL, BLUR), "wavelet similarity, tolerant of small shifts", 64, seconds=3),
+    ToolSpec("FSIM", "fsim", "FR", False, (0, 1), (BLUR, CODEC, NOISE, COLOR), "phase congruency, gradient and chroma similarity; a strong all-round choice", SMALL, seconds=0.1),
+    ToolSpec("VSI", "vsi", "FR", False, (0, 1), (COLOR, NOISE, CODEC, BLUR, SPATIAL), "saliency, gradient and chroma similarity; the strongest weight-free choice", SMALL, seconds=0.2),
+    ToolSpec("VIF", "vif", "FR", False, (0, 1), (BLUR, NOISE, CONTRAST), "visual information that survives the distortion", 33, seconds=2, most_megapixels=2),
+    ToolSpec("GMSD", "gmsd", "FR", True, (0, 0.5), (BLUR, SHARP, CODEC), "spread of gradient similarity; edges", SMALL, seconds=0.1),
+    ToolSpec("MAD", "mad", "FR", True, (0, 400), (NOISE, CODEC, BLUR), "most apparent distortion; slow", SMALL, seconds=20, most_megapixels=0.5),
+    ToolSpec("NLPD", "nlpd", "FR", True, (0, 2), (CONTRAST, LIGHT, BLUR), "distance of normalised Laplacian pyramids", SMALL, seconds=0.3),
     # --- no reference, no weights to fetch
-    ToolSpec(
-        "PIQE", "piqe", "NR", True, (0, 100), (CODEC, NOISE, BLUR), "share and depth of distorted blocks", SMALL,
-        seconds=0.2,
-    ),
-    ToolSpec(
-        "NIQE", "niqe", "NR", True, (0, 50), (NOISE, BLUR, SHARP), "distance from the statistics of natural images",
-        # It runs from 96 on, but is a covariance over 96-pixel blocks: four of them are the least that has
-        # one.
-        192, bundled="niqe_modelparameters.mat", seconds=0.3, most_megapixels=4,
-    ),
-    ToolSpec(
-        "LocalNR", "local_nr", "NR", False, (1, 5), (BLUR, NOISE, CODEC, SHARP, CONTRAST, LIGHT, COLOR),
-        "pretrained features, taught by synthetic distortions; no human score", CNN_SIDE, bundled="local_nr.safetensors",
-        modules=("timm",), seconds=0.8, most_megapixels=4, own=True,
-    ),
-    ToolSpec(
-        "Entropy", "entropy", "NR", False, (0, 8), (), "entropy of the grey levels, in bits", SMALL,
-        no_map="not a measure of quality: noise raises it as detail does, so no map to 1..5 can mean anything",
-    ),
+    ToolSpec("PIQE", "piqe", "NR", True, (0, 100), (CODEC, NOISE, BLUR), "share and depth of distorted blocks", SMALL, seconds=0.2),
+    ToolSpec("NIQE", "niqe", "NR", True, (0, 50), (NOISE, BLUR, SHARP), "distance from the statistics of natural images", 192, bundled="niqe_modelparameters.mat", seconds=0.3, most_megapixels=4),
+    ToolSpec("LocalNR", "local_nr", "NR", False, (1, 5), (BLUR, NOISE, CODEC, SHARP, CONTRAST, LIGHT, COLOR), "pretrained features, taught by synthetic distortions; no human score", CNN_SIDE, bundled="local_nr.safetensors", modules=("timm",), seconds=0.8, most_megapixels=4, own=True),
+    ToolSpec("Entropy", "entropy", "NR", False, (0, 8), (), "entropy of the grey levels, in bits", SMALL, no_map="not a measure of quality: noise raises it as detail does, so no map to 1..5 can mean anything"),
     # --- full reference, weights
-    ToolSpec(
-        "TOPIQ_FR", "topiq_fr", "FR", False, (0, 1), (BLUR, NOISE, CODEC, COLOR), "top-down semantic and distortion features",
-        CNN_SIDE, ("pyiqa/cfanet_fr_kadid_res50-2c4cc61d.pth", TIMM_RESNET50),
-    ),
-    ToolSpec(
-        "AHIQ", "ahiq", "FR", False, (0, 1), (CODEC, SPATIAL, BLUR), "hybrid transformer and convolution, patch-based",
-        CNN_SIDE, ("pyiqa/AHIQ_vit_p8_epoch33-da3ea303.pth", TIMM_RESNET50, TIMM_VIT_B8),
-    ),
-    ToolSpec(
-        "LPIPS", "lpips", "FR", True, (0, 1), (SPATIAL, BLUR, NOISE), "learned perceptual distance",
-        CNN_SIDE, ("pyiqa/LPIPS_v0.1_alex-df73285e.pth", ALEXNET),
-    ),
-    ToolSpec(
-        "DISTS", "dists", "FR", True, (0, 1), (SPATIAL, BLUR, CODEC), "deep structure and texture similarity",
-        CNN_SIDE, ("pyiqa/DISTS_weights-f5e65c96.pth", VGG16),
-    ),
-    ToolSpec(
-        "WaDIQaM_FR", "wadiqam_fr", "FR", False, (-1, 0.1), (NOISE, CODEC, BLUR), "weighted patch-wise deep features",
-        CNN_SIDE, ("pyiqa/WaDIQaM-kadid-f7541ea5.pth",),
-    ),
-    ToolSpec(
-        "CKDN", "ckdn", "FR", False, (0, 1), (BLUR, CODEC), "knowledge distilled for degraded references",
-        CNN_SIDE, ("pyiqa/CKDN_model_best-38b27dc6.pth", "checkpoints/resnet50-19c8e357.pth"),
-    ),
-    ToolSpec(
-        "PieAPP", "pieapp", "FR", True, (0, 5), (BLUR, NOISE, CODEC), "learned from pairwise preferences",
-        CNN_SIDE, ("pyiqa/PieAPPv0.1-0937b014.pth",),
-    ),
-    ToolSpec(
-        "DeepDC", "deepdc", "FR", True, (0, 1), (SPATIAL, BLUR), "distance correlation of deep features",
-        CNN_SIDE, (VGG19,),
-    ),
-    ToolSpec(
-        "A-FINE", "afine_all_scale", "FR", True, (0, 100), (SPATIAL, BLUR, NOISE), "fidelity weighed against naturalness",
-        CNN_SIDE, ("pyiqa/afine.pth", CLIP_VIT_B32), modules=("pkg_resources",),
-    ),
+    ToolSpec("TOPIQ_FR", "topiq_fr", "FR", False, (0, 1), (BLUR, NOISE, CODEC, COLOR), "top-down semantic and distortion features", CNN_SIDE, ("pyiqa/cfanet_fr_kadid_res50-2c4cc61d.pth", TIMM_RESNET50)),
+    ToolSpec("AHIQ", "ahiq", "FR", False, (0, 1), (CODEC, SPATIAL, BLUR), "hybrid transformer and convolution, patch-based", CNN_SIDE, ("pyiqa/AHIQ_vit_p8_epoch33-da3ea303.pth", TIMM_RESNET50, TIMM_VIT_B8)),
+    ToolSpec("LPIPS", "lpips", "FR", True, (0, 1), (SPATIAL, BLUR, NOISE), "learned perceptual distance", CNN_SIDE, ("pyiqa/LPIPS_v0.1_alex-df73285e.pth", ALEXNET)),
+    ToolSpec("DISTS", "dists", "FR", True, (0, 1), (SPATIAL, BLUR, CODEC), "deep structure and texture similarity", CNN_SIDE, ("pyiqa/DISTS_weights-f5e65c96.pth", VGG16)),
+    ToolSpec("WaDIQaM_FR", "wadiqam_fr", "FR", False, (-1, 0.1), (NOISE, CODEC, BLUR), "weighted patch-wise deep features", CNN_SIDE, ("pyiqa/WaDIQaM-kadid-f7541ea5.pth",)),
+    ToolSpec("CKDN", "ckdn", "FR", False, (0, 1), (BLUR, CODEC), "knowledge distilled for degraded references", CNN_SIDE, ("pyiqa/CKDN_model_best-38b27dc6.pth", "checkpoints/resnet50-19c8e357.pth")),
+    ToolSpec("PieAPP", "pieapp", "FR", True, (0, 5), (BLUR, NOISE, CODEC), "learned from pairwise preferences", CNN_SIDE, ("pyiqa/PieAPPv0.1-0937b014.pth",)),
+    ToolSpec("DeepDC", "deepdc", "FR", True, (0, 1), (SPATIAL, BLUR), "distance correlation of deep features", CNN_SIDE, (VGG19,)),
+    ToolSpec("A-FINE", "afine_all_scale", "FR", True, (0, 100), (SPATIAL, BLUR, NOISE), "fidelity weighed against naturalness", CNN_SIDE, ("pyiqa/afine.pth", CLIP_VIT_B32), modules=("pkg_resources",)),
     # --- no reference, weights
-    ToolSpec(
-        "QAlign", "qalign", "NR", False, (1, 5), (BLUR, NOISE, CODEC, COLOR, LIGHT), "7B model taught rating words",
-        CNN_SIDE, ("hf:q-future/one-align",), modules=("icecream",),
-    ),
-    ToolSpec(
-        "Q-ReAlign", "qrealign", "NR", False, (0, 1), (BLUR, NOISE, CODEC, COLOR, LIGHT), "0.8B model taught rating words",
-        CNN_SIDE, ("hf:q-future/Q-ReAlign-Mini-0.8B",),
-    ),
-    ToolSpec(
-        "TOPIQ_NR", "topiq_nr", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "top-down semantic and distortion features",
-        CNN_SIDE, ("pyiqa/cfanet_nr_koniq_res50-9a73138b.pth", TIMM_RESNET50),
-    ),
-    ToolSpec(
-        "CLIPIQA", "clipiqa", "NR", False, (0, 1), (LIGHT, COLOR, NOISE), "CLIP's choice between good and bad wordings",
-        CNN_SIDE, (CLIP_RN50,), modules=("pkg_resources",),
-    ),
-    ToolSpec(
-        "CLIPIQA+", "clipiqa+", "NR", False, (0, 1), (LIGHT, COLOR, NOISE), "CLIP-IQA with learned wordings",
-        CNN_SIDE, ("pyiqa/CLIP-IQA+_learned_prompts-603f3273.pth", CLIP_RN50), modules=("pkg_resources",),
-    ),
-    ToolSpec(
-        "QualiCLIP", "qualiclip", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "CLIP taught to rank degradations",
-        CNN_SIDE, ("pyiqa/QualiCLIP.pth", CLIP_RN50), modules=("pkg_resources",),
-    ),
-    ToolSpec(
-        "LIQE", "liqe", "NR", False, (1, 5), (BLUR, NOISE, CODEC, CONTRAST), "CLIP over scene, distortion and quality at once",
-        CNN_SIDE, ("pyiqa/liqe_koniq.pt", CLIP_VIT_B32), modules=("pkg_resources",),
-    ),
-    ToolSpec(
-        "ARNIQA", "arniqa", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "learned manifold of image distortions",
-        CNN_SIDE, ("checkpoints/ARNIQA.pth", "pyiqa/regressor_koniq10k.pth", RESNET50),
-    ),
-    ToolSpec(
-        "MUSIQ", "musiq", "NR", False, (0, 100), (BLUR, NOISE, CODEC), "multi-scale transformer at native resolution",
-        CNN_SIDE, ("pyiqa/musiq_koniq_ckpt-e95806b9.pth",),
-    ),
-    ToolSpec(
-        "MANIQA", "maniqa", "NR", False, (0, 1), (BLUR, NOISE, SPATIAL), "multi-dimension attention over patches",
-        CNN_SIDE, ("pyiqa/ckpt_koniq10k.pt", TIMM_VIT_B8),
-    ),
-    ToolSpec(
-        "HyperIQA", "hyperiqa", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "content-aware hyper network",
-        CNN_SIDE, ("pyiqa/HyperIQA-resnet50-koniq10k-c96c41b1.pth", TIMM_RESNET50),
-    ),
-    ToolSpec(
-        "TReS", "tres", "NR", False, (0, 100), (BLUR, NOISE), "transformer with relative ranking",
-        CNN_SIDE, ("pyiqa/tres_koniq-f0502926.pth", RESNET50),
-    ),
-    ToolSpec(
-        "DBCNN", "dbcnn", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "two convolutional streams, bilinearly pooled",
-        CNN_SIDE, ("pyiqa/DBCNN_KonIQ10k-2de81c0a.pth", "pyiqa/DBCNN_scnn-7ea73d75.pth", VGG16),
-    ),
-    ToolSpec(
-        "UNIQUE", "unique", "NR", False, (-3, 3), (BLUR, NOISE, CODEC), "uncertainty-aware ranking across data sets",
-        CNN_SIDE, ("pyiqa/UNIQUE.pt", RESNET34),
-    ),
-    ToolSpec(
-        "WaDIQaM_NR", "wadiqam_nr", "NR", False, (-1, 0.1), (NOISE, CODEC), "weighted patch-wise deep features",
-        CNN_SIDE, ("pyiqa/WaDIQaM-NR-koniq-aaffea29.pth",),
-    ),
-    ToolSpec(
-        "NIMA", "nima", "NR", False, (0, 10), (LIGHT, COLOR, CONTRAST), "distribution of ratings, photographic appeal",
-        CNN_SIDE, ("pyiqa/NIMA_InceptionV2_ava-b0c77c00.pth", TIMM_INCEPTION),
-    ),
-    ToolSpec(
-        "CNNIQA", "cnniqa", "NR", False, (0, 1), (NOISE, BLUR), "small patch-wise convolutional network",
-        CNN_SIDE, ("pyiqa/CNNIQA_koniq10k-e6f14c91.pth",),
-    ),
-    ToolSpec(
-        "PaQ-2-PiQ", "paq2piq", "NR", False, (0, 100), (BLUR, LIGHT), "from patch to picture quality",
-        CNN_SIDE, ("pyiqa/P2P_RoIPoolModel-fit.10.bs.120-ca69882e.pth", RESNET18),
-    ),
-    ToolSpec(
-        "BRISQUE", "brisque", "NR", True, (0, 100), (NOISE, BLUR, CODEC), "natural scene statistics, support vectors",
-        CNN_SIDE, ("pyiqa/brisque_svm_weights.pth",),
-    ),
-    ToolSpec(
-        "ILNIQE", "ilniqe", "NR", True, (0, 150), (NOISE, BLUR, COLOR), "NIQE with colour, gradient and Gabor statistics",
-        CNN_SIDE, ("pyiqa/ILNIQE_templateModel.mat",),
-    ),
-    ToolSpec(
-        "NRQM", "nrqm", "NR", False, (0, 10), (BLUR, SHARP), "statistics of super-resolved images",
-        CNN_SIDE, ("pyiqa/NRQM_model.mat",),
-    ),
-    ToolSpec(
-        "PI", "pi", "NR", True, (0, 15), (BLUR, SHARP), "NIQE and NRQM averaged",
-        192, ("pyiqa/NRQM_model.mat", "pyiqa/niqe_modelparameters.mat"),
-    ),
+    ToolSpec("QAlign", "qalign", "NR", False, (1, 5), (BLUR, NOISE, CODEC, COLOR, LIGHT), "7B model taught rating words", CNN_SIDE, ("hf:q-future/one-align",), modules=("icecream",)),
+    ToolSpec("Q-ReAlign", "qrealign", "NR", False, (0, 1), (BLUR, NOISE, CODEC, COLOR, LIGHT), "0.8B model taught rating words", CNN_SIDE, ("hf:q-future/Q-ReAlign-Mini-0.8B",)),
+    ToolSpec("TOPIQ_NR", "topiq_nr", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "top-down semantic and distortion features", CNN_SIDE, ("pyiqa/cfanet_nr_koniq_res50-9a73138b.pth", TIMM_RESNET50)),
+    ToolSpec("CLIPIQA", "clipiqa", "NR", False, (0, 1), (LIGHT, COLOR, NOISE), "CLIP's choice between good and bad wordings", CNN_SIDE, (CLIP_RN50,), modules=("pkg_resources",)),
+    ToolSpec("CLIPIQA+", "clipiqa+", "NR", False, (0, 1), (LIGHT, COLOR, NOISE), "CLIP-IQA with learned wordings", CNN_SIDE, ("pyiqa/CLIP-IQA+_learned_prompts-603f3273.pth", CLIP_RN50), modules=("pkg_resources",)),
+    ToolSpec("QualiCLIP", "qualiclip", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "CLIP taught to rank degradations", CNN_SIDE, ("pyiqa/QualiCLIP.pth", CLIP_RN50), modules=("pkg_resources",)),
+    ToolSpec("LIQE", "liqe", "NR", False, (1, 5), (BLUR, NOISE, CODEC, CONTRAST), "CLIP over scene, distortion and quality at once", CNN_SIDE, ("pyiqa/liqe_koniq.pt", CLIP_VIT_B32), modules=("pkg_resources",)),
+    ToolSpec("ARNIQA", "arniqa", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "learned manifold of image distortions", CNN_SIDE, ("checkpoints/ARNIQA.pth", "pyiqa/regressor_koniq10k.pth", RESNET50)),
+    ToolSpec("MUSIQ", "musiq", "NR", False, (0, 100), (BLUR, NOISE, CODEC), "multi-scale transformer at native resolution", CNN_SIDE, ("pyiqa/musiq_koniq_ckpt-e95806b9.pth",)),
+    ToolSpec("MANIQA", "maniqa", "NR", False, (0, 1), (BLUR, NOISE, SPATIAL), "multi-dimension attention over patches", CNN_SIDE, ("pyiqa/ckpt_koniq10k.pt", TIMM_VIT_B8)),
+    ToolSpec("HyperIQA", "hyperiqa", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "content-aware hyper network", CNN_SIDE, ("pyiqa/HyperIQA-resnet50-koniq10k-c96c41b1.pth", TIMM_RESNET50)),
+    ToolSpec("TReS", "tres", "NR", False, (0, 100), (BLUR, NOISE), "transformer with relative ranking", CNN_SIDE, ("pyiqa/tres_koniq-f0502926.pth", RESNET50)),
+    ToolSpec("DBCNN", "dbcnn", "NR", False, (0, 1), (BLUR, NOISE, CODEC), "two convolutional streams, bilinearly pooled", CNN_SIDE, ("pyiqa/DBCNN_KonIQ10k-2de81c0a.pth", "pyiqa/DBCNN_scnn-7ea73d75.pth", VGG16)),
+    ToolSpec("UNIQUE", "unique", "NR", False, (-3, 3), (BLUR, NOISE, CODEC), "uncertainty-aware ranking across data sets", CNN_SIDE, ("pyiqa/UNIQUE.pt", RESNET34)),
+    ToolSpec("WaDIQaM_NR", "wadiqam_nr", "NR", False, (-1, 0.1), (NOISE, CODEC), "weighted patch-wise deep features", CNN_SIDE, ("pyiqa/WaDIQaM-NR-koniq-aaffea29.pth",)),
+    ToolSpec("NIMA", "nima", "NR", False, (0, 10), (LIGHT, COLOR, CONTRAST), "distribution of ratings, photographic appeal", CNN_SIDE, ("pyiqa/NIMA_InceptionV2_ava-b0c77c00.pth", TIMM_INCEPTION)),
+    ToolSpec("CNNIQA", "cnniqa", "NR", False, (0, 1), (NOISE, BLUR), "small patch-wise convolutional network", CNN_SIDE, ("pyiqa/CNNIQA_koniq10k-e6f14c91.pth",)),
+    ToolSpec("PaQ-2-PiQ", "paq2piq", "NR", False, (0, 100), (BLUR, LIGHT), "from patch to picture quality", CNN_SIDE, ("pyiqa/P2P_RoIPoolModel-fit.10.bs.120-ca69882e.pth", RESNET18)),
+    ToolSpec("BRISQUE", "brisque", "NR", True, (0, 100), (NOISE, BLUR, CODEC), "natural scene statistics, support vectors", CNN_SIDE, ("pyiqa/brisque_svm_weights.pth",)),
+    ToolSpec("ILNIQE", "ilniqe", "NR", True, (0, 150), (NOISE, BLUR, COLOR), "NIQE with colour, gradient and Gabor statistics", CNN_SIDE, ("pyiqa/ILNIQE_templateModel.mat",)),
+    ToolSpec("NRQM", "nrqm", "NR", False, (0, 10), (BLUR, SHARP), "statistics of super-resolved images", CNN_SIDE, ("pyiqa/NRQM_model.mat",)),
+    ToolSpec("PI", "pi", "NR", True, (0, 15), (BLUR, SHARP), "NIQE and NRQM averaged", 192, ("pyiqa/NRQM_model.mat", "pyiqa/niqe_modelparameters.mat")),
 )
 # fmt: on
 

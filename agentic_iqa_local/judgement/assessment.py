@@ -1,6 +1,7 @@
 """One picture's assessment: what the pipeline answers, how sure that is and where the damage lies, as a typed
 result (`result.Assessment`)."""
 
+import functools
 import hashlib
 import os
 import time
@@ -16,9 +17,9 @@ from agentic_iqa_local.images.files import ImageError, read_file
 from agentic_iqa_local.images.frames import moved
 from agentic_iqa_local.images.pictures import Picture, PictureFile, as_file
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.judgement.quality_map.reading import mapped
-from agentic_iqa_local.judgement.quality_map.result import MapRequest, map_request
-from agentic_iqa_local.judgement.sureness import Sureness
+from agentic_iqa_local.judgement.fit import calibration_of
+from agentic_iqa_local.judgement.gates import Sureness
+from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.evidence import evidence_warnings
 from agentic_iqa_local.nodes.letter_reading import (
@@ -38,6 +39,7 @@ from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import (
     AgenticIQAState,
+    DamagedBox,
     FusionResult,
     SummarizerOutput,
     ToolExecutionLog,
@@ -153,9 +155,10 @@ def answered(
     services = images.services
     services.client(ROLE)
     _ = services.tools  # a bad maps file is an error of the set-up, not of an image
-    calibration, missing = services.calibration
-    images.map_request = map
-    images.sureness = Sureness(
+    calibration, missing = calibration_of(services)
+    make_map = functools.cache(lambda: {} if map is None else mapped(images, map))
+    images.find_worst_part = lambda: _worst_part(make_map())
+    images.sureness = sureness = Sureness(
         services.settings.decisions,
         calibration,
         missing,
@@ -164,7 +167,7 @@ def answered(
         query=state["query"],
         unlike_photograph=images.unlike_photograph is not None,
     )
-    if images.sureness.unlike_photograph:
+    if sureness.unlike_photograph:
         images.warn(UNLIKE_PHOTOGRAPH)
     try:
         if pipeline == "letters":
@@ -178,10 +181,17 @@ def answered(
     except (ImageError, VLMError) as error:
         changes = {"error": str(error)}
     if not changes.get("error"):
-        changes |= mapped(images)
+        changes |= make_map()
     changes |= {"unlike_photograph": images.unlike_photograph}
     changes |= _in_original_pixels(changes, images.image.offset)
-    return changes | _how_sure(changes, images.sureness) | _record(images)
+    return changes | _how_sure(changes, sureness) | _record(images)
+
+
+def _worst_part(map_fields: dict[str, Any]) -> DamagedBox | None:
+    """The worst part of the map in `map_fields`; None where no map was made, or no part is clearly worse than
+    the rest."""
+    q_map = map_fields.get("map")
+    return q_map.worst[0] if q_map and q_map.worst else None
 
 
 def _how_sure(changes: dict[str, Any], sureness: Sureness) -> dict[str, Any]:

@@ -1,17 +1,20 @@
-"""A fitted temperature of the letters and η of the tools' weights, and what calibrates the intervals of q, as
-`study fit` writes them and `assess --fit` reads them."""
+"""A fit of a study: the letters' temperature, the tools' η and a calibration of the intervals, as `study fit`
+writes them and `assess --fit` reads them, and which calibration applies to a set-up."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, first_mistake, read_json, write_whole
-from agentic_iqa_local.judgement.intervals import IntervalCalibration
+from agentic_iqa_local.files import FileError, first_mistake, folder_hash, read_json
+from agentic_iqa_local.judgement.intervals import NO_FIT, SHIPPED, IntervalCalibration
+from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
 
 Objective = Literal["rps", "srcc", "spread", "keep"]
@@ -22,7 +25,10 @@ SCALES: dict[Objective, tuple[str, str]] = {
     "spread": ("difference in spread between letters and tools, in levels", "lower is better"),
 }
 LARGEST_FIT = 2**26  # bytes: it names every image that it was made on
-FORMAT = 3  # of the file; the first had SRCC with its sign turned around, the second no intervals
+FORMAT = 3  # of the file: the first had SRCC with its sign turned around, the second no intervals
+
+
+CALIBRATIONS: WeakKeyDictionary[Services, tuple[IntervalCalibration | None, str | None]] = WeakKeyDictionary()
 
 
 class FitError(UserError, ValueError):
@@ -31,14 +37,13 @@ class FitError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted temperature and η with where they come from. A report must leave out the rows of `keys` and of
-    the scenes `groups` of the same data set (`dataset` is its key).
+    """A fitted temperature and η with where they come from.
 
-    `before` and `after` are the objective with the configuration's parameters and with these, as a reader
-    knows it: SRCC in -1..1 (higher is better), the ranked probability score in 0..1 (lower is better), or by
-    how many levels the spread of the letters' E[level] differs from the spread of the tools' mean (lower is
-    better). "keep" fits neither: both stay as configured, and `before` and `after` are 0. `intervals`
-    calibrates the intervals of q as these parameters make it; None where there is too little to do so.
+    `before` and `after` are the objective with the configuration's parameters and with these: SRCC in -1..1, the
+    ranked probability score in 0..1, or the difference between the spreads of the letters' E[level] and of the
+    tools' mean in levels. "keep" fits neither, and both are 0. `intervals` calibrates the intervals of q with
+    these parameters; None where there is too little to do so. A report leaves out the rows of `keys`, and of the
+    scenes `groups`, of the same `dataset`.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -65,41 +70,93 @@ class Fit:
     @property
     def account(self) -> str:
         """What was gained, in one sentence."""
+        images = f"{len(self.keys)} images of {one_line(self.dataset)}"
         if self.objective == "keep":
-            return (
-                f"{len(self.keys)} images of {one_line(self.dataset)}, with temperature and η as configured"
-            )
+            return f"{images}, with temperature and η as configured"
         name, direction = SCALES[self.objective]
         gain = f"{self.before:.4f} → {self.after:.4f} ({direction})"
         if self.before == self.after:
             gain = f"{self.after:.4f} ({direction}) before and after: nothing to gain"
-        of = f"{len(self.keys)} images of {one_line(self.dataset)}"
-        return f"{name} on {of}: {gain}, with temperature {self.temperature:.3f} and η {self.eta:.3f}"
+        return f"{name} on {images}: {gain}, with temperature {self.temperature:.3f} and η {self.eta:.3f}"
 
-    def write(self, file: Path) -> None:
-        """Raises WriteError."""
-        fields = TypeAdapter(Fit).dump_python(self, mode="json")
-        write_whole(file, json.dumps({"format": FORMAT} | fields))
+    def to_json(self) -> str:
+        """The content of a fit's file."""
+        return json.dumps({"format": FORMAT} | TypeAdapter(Fit).dump_python(self, mode="json"))
 
 
 def read_fit(file: Path) -> Fit:
-    """Raises FitError for a file that is none, or of a later format."""
+    """The fit in a file. Raises FitError for a file that is none, or of a later format."""
     try:
         fields = read_json(file, LARGEST_FIT)
         version = fields.pop("format", 1)
         if type(version) is not int or not 1 <= version <= FORMAT:
             raise FileError(f"format {version!s:.20}, which a later version writes")
         fit = TypeAdapter(Fit).validate_json(json.dumps(fields), strict=True)
-    except FileError as error:
-        raise FitError(f"{file}: expected a fit that study.py wrote, got: {error}") from error
-    except ValidationError as error:
-        raise FitError(f"{file}: expected a fit that study.py wrote, got: {first_mistake(error)}") from error
+    except (FileError, ValidationError) as error:
+        mistake = first_mistake(error) if isinstance(error, ValidationError) else error
+        raise FitError(f"{file}: expected a fit that study.py wrote, got: {mistake}") from error
     if version == 1 and fit.objective == "srcc":
         fit = replace(fit, before=-fit.before, after=-fit.after)
-    fitted = (fit.temperature, *([] if fit.eta == "auto" else [fit.eta]))
+    fitted = [fit.temperature, *([] if fit.eta == "auto" else [fit.eta])]
     if not all(LOWEST <= value <= HIGHEST for value in fitted):
         raise FitError(
             f"{file}: expected temperature and eta from {LOWEST} to {HIGHEST}, got {fit.temperature} and"
             f" {fit.eta}"
         )
     return fit
+
+
+def calibration_of(services: Services) -> tuple[IntervalCalibration | None, str | None]:
+    """What `calibration_for` gives for a set-up, looked up once. Raises FitError, VLMError."""
+    if services not in CALIBRATIONS:
+        folder = services.settings.folder(services.section("summarizer").backend)
+        about = services.client("summarizer").describe()
+        CALIBRATIONS[services] = calibration_for(services.settings, folder, about)
+    return CALIBRATIONS[services]
+
+
+def calibration_for(
+    settings: Settings, folder: Path, model: dict[str, Any]
+) -> tuple[IntervalCalibration | None, str | None]:
+    """The calibration that applies to a set-up's answers.
+
+    Args:
+        settings: Which fit is configured (the one that ships by default), temperature and η.
+        folder: The folder of the model that answers.
+        model: The model's name, dtype and quantization, as its client describes it.
+
+    Returns:
+        The calibration and None, or None and the reason why there is none.
+
+    Raises:
+        FitError: The configured file is no fit.
+    """
+    configured = settings.decisions.calibration
+    file = Path(configured) if configured else SHIPPED
+    if not configured and not file.is_file():
+        return None, f"no interval: none was calibrated; {NO_FIT}"
+    calibration = read_fit(file).intervals
+    if calibration is None:
+        return None, f"no interval: {file} calibrates none; fit it anew with study.py fit"
+    if reason := _difference(calibration, settings, folder, model):
+        return None, f"no interval: calibrated {reason}; {NO_FIT}"
+    return calibration, None
+
+
+def _difference(
+    calibration: IntervalCalibration, settings: Settings, folder: Path, model: dict[str, Any]
+) -> str | None:
+    """What the calibration was made with that this set-up does not have."""
+    if folder.is_dir() and folder_hash(folder) != calibration.model:
+        return f"with another model than {model.get('name')}"
+    for what in ("dtype", "quantization"):
+        ours, theirs = model.get(what), getattr(calibration, what)
+        if ours not in (None, theirs):
+            return f"with {what} {theirs}, this model runs with {ours}"
+    fusion = settings.fusion
+    if (fusion.temperature, fusion.eta) != (calibration.temperature, calibration.eta):
+        return (
+            f"with temperature {calibration.temperature:g} and η {calibration.eta}, here they are"
+            f" {fusion.temperature:g} and {fusion.eta}"
+        )
+    return None

@@ -1,61 +1,48 @@
-"""How probable is it that one assessed picture is better than another?
+"""How probable it is that one assessed picture is better than another.
 
-Of two different scenes the answer follows from their intervals: the probability that a draw of the one's true
-quality lies above a draw of the other's. Pictures of the same scene share what makes scores err, so their
-differences are more certain than independent draws say: there a logistic regression on the differences of
-what was measured answers, fitted on synthetic pairs (a Bradley–Terry model whose strengths are linear in the
-measurements; Bradley and Terry, Biometrika 1952).
+Of two scenes the answer follows from both intervals: the probability that a draw of one picture's true quality
+lies above a draw of the other's. Pictures of one scene share what makes scores err, so their differences are more
+certain than independent draws say. There a logistic regression on the differences of what was measured answers,
+fitted on synthetic pairs: a Bradley–Terry model whose strengths are linear in the measurements (Bradley and Terry,
+Biometrika 1952).
 """
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from scipy import special
 from scipy.stats import norm
 
-from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import first_mistake
+from agentic_iqa_local.config import Pipeline
+from agentic_iqa_local.files import ROOT
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.paths import ROOT
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import LEVELS, expected_level, fused_distribution
 
 SHIPPED = ROOT / "configs" / "comparisons.json"
 DRAWS = 400  # values that stand for a distribution
-UNKNOWN_SIGMA = 1.0  # levels: of the letters, where no tool says how far it is off
-LARGEST = 2**20  # bytes of a file of fits
+UNKNOWN_SIGMA = 1.0  # levels: the error of the letters, where no tool tells its own
 MOST_LOGIT = 7.0  # a probability of 0.9991: no fit was tested beyond it
 
 Basis = Literal["same scene, fitted", "intervals", "fused distributions", "same pixels"]
 
 
-class FitsError(UserError, ValueError):
-    """A file of fits that cannot be used; one sentence for the user."""
-
-
 class PairFit(BaseModel):
-    """How differences between two pictures of one scene make the probability that the first is better:
+    """How differences between two pictures of one scene give the probability that the first is better:
     sigmoid(Σ weight · difference), without an offset, so that neither place is preferred."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    model: str = Field(description="Hash of the model's folder (`provenance.folder_hash`).")
+    model: str  # hash of the model's folder (`provenance.folder_hash`)
     pipeline: Pipeline
     reference: bool
-    weights: dict[str, float] = Field(
-        min_length=1,
-        description=(
-            "By measurement, per level: q, letters (their expected level), or a tool's name (its score)."
-        ),
-    )
-    pairwise: float = Field(
-        ge=0, description="Weight of the log-odds of the pairwise read; 0: it adds nothing."
-    )
+    # by measurement, per level: q, letters (their expected level), or a tool's name (its score)
+    weights: dict[str, float] = Field(min_length=1)
+    pairwise: float = Field(ge=0)  # weight of the log-odds of the pairwise read; 0: it adds nothing
     pairs: Annotated[int, Field(ge=1)]
     photographs: Annotated[int, Field(ge=1)]
     source: str
@@ -66,11 +53,19 @@ class PairFit(BaseModel):
         return f"{self.source}, {self.pairs} pairs of {self.photographs} photographs, {self.date}"
 
     def strength(self, row: Assessment) -> float | None:
-        """The picture's part of the log-odds; None where a measurement is missing."""
+        """A picture's part of the log-odds; None where a measurement is missing."""
         values = measurements(row)
         if not self.weights.keys() <= values.keys():
             return None
         return sum(weight * values[name] for name, weight in self.weights.items())
+
+    def probability(self, one: Assessment, other: Assessment, read: float | None = None) -> float | None:
+        """P(`one` is better than `other`) of one scene; None where a measurement is missing. `read` is what a
+        pairwise read says, 0..1."""
+        first, second = self.strength(one), self.strength(other)
+        if first is None or second is None:
+            return None
+        return sigmoid(first - second + (0.0 if read is None else self.pairwise * logit(read)))
 
 
 class PairFits(BaseModel):
@@ -88,20 +83,13 @@ class PairFits(BaseModel):
 
 
 def read_fits(file: Path = SHIPPED) -> PairFits:
-    """The fits of a file; none where there is no file. Raises FitsError."""
-    if not file.is_file():
-        return PairFits(fits=())
-    try:
-        return PairFits.model_validate_json(file.read_bytes()[:LARGEST])
-    except ValidationError as error:
-        raise FitsError(
-            f"{file}: expected fits of comparisons, got: {first_mistake(error)}", "install it again"
-        ) from error
+    """The fits of a file; none where there is no file."""
+    return PairFits.model_validate_json(file.read_bytes()) if file.is_file() else PairFits(fits=())
 
 
 def measurements(row: Assessment) -> dict[str, float]:
-    """What a fit may weigh of an assessment, in levels: q, the letters' expected level, and each tool's score
-    of the whole picture."""
+    """What a fit may weigh of an assessment, in levels: q, the letters' expected level, and each tool's score of
+    the whole picture."""
     values = {} if row.q is None else {"q": row.q}
     if row.p_c and set(row.p_c) == set(LETTERS):
         values["letters"] = expected_level(row.p_c)
@@ -136,30 +124,11 @@ def probability_above(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.mean(below + up_to) / 2 / len(ordered))
 
 
-def sigmoid(logit: float) -> float:
+def sigmoid(log_odds: float) -> float:
     """The probability of log-odds, which are cut at ±MOST_LOGIT."""
-    return 1 / (1 + math.exp(-max(-MOST_LOGIT, min(MOST_LOGIT, logit))))
+    return float(special.expit(np.clip(log_odds, -MOST_LOGIT, MOST_LOGIT)))
 
 
 def logit(probability: float) -> float:
     """The log-odds of a probability, cut at ±MOST_LOGIT."""
-    least = sigmoid(-MOST_LOGIT)
-    probability = max(least, min(1 - least, probability))
-    return math.log(probability / (1 - probability))
-
-
-def fitted_probability(
-    fit: PairFit, one: Assessment, other: Assessment, pairwise: float | None = None
-) -> float | None:
-    """P(`one` is better) of two pictures of the same scene; None where the fit needs what was not measured.
-    `pairwise` is what a pairwise read says, 0..1."""
-    first, second = fit.strength(one), fit.strength(other)
-    if first is None or second is None:
-        return None
-    read = fit.pairwise * logit(pairwise) if fit.pairwise and pairwise is not None else 0.0
-    return sigmoid(first - second + read)
-
-
-def differences(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    """What `measurements` of two pictures differ by, where both have them."""
-    return {name: value - other[name] for name, value in one.items() if name in other}
+    return float(np.clip(special.logit(probability), -MOST_LOGIT, MOST_LOGIT))

@@ -3,11 +3,12 @@ failure."""
 
 import json
 import logging
+import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from agentic_iqa_local.config_sections import RoleSettings
+from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.files import with_each_key_once
 from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.state import PlannerError, revised
@@ -18,10 +19,8 @@ logger = logging.getLogger(__name__)
 
 TRIES = 3
 LOGGED_CHARACTERS = 2000
-LONGEST_OUTPUT, LONGEST_MESSAGE = 100_000, 2000  # characters, in the record of a failed try
-# characters of all failed tries of an assessment, whose row has an end; from then on those of a log are kept
-MOST_OUTPUT = 400_000
-_FENCE, _LANGUAGE = "```", "json"
+LONGEST_OUTPUT, LONGEST_MESSAGE = 20_000, 2000  # characters, in the record of a failed try: a row has an end
+_FENCED = re.compile(r"```(?:json)?(.*)```", re.DOTALL)
 
 Reply = TypeVar("Reply", bound=BaseModel)
 
@@ -46,38 +45,26 @@ def ask(
     fail again.
     """
     attempts: list[PlannerError] = []
+    text = ""
     for attempt in range(1, TRIES + 1):
         asked = prompt if attempt == 1 else prompt.stricter()
         logger.debug("Prompt (attempt %d):\n%s\n%s", attempt, asked.instructions, asked.case)
+        options = {"temperature": role.temperature, "max_tokens": role.max_tokens}
         try:
-            text = session.generate(
-                asked,
-                schema,
-                answer_prefix=answer_prefix,
-                temperature=role.temperature,
-                max_tokens=role.max_tokens,
-            )
+            text = session.generate(asked, schema, answer_prefix=answer_prefix, **options)
         except VLMError as error:
             _keep(error, attempt, None, session, role)
             raise
-        text = text.encode(
-            errors="backslashreplace"
-        ).decode()  # a lone surrogate is no text that could be kept or sent on
+        text = _as_text(text)
         logger.debug("VLM response: %s", _shortened(text))
         try:
-            return (
-                _strict(text, schema, answer_prefix)
-                if getattr(session, "constrained", False)
-                else _lenient(text, schema, answer_prefix)
-            )
+            parse = _strict if getattr(session, "constrained", False) else _lenient
+            return parse(text, schema, answer_prefix)
         except ValueError as error:
             attempts.append(record := _keep(error, attempt, text, session, role))
-            brief = revised(
-                record, details={**(record.details or {}), "output": text[:LOGGED_CHARACTERS]}
-            ).model_dump_json()
-            logger.warning(
-                "Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, one_line(brief)
-            )
+            brief = revised(record, details={**(record.details or {}), "output": text[:LOGGED_CHARACTERS]})
+            line = one_line(brief.model_dump_json())
+            logger.warning("Attempt %d of %d gave no valid %s: %s", attempt, TRIES, schema.__name__, line)
     logger.error("No valid %s after %d attempts. Full VLM output: %r", schema.__name__, TRIES, text)
     raise InvalidAnswer(attempts, text)
 
@@ -85,21 +72,19 @@ def ask(
 def _keep(
     error: Exception, attempt: int, output: str | None, session: VLMSession, role: RoleSettings
 ) -> PlannerError:
-    """The record of a failed try, with its whole output within the limits, put beside the others of the
-    assessment."""
-    tries: list[PlannerError] = getattr(session, "failed_tries", [])
-    details = {"role": getattr(session, "role", None), "output": output}
-    if output is not None:
-        taken = sum(len((earlier.details or {}).get("output") or "") for earlier in tries)
-        room = (
-            LONGEST_OUTPUT if taken + min(len(output), LONGEST_OUTPUT) <= MOST_OUTPUT else LOGGED_CHARACTERS
-        )
-        if len(output) > room:
-            details |= {"output": output[:room], "cut": f"the first {room} of {len(output)} characters"}
+    """The record of a failed try, put beside the others of the assessment."""
+    details = {"role": getattr(session, "role", None), "output": output and output[:LONGEST_OUTPUT]}
+    if output and len(output) > LONGEST_OUTPUT:
+        details["cut"] = f"the first {LONGEST_OUTPUT} of {len(output)} characters"
     record = PlannerError.from_exception(error, attempt=attempt, backend=role.backend, **details)
-    message = record.message.encode(errors="backslashreplace").decode()
-    tries.append(record := revised(record, message=_shortened(message, LONGEST_MESSAGE)))
+    record = revised(record, message=_shortened(_as_text(record.message), LONGEST_MESSAGE))
+    getattr(session, "failed_tries", []).append(record)
     return record
+
+
+def _as_text(text: str) -> str:
+    """A lone surrogate is no text that could be kept or sent on: it becomes an escape."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _shortened(text: str, most: int = LOGGED_CHARACTERS) -> str:
@@ -119,11 +104,9 @@ def _strict(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
 def _lenient(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
     """What was written without a grammar as a `schema`: indented or not, fenced or not, with blanks around
     its texts or not. Keys that were not asked for are dropped and texts beyond their limit cut; no value is
-    converted. Raises ValueError.
-    """
-    text = text.strip()
-    if text.startswith(_FENCE) and text.endswith(_FENCE):
-        text = text.removeprefix(_FENCE).removesuffix(_FENCE).removeprefix(_LANGUAGE)
+    converted. Raises ValueError."""
+    if fenced := _FENCED.fullmatch(text.strip()):
+        text = fenced[1]
     try:
         answer = json.loads(text, object_pairs_hook=_stripped)
         begun = json.loads(f'{answer_prefix}"}}') if answer_prefix else {}
@@ -138,8 +121,16 @@ def _lenient(text: str, schema: type[Reply], answer_prefix: str) -> Reply:
 
 def _without_other_keys(answer: Any, schema: type[Reply]) -> Reply:
     """`answer` as a `schema`, without the keys that this forbids. Raises ValueError."""
+
+    def validated() -> (
+        Reply
+    ):  # through JSON, where a list may stand for a tuple although nothing is converted
+        context = {"cut": True}
+        options = {"strict": True, "by_alias": True, "by_name": False, "context": context}
+        return schema.model_validate_json(json.dumps(answer), **options)
+
     try:
-        return _validated(answer, schema)
+        return validated()
     except ValidationError as error:
         others = [mistake["loc"] for mistake in error.errors() if mistake["type"] == "extra_forbidden"]
         if not others:
@@ -149,23 +140,15 @@ def _without_other_keys(answer: Any, schema: type[Reply]) -> Reply:
         for step in path:
             part = part[step]
         del part[key]
-    return _validated(answer, schema)
-
-
-def _validated(answer: Any, schema: type[Reply]) -> Reply:
-    # Through JSON, where a list may stand for a tuple although nothing is converted.
-    return schema.model_validate_json(
-        json.dumps(answer), strict=True, by_alias=True, by_name=False, context={"cut": True}
-    )
+    return validated()
 
 
 def _stripped(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`: an object with each key once, without blanks around its texts and those in its
-    lists."""
-    return {name: _strip(value) for name, value in with_each_key_once(pairs).items()}
+    """For `json.loads`: an object with each key once, without blanks around its texts and those in its lists."""
 
+    def strip(value: Any) -> Any:
+        if isinstance(value, list):
+            return [part.strip() if isinstance(part, str) else part for part in value]
+        return value.strip() if isinstance(value, str) else value
 
-def _strip(value: Any) -> Any:
-    if isinstance(value, list):
-        return [part.strip() if isinstance(part, str) else part for part in value]
-    return value.strip() if isinstance(value, str) else value
+    return {name: strip(value) for name, value in with_each_key_once(pairs).items()}

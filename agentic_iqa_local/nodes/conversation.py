@@ -6,40 +6,26 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agentic_iqa_local.nodes.query import named_metrics, region_called
+from agentic_iqa_local.nodes.query import named_metrics, region_in
 from agentic_iqa_local.state import PlannerOutput, revised
 from agentic_iqa_local.text import whole_sentences
 
 MOST_TURNS = 4
 LONGEST_QUERY, LONGEST_ANSWER = 300, 200  # characters of an earlier turn
 
-_MOST_WORDS = 6  # of what a query points to
-_LEAD = re.compile(
-    r"[ ¿]*(?:ok(?:ay)?[\s,]+)?(?:"
-    r"(?:(?:and|but|also|now|then)[\s,]+)?(?:what|how)\s+about\b"
-    r"|(?:and\s+|now\s+)?(?:the\s+)?same\s+(?:question\s+)?(?:for|about|with)\b"
-    r"|(?:and|also|but|now)\b(?:\s+(?:for|in|about|now)\b)?"
-    r"|und\b|et\b|y\b|e\b|och\b|а\b|и\b|那么?|还有"
-    r")[\s,]*",
+_THE = r"(?:the|an?|its?|his|her|their|my|our|this|that|these|those|der|die|das|le|la|les|el|los|las|il)\s"
+# "And the sky?", "What about her face", "The sky?"
+_AND = r"(?:(?:ok(?:ay)?|and|but|also|now|und|et|y|e)[\s,]+)"
+_POINTS_ON = re.compile(
+    rf"(?:{_AND}*(?:(?:what|how)\s+about|same\s+for)\s+{_THE}?|{_AND}+{_THE}|{_THE}(?=.*\?$))"
+    r"(?P<what>[\w'’-]+(?:\s+[\w'’&-]+){0,5})\s*[.?!]*",
     re.IGNORECASE,
 )
-_DETERMINER = re.compile(
-    r"[ ¿]*(?:the|an?|its?|his|her|their|my|our|this|that|these|those|der|die|das|den|le|la|les|l['’]|el|los"
-    r"|las|il|lo|o|os|as)(?:\s+|(?<=['’]))",
-    re.IGNORECASE,
-)
-# Words that make a query say more than what it points to, or that point to nothing.
+# Words with which a query says more than what it points to, and what has no technical quality
 _SAYS_MORE = re.compile(
-    r"(is|are|was|were|be|am|do|does|did|has|have|had|can|could|should|would|will|may|might|must|look\w*|seem\w*|appear\w*|need\w*"
-    r"|rate|score|explain|tell|give|describe|say|list|assess|judge|compare\w*|check|write|count|evaluate|find|use|run|try|make|show"
-    r"|why|how|who|whom|whose|what|when|where|which|if|because|than|or|not|more|less|better|worse|again|now|then|so|else"
-    r"|its?|you|me|i|we|they|that|this|here|there|all|both|thanks|thank|please|yes|no|ok"
-    r"|warum|wie|wer|was|wo|ist|sind|hat|pourquoi|comment|est|sont|por|qué|es|son|perché|come)",
-    re.IGNORECASE,
-)
-_NOT_TECHNICAL = re.compile(
-    r"compositions?|mood|moods|style|styles|atmosphere|emotions?|feeling|feelings|story|subjects?|titles?|meaning|message|artist|author"
-    r"|photographer|location|place|season|weather|year|date|time|name|names|price|aesthetics?|beauty",
+    r"\b(is|are|was|were|do|does|did|has|have|can|could|should|would|will|looks?|seems?|need|rate|score|explain|tell|describe|assess|judge"
+    r"|compare|check|use|using|why|how|who|what|when|where|which|if|not|more|less|better|worse|ones?|it|you|me|i|we|ist|sind|est|es|son|very"
+    r"|composition|mood|style|atmosphere|story|subject|meaning|title|aesthetics)\b",
     re.IGNORECASE,
 )
 
@@ -47,32 +33,19 @@ _NOT_TECHNICAL = re.compile(
 def points_on(query: str) -> str | None:
     """What a query points to that says nothing else: "sky" in "And the sky?", "What about the sky?" or "The
     sky?". None for a query that stands by itself, or whose subject has no technical quality."""
-    text = " ".join(query.split()).rstrip(" .?!？。")
-    lead = _LEAD.match(text) or (_DETERMINER.match(text) if query.rstrip().endswith("?") else None)
-    if lead is None:
+    text = " ".join(query.strip(" ¿").split())
+    found = _POINTS_ON.fullmatch(text)
+    if found is None or _SAYS_MORE.search(found["what"]) or named_metrics(query, False):
         return None
-    determiner = _DETERMINER.match(text, lead.end())
-    pointed = text[determiner.end() if determiner else lead.end() :].removesuffix("呢")
-    words = re.findall(r"[^\W_]+", pointed)
-    if not 0 < len(words) <= _MOST_WORDS or re.search(r"[.!?;:,]", pointed) or named_metrics(query, False):
-        return None
-    return (
-        None
-        if any(_SAYS_MORE.fullmatch(word) or _NOT_TECHNICAL.fullmatch(word) for word in words)
-        else pointed
-    )
+    return found["what"]
 
 
 def regions_pointed_to(query: str) -> list[str]:
     """The regions that a query only points to; none for a quality word ("And the noise?") and for a query
     that says more."""
-    pointed = points_on(query)
-    # "And for printing?"
-    if pointed and re.search(rf"\b(?:in|for)\s+{re.escape(pointed)}", query, re.IGNORECASE):
-        return []
-    parts = re.split(r"\s*&\s*|\s+(?:and|or|und|oder|et|ou|y|e)\s+", pointed) if pointed else []
-    named = (_DETERMINER.sub("", part, count=1) for part in parts)
-    return list(dict.fromkeys(region for part in named if (region := region_called(query, part))))
+    parts = re.split(r"\s*&\s*|\s+(?:and|or|und|oder|et|ou|y)\s+", points_on(query) or "")
+    named = (re.sub(rf"^{_THE}", "", part, flags=re.IGNORECASE) for part in parts)
+    return list(dict.fromkeys(region for part in named if (region := region_in(query, part))))
 
 
 def carried_on(query: str, context: dict[str, Any] | None) -> list[str]:
@@ -89,8 +62,7 @@ def going_on(
     turns = (context or {}).get("turns")
     if not turns or points_on(query) is None:
         return plan, []
-    last = turns[-1]
-    changes: dict[str, Any] = {"query_type": last["query_type"]}
+    changes: dict[str, Any] = {"query_type": turns[-1]["query_type"]}
     if regions := regions_pointed_to(query):
         types = carried_on(query, context)
         changes |= {
@@ -107,8 +79,7 @@ def going_on(
 
 
 def turn(query: str, answer: str, plan: PlannerOutput) -> dict[str, Any]:
-    """What later turns learn of a turn: query, answer, query_type, and the distortions that the query
-    named."""
+    """What later turns learn of a turn: query, answer, query_type, and the distortions that the query named."""
     named = (plan.distortions or {}) if plan.distortion_source == "Explicit" else {}
     return {
         "query": whole_sentences(query, LONGEST_QUERY),

@@ -1,9 +1,10 @@
-"""Which distortions are there, and how severe they are: the model's own probabilities times what LocalNR reads, each as
-far as it can be trusted.
+"""Which distortions are there, and how severe they are: the model's own probabilities times what LocalNR
+reads, each as far as it can be trusted.
 
 The odds that a family is there are the model's odds of Yes times the likelihood ratio of LocalNR's reading. A
-severity's probability is the model's of its word times a Gaussian around the severity that LocalNR reads. A model that
-is sure wins against the reading, whose ratio is bounded by its own record of errors; an unsure one loses.
+severity's probability is the model's of its word times a Gaussian around the severity that LocalNR reads. A
+model that is sure wins against the reading, whose ratio is bounded by its own record of errors; an unsure one
+loses.
 """
 
 import json
@@ -15,9 +16,9 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_detector, logit
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.prompts import detection_prompt, presence_prompt
+from agentic_iqa_local.nodes.prompts import Prompt, detection_prompt, presence_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
-from agentic_iqa_local.nodes.workbench import Box, OpenImages
+from agentic_iqa_local.nodes.workbench import Box, OpenImages, RoleSession
 from agentic_iqa_local.score_fusion import letter_probabilities, written_probabilities
 from agentic_iqa_local.state import Detection, FamilyDetection
 from agentic_iqa_local.text import one_line
@@ -39,22 +40,31 @@ def detect(
     reason: str | None = None,
     named: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Detection]:
-    """Of each object, how probable each family of distortions is. Where the query has `named` some of an object, the
-    model is asked about these alone. `reason` says why it is asked again. Raises InvalidAnswer, VLMError."""
+    """Of each object, how probable each family of distortions is.
+
+    Args:
+        query: the user's question.
+        objects: "Global" or regions; `boxes` in pixels of those that were located.
+        images: the picture, with the models and tools.
+        reason: why it is asked again, if it is.
+        named: the families that the query names, by object: the model is asked about these alone.
+
+    Raises:
+        InvalidAnswer, VLMError
+    """
     models = model_presence(query, objects, images, reason, named)
     return {name: combine(read(images, boxes.get(name)), models[name], images) for name in objects}
 
 
 def model_trust(images: OpenImages, role: str = ROLE) -> float:
-    """How far the role's model's own probabilities about distortions count: by the configuration, else by what its
-    folder says of it."""
+    """How far the role's model's own probabilities about distortions count: by the configuration, else by
+    what its folder says of it."""
     configured = images.services.settings.fusion.model_trust
     return images.services.client(role).trust if configured is None else configured
 
 
 def read(images: OpenImages, box: Box | None) -> Detection:
-    """What LocalNR reads of the picture or of a region; a picture that it cannot read is one of which nothing is
-    known."""
+    """What LocalNR reads of the picture or of a region; of a picture that it cannot read nothing is known."""
     began, found = time.perf_counter(), Detection(region="crop" if box else "global")
     try:
         examined = images.examine(box)
@@ -66,30 +76,26 @@ def read(images: OpenImages, box: Box | None) -> Detection:
     if images.unlike_photograph is not None:
         found.error = "it knows photographs alone, and this is unlike one"
         return found
-    ratios = load_detector().log_ratios(examined, reference)
     found.families = {
         kind: FamilyDetection(
             read=max(examined.presence[kind], examined.presence_in_part[kind]),
             measured=expit(ratio),
             severity=examined.severities[kind],
         )
-        for kind, ratio in ratios.items()
+        for kind, ratio in load_detector().log_ratios(examined, reference).items()
     }
-    found.exposure = examined.exposure
-    found.execution_time = time.perf_counter() - began
+    found.exposure, found.execution_time = examined.exposure, time.perf_counter() - began
     return found
 
 
 def combine(found: Detection, model: Mapping[str, float], images: OpenImages) -> Detection:
-    """LocalNR's reading with the model's own probabilities, of the families that it was asked about: odds times
-    odds, in the order in which the model lists them. `fusion.model_trust` draws the model's towards the prior."""
-    trust = model_trust(images)
+    """LocalNR's reading with the model's own probabilities, of the families that it was asked about: odds
+    times odds, in the order in which the model lists them. `fusion.model_trust` draws the model's towards the
+    prior."""
+    trust = found.model_trust = model_trust(images)
     prior = logit(load_detector().of(images.reference is not None).prior)
-    found.model_trust = trust
-    read_of = found.families
-    found.families = {
-        kind: read_of.get(kind, FamilyDetection()) for kind in dict.fromkeys([*model, *DISTORTION_TYPES])
-    }
+    kinds = dict.fromkeys([*model, *DISTORTION_TYPES])
+    found.families = {kind: found.families.get(kind, FamilyDetection()) for kind in kinds}
     for kind, family in found.families.items():
         family.model = model.get(kind)
         own = prior if family.model is None else trust * logit(family.model) + (1 - trust) * prior
@@ -104,64 +110,60 @@ def model_presence(
     reason: str | None,
     named: Mapping[str, Sequence[str]] | None,
 ) -> dict[str, dict[str, float]]:
-    """{object: {family: probability of Yes}} by the model: the letters of Yes and No, read in one JSON answer whose
-    text up to the family is the same; where they cannot be read, the list that the model writes, which says nothing of
-    families that the query has `named`."""
+    """{object: {family: probability of Yes}} by the model: the letters of Yes and No, read in one JSON answer
+    whose text up to the family is the same; where they cannot be read, the list that the model writes, which
+    says nothing of families that the query has `named`."""
     asked = {name: list((named or {}).get(name) or DISTORTION_TYPES) for name in objects}
-    settings, client = images.services.settings.fusion, images.services.client(ROLE)
-    if settings.mode == "logits" and client.reads_logits:
-        session, prompt = images.session(ROLE), presence_prompt(query, objects, reason)
+    settings, session = images.services.settings.fusion, images.session(ROLE)
+    if settings.mode == "logits" and images.services.client(ROLE).reads_logits:
         try:
-            return {
-                name: {
-                    kind: letter_probabilities(
-                        session.read_letters(prompt, _begun(name, kind), YES_NO).logprobs
-                    )["Yes"]
-                    for kind in kinds
-                }
-                for name, kinds in asked.items()
-            }
+            return _read_presence(session, presence_prompt(query, objects, reason), asked)
         except (OutOfMemory, ModelLost):
             raise
         except VLMError as error:
             logger.info("Yes and No were not read: %s", one_line(str(error)))
     if named:
         return {name: {} for name in objects}
-    reply = ask(
-        images.session(ROLE),
-        detection_prompt(query, objects, reason),
-        detection_reply(objects),
-        images.services.section(ROLE),
-    )
+    prompt = detection_prompt(query, objects, reason)
+    reply = ask(session, prompt, detection_reply(objects), images.services.section(ROLE))
     sure = settings.classification_confidence
     return {
-        name: dict.fromkeys(listed, sure) | {kind: 1 - sure for kind in asked[name] if kind not in listed}
+        name: dict.fromkeys(listed, sure)
+        | dict.fromkeys((k for k in asked[name] if k not in listed), 1 - sure)
         for name, listed in reply.model_dump(by_alias=True).items()
     }
 
 
-def _begun(name: str, kind: str) -> str:
-    """The answer up to the place of Yes or No about one family of one object."""
-    return f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
+def _read_presence(
+    session: RoleSession, prompt: Prompt, asked: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """{object: {family: probability of Yes}}. Raises VLMError."""
+
+    def yes(name: str, kind: str) -> float:
+        begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
+        return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
+
+    return {name: {kind: yes(name, kind) for kind in kinds} for name, kinds in asked.items()}
+
+
+def _strengths(detection: Detection) -> dict[str, float]:
+    """Probability times severity of each family."""
+    return {
+        kind: family.probability * (family.severity or 1.0) for kind, family in detection.families.items()
+    }
 
 
 def found_families(detection: Detection) -> list[str]:
-    """The families that are there, the strongest first: by probability times severity."""
-
-    def strength(kind: str) -> float:
-        family = detection.families[kind]
-        return family.probability * (family.severity or 1.0)
-
+    """The families that are there, the strongest first."""
+    strength = _strengths(detection)
     there = [kind for kind, family in detection.families.items() if family.probability >= PRESENT]
-    return sorted(there, key=strength, reverse=True)[:MOST_FOUND]
+    return sorted(there, key=strength.__getitem__, reverse=True)[:MOST_FOUND]
 
 
 def strongest(detection: Detection) -> dict[str, float]:
-    """{family or "none": probability that it is the strongest}: none as far as no family is there, the rest by
-    probability times severity, as found families are ordered."""
-    weights = {
-        kind: family.probability * (family.severity or 1.0) for kind, family in detection.families.items()
-    }
+    """{family or "none": probability that it is the strongest}: none as far as no family is there, the rest
+    by strength."""
+    weights = _strengths(detection)
     there, total = max(f.probability for f in detection.families.values()), sum(weights.values()) or 1.0
     return {kind: there * weight / total for kind, weight in weights.items()} | {"none": 1 - there}
 
@@ -172,17 +174,16 @@ def severity_probabilities(
     words: Mapping[str, float] | None,
     images: OpenImages,
 ) -> dict[str, float] | None:
-    """{severity word: probability} of one family that the model judged (`item`: its type and severity): the model's
-    `words`, or the word that it wrote, times LocalNR's Gaussian. A family that is there is not "none"; of any other
-    "none" has the probability that it is not. None where nothing is known beyond the word that was written."""
+    """{severity word: probability} of one family that the model judged (`item`: its type and severity): the
+    model's `words`, or the word that it wrote, times LocalNR's Gaussian. A family that is there is not
+    "none"; of any other "none" has the probability that it is not. None where nothing is known beyond the
+    word that was written."""
     family = detection.families.get(item["type"]) if detection else None
     if family is None or family.severity is None:
         return dict(words) if words else None
-    settings, trust = images.services.settings.fusion, model_trust(images)
+    trust, sure = model_trust(images), images.services.settings.fusion.classification_confidence
     if words is None and item["severity"] in WORD_SEVERITIES:
-        words = written_probabilities(
-            item["severity"], list(WORD_SEVERITIES), settings.classification_confidence
-        )
+        words = written_probabilities(item["severity"], list(WORD_SEVERITIES), sure)
     likelihood = load_detector().severity_likelihood(family.severity, images.reference is not None)
     weights = {word: like * (words or {}).get(word, 1.0) ** trust for word, like in likelihood.items()}
     there = 1.0 if family.probability >= PRESENT else family.probability

@@ -1,4 +1,5 @@
-"""Whether the evidence suffices. Pure: evidence and plan in, a decision with its reason out.
+"""Whether the evidence suffices, and which of its scores vote. Pure: evidence and plan in, a decision with
+its reason out.
 
 The limits below were set on synthetic pictures, so that few sound passes are doubted; human scores were not
 looked at.
@@ -6,8 +7,9 @@ looked at.
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
+from typing import Any
 
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
@@ -34,6 +36,7 @@ NEARLY_UNIFORM = 0.98  # of the greatest entropy
 LEAST_OVERLAP = 0.05  # Σα_c·p_c; 0.2 where letters or tools say nothing
 OFF_THE_LETTERS = 0.5
 
+Score = tuple[str, float]  # (tool, 1..5)
 Reachable = Mapping[str, tuple[float, float]]  # the ends of what each tool's map can return
 
 
@@ -42,117 +45,73 @@ def of_object(name: str) -> str:
     return "" if name == "Global" else f" of {name}"
 
 
-def required_objects(query_scope: list[str] | str) -> list[str]:
-    """["Global"], or the objects that the plan names."""
-    return ["Global"] if query_scope == "Global" else list(query_scope)
+def in_picture(name: str) -> str:
+    """A region's name, or "the picture"."""
+    return "the picture" if name == "Global" else name
 
 
-def contradictions(evidence: ExecutorOutput) -> list[str]:
-    """One line for each of two kinds: a severe or extreme distortion whose own tool score is above 4.0, or
-    whose object's scores all are; an object whose scores are all below 2.2 while nothing, or only slight
-    damage, was found of it.
-    """
-    lines = []
-    for name, items in (evidence.distortion_analysis or {}).items():
-        if (scores := _voting_scores(evidence, name)) and not _is_graphic(evidence, name):
-            lines += _severe_but_high(name, items, scores)
-            if _only_mild(items) and all(score < LOW_SCORE for _, score in scores.values()):
-                lines.append(
-                    f"Contradictory evidence: {_mild(items)} of {name} but low scores"
-                    f" ({_in_words(scores.values())})"
-                )
-    return lines
+def by_object(evidence: ExecutorOutput | None, part: str) -> dict[str, Any]:
+    """A part of the evidence, {object: ...}; empty where there is none."""
+    return (evidence and getattr(evidence, part)) or {}
 
 
-def _is_graphic(evidence: ExecutorOutput, name: str) -> bool:
-    """Whether the object is no photograph, so that the tools' scores of it contradict nothing."""
-    detection = (evidence.detection or {}).get(name)
-    return detection is not None and (detection.graphic or 0.0) >= load_detector().graphic
+# Scores
 
 
-def _severe_but_high(
-    name: str, items: Sequence[DistortionAnalysis], scores: dict[str, tuple[str, float]]
-) -> Iterator[str]:
-    for item in items:
-        own = [scores[item.type]] if item.type in scores else list(scores.values())
-        if item.severity in SEVERE and all(score > HIGH_SCORE for _, score in own):
-            yield (
-                f"Contradictory evidence: {item.severity} {item.type} of {name} but high scores"
-                f" ({_in_words(own)})"
-            )
-
-
-def _unseen_flaw(evidence: ExecutorOutput, fusion: FusionResult | None) -> str | None:
-    """A line where the fused score is low, though neither the analysis nor the tools' mean says so: the
-    letters saw something."""
-    if fusion is None or fusion.q is None or fusion.q >= LOW_QUALITY:
-        return None
-    items = [item for items in (evidence.distortion_analysis or {}).values() for item in items]
-    if not evidence.distortion_analysis or not _only_mild(items) or _is_graphic(evidence, "Global"):
-        return None
-    return f"Contradictory evidence: {_mild(items)} was found but the fused score is {fusion.q:.1f} of 5"
-
-
-def _only_mild(items: Sequence[DistortionAnalysis]) -> bool:
-    return all(item.severity in MILD for item in items)
-
-
-def _mild(items: Sequence[DistortionAnalysis]) -> str:
-    return _listed(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
-
-
-def _voting_scores(
-    evidence: ExecutorOutput, name: str, with_checks: bool = False
-) -> dict[str, tuple[str, float]]:
-    """An object's (tool, score) that have a vote, by distortion; `with_checks`: also those that only check
-    them."""
+def _voting_scores(evidence: ExecutorOutput, name: str, with_checks: bool = False) -> dict[str, Score]:
+    """An object's scores that have a vote, by distortion; `with_checks`: also those that only check them."""
     silent = {
         log.tool_name
         for log in evidence.tool_logs
         if log.object_name == name and (log.outvoted or (log.trailing and not with_checks))
     }
-    scores = (evidence.quality_scores or {}).get(name, {})
-    return {distortion: (tool, score) for distortion, (tool, score) in scores.items() if tool not in silent}
+    scores = by_object(evidence, "quality_scores").get(name, {})
+    return {kind: (tool, score) for kind, (tool, score) in scores.items() if tool not in silent}
 
 
-def _in_words(scores: Iterable[tuple[str, float]]) -> str:
-    return ", ".join(f"{tool} {score:.2f}" for tool, score in dict.fromkeys(scores))
+def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[Score]:
+    """The scores that q̄ is the mean of: one for each distinct (tool, region) run, or one for each listed
+    entry ("entries"); none of a tool that was outvoted, or that only checks a better one."""
+    if evidence is None or not evidence.quality_scores:
+        return []
+    listed = [
+        (name, pair) for name in evidence.quality_scores for pair in _voting_scores(evidence, name).values()
+    ]
+    if vote == "entries":
+        return [pair for _, pair in listed]
+    crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"}
+    # The score is part of the key: two different scores cannot come from one run.
+    runs = {(name if name in crops else None, pair) for name, pair in listed}
+    return sorted((pair for _, pair in runs), key=itemgetter(1, 0))
 
 
-def open_severities(evidence: ExecutorOutput) -> dict[str, list[DistortionAnalysis]]:
-    """By object, the distortions whose severity the model cannot tell, or finds all words nearly equally
-    probable for."""
-    probabilities = evidence.severity_probabilities or {}
-    in_doubt = {
-        name: [
-            item
-            for item in items
-            if item.severity == UNCLEAR or _is_open(probabilities.get(name, {}).get(item.type))
-        ]
-        for name, items in (evidence.distortion_analysis or {}).items()
-    }
-    return {name: items for name, items in in_doubt.items() if items}
+def checks(evidence: ExecutorOutput | None) -> list[Score]:
+    """The scores that only check a better tool's, each once."""
+    if evidence is None:
+        return []
+    names = by_object(evidence, "quality_scores")
+    known = {pair for name in names for pair in _voting_scores(evidence, name, with_checks=True).values()}
+    return sorted(known - {pair for name in names for pair in _voting_scores(evidence, name).values()})
 
 
-def _is_open(probabilities: Mapping[str, float] | None) -> bool:
-    """Whether the entropy is nearly the greatest that so many outcomes can have."""
-    if not probabilities:
-        return False
-    entropy = -math.fsum(p * math.log(p) for p in probabilities.values() if p > 0)
-    return entropy > NEARLY_UNIFORM * math.log(len(probabilities))
+def object_votes(evidence: ExecutorOutput, name: str) -> list[Score]:
+    """The scores of one object that have a vote, each once, the lowest first."""
+    return sorted(set(_voting_scores(evidence, name).values()), key=itemgetter(1, 0))
 
 
-def apart(one: tuple[str, float], other: tuple[str, float], reachable: Reachable) -> bool:
-    """Whether two tools' scores, (tool, 1..5), lie further apart than their errors explain."""
+def tool_scores(evidence: ExecutorOutput | None, vote: str = "runs") -> list[float]:
+    """The scores of `votes` alone, 1..5."""
+    return [score for _, score in votes(evidence, vote)]
+
+
+def apart(one: Score, other: Score, reachable: Reachable) -> bool:
+    """Whether two tools' scores lie further apart than their errors explain."""
     return abs(one[1] - other[1]) > APART * load_reliability().sigma_of_difference(one, other, reachable)
 
 
-def outvoted(scores: Sequence[tuple[str, float]], reachable: Reachable) -> set[str]:
+def outvoted(scores: Sequence[Score], reachable: Reachable) -> set[str]:
     """The tools, of three or more, whose score stands apart from every other one, the furthest from the
-    others' median first.
-
-    Two against one is a vote, one against one and two against two are none.
-    """
+    others' median first. Two against one is a vote, one against one and two against two are none."""
     left = dict(scores)
     while len(left) > 2:
         outliers = {
@@ -166,14 +125,97 @@ def outvoted(scores: Sequence[tuple[str, float]], reachable: Reachable) -> set[s
     return {tool for tool, _ in scores} - left.keys()
 
 
-def disagreement(evidence: ExecutorOutput, reachable: Reachable) -> str | None:
-    """Which tools that vote or check lie further apart than their errors explain; None where none do."""
+def mark_votes(evidence: ExecutorOutput, reachable: Reachable, *, trailing_only_check: bool) -> None:
+    """Takes the vote from tools that stand apart from all others on the same object and, with
+    `trailing_only_check`, from those that one of the others clearly leads; notes which of the rest disagree.
+    """
     lines = []
-    for name in evidence.quality_scores or {}:
-        scores = sorted(set(_voting_scores(evidence, name, with_checks=True).values()), key=itemgetter(1))
-        if len(scores) > 1 and apart(scores[0], scores[-1], reachable):
-            lines.append(f"tools disagree about {name} ({_in_words(scores)})")
-    return "; ".join(lines) or None
+    for name, scores in by_object(evidence, "quality_scores").items():
+        measured = list(dict.fromkeys(scores.values()))
+        outliers = outvoted(measured, reachable)
+        others = [tool for tool, _ in measured if tool not in outliers]
+        worse = load_reliability().clearly_worse(others) if trailing_only_check else set()
+        for log in evidence.tool_logs:
+            if log.object_name == name:
+                log.outvoted, log.trailing = log.tool_name in outliers, log.tool_name in worse
+        rest = sorted(set(_voting_scores(evidence, name, with_checks=True).values()), key=itemgetter(1))
+        if len(rest) > 1 and apart(rest[0], rest[-1], reachable):
+            lines.append(f"tools disagree about {name} ({_in_words(rest)})")
+    evidence.disagreement = "; ".join(lines) or None
+
+
+def _in_words(scores: Iterable[Score]) -> str:
+    return ", ".join(f"{tool} {score:.2f}" for tool, score in dict.fromkeys(scores))
+
+
+# Contradictions and doubts
+
+
+def contradictions(evidence: ExecutorOutput) -> list[str]:
+    """One line for each of two kinds: a severe or extreme distortion whose own tool score is above 4.0, or
+    whose object's scores all are; an object whose scores are all below 2.2 while nothing, or only slight
+    damage, was found of it."""
+    lines = []
+    for name, items in by_object(evidence, "distortion_analysis").items():
+        scores = _voting_scores(evidence, name)
+        if not scores or _is_graphic(evidence, name):
+            continue
+        for item in items:
+            own = [scores[item.type]] if item.type in scores else list(scores.values())
+            if item.severity in SEVERE and all(score > HIGH_SCORE for _, score in own):
+                found = f"{item.severity} {item.type} of {name}"
+                lines.append(f"Contradictory evidence: {found} but high scores ({_in_words(own)})")
+        if _only_mild(items) and all(score < LOW_SCORE for _, score in scores.values()):
+            told = _in_words(scores.values())
+            lines.append(f"Contradictory evidence: {_mild(items)} of {name} but low scores ({told})")
+    return lines
+
+
+def _is_graphic(evidence: ExecutorOutput, name: str) -> bool:
+    """Whether the object is no photograph, so that the tools' scores of it contradict nothing."""
+    detection = by_object(evidence, "detection").get(name)
+    return detection is not None and (detection.graphic or 0.0) >= load_detector().graphic
+
+
+def _unseen_flaw(evidence: ExecutorOutput, fusion: FusionResult | None) -> str | None:
+    """A line where the fused score is low, though the analysis found nothing: the letters saw something."""
+    if fusion is None or fusion.q is None or fusion.q >= LOW_QUALITY:
+        return None
+    items = [item for items in by_object(evidence, "distortion_analysis").values() for item in items]
+    if not evidence.distortion_analysis or not _only_mild(items) or _is_graphic(evidence, "Global"):
+        return None
+    return f"Contradictory evidence: {_mild(items)} was found but the fused score is {fusion.q:.1f} of 5"
+
+
+def _only_mild(items: Sequence[DistortionAnalysis]) -> bool:
+    return all(item.severity in MILD for item in items)
+
+
+def _mild(items: Sequence[DistortionAnalysis]) -> str:
+    return ", ".join(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
+
+
+def open_severities(evidence: ExecutorOutput) -> dict[str, list[DistortionAnalysis]]:
+    """By object, the distortions whose severity the model cannot tell, or finds all words nearly equally
+    probable for."""
+    probabilities = by_object(evidence, "severity_probabilities")
+    in_doubt = {
+        name: [
+            item
+            for item in items
+            if item.severity == UNCLEAR or _is_open(probabilities.get(name, {}).get(item.type))
+        ]
+        for name, items in by_object(evidence, "distortion_analysis").items()
+    }
+    return {name: items for name, items in in_doubt.items() if items}
+
+
+def _is_open(probabilities: Mapping[str, float] | None) -> bool:
+    """Whether the entropy is nearly the greatest that so many outcomes can have."""
+    if not probabilities:
+        return False
+    entropy = -math.fsum(p * math.log(p) for p in probabilities.values() if p > 0)
+    return entropy > NEARLY_UNIFORM * math.log(len(probabilities))
 
 
 def doubts(evidence: ExecutorOutput) -> str | None:
@@ -190,16 +232,18 @@ def doubts(evidence: ExecutorOutput) -> str | None:
 def evidence_warnings(evidence: ExecutorOutput) -> list[str]:
     """What whoever reads the scores must know: a failed Executor, tools without a vote, and regions that were
     not found."""
-    outliers = dict.fromkeys((log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted)
-    lines = [
-        f"{tool} has no vote: its score of {'the picture' if name == 'Global' else name} stands apart from"
-        " every other tool's"
-        for tool, name in outliers
-    ]
-    missed = [name for name, box in (evidence.boxes or {}).items() if box is None]
-    if evidence.error:
-        lines.insert(0, f"the Executor failed, its evidence is incomplete: {evidence.error}")
-    return lines + ([f"no box for {_listed(missed)}, tools see the whole image"] if missed else [])
+    lines = [f"the Executor failed, its evidence is incomplete: {evidence.error}"] if evidence.error else []
+    for tool, name in dict.fromkeys(
+        (log.tool_name, log.object_name) for log in evidence.tool_logs if log.outvoted
+    ):
+        lines.append(
+            f"{tool} has no vote: its score of {in_picture(name)} stands apart from every other tool's"
+        )
+    missed = [name for name, box in by_object(evidence, "boxes").items() if box is None]
+    return lines + ([f"no box for {', '.join(missed)}, tools see the whole image"] if missed else [])
+
+
+# Gaps
 
 
 def should_replan(
@@ -217,10 +261,10 @@ def should_replan(
     if plan is not None:
         gaps = find_gaps(evidence, plan, fusion)
         return bool(gaps), gaps[0].reason if gaps else ""
-    objects = required_objects(query_scope)
+    objects = ["Global"] if query_scope == "Global" else query_scope
     missing = [name for name in objects if name not in (evidence.distortion_analysis or objects)]
     if missing:
-        return True, f"Missing analysis for {_listed(missing)}"
+        return True, f"Missing analysis for {', '.join(missing)}"
     return (False, "") if evidence.quality_scores else (True, "No tool scores available")
 
 
@@ -234,29 +278,22 @@ def find_gaps(
     was tried and could not run is a warning elsewhere, not a gap.
     """
     evidence = evidence or ExecutorOutput()
+    unseen = _unseen_flaw(evidence, fusion) if plan.plan.distortion_analysis else None
+    doubt_kind: GapKind = "tools" if evidence.disagreement else "severity"
     reasons: list[tuple[GapKind, str | None]] = [
         ("executor", f"Executor failed: {evidence.error}" if evidence.error else None),
         ("analysis", _analysis_gap(evidence, plan)),
         ("scores", _score_gap(evidence, plan)),
-        ("contradiction", _contradiction(evidence, plan, fusion)),
-        (
-            "tools" if evidence.disagreement else "severity",
-            f"Executor is uncertain: {evidence.uncertainty}" if evidence.uncertainty else None,
-        ),
+        ("contradiction", next(iter(contradictions(evidence)), unseen)),
+        (doubt_kind, f"Executor is uncertain: {evidence.uncertainty}" if evidence.uncertainty else None),
         ("letters", _letter_gap(fusion)),
     ]
     return [Gap(kind=kind, reason=reason) for kind, reason in reasons if reason]
 
 
 def _analysis_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
-    missing = [name for name in plan.objects if name not in (evidence.distortion_analysis or {})]
-    return f"Missing analysis for {_listed(missing)}" if plan.plan.distortion_analysis and missing else None
-
-
-def _contradiction(evidence: ExecutorOutput, plan: PlannerOutput, fusion: FusionResult | None) -> str | None:
-    if lines := contradictions(evidence):
-        return lines[0]
-    return _unseen_flaw(evidence, fusion) if plan.plan.distortion_analysis else None
+    missing = [name for name in plan.objects if name not in by_object(evidence, "distortion_analysis")]
+    return f"Missing analysis for {', '.join(missing)}" if plan.plan.distortion_analysis and missing else None
 
 
 def _letter_gap(fusion: FusionResult | None) -> str | None:
@@ -268,12 +305,10 @@ def _letter_gap(fusion: FusionResult | None) -> str | None:
         return f"{fusion.off_letter_mass:.0%} of the probability lies off the letters"
     if fusion.q_bar is None or fusion.alpha is None:
         return "No tool scores, and the letters are nearly equally probable" if _is_open(fusion.p_c) else None
-    if sum(fusion.alpha[LETTER_TO_LEVEL[letter]] * p for letter, p in fusion.p_c.items()) < LEAST_OVERLAP:
-        alone = expected_level(fusion.p_c)
-        return (
-            f"Letters and tools exclude each other: the letters say {alone:.1f}, the tools {fusion.q_bar:.1f}"
-        )
-    return None
+    if sum(fusion.alpha[LETTER_TO_LEVEL[letter]] * p for letter, p in fusion.p_c.items()) >= LEAST_OVERLAP:
+        return None
+    alone = expected_level(fusion.p_c)
+    return f"Letters and tools exclude each other: the letters say {alone:.1f}, the tools {fusion.q_bar:.1f}"
 
 
 def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
@@ -284,77 +319,26 @@ def _score_gap(evidence: ExecutorOutput, plan: PlannerOutput) -> str | None:
     if not evidence.quality_scores and not any(log.error for log in evidence.tool_logs):
         return "No tool scores available"
     tried = {name: _tried(evidence, name) for name in plan.objects}
-    if unscored := [name for name in plan.objects if not tried[name]]:
-        return f"Missing tool scores for {_listed(unscored)} region"
+    if unscored := [name for name, purposes in tried.items() if not purposes]:
+        return f"Missing tool scores for {', '.join(unscored)} region"
     for name, purposes in tried.items():
-        missing = [kind for kind in key_distortions(evidence, name, plan) if kind not in purposes]
+        missing = [kind for kind in _key_distortions(evidence, name, plan) if kind not in purposes]
         if missing and not any(purpose.startswith(OVERALL) for purpose in purposes):
-            return f"Missing tool scores for {_listed(missing)} of {name}"
+            return f"Missing tool scores for {', '.join(missing)} of {name}"
     return None
 
 
 def _tried(evidence: ExecutorOutput, name: str) -> set[str]:
-    """What tools measured of an object, or failed to: distortions, or the overall quality."""
-    scores = {} if is_unlocated(evidence, name) else (evidence.quality_scores or {}).get(name, {})
-    failed = (log.distortion for log in evidence.tool_logs if log.error and log.object_name == name)
-    return {*scores, *failed}
+    """What tools measured of an object, or failed to: distortions, or the overall quality. Scores of the
+    whole picture do not count for a region that a model, which gives boxes, did not find."""
+    unlocated = name in by_object(evidence, "boxes") and not by_object(evidence, "boxes")[name]
+    scores = {} if unlocated else by_object(evidence, "quality_scores").get(name, {})
+    return {*scores, *(log.distortion for log in evidence.tool_logs if log.error and log.object_name == name)}
 
 
-def is_unlocated(evidence: ExecutorOutput, name: str) -> bool:
-    """Whether the tools measured the whole picture because the model, which gives boxes, found none of this
-    region."""
-    boxes = evidence.boxes or {}
-    return name in boxes and boxes[name] is None
-
-
-def key_distortions(evidence: ExecutorOutput, name: str, plan: PlannerOutput) -> list[str]:
+def _key_distortions(evidence: ExecutorOutput, name: str, plan: PlannerOutput) -> list[str]:
     """The plan's distortions of an object, else those that the analysis found moderate or worse."""
     if plan.distortions:
         return plan.distortions.get(name, [])
-    return [
-        a.type for a in (evidence.distortion_analysis or {}).get(name, []) if a.severity in KEY_SEVERITIES
-    ]
-
-
-def votes(evidence: ExecutorOutput | None, vote: str = "runs") -> list[tuple[str, float]]:
-    """The (tool, score) that q̄ is the mean of: one for each distinct (tool, region) run, or one for each
-    listed entry; none of a tool that was outvoted, or that only checks a better one."""
-    if evidence is None or not evidence.quality_scores:
-        return []
-    if vote == "entries":
-        return [pair for name in evidence.quality_scores for pair in _voting_scores(evidence, name).values()]
-    crops = {log.object_name for log in evidence.tool_logs if log.region == "crop"}
-    # The score is part of the key: two different scores cannot come from one run.
-    runs = {
-        (tool, name if name in crops else None, score)
-        for name in evidence.quality_scores
-        for tool, score in _voting_scores(evidence, name).values()
-    }
-    return sorted(((tool, score) for tool, _, score in runs), key=itemgetter(1, 0))
-
-
-def checks(evidence: ExecutorOutput | None) -> list[tuple[str, float]]:
-    """The (tool, score) that only check a better tool, each once."""
-    if evidence is None or not evidence.quality_scores:
-        return []
-    voting = {pair for name in evidence.quality_scores for pair in _voting_scores(evidence, name).values()}
-    known = {
-        pair
-        for name in evidence.quality_scores
-        for pair in _voting_scores(evidence, name, with_checks=True).values()
-    }
-    return sorted(known - voting)
-
-
-def object_votes(evidence: ExecutorOutput, name: str) -> list[tuple[str, float]]:
-    """The (tool, score) of one object that have a vote, each once, the lowest score first."""
-    return sorted(set(_voting_scores(evidence, name).values()), key=itemgetter(1, 0))
-
-
-def tool_scores(evidence: ExecutorOutput | None, vote: str = "runs") -> list[float]:
-    """The scores of `votes` alone, 1..5."""
-    return [score for _, score in votes(evidence, vote)]
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
+    items = by_object(evidence, "distortion_analysis").get(name, [])
+    return [item.type for item in items if item.severity in KEY_SEVERITIES]

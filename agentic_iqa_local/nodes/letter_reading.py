@@ -8,15 +8,15 @@ looked at more closely, the cheapest look first: with A for Bad too, then those 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from agentic_iqa_local.config_sections import FusionSettings
+from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.judgement.intervals import Look
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, Mode
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, Look, Mode
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply
-from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.nodes.workbench import OpenImages, RoleSession
 from agentic_iqa_local.score_fusion import (
     ScoreFusion,
     expected_level,
@@ -24,7 +24,7 @@ from agentic_iqa_local.score_fusion import (
     written_probabilities,
 )
 from agentic_iqa_local.state import ExecutorOutput, FusionResult, PlannerOutput, revised
-from agentic_iqa_local.vlm_client import VLMError, VLMSession
+from agentic_iqa_local.vlm_client import VLMError
 
 ROLE = "summarizer"
 
@@ -34,8 +34,8 @@ Scores = Sequence[tuple[str, float]]  # (tool, score 1..5)
 
 @dataclass(frozen=True)
 class ScoringPrompts:
-    """What the letters are read after: the usual prompt, the one in which A stands for Bad, and the usual one
-    for a crop, which tells of no evidence of the whole picture."""
+    """What the letters are read after: the usual prompt, the one in which A stands for Bad, and the same for
+    a crop, which tell of no evidence of the whole picture."""
 
     usual: Prompt
     opposite: Prompt
@@ -48,43 +48,80 @@ def scoring_prompts(
 ) -> ScoringPrompts:
     """The prompts of a rating that rests on `evidence`; `earlier` are the lines of a conversation's earlier
     turns."""
-
-    def prompt(of: ExecutorOutput | None, *, turned: bool) -> Prompt:
-        return summarizer_prompt(query, of, scoring=True, earlier=earlier, reversed_letters=turned)
-
+    prompt = partial(summarizer_prompt, query, scoring=True, earlier=earlier)
     return ScoringPrompts(
-        usual=prompt(evidence, turned=False),
-        opposite=prompt(evidence, turned=True),
-        crop=prompt(None, turned=False),
-        crop_opposite=prompt(None, turned=True),
+        usual=prompt(evidence),
+        opposite=prompt(evidence, reversed_letters=True),
+        crop=prompt(None),
+        crop_opposite=prompt(None, reversed_letters=True),
     )
+
+
+def _mean(readings: Sequence[Probabilities]) -> Probabilities:
+    return {letter: sum(p[letter] for p in readings) / len(readings) for letter in readings[0]}
 
 
 @dataclass
 class _Letters:
-    """What was read so far of each view of the picture, in each order, and of each crop."""
+    """The letters of one picture: what was read so far of each view of it, in each order, and of each crop."""
 
+    prompts: ScoringPrompts
+    mode: Mode
+    images: OpenImages
     usual: list[Probabilities] = field(default_factory=list)
     opposite: list[Probabilities] = field(default_factory=list)
     crops: list[Probabilities] = field(default_factory=list)
     off_masses: list[float] = field(default_factory=list)
 
-    def p_c(self) -> Probabilities:
-        """The mean over views and orders; where crops were read, of that and the mean over the crops."""
-        whole = _mean([*self.usual, *self.opposite])
-        return _mean([whole, _mean(self.crops)]) if self.crops else whole
+    def read_whole(self, *, usual: bool = True, opposite: bool = False) -> None:
+        """Every view in the orders asked for; the reasoning goes on from the usual one, read last."""
+        sureness = self.images.sureness
+        again = sureness is not None and sureness.may_want_more
+        for view in range(len(self.images.views(ROLE))):
+            session = self.images.session(ROLE, view)
+            if opposite:
+                self.opposite.append(self._read(session, self.prompts.opposite, turned=True))
+            if usual:
+                self.usual.append(self._read(session, self.prompts.usual))
+            if view > 0 and not again:
+                self.images.close_session(ROLE, view)
 
-    def order_gap(self) -> float | None:
+    def read_crops(self) -> None:
+        """Each crop by itself, in both orders."""
+        for crop in self.images.crops(ROLE):
+            with self.images.session_on(ROLE, crop.box) as session:
+                usual = self._read(session, self.prompts.crop)
+                turned = self._read(session, self.prompts.crop_opposite, turned=True)
+            self.crops.append(_mean([usual, turned]))
+
+    def closer_looks(self) -> Iterator[tuple[Callable[[], None], int]]:
+        """The looks that are left, the cheapest first, each with its number of reads."""
         if not self.opposite:
-            return None
-        return abs(expected_level(_mean(self.usual)) - expected_level(_mean(self.opposite)))
+            yield partial(self.read_whole, usual=False, opposite=True), len(self.images.views(ROLE))
+        if not self.crops and (crops := self.images.crops(ROLE)):
+            yield self.read_crops, 2 * len(crops)
 
-    def crop_spread(self) -> float | None:
-        return statistics.pstdev(map(expected_level, self.crops)) if self.crops else None
+    def _read(self, session: RoleSession, prompt: Prompt, *, turned: bool = False) -> Probabilities:
+        """The probability of each letter; `turned` where A stands for Bad."""
+        p, off_mass = read_once(session, prompt, LETTERS, self.mode, self.images)
+        if self.images.sureness is not None:
+            self.images.sureness.reads += 1
+        self.off_masses += [] if off_mass is None else [off_mass]
+        return dict(zip(LETTERS, reversed(p.values()), strict=True)) if turned else p
 
-
-def _mean(readings: Sequence[Probabilities]) -> Probabilities:
-    return {letter: sum(p[letter] for p in readings) / len(readings) for letter in readings[0]}
+    def result(self) -> FusionResult:
+        """p_c is the mean over views and orders; where crops were read, of that and the mean over the crops."""
+        whole, gap = _mean([*self.usual, *self.opposite]), None
+        if self.opposite:
+            gap = abs(expected_level(_mean(self.usual)) - expected_level(_mean(self.opposite)))
+        p_c = _mean([whole, _mean(self.crops)]) if self.crops else whole
+        return revised(
+            _result(p_c, self.off_masses, self.mode, self.images),
+            both_orders=bool(self.opposite),
+            crops=len(self.crops),
+            order_gap=gap,
+            crop_spread=statistics.pstdev(map(expected_level, self.crops)) if self.crops else None,
+        )
 
 
 def read_and_fuse(
@@ -96,84 +133,38 @@ def read_and_fuse(
     look: Look = "one order",
     plan: PlannerOutput | None = None,
 ) -> FusionResult:
-    """p_c from the model's letters, averaged over what was read of the picture, fused with the scores of
-    `tools`; `checks` are scores without a vote. It begins with `look`, and looks more closely as long as the
-    assessment's `sureness` wants more of the answer to `plan`."""
+    """p_c from the model's letters, averaged over what was read of the picture, fused with the tools' scores.
+
+    Args:
+        prompts: what the letters are read after.
+        tools: the scores that vote; `checks` are those without a vote.
+        images: the picture; as long as its `sureness` wants more of the answer to `plan`, it is looked at
+            more closely.
+        look: how closely to begin with.
+
+    Raises:
+        InvalidAnswer, VLMError
+    """
     mode = usable_mode(images)
     if not tools:
         images.note("no tool scores: q rests on the model's letters alone")  # ScoreFusion logs it
     if mode == "uniform":
-        return _fused(_uniform(LETTERS), tools, checks, images)
-    letters, reading = _Letters(), _Reading(prompts, mode, images)
-    reading.whole(letters, opposite=look != "one order")
+        p_c = dict.fromkeys(LETTERS, 1 / len(LETTERS))
+        alike = FusionResult(mode="uniform", vlm_letter=None, p_c=p_c, off_letter_mass=None)
+        return _fused(alike, tools, checks, images)
+    letters, sureness = _Letters(prompts, mode, images), images.sureness
+    letters.read_whole(opposite=look != "one order")
     if look == "crops":
-        reading.crops(letters)
-    fusion = _fused(_as_result(letters, mode, images), tools, checks, images)
-    if mode != "logits":
+        letters.read_crops()
+    fusion = _fused(letters.result(), tools, checks, images)
+    if mode != "logits" or sureness is None:
         return fusion
-    for closer, reads in reading.closer(letters):
-        if not images.sureness.wants_more(fusion, plan, reads):
+    for look_closer, reads in letters.closer_looks():
+        if not sureness.wants_more(fusion, plan, reads):
             break
-        closer(letters)
-        fusion = _fused(_as_result(letters, mode, images), tools, checks, images)
+        look_closer()
+        fusion = _fused(letters.result(), tools, checks, images)
     return fusion
-
-
-class _Reading:
-    """Reads the letters of one picture: the whole of it, and its crops."""
-
-    def __init__(self, prompts: ScoringPrompts, mode: Mode, images: OpenImages):
-        self.prompts, self.images = prompts, images
-        self.mode: Mode = mode
-
-    def whole(self, letters: _Letters, *, usual: bool = True, opposite: bool = False) -> None:
-        """Every view in the orders asked for; the reasoning goes on from the usual one, read last."""
-        images, again = self.images, self.images.sureness.may_want_more
-        for view in range(len(images.views(ROLE))):
-            session = images.session(ROLE, view)
-            if opposite:
-                letters.opposite.append(self._read(session, self.prompts.opposite, letters, turned=True))
-            if usual:
-                letters.usual.append(self._read(session, self.prompts.usual, letters))
-            if view > 0 and not again:
-                images.close_session(ROLE, view)
-
-    def other_order(self, letters: _Letters) -> None:
-        self.whole(letters, usual=False, opposite=True)
-
-    def crops(self, letters: _Letters) -> None:
-        """Each crop by itself, in both orders."""
-        for crop in self.images.crops(ROLE):
-            with self.images.session_on(ROLE, crop.box) as session:
-                usual = self._read(session, self.prompts.crop, letters)
-                turned = self._read(session, self.prompts.crop_opposite, letters, turned=True)
-            letters.crops.append(_mean([usual, turned]))
-
-    def closer(self, letters: _Letters) -> Iterator[tuple[Callable[[_Letters], None], int]]:
-        """The looks that are left, the cheapest first, each with its number of reads."""
-        if not letters.opposite:
-            yield self.other_order, len(self.images.views(ROLE))
-        if not letters.crops and (crops := self.images.crops(ROLE)):
-            yield self.crops, 2 * len(crops)
-
-    def _read(
-        self, session: VLMSession, prompt: Prompt, letters: _Letters, *, turned: bool = False
-    ) -> Probabilities:
-        """The probability of each letter; `turned` where A stands for Bad."""
-        p, off_mass = read_once(session, prompt, LETTERS, self.mode, self.images)
-        self.images.sureness.reads += 1
-        letters.off_masses += [] if off_mass is None else [off_mass]
-        return dict(zip(LETTERS, reversed(p.values()), strict=True)) if turned else p
-
-
-def _as_result(letters: _Letters, mode: Mode, images: OpenImages) -> FusionResult:
-    return revised(
-        _result(letters.p_c(), letters.off_masses, mode, images),
-        both_orders=bool(letters.opposite),
-        crops=len(letters.crops),
-        order_gap=letters.order_gap(),
-        crop_spread=letters.crop_spread(),
-    )
 
 
 def _fused(letters: FusionResult, tools: Scores, checks: Scores, images: OpenImages) -> FusionResult:
@@ -203,9 +194,7 @@ def _fused(letters: FusionResult, tools: Scores, checks: Scores, images: OpenIma
 def fusion_of(settings: FusionSettings, sigma: float | None) -> ScoreFusion:
     """The fusion that the configuration describes. α is a Gaussian likelihood of q̄ with variance σ², so that
     `eta: auto` is 1/(2σ²); without tools (None) α is uniform whatever η is."""
-    eta = settings.eta
-    if eta == "auto":
-        eta = 1 / (2 * sigma**2) if sigma else 1.0
+    eta = settings.eta if settings.eta != "auto" else 1 / (2 * sigma**2) if sigma else 1.0
     return ScoreFusion(
         eta, temperature=settings.temperature, classification_confidence=settings.classification_confidence
     )
@@ -240,11 +229,6 @@ def read_choices(prompt: Prompt, letters: Sequence[str], images: OpenImages) -> 
     return _result(_mean(readings), off_masses, mode, images)
 
 
-def _uniform(letters: Sequence[str]) -> FusionResult:
-    p_c = dict.fromkeys(letters, 1 / len(letters))
-    return FusionResult(mode="uniform", vlm_letter=None, p_c=p_c, off_letter_mass=None)
-
-
 def _result(p_c: Probabilities, off_masses: Sequence[float], mode: Mode, images: OpenImages) -> FusionResult:
     """The letters' part of a fusion. Warns where the model hardly takes the format."""
     off_mass, letters = sum(off_masses) / len(off_masses) if off_masses else None, list(p_c)
@@ -253,8 +237,9 @@ def _result(p_c: Probabilities, off_masses: Sequence[float], mode: Mode, images:
             f"{off_mass:.0%} of the probability lies off the letters {letters[0]}–{letters[-1]}: "
             "this model hardly takes the answer format, trust its letters less"
         )
-    likeliest = max(p_c, key=p_c.__getitem__)
-    return FusionResult(mode=mode, vlm_letter=likeliest, p_c=p_c, off_letter_mass=off_mass)
+    return FusionResult(
+        mode=mode, vlm_letter=max(p_c, key=p_c.__getitem__), p_c=p_c, off_letter_mass=off_mass
+    )
 
 
 def usable_mode(images: OpenImages) -> Mode:
@@ -273,8 +258,8 @@ def usable_mode(images: OpenImages) -> Mode:
 
 
 def read_once(
-    session: VLMSession, prompt: Prompt, letters: Sequence[str], mode: Mode, images: OpenImages
-) -> tuple[dict[str, float], float | None]:
+    session: RoleSession, prompt: Prompt, letters: Sequence[str], mode: Mode, images: OpenImages
+) -> tuple[Probabilities, float | None]:
     """(probability of each letter, probability off the letters) of one prompt on one view; without logits the
     written letter's, and None."""
     settings = images.services.settings.fusion

@@ -1,8 +1,8 @@
-"""What the evidence says of a question with choices, as a probability of each choice, where the question is about
-distortions, their severity, exposure or the level of quality.
+"""What the evidence says of a question with choices, as a probability of each choice, where the question is
+about distortions, their severity, exposure or the level of quality.
 
-Words decide, the same for every model: the answers or the question must name what was measured. Everywhere else the
-model's letters stand alone.
+Words decide, the same for every model: the answers or the question must name what was measured. Everywhere
+else the model's letters stand alone.
 """
 
 import math
@@ -15,7 +15,7 @@ from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import Severity
 from agentic_iqa_local.nodes.detection import PRESENT, strongest
-from agentic_iqa_local.nodes.evidence import object_votes
+from agentic_iqa_local.nodes.evidence import by_object, object_votes
 from agentic_iqa_local.nodes.named_distortions import distortions_in
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.state import Detection, DistortionAnalysis, ExecutorOutput, PlannerOutput
@@ -26,8 +26,8 @@ Claim = tuple[Sequence[str], Sequence[str]]
 
 @dataclass(frozen=True)
 class Measured:
-    """The probability of each choice's letter by the evidence, None where it says nothing; what that rests on, or why
-    there is none; and what each choice says of the evidence, where it does."""
+    """The probability of each choice's letter by the evidence, None where it says nothing; what that rests
+    on, or why there is none; and what each choice says of the evidence, where it does."""
 
     p: dict[str, float] | None
     basis: str
@@ -90,15 +90,14 @@ def measure_choices(
     if len(plan.objects) != 1:
         return Measured(None, "the question is about several objects: the letters stand alone")
     (name,) = plan.objects
-    detection = (evidence.detection or {}).get(name)
     kinds = distortions_in(query, plan.objects if name != "Global" else ())
-    found = (
-        (_severities(choices, kinds, name, evidence) if kinds else None)
-        or (_exposures(choices, detection) if detection else None)
-        or (_families(choices, detection) if detection else None)
-        or _levels(query, choices, name, evidence)
-        or (_yes_no(query, choices, kinds, detection) if detection else None)
-    )
+    found = _severities(choices, kinds, name, evidence)
+    detection = by_object(evidence, "detection").get(name)
+    if detection:
+        found = found or _exposures(choices, detection) or _families(choices, detection)
+    found = found or _levels(query, choices, name, evidence)
+    if detection:
+        found = found or _yes_no(query, choices, kinds, detection)
     if found is None:
         return Measured(None, "no answer names what was measured: the letters stand alone")
     weights, basis, claims = found
@@ -111,8 +110,8 @@ Weights = tuple[list[float], str, list[Claim]]
 
 
 def _matched(choices: Sequence[str], patterns: Mapping) -> list | None:
-    """For each choice the key of the one pattern that it holds, the last where several do; None where a choice holds
-    none, or two choices the same."""
+    """For each choice the key of the one pattern that it holds, the last where several do; None where a
+    choice holds none, or two choices the same."""
     found = [[key for key, pattern in patterns.items() if pattern.search(choice)] for choice in choices]
     keys = [hit[-1] for hit in found if hit]
     return keys if len(keys) == len(choices) == len(set(keys)) else None
@@ -121,10 +120,10 @@ def _matched(choices: Sequence[str], patterns: Mapping) -> list | None:
 def _severities(
     choices: Sequence[str], kinds: Sequence[str], name: str, evidence: ExecutorOutput
 ) -> Weights | None:
-    """Choices that are severities of the one family that the question names; a word that is no choice counts for the
-    nearest that is."""
+    """Choices that are severities of the one family that the question names; a word that is no choice counts
+    for the nearest that is."""
     words = _matched(choices, _SEVERITIES)
-    of_object = (evidence.severity_probabilities or {}).get(name, {})
+    of_object = by_object(evidence, "severity_probabilities").get(name, {})
     if words is None or len(kinds) != 1 or kinds[0] not in of_object:
         return None
     nearest = {
@@ -132,7 +131,8 @@ def _severities(
         for word in SEVERITIES
     }
     stands_for = {word: [other for other in SEVERITIES if nearest[other] == word] for word in words}
-    weights = [sum(of_object[kinds[0]].get(other, 0.0) for other in stands_for[word]) for word in words]
+    p = of_object[kinds[0]]
+    weights = [math.fsum(p.get(other, 0.0) for other in stands_for[word]) for word in words]
     return weights, f"how severe {kinds[0]} is", [(kinds, stands_for[word]) for word in words]
 
 
@@ -148,15 +148,15 @@ def _exposures(choices: Sequence[str], detection: Detection) -> Weights | None:
 
 
 def _exposure(detection: Detection, side: str) -> float:
-    """The probability that the picture is "too dark" or "too bright": a change of brightness, divided as LocalNR reads
-    the two."""
+    """The probability that the picture is "too dark" or "too bright": a change of brightness, divided as
+    LocalNR reads the two."""
     sides = detection.exposure or {}
     return detection.families[EXPOSURE].probability * sides[side] / (sum(sides.values()) or 1.0)
 
 
 def families_named(choices: Sequence[str]) -> list[list[str]] | None:
-    """For each choice the families that it names, ["none"] where it says that there is no distortion; None where one
-    names neither, or none names a family."""
+    """For each choice the families that it names, ["none"] where it says that there is no distortion; None
+    where one names neither, or none names a family."""
     named = [distortions_in(choice) or (["none"] if _NONE.search(choice) else []) for choice in choices]
     return named if all(named) and any(kinds != ["none"] for kinds in named) else None
 
@@ -180,34 +180,38 @@ def _levels(query: str, choices: Sequence[str], name: str, evidence: ExecutorOut
     sigma = load_reliability().sigma_of_mean(scores, {})
     if levels := _matched(choices, _LEVELS):
         return [math.exp(-0.5 * ((mean - level) / sigma) ** 2) for level in levels], "the tools' scores", []
-    answers = _matched(choices, {"yes": _YES, "no": _NO})
     good, bad = (bool(_words(word).search(query)) for word in ("good|high|excellent", "bad|poor|low"))
-    if answers is None or good == bad:
+    if good == bad:
         return None
     likely = 0.5 * math.erfc(((3.5 if good else mean) - (mean if good else 2.5)) / (sigma * math.sqrt(2)))
-    return [likely if answer == "yes" else 1 - likely for answer in answers], "the tools' scores", []
+    return (weights, "the tools' scores", []) if (weights := _yes_or_no(choices, likely)) else None
+
+
+def _yes_or_no(choices: Sequence[str], yes: float) -> list[float] | None:
+    """The probability of each choice, where they are Yes and No; None where they are not."""
+    answers = _matched(choices, {"yes": _YES, "no": _NO})
+    return answers and [yes if answer == "yes" else 1 - yes for answer in answers]
 
 
 def _yes_no(query: str, choices: Sequence[str], kinds: Sequence[str], detection: Detection) -> Weights | None:
     """Yes and No to a question whether a named family, or any distortion, is there."""
-    answers = _matched(choices, {"yes": _YES, "no": _NO})
-    if answers is None or (affirmed := says_present(query, kinds)) is None:
+    if (affirmed := says_present(query, kinds)) is None:
         return None
     there = max(detection.families[kind].probability for kind in kinds or detection.families)
     dark, bright = bool(_DARK.search(query)), bool(_BRIGHT.search(query))
     if affirmed and list(kinds) == [EXPOSURE] and dark != bright and detection.exposure:
         there = _exposure(detection, "too dark" if dark else "too bright")
-    yes, says = (there, ("there", "none")) if affirmed else (1 - there, ("none", "there"))
-    return (
-        [yes if answer == "yes" else 1 - yes for answer in answers],
-        f"whether there is {' or '.join(kinds) or 'any distortion'}",
-        [(kinds, [says[answer == "no"]]) for answer in answers],
-    )
+    weights = _yes_or_no(choices, there if affirmed else 1 - there)
+    if weights is None:
+        return None
+    says = [bool(_YES.search(choice)) == affirmed for choice in choices]
+    claims: list[Claim] = [(kinds, ["there" if present else "none"]) for present in says]
+    return weights, f"whether there is {' or '.join(kinds) or 'any distortion'}", claims
 
 
 def says_present(query: str, kinds: Sequence[str]) -> bool | None:
-    """Whether Yes says that the distortions named are there (True) or that they are not (False); None where the
-    question names none, or both a virtue and a damage."""
+    """Whether Yes says that the distortions named are there (True) or that they are not (False); None where
+    the question names none, or both a virtue and a damage."""
     damaged = bool(_DAMAGE.search(query)) if kinds else bool(_ANY_DAMAGE.search(query))
     virtue = bool(_VIRTUE.search(query)) and bool(kinds)
     if damaged == virtue:
@@ -216,40 +220,36 @@ def says_present(query: str, kinds: Sequence[str]) -> bool | None:
 
 
 def agree(evidence: ExecutorOutput, name: str, claim: Claim, probability: float) -> None:
-    """Brings the evidence of an object into line with an answer that the letters decided against it, since they were
-    asked the same."""
+    """Brings the evidence of an object into line with an answer that the letters decided against it, since
+    they were asked the same."""
     kinds, words = claim
-    detection = (evidence.detection or {})[name]
-    items = {item.type: item for item in (evidence.distortion_analysis or {}).get(name, [])}
-    there = [kind for kind in kinds or detection.families if detection.families[kind].probability >= PRESENT]
+    families = by_object(evidence, "detection")[name].families
+    items = {item.type: item for item in by_object(evidence, "distortion_analysis").get(name, [])}
+    there = [kind for kind in kinds or families if families[kind].probability >= PRESENT]
     if list(words) == ["none"]:
         for kind in there:
             _set(evidence, name, kind, "none", min(probability, 1 - probability, 0.49))
         return
-    if "there" in words and there:
-        return
-    kind = max(kinds or detection.families, key=lambda one: detection.families[one].probability)
-    severity = detection.families[kind].severity or WORD_SEVERITIES["moderate"]
+    kind = max(kinds or families, key=lambda one: families[one].probability)
     allowed = SEVERITIES[1:] if "there" in words else words
-    if kind not in items or items[kind].severity not in allowed:
-        nearest = min(allowed, key=lambda other: abs(WORD_SEVERITIES[other] - severity))
-        _set(evidence, name, kind, nearest, max(probability, PRESENT))
+    if ("there" in words and there) or (kind in items and items[kind].severity in allowed):
+        return
+    severity = families[kind].severity or WORD_SEVERITIES["moderate"]
+    nearest = min(allowed, key=lambda other: abs(WORD_SEVERITIES[other] - severity))
+    _set(evidence, name, kind, nearest, max(probability, PRESENT))
 
 
 def _set(evidence: ExecutorOutput, name: str, kind: str, severity: Any, probability: float) -> None:
     """Puts a family's probability and severity into the evidence of an object."""
-    (evidence.detection or {})[name].families[kind].probability = probability
-    items = [item for item in (evidence.distortion_analysis or {}).get(name, []) if item.type != kind]
-    found = DistortionAnalysis(
-        type=kind, severity=severity, explanation="As the letters of the answer say, against the measurement."
-    )
-    evidence.distortion_analysis = (evidence.distortion_analysis or {}) | {name: [*items, found]}
-    listed = [one for one in (evidence.distortion_set or {}).get(name, []) if one != kind]
-    evidence.distortion_set = (evidence.distortion_set or {}) | {
-        name: listed if severity == "none" else [*listed, kind]
-    }
+    by_object(evidence, "detection")[name].families[kind].probability = probability
+    said = "As the letters of the answer say, against the measurement."
+    found = DistortionAnalysis(type=kind, severity=severity, explanation=said)
+    items = [item for item in by_object(evidence, "distortion_analysis").get(name, []) if item.type != kind]
+    evidence.distortion_analysis = by_object(evidence, "distortion_analysis") | {name: [*items, found]}
+    listed = [one for one in by_object(evidence, "distortion_set").get(name, []) if one != kind]
+    listed += [] if severity == "none" else [kind]
+    evidence.distortion_set = by_object(evidence, "distortion_set") | {name: listed}
     p = dict.fromkeys(SEVERITIES, 0.0) | {"none": 1 - probability}
     p[severity] += 1 - sum(p.values())
-    evidence.severity_probabilities = (evidence.severity_probabilities or {}) | {
-        name: (evidence.severity_probabilities or {}).get(name, {}) | {kind: p}
-    }
+    known = by_object(evidence, "severity_probabilities")
+    evidence.severity_probabilities = known | {name: known.get(name, {}) | {kind: p}}

@@ -7,8 +7,7 @@ so. On a replan it may refine the plan: what the user said stays, and distortion
 """
 
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import KeysView, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -17,24 +16,14 @@ from pydantic import ValidationError
 
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.conversation import carried_on, earlier_lines, going_on
-from agentic_iqa_local.nodes.evidence import required_objects
 from agentic_iqa_local.nodes.executor import box_style
 from agentic_iqa_local.nodes.measured_answers import families_named
 from agentic_iqa_local.nodes.named_distortions import asks_about_damage, distortions_in
-from agentic_iqa_local.nodes.prompts import Prompt, planner_prompt
-from agentic_iqa_local.nodes.query import (
-    asks_for_quality,
-    asks_where_damage_is,
-    choices_in,
-    holds,
-    named_metrics,
-    named_tools,
-    region_in,
-    regions_in,
-)
+from agentic_iqa_local.nodes.prompts import planner_prompt
+from agentic_iqa_local.nodes.query import choices_in, named_metrics, named_tools, region_in
 from agentic_iqa_local.nodes.replanning import gaps_to_close
 from agentic_iqa_local.nodes.replies import PlannerReply
-from agentic_iqa_local.nodes.workbench import Context, OpenImages, opened
+from agentic_iqa_local.nodes.workbench import Context, opened
 from agentic_iqa_local.state import (
     AgenticIQAState,
     Gap,
@@ -53,7 +42,6 @@ REASONS = {
     "query_scope": " (the regions that the query names)",
     "required_tool": " (the tool that the query names)",
 }
-NAMED_DISTORTIONS, NO_DISTORTIONS = " (what the query names)", " (the query names none)"
 
 
 def derive_flags(
@@ -82,18 +70,10 @@ def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) ->
     wanted = {
         "distortion_detection": "contradiction" in kinds,
         "distortion_analysis": bool(kinds & {"analysis", "contradiction", "severity"}),
-        "tool_execution": (
-            "scores" in kinds or (scores and bool(kinds & {"contradiction", "tools", "letters"}))
-        ),
+        "tool_execution": "scores" in kinds
+        or (scores and bool(kinds & {"contradiction", "tools", "letters"})),
     }
     return revised(flags, **{name: True for name, on in wanted.items() if on})
-
-
-def regions_of(query: str, names: Sequence[str]) -> list[str]:
-    """Those of `names` that stand in the query; any other was invented by the model."""
-    return list(
-        dict.fromkeys(region for name in names if name != "Global" and (region := region_in(query, name)))
-    )
 
 
 def correct_plan(
@@ -109,40 +89,35 @@ def correct_plan(
 ) -> tuple[PlannerOutput, list[str]]:
     """The plan with its derivable fields set by rule, and one line for each correction.
 
-    On a replan the model may switch on more parts than the rules ask for, to close the gap of the last pass,
-    add distortions to look at and, where the query names no tool, one; regions of the plan `before` stay, and
-    its type where the query asks for quality.
-    Where it gives boxes (`locates`), it may always have tools measure a region. `carried` are the distortions
-    of the last turn, for a query that goes on from it. Answers that name distortions (`choices`) make the
-    question one about quality.
+    Args:
+        plan: as the model made it.
+        query: the user's question.
+        has_reference: whether a reference image was given.
+        replanning: the model may then switch on more parts than the rules ask for, add distortions to look at
+            and, where the query names no tool, one.
+        locates: whether the model gives boxes; it may then always have tools measure a region.
+        before: the last pass's plan, whose type and regions stay.
+        carried: the distortions of the last turn, for a query that goes on from it.
+        choices: the user's answers; some that name distortions make the question one about quality.
     """
-    # The first tool named; the Executor runs the others too.
-    tool = next(iter(named_metrics(query, has_reference)), None)
-    by_rule = plan.query_type != "IQA" and (
-        tool
-        or asks_where_damage_is(query)
-        or asks_about_damage(query)
-        or families_named(choices or ())
-        or (before is not None and before.query_type == "IQA" and asks_for_quality(query))
-    )
-    query_type = "IQA" if by_rule else plan.query_type
-    if replanning and tool is None and plan.required_tool and query_type == "IQA":
-        tool = next(iter(named_tools(plan.required_tool, has_reference)), None)
-    regions = _regions(plan, query, query_type)
-    if before is not None and before.query_scope != "Global":
-        regions = list(dict.fromkeys([*before.query_scope, *regions]))
+    named_tool = next(iter(named_metrics(query, has_reference)), None)  # the Executor runs the others too
+    about_quality = named_tool or asks_about_damage(query) or families_named(choices or ())
+    if about_quality or plan.query_type == "IQA" or (before and before.query_type == "IQA"):
+        query_type, tool = "IQA", named_tool
+        if replanning and plan.required_tool:
+            tool = named_tool or next(iter(named_tools(plan.required_tool, has_reference)), None)
+    else:
+        query_type, tool = "Other", None
+    regions, named, distortions = _regions(plan, query, before), [], None
     scope = regions or "Global"
-    source, distortions, named = "Inferred", None, []
     if query_type == "IQA":
-        planned = {kind for kinds in (plan.distortions or {}).values() for kind in kinds}
-        named = distortions_in(query, regions, planned) or list(carried)
-        source = "Explicit" if named else "Inferred"
-        distortions = _distortions(plan, required_objects(scope), named, replanning)
+        named = distortions_in(query, regions, _kinds(plan.distortions)) or list(carried)
+        distortions = _distortions(plan, regions or ["Global"], named, replanning)
+    source = "Explicit" if named else "Inferred"
     flags = derive_flags(query_type, scope, source, tool)
-    if query_type == "IQA":
+    if query_type == "IQA" and (replanning or (locates and regions)):
         free = list(PlanControlFlags.model_fields) if replanning else ["tool_execution"]
-        if replanning or (locates and scope != "Global"):
-            flags = revised(flags, **{name: True for name in free if getattr(plan.plan, name)})
+        flags = revised(flags, **{name: True for name in free if getattr(plan.plan, name)})
     changes = {
         "query_type": query_type,
         "query_scope": scope,
@@ -152,22 +127,25 @@ def correct_plan(
         "reference_mode": "Full-Reference" if has_reference else "No-Reference",
         "plan": flags,
     }
-    reasons = REASONS | {"distortions": NAMED_DISTORTIONS if named else NO_DISTORTIONS}
-    return revised(plan, **changes), [
+    return revised(plan, **changes), _corrections(plan, changes, named)
+
+
+def _corrections(plan: PlannerOutput, changes: dict[str, Any], named: Sequence[str]) -> list[str]:
+    """A line for each field that is changed."""
+    reasons = REASONS | {"distortions": " (what the query names)" if named else " (the query names none)"}
+    return [
         f"{name}: {_in_words(getattr(plan, name), value)}{reasons.get(name, '')}"
         for name, value in changes.items()
         if getattr(plan, name) != value
     ]
 
 
-def _regions(plan: PlannerOutput, query: str, query_type: str) -> list[str]:
-    """The plan's regions that stand in the query and, since questions about quality name regions in ways that
-    can be told by rule, those that the plan missed."""
-    regions = regions_of(query, plan.objects)
-    if query_type != "IQA":
-        return regions
-    missed = [name for name in regions_in(query, regions) if not any(holds(known, name) for known in regions)]
-    return regions + missed
+def _regions(plan: PlannerOutput, query: str, before: PlannerOutput | None) -> list[str]:
+    """The last pass's regions, and those of the plan that stand in the query: any other was invented by the
+    model."""
+    regions = [] if before is None or before.query_scope == "Global" else list(before.query_scope)
+    regions += [region for name in plan.objects if (region := region_in(query, name))]
+    return list(dict.fromkeys(regions))
 
 
 def _distortions(
@@ -177,39 +155,38 @@ def _distortions(
     divide among the objects, and on a replan what the plan adds."""
     planned = plan.distortions or {}
     made = {name: [kind for kind in planned.get(name, named) if kind in named] for name in objects}
-    if not all(made.values()) or set(named) != {kind for kinds in made.values() for kind in kinds}:
+    if not all(made.values()) or set(named) != _kinds(made):
         made = {name: list(named) for name in objects}
     if replanning:
-        every = [kind for kinds in planned.values() for kind in kinds]
+        every = list(_kinds(planned))
         made = {name: list(dict.fromkeys([*made[name], *planned.get(name, every)])) for name in objects}
     return {name: kinds for name, kinds in made.items() if kinds} or None
 
 
+def _kinds(distortions: dict[str, list[str]] | None) -> KeysView[str]:
+    """All types of distortions, each once."""
+    return dict.fromkeys(kind for kinds in (distortions or {}).values() for kind in kinds).keys()
+
+
 def _in_words(before: Any, after: Any) -> str:
-    if not isinstance(after, PlanControlFlags):
-        return " → ".join(map(_value_in_words, (before, after)))
-    now = after.model_dump()
-    return ", ".join(
-        f"{name} {'on' if now[name] else 'off'}"
-        for name, was in before.model_dump().items()
-        if was != now[name]
-    )
+    if isinstance(after, PlanControlFlags):
+        was = before.model_dump()
+        switched = {name: on for name, on in after.model_dump().items() if was[name] != on}
+        return ", ".join(f"{name} {'on' if on else 'off'}" for name, on in switched.items())
 
+    def told(value: Any) -> str:
+        if not isinstance(value, dict):
+            return str(value)
+        kinds = {name: ", ".join(listed) for name, listed in value.items()}
+        return kinds.get("Global") or "; ".join(f"{name}: {listed}" for name, listed in kinds.items())
 
-def _value_in_words(value: Any) -> str:
-    if not isinstance(value, dict):
-        return str(value)
-    kinds = {name: ", ".join(listed) for name, listed in value.items()}
-    return kinds.get("Global") or "; ".join(f"{name}: {listed}" for name, listed in kinds.items())
+    return f"{told(before)} → {told(after)}"
 
 
 def taken_choices(query: str, choices: list[str] | None) -> list[str]:
     """A line that tells that the query itself lists the answers to choose from; none where it does not."""
-    return (
-        [f"choices: {' | '.join(choices)} (the query lists them)"]
-        if choices and choices == choices_in(query)
-        else []
-    )
+    listed = choices and choices == choices_in(query)
+    return [f"choices: {' | '.join(choices)} (the query lists them)"] if choices and listed else []
 
 
 def planner_node(
@@ -218,28 +195,24 @@ def planner_node(
     runtime: Runtime[Context] | None = None,
 ) -> dict[str, Any]:
     """Returns `plan` and `plan_corrections`, or `error` when no valid plan could be had."""
-    has_reference = bool(state.get("reference_path"))
-    history = state.get("replan_history", [])
+    has_reference, history = bool(state.get("reference_path")), state.get("replan_history", [])
+    choices, gaps = state.get("choices"), gaps_to_close(state)
+    before, evidence = (state.get("plan"), state.get("executor_evidence")) if gaps else (None, None)
     try:
         task = _task(state, decoded=runtime is not None and runtime.context is not None)
+        turns = earlier_lines(task.prior_context)
+        prompt = planner_prompt(task.query, has_reference, choices, history, before, evidence, earlier=turns)
+        with opened(state, config, runtime) as images:
+            section = images.services.section("planner")
+            plan = ask(images.session("planner"), prompt, PlannerReply, section).to_plan()
+            locates = box_style(images) != "none"
     except ValidationError as error:
         return {"error": one_line(f"Planner: {error.errors()[0]['msg'].removeprefix('Value error, ')}")}
-    gaps = gaps_to_close(state)
-    before, evidence = (state.get("plan"), state.get("executor_evidence")) if gaps else (None, None)
-    turns = earlier_lines(task.prior_context)
-    prompt = planner_prompt(
-        task.query, has_reference, state.get("choices"), history, before, evidence, earlier=turns
-    )
-    try:
-        with opened(state, config, runtime) as images:
-            plan = _ask_for_plan(prompt, task.query, images, again=before is None)
-            locates = box_style(images) != "none"
     except (InvalidAnswer, VLMError, OSError, ValueError) as error:
         reason = one_line(str(error))
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
     plan, inherited = going_on(plan, task.query, task.prior_context)
-    carried = carried_on(task.query, task.prior_context)
     plan, corrections = correct_plan(
         plan,
         task.query,
@@ -247,13 +220,13 @@ def planner_node(
         bool(history),
         locates,
         before=before,
-        carried=carried,
-        choices=state.get("choices"),
+        carried=carried_on(task.query, task.prior_context),
+        choices=choices,
     )
     if plan.query_type == "IQA" and gaps:
         measured = bool(evidence and evidence.quality_scores)
         plan = revised(plan, plan=flags_against(gaps, plan.plan, measured))
-    corrections = taken_choices(task.query, state.get("choices")) + inherited + corrections
+    corrections = taken_choices(task.query, choices) + inherited + corrections
     for line in corrections:
         logger.info("Plan corrected by rule: %s", one_line(line))
     logger.info("Plan: %s", one_line(plan.model_dump_json()))
@@ -272,22 +245,3 @@ def _task(state: AgenticIQAState, decoded: bool) -> PlannerInput:
         "prior_context": context or None,
     }
     return PlannerInput.model_validate(task, context={"decoded": decoded})
-
-
-def _ask_for_plan(prompt: Prompt, query: str, images: OpenImages, again: bool) -> PlannerOutput:
-    """The model's plan; with `again` it is asked once more where the query names none of the plan's regions.
-    Raises InvalidAnswer, VLMError."""
-    role, session = images.services.section("planner"), images.session("planner")
-    plan = ask(session, prompt, PlannerReply, role).to_plan()
-    if not again or _names_a_region(plan, query):
-        return plan
-    logger.info("The query names none of the regions %s; asking once more", one_line(str(plan.objects)))
-    with suppress(InvalidAnswer):
-        second = ask(session, prompt.without_regions(plan.objects), PlannerReply, role).to_plan()
-        return second if _names_a_region(second, query) else plan
-    return plan
-
-
-def _names_a_region(plan: PlannerOutput, query: str) -> bool:
-    """Whether a plan is about the whole picture, or a region that the query names."""
-    return plan.query_scope == "Global" or bool(regions_of(query, plan.objects))

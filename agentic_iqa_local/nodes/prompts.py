@@ -1,24 +1,18 @@
-"""The five role prompts and how they become one chat. Pure text: no model, no file.
+"""The five role prompts. Pure text: no model, no file.
 
 One assessment is one conversation prefix (images, then a fixed preamble) that every role continues with its
-own text. The Summarizer's two templates are AgenticIQA's (arXiv 2509.26006), word for word. Where a template
-stands in the chat is decided by `PromptLayout`: "images_first" keeps the images at the front so that their
-cache serves every role, "system_first" is the paper's order.
+own text. The Summarizer's two templates are AgenticIQA's (arXiv 2509.26006), word for word.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from agentic_iqa_local.judgement.quality_map.result import DamagedBox
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
-from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import DamagedBox, ExecutorOutput, PlannerOutput
+from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
-PromptLayout = Literal["images_first", "system_first"]
-
-TEST_PREAMBLE = "The image is the test image."
-PAIR_PREAMBLE = "The first image is the pristine reference, the second image is the test image."
 TWO_PICTURES_PREAMBLE = "Two images are shown, one after the other. Neither is a reference."
 DEFAULT_QUERY = "Rate the perceptual quality of this image."
 STRICTER = "Return ONLY valid JSON"
@@ -129,70 +123,22 @@ _REVERSED_OPTIONS = [f"{letter}. {LEVEL_WORDS[6 - LETTER_TO_LEVEL[letter]]}\n" f
 REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(
     "".join(_OPTIONS), "".join(_REVERSED_OPTIONS)
 )
-"""The scoring prompt with its letters reassigned, A. Bad to E. Excellent: a check of how much the letters' order counts."""
+"""The scoring prompt with its letters reassigned, A. Bad to E. Excellent: a check of how much the letters'
+order counts."""
 
 assert "".join(_OPTIONS) in SCORING_PROMPT_TEMPLATE
-_WORDS = {
-    SCORING_PROMPT_TEMPLATE: dict(zip(LETTERS, LEVEL_WORDS.values(), strict=True)),
-    REVERSED_SCORING_PROMPT_TEMPLATE: dict(zip(LETTERS, reversed(LEVEL_WORDS.values()), strict=True)),
-}
-"""Of each scoring prompt: the word that stands at each letter."""
 
 ANSWER_PREFIX = '{"final_answer": "'
 """The Summarizer's own answer up to the letter: the JSON value position at which the letters are read."""
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """One role's text: its instructions (a template) and the case at hand (query and evidence). `preamble` says
-    what the images are, where they are neither a test image nor a reference with one."""
-
-    instructions: str
-    case: str
-    preamble: str | None = None
+class Prompt(ChatPrompt):
+    """One role's text: its instructions (a template) and the case at hand (query and evidence)."""
 
     def stricter(self) -> "Prompt":
         """The same prompt after an invalid answer."""
         return replace(self, case=f"{self.case}\n{STRICTER}.")
-
-    def without_regions(self, invented: Sequence[str]) -> "Prompt":
-        """The same prompt after a plan about regions that the query does not name."""
-        names = json.dumps(list(invented), ensure_ascii=False)
-        return replace(
-            self,
-            case=f'{self.case}\nThe query does not name {names}. Name regions that stand in it, else "Global".',
-        )
-
-    def holding_to(self, facts: str) -> "Prompt":
-        """The same prompt after an answer that contradicted its evidence."""
-        return replace(self, case=f"{self.case}\nYour reasoning must agree with this: {facts}")
-
-
-def chat_messages(prompt: Prompt, images: int, layout: PromptLayout) -> list[dict[str, Any]]:
-    """`prompt` as chat messages for `images` (1; or 2, the reference first where its preamble says no other), in transformers' content
-    format."""
-    if images not in (1, 2):
-        raise ValueError(f"chat_messages: expected 1 image, or 2 with the reference first, got {images}")
-    instructions = prompt.instructions.removeprefix("System:\n").rstrip("\n")
-    preamble = prompt.preamble or (TEST_PREAMBLE if images == 1 else PAIR_PREAMBLE)
-    pictures = [{"type": "image"}] * images
-    if layout == "images_first":
-        text = f"{preamble}\n{instructions}\n\n{prompt.case}"
-        return [{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}]
-    return [
-        {"role": "system", "content": [{"type": "text", "text": instructions}]},
-        {"role": "user", "content": [*pictures, {"type": "text", "text": f"{preamble}\n{prompt.case}"}]},
-    ]
-
-
-def in_words(prompt: Prompt) -> tuple[Prompt, dict[str, str]]:
-    """A scoring prompt that asks for a level's word instead of its letter, for models that were trained to say
-    words, with the word that is read for each letter. Any other prompt comes back as it is, with no words."""
-    words = _WORDS.get(prompt.instructions, {})
-    instructions = prompt.instructions.replace("<one letter>", "<one word>") if words else prompt.instructions
-    for letter, word in words.items():
-        instructions = instructions.replace(f"{letter}. {word}\n", f"{word}\n")
-    return replace(prompt, instructions=instructions), words
 
 
 def choice_letters(choices: Sequence[str]) -> list[str]:
@@ -205,16 +151,17 @@ def chosen_answer(choices: Sequence[str], letter: str) -> str:
     return choices[choice_letters(choices).index(letter)]
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _query(query: str, choices: Sequence[str] | None) -> list[str]:
-    # A JSON string: quotes, braces and line breaks in a query stay inside it, so that it cannot pose as
-    # instructions' end.
-    lines = [f"Query: {json.dumps(query, ensure_ascii=False)}"]
+    # JSON strings: quotes, braces and line breaks stay inside them, so that a text cannot pose as
+    # instructions' end
+    lines = [f"Query: {_json(query)}"]
     if choices:
         lettered = zip(choice_letters(choices), choices, strict=True)
-        lines += [
-            "Choices:",
-            *(f"{letter}. {json.dumps(c, ensure_ascii=False)[1:-1]}" for letter, c in lettered),
-        ]
+        lines += ["Choices:", *(f"{letter}. {_json(choice)[1:-1]}" for letter, choice in lettered)]
     return lines
 
 
@@ -232,55 +179,40 @@ def planner_prompt(
     earlier turns."""
     lines = [*earlier, *_query(query, choices), f"Reference image: {'given' if has_reference else 'none'}"]
     if replan_history:
-        if plan is not None:
-            lines.append(f"The last plan: {plan.model_dump_json()}")
-        lines += [
-            f"Its evidence: {found}"
-            for found in filter(
-                None,
-                (
-                    evidence and format_distortion_analysis(evidence),
-                    evidence and format_quality_scores(evidence),
-                ),
-            )
-        ]
-        lines += [
-            "The last plans left gaps. Plan again to close them:",
-            *(" ".join(line.split()) for line in replan_history),
-        ]
+        found = [format_distortion_analysis(evidence), format_quality_scores(evidence)] if evidence else []
+        lines += [f"The last plan: {plan.model_dump_json()}"] if plan else []
+        lines += [f"Its evidence: {part}" for part in found if part]
+        lines.append("The last plans left gaps. Plan again to close them:")
+        lines += [" ".join(line.split()) for line in replan_history]
     return Prompt(PLANNER_TEMPLATE, "\n".join(lines))
 
 
-def _gap(reason: str | None) -> list[str]:
-    return [f"The last pass left a gap. Look again: {' '.join(reason.split())}"] if reason else []
+def _about(template: str, query: str | None, what: str, named: Any, gap: str | None) -> Prompt:
+    """Asks `template` about what is `named`; `gap` says why it is asked again."""
+    lines = [*([] if query is None else _query(query, None)), f"{what}: {_json(named)}"]
+    lines += [f"The last pass left a gap. Look again: {' '.join(gap.split())}"] if gap else []
+    return Prompt(template, "\n".join(lines))
 
 
 def detection_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
     """Asks for a list of the distortions that each object has; `gap` says why it is asked again."""
-    return _about_objects(DETECTION_TEMPLATE, query, objects, gap)
+    return _about(DETECTION_TEMPLATE, query, "Objects", list(objects), gap)
 
 
 def presence_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
-    """Asks of each distortion type, Yes or No, whether each object has it; `gap` says why it is asked again."""
-    return _about_objects(PRESENCE_TEMPLATE, query, objects, gap)
-
-
-def _about_objects(template: str, query: str, objects: Sequence[str], gap: str | None) -> Prompt:
-    named = f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"
-    return Prompt(template, "\n".join([*_query(query, None), named, *_gap(gap)]))
+    """Asks of each distortion type, Yes or No, whether each object has it."""
+    return _about(PRESENCE_TEMPLATE, query, "Objects", list(objects), gap)
 
 
 def analysis_prompt(query: str, distortions: dict[str, list[str]], gap: str | None = None) -> Prompt:
-    """Asks for the severity and impact of each distortion; `gap` says why it is asked again."""
-    named = f"Distortions: {json.dumps(distortions, ensure_ascii=False)}"
-    return Prompt(ANALYSIS_TEMPLATE, "\n".join([*_query(query, None), named, *_gap(gap)]))
+    """Asks for the severity and impact of each distortion."""
+    return _about(ANALYSIS_TEMPLATE, query, "Distortions", distortions, gap)
 
 
 def location_prompt(objects: Sequence[str], coordinates: str, gap: str | None = None) -> Prompt:
-    """Asks where each object is; `coordinates` says in which units the model was taught to answer, `gap` why
-    it is asked again."""
-    named = f"Objects: {json.dumps(list(objects), ensure_ascii=False)}"
-    return Prompt(LOCATION_TEMPLATE.replace("COORDINATES", coordinates), "\n".join([named, *_gap(gap)]))
+    """Asks where each object is; `coordinates` says in which units the model was taught to answer."""
+    template = LOCATION_TEMPLATE.replace("COORDINATES", coordinates)
+    return _about(template, None, "Objects", list(objects), gap)
 
 
 def selection_prompt(
@@ -288,42 +220,26 @@ def selection_prompt(
 ) -> Prompt:
     """Asks for one tool a distortion; `tools` are (name, description) of those that can run here."""
     named = {name: types or [OVERALL] for name, types in distortions.items()}
-    return Prompt(
-        SELECTION_TEMPLATE,
-        "\n".join(
-            [
-                *_query(query, None),
-                f"Distortions: {json.dumps(named, ensure_ascii=False)}",
-                "Tools:",
-                *(f"- {name}: {description}" for name, description in tools),
-            ]
-        ),
-    )
+    listed = [f"- {name}: {description}" for name, description in tools]
+    lines = [*_query(query, None), f"Distortions: {_json(named)}", "Tools:", *listed]
+    return Prompt(SELECTION_TEMPLATE, "\n".join(lines))
 
 
 def format_distortion_analysis(evidence: ExecutorOutput) -> str | None:
     """The analysis as JSON, {object: [{type, severity, explanation}]}, or None when there is none."""
-    if not evidence.distortion_analysis:
-        return None
-    return json.dumps(
-        {
-            name: [item.model_dump(include={"type", "severity", "explanation"}) for item in items]
-            for name, items in evidence.distortion_analysis.items()
-        },
-        ensure_ascii=False,
-    )
+    analysis = evidence.model_dump(include={"distortion_analysis"})["distortion_analysis"]
+    return _json(analysis) if analysis else None
 
 
 def format_quality_scores(evidence: ExecutorOutput) -> str | None:
     """The scores as {object: {distortion: [tool, score]}} with two decimals, or None when there are none."""
     if not evidence.quality_scores:
         return None
-    return json.dumps(
+    return _json(
         {
             name: {distortion: [tool, round(score, 2)] for distortion, (tool, score) in scores.items()}
             for name, scores in evidence.quality_scores.items()
-        },
-        ensure_ascii=False,
+        }
     )
 
 
@@ -365,7 +281,10 @@ def summarizer_prompt(
         if evidence.worst_part and not scoring:  # a rating, and its interval, are the same without a map
             lines.append(f"Worst part of the picture: {worst_part_in_words(evidence.worst_part)}")
     template = REVERSED_SCORING_PROMPT_TEMPLATE if reversed_letters else SCORING_PROMPT_TEMPLATE
-    return Prompt(template if scoring else EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
+    if not scoring:
+        return Prompt(EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
+    words = tuple(reversed(LEVEL_WORDS.values())) if reversed_letters else tuple(LEVEL_WORDS.values())
+    return Prompt(template, "\n".join(lines), words=words)
 
 
 def comparison_prompt(reversed_letters: bool = False) -> Prompt:

@@ -1,146 +1,72 @@
 """Whether the model's reasoning fits the evidence, and the sentences that stand in where it does not. Pure:
 text in, text out.
 
-The check is made of words: a distortion counts as named where a clause names its damage, or its type beside a
-severity.
+One rule: reasoning that names another level, distortion, severity, place or answer than the evidence gives
+way to sentences made of the evidence.
 """
 
 import re
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from agentic_iqa_local.levels import DISTORTION_TYPES, EVERYWHERE, LEVEL_WORDS, UNCLEAR
-from agentic_iqa_local.nodes.evidence import of_object
+from agentic_iqa_local.levels import EVERYWHERE, LEVEL_WORDS, PLACES, UNCLEAR
+from agentic_iqa_local.nodes.evidence import by_object, of_object
 from agentic_iqa_local.nodes.query import holds
 from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
 
-# What says that a distortion is there. Words that name a virtue or the subject as well ("sharp", "bright")
-# are not among them.
+# What says that a distortion is there; words that name a virtue or the subject as well ("sharp", "bright")
+# are left out.
 _DAMAGE = {
-    "Blurs": (
-        r"blur\w*|(out of|lacks?|lost|missed)"
-        r" focus|(de|un)focus\w*|unsharp|(edges?|details?|textures?|image|picture|photo) "
-        r"(is|are|looks?|appears?) (too )?soft"
-    ),
-    "Color distortions": (
-        r"colou?r (distortion|cast|shift|bleed|fring)\w*|tint(ed)?|(de|over|under)-?saturat\w*|chromatic"
-        r" aberration"
-        r"|discolou?r\w*|hue shift"
-    ),
-    "Compression": (
-        r"compression|blocking|blocky|blockiness|ringing|banding|pixelat\w*|coding artifacts?|jpe?g"
-        r" (artifacts?|blocks?)"
-        r"|mosquito (noise|artifacts?|artefacts?)"
-    ),
-    "Noise": r"nois(e|y)|grain(y|iness)?|speckl\w*|blotch\w*",
-    "Brightness change": (
-        r"brightness (change|shift|distortion)\w*|too (bright|dark)|(over|under)-?\s?expos\w*|blown"
-        r" highlights"
-    ),
-    "Sharpness": r"over-?\s?sharpen\w*|halos?|sharpness (distortion|artifact)\w*",
-    "Contrast": r"contrast (change|loss|distortion)\w*|(low|poor|lack of|reduced|harsh|excessive) contrast",
+    "Blurs": r"(?<!background )blur\w*(?! background)|out of focus|(?:de|un)focus\w*|unsharp",
+    "Color distortions": r"colou?r (?:distortion|cast|shift|bleed|fring)\w*|(?:de|over|under)-?saturat\w*|discolou?r\w*|chromatic aberration",
+    "Compression": r"compression|mosquito artefacts?|blocking|blocky|blockiness|ringing|banding|pixelat\w*|jpe?g (?:artifacts?|blocks?)",
+    "Noise": r"nois(?:e|y)(?! reduction)|grain(?:y|iness)|(?<!wood )grain(?! of)|speckl\w*|blotch\w*",
+    "Brightness change": r"brightness (?:change|shift|distortion)\w*|too (?:bright|dark)|(?:over|under)-?\s?expos\w*|blown highlights",
+    "Sharpness": r"over-?\s?sharpen\w*|halos?(?! of light)|sharpness (?:distortion|artifact)\w*",
+    "Contrast": r"contrast (?:change|loss|distortion)\w*|(?:low|poor|lack of|reduced|harsh|excessive) contrast",
 }
-# Uses of those words that are no damage.
-_HARMLESS = re.compile(
-    r"(\w+ly )?blurred background|background blur|bokeh|(wood|sand|leather|fabric|stone)\w* grain|grain of"
-    r" (the )?\w+"
-    r"|tinted (window|glass|lens|visor)\w*|halos? of light|noise reduction|uncompressed",
-    re.IGNORECASE,
-)
-_SEVERITY_WORDS = {
-    r"slight(ly)?|minor|faint(ly)?": {"slight"},
-    r"mild(ly)?": {"slight", "moderate"},
-    r"moderate(ly)?|medium": {"moderate"},
-    r"severe(ly)?": {"severe"},
-    r"strong(ly)?|heavy|heavily": {"severe", "extreme"},
-    r"extreme(ly)?": {"extreme"},
-}
-_ANY_SEVERITY = "|".join(_SEVERITY_WORDS)
-_SEVERITY_ALONE = re.compile(rf"\W*({_ANY_SEVERITY}|none)\W*", re.IGNORECASE)
+_SEVERITY = r"(slight|moderate|severe|extreme)"
 _NAMED = {
     kind: re.compile(
-        rf"\b({damage})\b|(?<=\b)(({_ANY_SEVERITY})\s+{kind.removesuffix('s')}s?)\b", re.IGNORECASE
+        rf"\b(?:(?:{_SEVERITY}(?:ly)? )?(?:{damage})|{_SEVERITY} {kind.removesuffix('s')}s?)\b", re.IGNORECASE
     )
     for kind, damage in _DAMAGE.items()
 }
 _ALIKE = {"Blurs": {"Sharpness"}, "Sharpness": {"Blurs"}}  # words of one describe the other
 _CLAUSE = re.compile(r"[.;:!?\n]|\b(?:but|however|although|though|while|whereas|yet)\b", re.IGNORECASE)
-_NEGATION = re.compile(
-    r"\b(no|not|nor|without|none|nothing|free (of|from)|absen(t|ce)|lacks?"
-    r" of|hardly|barely|never|neither|minimal|negligible|low|zero"
-    r"|little|would|could)\b|n['’]t\b",
+_UNSURE = re.compile(
+    r"\b(no|not|nor|without|none|nothing|free (of|from)|absen(t|ce)|lack of|hardly|barely|never|neither|minimal|negligible|low|little"
+    r"|would|could|apart from|except|if)\b|n['’]t\b|-free\b",
     re.IGNORECASE,
 )
-_DENIED_BEFORE = re.compile(
-    r"(?<!isn't )(?<!not )\b(no|zero|without|free of|free from|absence of|negligible|minimal) "
-    r"((visible|noticeable|any|apparent) )?$",
+_DENIED = re.compile(
+    r"(?<!not )(?<!n't )\b(no|zero|free of|free from|absence of) ((visible|noticeable|any|apparent) )?$",
     re.IGNORECASE,
 )
 _DENIED_BEHIND = re.compile(
-    r"^(-free|\w* (is|are) (not visible|not present|absent|negligible|minimal|invisible))\b", re.IGNORECASE
+    r"-free\b| (is|are) (minimal|negligible|absent|invisible|not (visible|present))\b", re.IGNORECASE
 )
-_CONDITION = re.compile(r"\b(would|could|apart from|besides|except|other than|if)\b", re.IGNORECASE)
 _NOTHING = re.compile(
-    r"\bno (visible |noticeable |apparent |obvious"
-    r" )?(distortions?|degradations?|artifacts?|defects?|damage)\b|\bclean\b|\blooks? natural\b"
-    r"|\bflawless\b|\bpristine\b|\bperfect (picture|image|photo)",
+    r"\bno (visible |noticeable |apparent |obvious )?(distortions?|degradations?|artifacts?|defects?|damage)\b|\b(clean|flawless|pristine)\b"
+    r"|\blooks? natural\b|\bperfect (picture|image|photo)",
     re.IGNORECASE,
 )
 _LEVELS = "|".join(LEVEL_WORDS.values())
 _LEVEL = re.compile(
-    rf"\bquality (?:is|was|seems|appears|looks)(?: (?!not\b|very\b|too\b)\w+){{0,2}}? (?P<after>{_LEVELS})\b"
-    rf"|(?<!not of )(?<!to )\b(?P<before>{_LEVELS})(?:"
-    r" (?:overall|image|picture|visual|perceptual|technical))* quality\b(?! tool)"
-    rf"|\b(?:overall |final )?(?:rating|level|grade|verdict)(?: is)?[: ]+(?P<told>{_LEVELS})\b"
-    rf"|\brate (?:it|this|the (?:image|picture|photo)) (?:as )?(?P<rated>{_LEVELS})\b",
+    rf"\bquality (?:is|was|seems|appears|looks)(?: (?!not\b|very\b|too\b)\w+){{0,2}}? ({_LEVELS})\b"
+    rf"|(?<!not of )(?<!to )\b({_LEVELS})(?: (?:overall|image|picture|visual|perceptual|technical))* quality\b(?! tool)"
+    rf"|\b(?:rating|level|grade|verdict)(?: is)?[: ]+({_LEVELS})\b|\brate (?:it|this) (?:as )?({_LEVELS})\b",
     re.IGNORECASE,
 )
-_HIGH, _LOW = (
-    re.compile(r"\bhigh(est)? quality\b", re.IGNORECASE),
-    re.compile(r"\b(low quality|quality (is|was) (terrible|awful|low))\b", re.IGNORECASE),
-)
-_COMPARISON = re.compile(r"\b(to|or|and|almost|not)\b[^,]*$|\bto\b", re.IGNORECASE)
-_EVERYDAY = re.compile(r"yes|no|none|other|maybe|.", re.IGNORECASE)
+_EVERYDAY = re.compile(r"yes|no|none|other|maybe|.", re.IGNORECASE)  # answers that are words of every text
 
 
 def findings(evidence: ExecutorOutput | None) -> dict[str, list[DistortionAnalysis]]:
     """The distortions of each object that the analysis found, without those of severity none (looked for in
     vain) and unclear (nothing is known)."""
-    analysis = (evidence and evidence.distortion_analysis) or {}
     return {
         name: [item for item in items if item.severity not in ("none", UNCLEAR)]
-        for name, items in analysis.items()
+        for name, items in by_object(evidence, "distortion_analysis").items()
     }
-
-
-_QUARTER = re.compile(
-    r"\b(?:(?P<row>top|upper|bottom|lower)[ -](?:hand[ -])?(?P<column>left|right)|(?P<c>left|right)["
-    r" -](?:hand[ -])?(?P<r>top|upper|bottom|lower))\b",
-    re.IGNORECASE,
-)
-_ROWS = {"upper": "top", "lower": "bottom"}
-
-
-def quarters_named(text: str) -> set[str]:
-    """The quarters of a picture that a text names, as "top left"."""
-    pairs = ((m["row"] or m["r"], m["column"] or m["c"]) for m in _QUARTER.finditer(text))
-    return {f"{_ROWS.get(row.lower(), row.lower())} {column.lower()}" for row, column in pairs}
-
-
-def place_of_damage(evidence: ExecutorOutput | None) -> str | None:
-    """A sentence that says where the damage is; None where that was not measured."""
-    if evidence and (worst := evidence.worst_part):
-        where = "in the middle" if worst.place == "middle" else f"at the {worst.place}"
-        seen = f" ({worst.seen})" if worst.seen else ""
-        return f"The worst part of the picture is {where}{seen}."
-    part = evidence and evidence.damaged_part
-    if not part:
-        return None
-    return (
-        "LocalNR's map has the damage everywhere in the picture."
-        if part == EVERYWHERE
-        else f"LocalNR's map has the damage in the {part} quarter."
-    )
 
 
 def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None) -> list[str]:
@@ -151,35 +77,52 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
     can be read either way it is let pass: sound reasoning that is taken for wrong costs more than wrong
     reasoning that is overlooked.
     """
-    lines = _wrong_levels(text, level) if level is not None else []
-    if _SEVERITY_ALONE.fullmatch(text):
-        lines.append("says too little")
+    lines = [] if level is None else _wrong_levels(text, level)
     if evidence is None or not evidence.distortion_analysis:
         return lines
-    known = {evidence.damaged_part, evidence.worst_part and evidence.worst_part.place}
-    if evidence.damaged_part and (elsewhere := quarters_named(text) - known):
-        lines.append(
-            f"names the {', '.join(sorted(elsewhere))}, LocalNR's map has the damage {evidence.damaged_part}"
-        )
-    severities = _severities_by_type(findings(evidence))
-    analysed = _severities_by_type(evidence.distortion_analysis)
-    unclear = {kind for kind, words in analysed.items() if UNCLEAR in words}
-    text = _HARMLESS.sub("it", text)
-    mentions = list(_mentions(text, unclear - severities.keys()))
-    lines += filter(None, (_wrong_mention(mention, severities) for mention in mentions))
-    admits = any(mention.kind in severities and not mention.is_denied for mention in mentions)
-    visible = any(words - {"slight"} for words in severities.values())
-    if visible and not admits and _NOTHING.search(text):
-        lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(severities))}")
+    if evidence.damaged_part and (elsewhere := _places(text) - _known_places(evidence)):
+        where = f"LocalNR's map has the damage {evidence.damaged_part}"
+        lines.append(f"names the {', '.join(sorted(elsewhere))}, {where}")
+    held, analysed = _severities(findings(evidence)), _severities(evidence.distortion_analysis)
+    known = [kind for kind in _NAMED if kind in held or UNCLEAR not in analysed.get(kind, ())]
+    for clause in _CLAUSE.split(text):
+        for kind in known:
+            for found in _NAMED[kind].finditer(clause):
+                lines += _wrong_mention(kind, found, clause, held)
+    visible = any(words - {"slight"} for words in held.values())
+    if visible and _NOTHING.search(text) and not names_a_distortion(text):
+        lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(held))}")
     return list(dict.fromkeys(lines))
 
 
-def names_a_distortion(text: str) -> bool:
-    """Whether a text speaks of a type of distortion, or of there being none."""
-    return bool(_NOTHING.search(text)) or any(pattern.search(text) for pattern in _NAMED.values())
+def _wrong_levels(text: str, level: str) -> list[str]:
+    if re.search(r"\btools?\b", text, re.IGNORECASE):  # it may quote the tools
+        return []
+    named = {next(filter(None, found.groups())).capitalize() for found in _LEVEL.finditer(text)}
+    return [
+        f"says that the quality is {word.lower()}, the level is {level.lower()}"
+        for word in sorted(named - {level})
+    ]
 
 
-def _severities_by_type(analysis: dict[str, list[DistortionAnalysis]]) -> dict[str, set[str]]:
+def _wrong_mention(kind: str, found: re.Match[str], clause: str, held: dict[str, set[str]]) -> list[str]:
+    """What words of a clause that name a distortion contradict of the severities that are `held`, by type."""
+    if kind not in held:
+        may_be_right = held.keys() & _ALIKE.get(kind, set()) or _UNSURE.search(clause)
+        return [] if may_be_right else [f"names {kind}, which the evidence does not hold"]
+    if _DENIED.search(clause[: found.start()]) or _DENIED_BEHIND.match(clause, found.end()):
+        return [f"denies {kind}, which the evidence holds"] if held[kind] - {"slight"} else []
+    said = (found[1] or found[2] or "").lower()
+    if (
+        said
+        and said not in held[kind]
+        and not re.search(r"\b(to|or|and|almost|not) $", clause[: found.start()])
+    ):
+        return [f"calls {kind} {said}, the evidence has {', '.join(sorted(held[kind]))}"]
+    return []
+
+
+def _severities(analysis: dict[str, list[DistortionAnalysis]]) -> dict[str, set[str]]:
     severities: dict[str, set[str]] = {}
     for items in analysis.values():
         for item in items:
@@ -187,121 +130,67 @@ def _severities_by_type(analysis: dict[str, list[DistortionAnalysis]]) -> dict[s
     return severities
 
 
-@dataclass(frozen=True)
-class _Mention:
-    """Words of a clause that name a type of distortion, with the clause before and behind them."""
-
-    kind: str
-    before: str
-    words: str
-    behind: str
-
-    @property
-    def clause(self) -> str:
-        return self.before + self.words + self.behind
-
-    @property
-    def is_denied(self) -> bool:
-        return bool(_DENIED_BEFORE.search(self.before) or _DENIED_BEHIND.search(self.behind))
+def _places(text: str) -> set[str]:
+    """The quarters of a picture that a text names."""
+    plain = re.sub(r"[ -](hand[ -])?", " ", text.lower()).replace("upper", "top").replace("lower", "bottom")
+    return {place for place in PLACES if place in plain or " ".join(reversed(place.split())) in plain}
 
 
-def _mentions(text: str, ignored: Container[str]) -> Iterator[_Mention]:
-    """Each mention of a distortion, but for the types that are `ignored`."""
-    for clause in _CLAUSE.split(text):
-        for kind in DISTORTION_TYPES:
-            for match in _NAMED[kind].finditer(clause) if kind not in ignored else ():
-                yield _Mention(kind, clause[: match.start()], match[0], clause[match.end() :])
+def _known_places(evidence: ExecutorOutput) -> set[str | None]:
+    return {evidence.damaged_part, evidence.worst_part and evidence.worst_part.place}
 
 
-def _wrong_mention(mention: _Mention, severities: dict[str, set[str]]) -> str | None:
-    """What contradicts the `severities` that were found of each type; None where a mention may be right."""
-    kind, clause = mention.kind, mention.clause
-    if kind not in severities:
-        alike = severities.keys() & _ALIKE.get(kind, set())
-        if alike or _NEGATION.search(clause) or mention.behind.startswith("-free"):
-            return None
-        return f"names {kind}, which the evidence does not hold"
-    if mention.is_denied and severities[kind] - {"slight"} and not _CONDITION.search(clause):
-        return f"denies {kind}, which the evidence holds"
-    stated = _stated_severity(mention)
-    if stated and not stated[1] & severities[kind]:
-        return f"calls {kind} {stated[0].lower()}, the evidence has {', '.join(sorted(severities[kind]))}"
-    return None
+def names_a_distortion(text: str) -> bool:
+    """Whether a text speaks of a type of distortion."""
+    return any(pattern.search(text) for pattern in _NAMED.values())
 
 
-def _wrong_levels(text: str, level: str) -> list[str]:
-    if re.search(r"\btools?\b", text, re.IGNORECASE):  # it may quote the tools
-        return []
-    levels_named = {next(filter(None, match.groups())).capitalize() for match in _LEVEL.finditer(text)}
-    lines = [
-        f"says that the quality is {word.lower()}, the level is {level.lower()}"
-        for word in sorted(levels_named - {level})
-    ]
-    for pattern, levels, word in ((_HIGH, ("Poor", "Bad"), "high"), (_LOW, ("Excellent", "Good"), "low")):
-        if level in levels and pattern.search(text):
-            lines.append(f"says that the quality is {word}, the level is {level.lower()}")
-    return lines
-
-
-def _stated_severity(mention: _Mention) -> tuple[str, set[str]] | None:
-    """The word for a severity that stands right at a mention, and the severities that it can mean."""
-    for words, meant in _SEVERITY_WORDS.items():
-        match = (
-            re.search(rf"\b({words}) (\w+ )?$", mention.before, re.IGNORECASE)
-            or re.match(rf"({words})\b", mention.words, re.IGNORECASE)
-            or re.match(rf"\w* (is|are) ({words})\b", mention.behind, re.IGNORECASE)
-        )
-        around = mention.before[-12:] + mention.behind[:24]
-        if match and not _COMPARISON.search(around):
-            groups = filter(None, match.groups())
-            return next(group for group in groups if re.fullmatch(words, group, re.IGNORECASE)), meant
-    return None
+def says_nothing_measured(text: str) -> bool:
+    """Whether a text speaks neither of a distortion nor of there being none."""
+    return not (_NOTHING.search(text) or names_a_distortion(text))
 
 
 def speaks_for_another(text: str, choices: Sequence[str], chosen: str) -> list[str]:
-    """A line where `text` names other answers than the `chosen` one and not that. Yes, no and none are words
-    of every text."""
+    """A line where `text` names other answers than the `chosen` one and not that."""
     named = [choice for choice in choices if not _EVERYDAY.fullmatch(choice.strip()) and holds(text, choice)]
-    if named and chosen not in named:
-        return [f"speaks for {', '.join(named)}, the answer is {chosen}"]
-    return []
+    return [f"speaks for {', '.join(named)}, the answer is {chosen}"] if named and chosen not in named else []
+
+
+def place_of_damage(evidence: ExecutorOutput | None) -> str | None:
+    """A sentence that says where the damage is; None where that was not measured."""
+    if evidence and (worst := evidence.worst_part):
+        where = "in the middle" if worst.place == "middle" else f"at the {worst.place}"
+        return f"The worst part of the picture is {where}{f' ({worst.seen})' if worst.seen else ''}."
+    if evidence is None or evidence.damaged_part is None:
+        return None
+    everywhere = evidence.damaged_part == EVERYWHERE
+    where = "everywhere in the picture" if everywhere else f"in the {evidence.damaged_part} quarter"
+    return f"LocalNR's map has the damage {where}."
 
 
 def from_evidence(evidence: ExecutorOutput | None, level: str | None) -> str:
     """Sentences that say what the evidence holds and nothing else; an explanation that contradicts it is left
     out."""
     sentences = [] if evidence is None else _evidence_sentences(evidence, level)
-    if level is not None:
-        sentences.append(f"The quality is {level.lower()}.")
-    return " ".join(sentences)
+    return " ".join([*sentences, *([] if level is None else [f"The quality is {level.lower()}."])])
 
 
 def _evidence_sentences(evidence: ExecutorOutput, level: str | None) -> list[str]:
-    sentences = [
-        _finding_sentence(name, item, evidence, level)
-        for name, items in findings(evidence).items()
-        for item in items
-    ]
-    for name, items in (evidence.distortion_analysis or {}).items():
+    sentences = []
+    for name, items in findings(evidence).items():
+        for item in items:
+            short = f"{item.severity.capitalize()} {item.type.lower()}{of_object(name)}"
+            explained = f"{short}: {item.explanation.rstrip('.')}."
+            sentences.append(f"{short}." if misstatements(explained, evidence, level) else explained)
+    for name, items in by_object(evidence, "distortion_analysis").items():
         if unclear := " and ".join(item.type.lower() for item in items if item.severity == UNCLEAR):
             sentences.append(f"The severity of {unclear}{of_object(name)} cannot be told.")
+    place = place_of_damage(evidence)
     if not sentences and evidence.distortion_analysis:
-        unread = any(detection.error for detection in (evidence.detection or {}).values())
-        sentences.append(
-            "The model saw no distortion; LocalNR could not read the picture."
-            if unread
-            else "The model saw no distortion in the picture as a whole."
-            if place_of_damage(evidence)
-            else "No visible distortion was found."
-        )
-    if place := place_of_damage(evidence):
-        sentences.append(place)
-    return sentences
-
-
-def _finding_sentence(
-    name: str, item: DistortionAnalysis, evidence: ExecutorOutput, level: str | None
-) -> str:
-    short = f"{item.severity.capitalize()} {item.type.lower()}{of_object(name)}"
-    explained = f"{short}: {item.explanation.rstrip('.')}."
-    return f"{short}." if misstatements(explained, evidence, level) else explained
+        unread = any(detection.error for detection in by_object(evidence, "detection").values())
+        if unread:
+            sentences.append("The model saw no distortion; LocalNR could not read the picture.")
+        else:
+            found = "The model saw no distortion in the picture as a whole."
+            sentences.append(found if place else "No visible distortion was found.")
+    return [*sentences, *([place] if place else [])]

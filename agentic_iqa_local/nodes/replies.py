@@ -5,7 +5,7 @@ keys (objects, distortions, tools), the model is built for that prompt, so that 
 was asked.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -23,7 +23,7 @@ from agentic_iqa_local.state import PlanControlFlags, PlannerOutput
 from agentic_iqa_local.text import whole_sentences
 
 
-def _cut(limit: int) -> Callable[[Any, ValidationInfo], Any]:
+def _text(limit: int) -> Any:
     """A text that a grammar ended at its limit goes back to its last whole sentence; a longer one, which no
     grammar ended, does so where the validation's context says {"cut": True}, and is refused elsewhere."""
 
@@ -33,21 +33,16 @@ def _cut(limit: int) -> Callable[[Any, ValidationInfo], Any]:
         cuts = len(text) == limit or (len(text) > limit and (info.context or {}).get("cut"))
         return whole_sentences(text, limit) if cuts else text
 
-    return cut
+    bounds = StringConstraints(strip_whitespace=True, min_length=1, max_length=limit)
+    return Annotated[str, bounds, BeforeValidator(cut)]
 
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
 # A JSON key without escapes: the grammar bounds keys by pattern alone.
 Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
-Explanation = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=160), BeforeValidator(_cut(160))
-]
-Reasoning = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=300), BeforeValidator(_cut(300))
-]
-FreeAnswer = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=120), BeforeValidator(_cut(120))
-]
+Explanation: Any = _text(160)
+Reasoning: Any = _text(300)
+FreeAnswer: Any = _text(120)
 Coordinate = Annotated[int, Field(ge=0, le=20000)]
 
 STRICT = ConfigDict(extra="forbid", populate_by_name=True)
@@ -84,11 +79,8 @@ class PlannerReply(BaseModel):
     def to_plan(self) -> PlannerOutput:
         """The plan as the model gave it; objects named twice count once."""
         scope = self.query_scope if self.query_scope == "Global" else list(dict.fromkeys(self.query_scope))
-        fields = self.model_dump() | {
-            "query_scope": scope,
-            "plan": PlanControlFlags(**self.plan.model_dump()),
-        }
-        return PlannerOutput.model_validate(fields)
+        fields = {"query_scope": scope, "plan": PlanControlFlags(**self.plan.model_dump())}
+        return PlannerOutput.model_validate(self.model_dump() | fields)
 
 
 class LetterReply(BaseModel):
@@ -101,7 +93,7 @@ class LetterReply(BaseModel):
 class SummaryReply(LetterReply):
     """The answer, a letter or free text, and why."""
 
-    quality_reasoning: Reasoning
+    quality_reasoning: Reasoning  # pyright: ignore[reportInvalidTypeForm]
 
 
 def _keyed(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
@@ -119,9 +111,8 @@ def _one_of(values: Sequence[str]) -> Any:
 
 def detection_reply(objects: Sequence[str]) -> type[BaseModel]:
     """{object: [distortion types]}, up to three each, none for a clean object."""
-    return _keyed(
-        "DetectionReply", {name: Annotated[list[DistortionType], Field(max_length=3)] for name in objects}
-    )
+    listed = Annotated[list[DistortionType], Field(max_length=3)]
+    return _keyed("DetectionReply", dict.fromkeys(objects, listed))
 
 
 def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
@@ -136,22 +127,18 @@ def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
             explanation=(Explanation, ...),
         )
 
-    return _keyed(
-        "AnalysisReply",
-        {name: tuple[tuple(item(t) for t in types)] for name, types in distortions.items() if types},
-    )
+    asked = {name: tuple[tuple(map(item, types))] for name, types in distortions.items() if types}
+    return _keyed("AnalysisReply", asked)
 
 
 def selection_reply(distortions: Mapping[str, Sequence[str]], tools: Sequence[str]) -> type[BaseModel]:
     """{object: {distortion: tool}}, the tool one of those that can run here."""
     choice = _one_of(tools)
-    return _keyed(
-        "SelectionReply",
-        {
-            name: _keyed("Selection", dict.fromkeys(types or [OVERALL], choice))
-            for name, types in distortions.items()
-        },
-    )
+    of_objects = {
+        name: _keyed("Selection", dict.fromkeys(types or [OVERALL], choice))
+        for name, types in distortions.items()
+    }
+    return _keyed("SelectionReply", of_objects)
 
 
 def location_reply(objects: Sequence[str]) -> type[BaseModel]:

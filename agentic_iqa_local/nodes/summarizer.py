@@ -8,20 +8,24 @@ are read in the same way, without fusion. A question without choices gets free t
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
-from agentic_iqa_local.config_sections import FusionSettings
-from agentic_iqa_local.judgement.intervals import Look
-from agentic_iqa_local.judgement.sureness import Sureness
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
+from agentic_iqa_local.config import FusionSettings
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, Look
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.conversation import earlier_lines
 from agentic_iqa_local.nodes.detection import model_trust
-from agentic_iqa_local.nodes.evidence import checks, contradictions, find_gaps, should_replan, votes
+from agentic_iqa_local.nodes.evidence import (
+    by_object,
+    checks,
+    contradictions,
+    find_gaps,
+    should_replan,
+    votes,
+)
 from agentic_iqa_local.nodes.letter_reading import (
     ROLE,
     answer_letter,
@@ -30,10 +34,8 @@ from agentic_iqa_local.nodes.letter_reading import (
     scoring_prompts,
 )
 from agentic_iqa_local.nodes.measured_answers import agree, measure_choices
-from agentic_iqa_local.nodes.passes import record, support
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
-    Prompt,
     choice_letters,
     chosen_answer,
     is_scoring,
@@ -42,19 +44,20 @@ from agentic_iqa_local.nodes.prompts import (
 from agentic_iqa_local.nodes.reasoning import (
     from_evidence,
     misstatements,
-    names_a_distortion,
     place_of_damage,
-    quarters_named,
+    says_nothing_measured,
     speaks_for_another,
 )
 from agentic_iqa_local.nodes.replanning import (
     REPLAN_HISTORY_LIMIT,
     append_replan_reason,
     may_replan,
+    record,
     replan_limit,
+    support,
 )
-from agentic_iqa_local.nodes.replies import SummaryReply, summary_reply
-from agentic_iqa_local.nodes.workbench import Context, OpenImages, opened
+from agentic_iqa_local.nodes.replies import summary_reply
+from agentic_iqa_local.nodes.workbench import Context, OpenImages, Sureness, opened
 from agentic_iqa_local.state import (
     AgenticIQAState,
     Basis,
@@ -88,34 +91,25 @@ def summarizer_node(
     """
     if state.get("error"):
         return {}
-    plan, evidence, choices = state.get("plan"), state.get("executor_evidence"), state.get("choices")
+    plan, evidence = state.get("plan"), state.get("executor_evidence")
     if plan is None or "executor_evidence" not in state:
         known = {"plan": plan is not None, "executor_evidence": "executor_evidence" in state}
         missing = " and no ".join(key for key, there in known.items() if not there)
         return {"error": f"Summarizer: the state has no {missing}; run the earlier nodes first"}
-    basis = Basis(plan=plan, plan_corrections=state.get("plan_corrections", []), evidence=evidence)
-    scoring = is_scoring(plan, choices)
     logger.info(
         "Summarizer: query_type=%s, mode=%s, %d distortions, %d tool scores, image=%s, reference=%s",
         plan.query_type,
-        "scoring" if scoring else "explanation/QA",
-        sum(len(items) for items in ((evidence and evidence.distortion_analysis) or {}).values()),
-        sum(map(len, ((evidence and evidence.quality_scores) or {}).values())),
+        "scoring" if is_scoring(plan, state.get("choices")) else "explanation/QA",
+        sum(map(len, by_object(evidence, "distortion_analysis").values())),
+        sum(map(len, by_object(evidence, "quality_scores").values())),
         one_line(state["image_path"]),
         one_line(state.get("reference_path") or "none"),
     )
+    basis = Basis(plan=plan, plan_corrections=state.get("plan_corrections", []), evidence=evidence)
     try:
         with opened(state, config, runtime) as images:
             try:
-                result = summarize(
-                    state["query"],
-                    evidence,
-                    images,
-                    plan=plan,
-                    choices=choices,
-                    look=_first_look(state),
-                    earlier=earlier_lines(state.get("prior_context")),
-                )
+                result = summarize(state, plan, evidence, images)
             except InvalidAnswer as error:  # of a letter: without logits
                 result = _unable(error)
             return close_pass(state, basis, result, images.lap(), images.sureness)
@@ -125,16 +119,7 @@ def summarizer_node(
         return {"error": f"Summarizer: {reason}"}
 
 
-def _first_look(state: AgenticIQAState) -> Look:
-    """How closely the letters are looked at to begin with: in both orders where the last pass asks for it,
-    and as closely as it did in the end."""
-    result = state.get("summarizer_result")
-    if not (result and result.need_replan):
-        return "one order"
-    if result.fusion and result.fusion.crops:
-        return "crops"
-    asked = any(gap.kind == "letters" for gap in result.gaps)
-    return "both orders" if asked or (result.fusion and result.fusion.both_orders) else "one order"
+# The decision
 
 
 def close_pass(
@@ -142,29 +127,14 @@ def close_pass(
     basis: Basis,
     result: SummarizerOutput,
     cost: tuple[int, float],
-    sureness: Sureness,
+    sureness: Sureness | None,
 ) -> dict[str, Any]:
     """The state's changes after a pass: its own result on its own `basis`, or that of an earlier pass that is
     better supported, and whether to plan again. `cost` is in tokens and seconds."""
     gaps = [] if result.error else find_gaps(basis.evidence, basis.plan, result.fusion)
     if not gaps and (gap := _width_gap(result, basis, sureness)):
         gaps = [gap]
-    answer = revised(result, basis=basis, gaps=gaps)
-    earlier = _earlier_answer(state)
-    latest = record(answer, basis, earlier, cost)
-    passes = [*earlier.passes, latest] if earlier else [latest]
-    changes: dict[str, Any] = {}
-    if earlier and earlier.basis and support(earlier) > support(answer):
-        logger.info("Pass %d is less well supported than an earlier one, whose answer stays", latest.number)
-        error = basis.evidence and basis.evidence.error
-        answer, basis = revised(earlier, need_replan=False, replan_reason=None), earlier.basis
-        if error and basis.evidence:
-            basis = revised(basis, evidence=revised(basis.evidence, error=error))
-        changes = basis.state()
-        passes[-1] = revised(latest, kept=False)
-    else:
-        passes = [*(revised(other, kept=False) for other in passes[:-1]), latest]
-    answer = revised(answer, passes=passes[-REPLAN_HISTORY_LIMIT:])
+    answer, basis, changes = _better(state, revised(result, basis=basis, gaps=gaps), basis, cost)
     iteration = state.get("iteration_count", 0)
     changes |= {"summarizer_result": answer, "iteration_count": iteration}
     reason = _what_to_close(answer, basis, sureness, last=iteration + 1 >= replan_limit(state))
@@ -181,10 +151,32 @@ def close_pass(
     }
 
 
-def _width_gap(result: SummarizerOutput, basis: Basis, sureness: Sureness) -> Gap | None:
+def _better(
+    state: AgenticIQAState, answer: SummarizerOutput, basis: Basis, cost: tuple[int, float]
+) -> tuple[SummarizerOutput, Basis, dict[str, Any]]:
+    """(this pass's answer or the better supported one of an earlier pass, with the account of all passes;
+    what it rests on; what of the state is put back to that)."""
+    earlier = state.get("summarizer_result")
+    if (
+        earlier is None or not earlier.need_replan or earlier.basis is None
+    ):  # a first pass, or another run's answer
+        return revised(answer, passes=[record(answer, basis, None, cost)]), basis, {}
+    latest = record(answer, basis, earlier, cost)
+    if support(earlier) <= support(answer):
+        passes = [*(revised(other, kept=False) for other in earlier.passes), latest]
+        return revised(answer, passes=passes[-REPLAN_HISTORY_LIMIT:]), basis, {}
+    logger.info("Pass %d is less well supported than an earlier one, whose answer stays", latest.number)
+    error, basis = basis.evidence and basis.evidence.error, earlier.basis
+    if error and basis.evidence:
+        basis = revised(basis, evidence=revised(basis.evidence, error=error))
+    passes = [*earlier.passes, revised(latest, kept=False)][-REPLAN_HISTORY_LIMIT:]
+    return revised(earlier, need_replan=False, replan_reason=None, passes=passes), basis, basis.state()
+
+
+def _width_gap(result: SummarizerOutput, basis: Basis, sureness: Sureness | None) -> Gap | None:
     """What is to be measured with more tools: a fused score whose interval is wider than asked for, though
     its letters were read as closely as they can be."""
-    if result.error or result.fusion is None:
+    if result.error or result.fusion is None or sureness is None:
         return None
     width, wanted = sureness.width(result.fusion, basis.plan), sureness.decisions.target_width
     if width is None or wanted is None or width <= wanted:
@@ -192,76 +184,82 @@ def _width_gap(result: SummarizerOutput, basis: Basis, sureness: Sureness) -> Ga
     return Gap(kind="tools", reason=f"q's interval is {width:.1f} levels wide, {wanted:g} were asked for")
 
 
-def _what_to_close(answer: SummarizerOutput, basis: Basis, sureness: Sureness, *, last: bool) -> str | None:
+def _what_to_close(
+    answer: SummarizerOutput, basis: Basis, sureness: Sureness | None, *, last: bool
+) -> str | None:
     """The reason for another pass; None where the evidence suffices. Where a width is asked for, that of the
     interval decides, and the budget; a wide interval after the `last` pass that is allowed is no reason."""
-    if answer.fusion and (width := sureness.width(answer.fusion, basis.plan)) is not None:
+    if sureness and answer.fusion and (width := sureness.width(answer.fusion, basis.plan)) is not None:
         wanted = sureness.decisions.target_width
         if wanted is not None and (width <= wanted or not sureness.affords_replan()):
             return None
     need_replan, reason = should_replan(basis.evidence, basis.plan.query_scope, basis.plan, answer.fusion)
-    if not (need_replan or last) and (gap := _width_gap(answer, basis, sureness)):
-        return gap.reason
-    return reason if need_replan else None
+    if need_replan:
+        return reason
+    gap = None if last else _width_gap(answer, basis, sureness)
+    return gap and gap.reason
 
 
-def _earlier_answer(state: AgenticIQAState) -> SummarizerOutput | None:
-    """The answer whose gaps the present pass was to close; None in a first pass, also where the state holds
-    the answer of another run."""
-    earlier = state.get("summarizer_result")
-    return earlier if earlier and earlier.need_replan and earlier.basis else None
+# The answer
 
 
 def summarize(
-    query: str,
-    evidence: ExecutorOutput | None,
-    images: OpenImages,
-    *,
-    plan: PlannerOutput,
-    choices: Sequence[str] | None,
-    look: Look = "one order",
-    earlier: Sequence[str] = (),
+    state: AgenticIQAState, plan: PlannerOutput, evidence: ExecutorOutput | None, images: OpenImages
 ) -> SummarizerOutput:
-    """The answer, without the replan decision; `look` is how closely the scoring letters are looked at to
-    begin with. Where the reasoning fails three times, the fusion that was read stays in it. Raises VLMError,
-    and InvalidAnswer where no letter could be had.
-    """
-    scoring = is_scoring(plan, choices)
+    """The answer, without the replan decision. Where the reasoning fails three times, the fusion that was
+    read stays in it. Raises VLMError, and InvalidAnswer where no letter could be had."""
+    query, choices = state["query"], state.get("choices")
+    scoring, earlier = is_scoring(plan, choices), earlier_lines(state.get("prior_context"))
     prompt = summarizer_prompt(query, evidence, scoring=scoring, choices=choices, earlier=earlier)
     scores = votes(evidence, images.services.settings.fusion.vote)
-    letters: Sequence[str] | None = None
-    fusion: FusionResult | None = None
+    letters, fusion = (LETTERS if scoring else choice_letters(choices) if choices else None), None
     if scoring:
-        letters = LETTERS
-        fusion = read_and_fuse(
-            scoring_prompts(query, evidence, earlier),
-            scores,
-            images,
-            checks=checks(evidence),
-            look=look,
-            plan=plan,
-        )
+        prompts, look = scoring_prompts(query, evidence, earlier), _first_look(state)
+        fusion = read_and_fuse(prompts, scores, images, checks=checks(evidence), look=look, plan=plan)
     elif choices:
-        letters = choice_letters(choices)
-        fusion = _decide(read_choices(prompt, letters, images), query, choices, plan, evidence, images)
+        fusion = _decide(
+            read_choices(prompt, choice_letters(choices), images), query, choices, plan, evidence, images
+        )
+    letter = answer_letter(fusion) if fusion else ""
     try:
-        written, wrong = _write(prompt, letters, evidence, fusion, choices, images)
+        written = ask(
+            images.session(ROLE),
+            prompt,
+            summary_reply(letters),
+            images.services.section(ROLE),
+            answer_prefix=ANSWER_PREFIX + letter if letter else "",
+        )
     except InvalidAnswer as error:
         return _unable(error, fusion)
-    reasoning = _facts(evidence, fusion, choices) if wrong else written.quality_reasoning
-    if (place := place_of_damage(evidence)) and not (quarters_named(reasoning) or place in reasoning):
+    reasoning = written.quality_reasoning
+    wrong = _mistakes(reasoning, evidence, fusion, choices)
+    if wrong:
+        logger.info("The reasoning %r %s", reasoning, one_line("; ".join(wrong)))
+        reasoning = _facts(evidence, fusion, choices)
+    if (place := place_of_damage(evidence)) and place not in reasoning:
         reasoning = f"{place} {reasoning}"
+    used = {"distortion_analysis", "quality_scores"}
     return SummarizerOutput(
         final_answer=written.final_answer,
         quality_reasoning=" ".join([reasoning, *_notes(evidence, scores, fusion)]),
         reasoning_corrections=wrong,
         used_evidence=(
-            None
-            if evidence is None or evidence.is_empty
-            else evidence.model_dump(include={"distortion_analysis", "quality_scores"}, mode="json")
+            None if evidence is None or evidence.is_empty else evidence.model_dump(include=used, mode="json")
         ),
         fusion=fusion,
     )
+
+
+def _first_look(state: AgenticIQAState) -> Look:
+    """How closely the letters are looked at to begin with: in both orders where the last pass asks for it,
+    and as closely as it did in the end."""
+    result = state.get("summarizer_result")
+    if not (result and result.need_replan):
+        return "one order"
+    if result.fusion and result.fusion.crops:
+        return "crops"
+    asked = any(gap.kind == "letters" for gap in result.gaps)
+    return "both orders" if asked or (result.fusion and result.fusion.both_orders) else "one order"
 
 
 def _decide(
@@ -272,9 +270,9 @@ def _decide(
     evidence: ExecutorOutput | None,
     images: OpenImages,
 ) -> FusionResult:
-    """The letters of a question times what was measured of its answers; about distortions, as far as the model's own
-    word of them is trusted. Where the letters decide against the measurement, the evidence follows them: both are of
-    one question."""
+    """The letters of a question times what was measured of its answers; about distortions, as far as the
+    model's own word of them is trusted. Where the letters decide against the measurement, the evidence
+    follows them: both are of one question."""
     measured = measure_choices(query, choices, plan, evidence)
     if measured.p is None:
         return revised(letters, measurement=measured.basis)
@@ -289,37 +287,35 @@ def _decide(
     return fusion
 
 
-def _write(
-    prompt: Prompt,
-    letters: Sequence[str] | None,
+def _level_word(fusion: FusionResult | None, choices: Sequence[str] | None) -> str | None:
+    """The word of the fused level; None where no level was decided."""
+    return LEVEL_WORDS[LETTER_TO_LEVEL[answer_letter(fusion)]] if fusion and not choices else None
+
+
+def _mistakes(
+    reasoning: str,
     evidence: ExecutorOutput | None,
     fusion: FusionResult | None,
     choices: Sequence[str] | None,
-    images: OpenImages,
-) -> tuple[SummaryReply, list[str]]:
-    """The model's answer, which goes on from the letter of `fusion`, and what its reasoning gets wrong; where
-    that is anything it is asked once more. Raises InvalidAnswer where the first answer is none."""
-    schema, role, session = summary_reply(letters), images.services.section(ROLE), images.session(ROLE)
-    letter = answer_letter(fusion) if fusion else ""
-    prefix = ANSWER_PREFIX + letter if letter else ""
-    level = LEVEL_WORDS[LETTER_TO_LEVEL[letter]] if letter and not choices else None
+) -> list[str]:
+    """What the model's reasoning gets wrong, a line each."""
+    lines = misstatements(reasoning, evidence, _level_word(fusion, choices))
+    if fusion and fusion.measured and says_nothing_measured(reasoning):
+        lines.append("says nothing of what was measured")
+    if fusion and choices:
+        lines += speaks_for_another(reasoning, choices, chosen_answer(choices, answer_letter(fusion)))
+    return lines
 
-    def mistakes(reply: SummaryReply) -> list[str]:
-        lines = misstatements(reply.quality_reasoning, evidence, level)
-        if fusion and fusion.measured and not names_a_distortion(reply.quality_reasoning):
-            lines.append("says nothing of what was measured")
-        if choices:
-            lines += speaks_for_another(reply.quality_reasoning, choices, chosen_answer(choices, letter))
-        return lines
 
-    reply = ask(session, prompt, schema, role, answer_prefix=prefix)
-    if not (wrong := mistakes(reply)):
-        return reply, []
-    logger.info("The reasoning %r %s; asking once more", reply.quality_reasoning, one_line("; ".join(wrong)))
-    with suppress(InvalidAnswer):
-        again = prompt.holding_to(_facts(evidence, fusion, choices))
-        reply = ask(session, again, schema, role, answer_prefix=prefix)
-    return reply, wrong if mistakes(reply) else []
+def _facts(
+    evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None
+) -> str:
+    """What the letters, if any were read, and the evidence say, in sentences."""
+    facts = from_evidence(evidence, _level_word(fusion, choices))
+    if not (fusion and choices):
+        return facts
+    letter = answer_letter(fusion)
+    return f"The most probable answer is {chosen_answer(choices, letter)} ({fusion.p[letter]:.2f}). {facts}".strip()
 
 
 def _unable(error: InvalidAnswer, fusion: FusionResult | None = None) -> SummarizerOutput:
@@ -344,17 +340,6 @@ def without_words(
     )
 
 
-def _facts(
-    evidence: ExecutorOutput | None, fusion: FusionResult | None, choices: Sequence[str] | None
-) -> str:
-    """What the letters, if any were read, and the evidence say, in sentences."""
-    letter = answer_letter(fusion) if fusion else None
-    if fusion is None or letter is None or not choices:
-        return from_evidence(evidence, LEVEL_WORDS[LETTER_TO_LEVEL[letter]] if letter else None)
-    answer = f"The most probable answer is {chosen_answer(choices, letter)} ({fusion.p[letter]:.2f})."
-    return f"{answer} {from_evidence(evidence, None)}".strip()
-
-
 def _notes(
     evidence: ExecutorOutput | None, scores: list[tuple[str, float]], fusion: FusionResult | None
 ) -> list[str]:
@@ -367,15 +352,10 @@ def _notes(
         notes.append(NO_SCORES)
     if evidence is not None:
         notes += [f"{line}." for line in contradictions(evidence)]
-        if evidence.error:
-            notes.append(f"Part of the evidence is missing: {evidence.error}.")
+        notes += [f"Part of the evidence is missing: {evidence.error}."] if evidence.error else []
     if fusion is not None and fusion.q is not None:
-        tools = "no tool scores"
-        if fusion.q_bar is not None:
-            whose = scores[0][0] if len(scores) == 1 else "tools' mean"
-            tools = f"{whose} {fusion.q_bar:.2f}"
-        notes.append(
-            f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter"
-            f" {fusion.vlm_letter or 'not read'})."
-        )
+        whose = scores[0][0] if len(scores) == 1 else "tools' mean"
+        tools = "no tool scores" if fusion.q_bar is None else f"{whose} {fusion.q_bar:.2f}"
+        letter = fusion.vlm_letter or "not read"
+        notes.append(f"Fused score {fusion.q:.2f} of 5 ({tools}, model's own letter {letter}).")
     return notes

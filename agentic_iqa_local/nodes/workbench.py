@@ -9,32 +9,36 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 from PIL import Image
 from pydantic import BaseModel
 
-from agentic_iqa_local.config_sections import ImageSettings
+from agentic_iqa_local.config import DecisionSettings, ImageSettings
+from agentic_iqa_local.images.crops import View, native_views
 from agentic_iqa_local.images.frames import moved, without_frames
-from agentic_iqa_local.images.pairs import doubts
 from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair, same_pixels
-from agentic_iqa_local.images.views import View, native_views
+from agentic_iqa_local.images.references import doubts
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.iqa_tools.detector import load_detector
-from agentic_iqa_local.judgement.quality_map.result import MapRequest
-from agentic_iqa_local.judgement.sureness import Sureness
-from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.services import ALONE, Services, load_services
-from agentic_iqa_local.state import AgenticIQAState, PlannerError
+from agentic_iqa_local.state import (
+    AgenticIQAState,
+    DamagedBox,
+    FusionResult,
+    PlannerError,
+    PlannerOutput,
+)
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
+from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.local_nr import Examination
@@ -62,8 +66,7 @@ def name_picture(record: logging.LogRecord) -> bool:
 def load_pictures(
     limits: ImageSettings, image_path: str | Path, reference_path: str | Path | None = None
 ) -> tuple[LoadedImage, LoadedImage | None]:
-    """A picture and its reference within a configuration's limits, without their frames. Raises
-    ImageError."""
+    """A picture and its reference within a configuration's limits, without their frames. Raises ImageError."""
     options = {"max_pixels": limits.max_pixels, "min_side": limits.min_side, "background": limits.background}
     if reference_path is None:
         return without_frames(load_image(image_path, **options))
@@ -93,6 +96,30 @@ class Observer:
         """A measurement, with the tools that are to make it."""
         with self.calling(tool):
             yield services.tools
+
+
+class Sureness(Protocol):
+    """How sure an answer has to be, as whoever asks for it knows to tell (`judgement.sureness`)."""
+
+    decisions: DecisionSettings
+    reads: int
+    """Letter reads of the answer so far."""
+
+    @property
+    def may_want_more(self) -> bool:
+        """Whether more than one look may be taken."""
+        ...
+
+    def width(self, fusion: FusionResult, plan: PlannerOutput | None) -> float | None:
+        """Of the interval of an answer, in levels; None where there is none, or no width is asked for."""
+
+    def wants_more(self, fusion: FusionResult, plan: PlannerOutput | None, reads: int) -> bool:
+        """Whether `reads` more letter reads are to make the interval narrower."""
+        ...
+
+    def affords_replan(self) -> bool:
+        """Whether the budget allows another pass."""
+        ...
 
 
 @contextmanager
@@ -127,11 +154,11 @@ class RoleSession:
     def constrained(self) -> bool:
         return self._session.constrained
 
-    def generate(self, prompt: Prompt, schema: type[BaseModel], **options: Any) -> str:
+    def generate(self, prompt: ChatPrompt, schema: type[BaseModel], **options: Any) -> str:
         with _calling_model(self._client, self._observer):
             return self._session.generate(prompt, schema, **options)
 
-    def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
+    def read_letters(self, prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         with _calling_model(self._client, self._observer):
             read = self._session.read_letters(prompt, answer_prefix, letters)
         before = f"{prompt.case}{answer_prefix}"[-PROMPT_TAIL:]
@@ -147,8 +174,8 @@ class OpenImages:
 
     Each model is opened once on each view, whichever roles use it, so that the images are prefilled once;
     each tool runs once on each region. `warnings` collects what a user must know about this assessment,
-    `failed_tries` what the model said in vain; `sureness` is how sure the answer has to be. `map_request` is
-    what is asked of a map of this picture, `map_fields` what the row holds of it once it was made.
+    `failed_tries` what the model said in vain. Whoever asks may hand in `sureness`, how sure the answer has
+    to be, and `find_worst_part`, which tells the picture's worst part where a map was asked for.
     """
 
     def __init__(
@@ -159,9 +186,8 @@ class OpenImages:
         observer: Observer | None = None,
     ):
         self.services, self.observer = services, observer or Observer()
-        self.sureness = Sureness(services.settings.decisions)
-        self.map_request: MapRequest | None = None
-        self.map_fields: dict[str, Any] = {}
+        self.sureness: Sureness | None = None
+        self.find_worst_part: Callable[[], DamagedBox | None] = lambda: None
         self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
         self.identical = self.reference is not None and same_pixels(self.image, self.reference)
         self.warnings: list[str] = []
@@ -172,9 +198,8 @@ class OpenImages:
             for line in self.reference.warnings:
                 self.warn(f"the reference {self.reference.path}: {line}")
         self._of_pictures: list[str] | None = None  # warnings that every turn's assessment has
-        self._earlier = TokenUsage()
+        self._earlier, self._closed_usage = TokenUsage(), TokenUsage()
         self._sessions: dict[tuple[int, int], VLMSession] = {}
-        self._closed_usage = TokenUsage()
         self._seen: dict[tuple[int, int], SeenImage] = {}
         self._readings: dict[tuple[str, Box | None], ToolReading] = {}
         self._lap = (0, time.perf_counter())
@@ -185,7 +210,6 @@ class OpenImages:
         if self._of_pictures is None:
             self._of_pictures = self.warnings
         self.warnings, self.failed_tries = list(self._of_pictures), []
-        self.map_request, self.map_fields = None, {}
         self._earlier += self.usage
         self._lap = (0, time.perf_counter())
         self._readings = {key: replace(reading, seconds=0.0) for key, reading in self._readings.items()}
@@ -218,30 +242,29 @@ class OpenImages:
             max_views=self.services.settings.images.max_crops,
         )
         left, top, right, bottom = views[0].box
-        seen = (right - left) * (bottom - top)
+        seen_width, seen_height = right - left, bottom - top
         if len(views) > 1:
             self.warn(
-                f"{width}×{height} pixels are beyond what the model sees at once"
-                f" ({right - left}×{bottom - top}); scored on {len(views)} native-resolution crops and"
-                " averaged, described from the central one"
+                f"{width}×{height} pixels are beyond what the model sees at once ({seen_width}×{seen_height});"
+                f" scored on {len(views)} native-resolution crops and averaged, described from the central one"
             )
-        elif seen < limits.min_pixels or (right - left) % limits.factor or (bottom - top) % limits.factor:
+        elif (
+            seen_width * seen_height < limits.min_pixels
+            or seen_width % limits.factor
+            or seen_height % limits.factor
+        ):
             self.warn(f"{width}×{height} pixels are below the model's range; the processor enlarged it")
         return views
 
     def crops(self, role: str) -> list[View]:
         """Up to five crops, each of a quarter of the picture's pixels, for a closer look by the role's model;
         none where the picture is read in several views anyhow, or a crop would be below the model's range."""
-        limits, quarter = self.services.client(role).limits, self.image.width * self.image.height // 4
+        limits, (width, height) = self.services.client(role).limits, self.image.pixels.size
+        quarter = width * height // 4
         if len(self.views(role)) > 1 or quarter < max(limits.min_pixels, limits.factor**2):
             return []
-        crops = native_views(
-            self.image.width,
-            self.image.height,
-            factor=limits.factor,
-            min_pixels=limits.min_pixels,
-            max_pixels=quarter,
-        )
+        options = {"factor": limits.factor, "min_pixels": limits.min_pixels, "max_pixels": quarter}
+        crops = native_views(width, height, **options)
         return crops if len(crops) > 1 else []
 
     def session(self, role: str, view: int = 0) -> RoleSession:
@@ -264,7 +287,7 @@ class OpenImages:
             session.close()
 
     def read_parts(
-        self, role: str, boxes: Sequence[Box], prompt: Prompt, answer_prefix: str, letters: Sequence[str]
+        self, role: str, boxes: Sequence[Box], prompt: ChatPrompt, answer_prefix: str, letters: Sequence[str]
     ) -> list[LetterRead]:
         """The letters of parts of the picture, each by itself and without the reference, read in one batch by
         the role's model. Raises VLMError."""
@@ -301,44 +324,38 @@ class OpenImages:
         boxes = [moved(view.box, self.image.offset) for view in self.views(role)]
         return [(boxes[view], image) for (client, view), image in sorted(seen.items()) if client == model]
 
+    def _parts(self, box: Box | None) -> tuple[Image.Image, Image.Image | None]:
+        """The picture and its reference, or their part in `box`."""
+        image, reference = self.image.pixels, self.reference and self.reference.pixels
+        return (image.crop(box), reference and reference.crop(box)) if box else (image, reference)
+
     def score(self, tool: str, box: Box | None = None) -> ToolReading:
         """A tool's score of the image or a region, computed once. Raises ToolError."""
-        key = (tool, box)
+        key, (image, reference) = (tool, box), self._parts(box)
         if key not in self._readings:
-            image, reference = self.image.pixels, self.reference and self.reference.pixels
-            if box:
-                image, reference = image.crop(box), reference and reference.crop(box)
-            with (
-                self.services.models_waiting() if tool in ALONE else nullcontext(),
-                self.observer.measuring(tool, self.services) as tools,
-            ):
+            waiting = self.services.models_waiting() if tool in ALONE else nullcontext()
+            with waiting, self.observer.measuring(tool, self.services) as tools:
                 self._readings[key] = tools.score(tool, image, reference)
         reading = self._readings[key]
         if reading.crops:
-            width, height = (
-                (box[2] - box[0], box[3] - box[1]) if box else (self.image.width, self.image.height)
-            )
             left, top, right, bottom = reading.crops[0]
             self.warn(
-                f"{reading.tool} would take long on all {width}×{height} pixels; it measured"
+                f"{reading.tool} would take long on all {image.width}×{image.height} pixels; it measured"
                 f" {len(reading.crops)} native-resolution crops of {right - left}×{bottom - top}"
             )
         return reading
 
     def examine(self, box: Box | None = None) -> Examination:
-        """What LocalNR reads of the image or a region, against the reference where there is one; read once. Raises
+        """What LocalNR reads of the image or a region, against the reference where there is one. Raises
         ToolError."""
-        image, reference = self.image.pixels, self.reference and self.reference.pixels
-        if box:
-            image, reference = image.crop(box), reference and reference.crop(box)
         with self.observer.measuring("LocalNR", self.services) as tools:
-            return tools.examine(image, reference)
+            return tools.examine(*self._parts(box))
 
     @functools.cached_property
     def unlike_photograph(self) -> float | None:
-        """The probability, by LocalNR, that the picture is a screenshot, a drawing, a chart or a code, of which it and
-        NIQE know nothing; None where it counts as a photograph, a reference tells what was there, or LocalNR cannot
-        run."""
+        """The probability, by LocalNR, that the picture is a screenshot, a drawing, a chart or a code, of
+        which it and NIQE know nothing; None where it counts as a photograph, a reference tells what was
+        there, or LocalNR cannot run."""
         try:
             graphic = 0.0 if self.reference else self.examine().graphic
         except ToolError:
@@ -369,11 +386,9 @@ def open_images(services: Services, state: AgenticIQAState, observer: Observer |
     Studies compare what a data set pairs and open their images themselves. Raises ImageError.
     """
     images = OpenImages(services, state["image_path"], state.get("reference_path"), observer)
-    if images.reference is None:
-        return images
     if images.identical:
         images.warn("the picture has the same pixels as its reference: nothing was lost against it")
-    for line in doubts(images.image.pixels, images.reference.pixels):
+    for line in doubts(images.image.pixels, images.reference.pixels) if images.reference else ():
         images.warn(line)
     return images
 

@@ -16,7 +16,7 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -101,7 +101,9 @@ def _leading(tar: tarfile.TarFile, name: str, bundle: Path) -> bytes:
     return file.read() if file else b""
 
 
-def _files_of_folder(folder: Path, manifest: Manifest) -> Iterator[tuple[StoredFile, BinaryIO | BundleError]]:
+def _files_of_folder(
+    folder: Path, manifest: Manifest
+) -> Generator[tuple[StoredFile, BinaryIO | BundleError], None, None]:
     for entry in manifest.files:
         place = folder / entry.path
         try:

@@ -99,7 +99,8 @@ def plain_forward(setup: Setup) -> Finding | None:
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, chat_messages, in_words
+    from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
+    from agentic_iqa_local.vlm_client.chat import chat_messages, in_words
 
     backend = setup.settings.summarizer.backend
     if backend.startswith("server."):

@@ -255,7 +255,7 @@ def vllm(setup: Setup) -> Finding | None:
 def weight_bytes(folder: Path, quantization: str, width: int) -> int:
     """Bytes of a folder's weights once loaded in a dtype of `width` bytes: quantised are the matrices of the language
     layers alone. A folder that is quantised already is counted as it lies on disk."""
-    from agentic_iqa_local.vlm_client.weight_files import read_weights
+    from agentic_iqa_local.vlm_client.model_folder import read_weights
 
     weights = read_weights(folder)
     if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
@@ -451,13 +451,15 @@ def examine(setup: Setup, *, deep: bool = False, timeout: float = TIMEOUT) -> It
     plan += [("tools", tools, ())]
     plan += [(name, check, ()) for name, check in deeper.CHECKS.items()] if deep else []
     needs_models = {"memory", *deeper.CHECKS, *(f"model {backend}" for backend in backends)}
-    with ProcessPool(1, context=get_context("spawn"), initializer=_block_network, initargs=(setup,)) as pool:
+    context: Any = get_context("spawn")
+    with ProcessPool(1, context=context, initializer=_block_network, initargs=(setup,)) as pool:
         for name, find, about in plan:
             if "device" in failed and find not in (models_folder, disk, folder):
                 continue
             if name in needs_models and any(one.startswith(("folder", "model ")) for one in failed):
                 continue
             began = time.perf_counter()
+            finding: Finding | None
             try:
                 finding, hosts = pool.schedule(_run, (find, setup, about), timeout=timeout).result()
             except TimeoutError:

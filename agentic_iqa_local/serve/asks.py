@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.batch.work import ROLES, Work, as_line
-from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.judgement.assessment import assess, unassessed
-from agentic_iqa_local.judgement.comparison import Comparison, Judge, Ranking, candidate, unrated
+from agentic_iqa_local.judgement.comparison import Comparison, Judge, Ranking
 from agentic_iqa_local.judgement.pairwise_read import PairwiseRead, read_pair
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import MODEL, PICTURE, Observer
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line
@@ -160,7 +159,6 @@ def _services_of(item: Ask, services: Services) -> Services:
         return services
     own = copy.copy(services)
     own.settings = item.settings
-    own.__dict__.pop("calibration", None)
     return own
 
 
@@ -177,21 +175,13 @@ def _compared(item: Ask, rows: list[Assessment], services: Services, observer: O
         read=None if item.pairwise is False else read,
         always=bool(item.pairwise),
     )
-    failed = [row for row in rows if unrated(row)]
-    candidates = [
-        candidate(row, picture.path, item.settings)
-        for row, picture in zip(rows, item.pictures, strict=True)
-        if row.error is None
-    ]
-    if len(rows) == 2:
-        found = Comparison(first=rows[0], second=rows[1])
-        found.error = failed[0].error if failed else None
-        if not failed:
-            found.pair = judge.compare(*candidates)
-    else:
-        found = judge.rank(candidates, failed)
+    found = (judge.compared if len(rows) == 2 else judge.ranked)(
+        rows, [picture.path for picture in item.pictures]
+    )
     observer.step("comparison", "finished")
-    error = failed[0].error if failed and (len(rows) == 2 or not candidates) else None
+    error = found.error if isinstance(found, Comparison) else None
+    if isinstance(found, Ranking) and not found.order:
+        error = found.failed[0].error
     return _answer_with(item, found, error, rows)
 
 

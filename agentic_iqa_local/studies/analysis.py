@@ -12,8 +12,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from agentic_iqa_local.iqa_tools import TOOLS
-from agentic_iqa_local.judgement.intervals import Look
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, Look
 from agentic_iqa_local.studies.agreement import KRCC_DRAWS, against_parts, differences, mode_table, within
 from agentic_iqa_local.studies.datasets import DatasetInfo, listed
 from agentic_iqa_local.studies.given import Given

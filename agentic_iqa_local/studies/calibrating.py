@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
+from agentic_iqa_local.config import Pipeline
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
@@ -23,15 +24,14 @@ from agentic_iqa_local.judgement.intervals import (
     LEAST_DIFFICULTY,
     LEVELS,
     Answers,
-    Condition,
     Errors,
     IntervalCalibration,
-    Look,
     features,
     reached,
 )
+from agentic_iqa_local.levels import Look
 from agentic_iqa_local.nodes.evidence import checks, votes
-from agentic_iqa_local.request import Pipeline
+from agentic_iqa_local.result import Condition
 from agentic_iqa_local.score_fusion import fused_distribution
 from agentic_iqa_local.state import ExecutorOutput
 from agentic_iqa_local.studies.inference import CROPS

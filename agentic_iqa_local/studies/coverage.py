@@ -55,10 +55,10 @@ def trial(
     q."""
     judged = known.part(np.isin(np.arange(len(known.q)), at))
     expected, difficulty = part.expected(judged.q), part.difficulty(judged.features)
-    low, high = part.all_ends(judged.q, difficulty, COVERAGE).T
+    low, high = part.ends(judged.q, difficulty, COVERAGE).T
     widened = np.array([voters not in part.tools for voters in judged.voters])
     if widened.any():
-        wide = part.all_ends(judged.q, difficulty, WIDENED).T
+        wide = part.ends(judged.q, difficulty, WIDENED).T
         low, high = np.where(widened, wide[0], low), np.where(widened, wide[1], high)
     probable = [part.probability_at_least(judged.q, difficulty, quality) for quality in thresholds]
     return Trial(

@@ -21,8 +21,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from agentic_iqa_local.graph import initial_state, run_graph
+from agentic_iqa_local.images.crops import View
 from agentic_iqa_local.images.reading import ImageError
-from agentic_iqa_local.images.views import View
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agentic_iqa_local.config_sections import FusionSettings
+from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools import ToolError, find_tool
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.nodes.evidence import tool_scores

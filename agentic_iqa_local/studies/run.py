@@ -15,13 +15,12 @@ import numpy as np
 
 from agentic_iqa_local.batch.runner import Runner, resumed
 from agentic_iqa_local.batch.work import ROLES, Work
-from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config import Settings, check_query
 from agentic_iqa_local.devices import describe_device
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import Observer
 from agentic_iqa_local.provenance import commit, folder_hash, of_settings, versions
-from agentic_iqa_local.request import check_query
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.datasets import (
     Dataset,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from agentic_iqa_local.config_sections import FusionSettings
+from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.studies.datasets import DATASETS, DatasetInfo
 from agentic_iqa_local.studies.leakage import Exposure, is_clean

@@ -1,4 +1,4 @@
-"""The seam to a vision-language model: what a client and its session offer, and the table of backends.
+"""The interface to a vision-language model: what a client and its session offer, and the table of backends.
 
 A client holds one loaded model. A session is opened on an assessment's images and offers two operations:
 generation constrained to a pydantic schema, and the letter read. It knows nothing of quality levels, plans or
@@ -8,10 +8,11 @@ tools.
 import difflib
 import importlib
 import math
+import operator
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pydantic import BaseModel
@@ -21,13 +22,13 @@ from agentic_iqa_local.errors import UserError
 if TYPE_CHECKING:
     from PIL import Image
 
-    from agentic_iqa_local.config_sections import ModelSettings
-    from agentic_iqa_local.nodes.prompts import Prompt
+    from agentic_iqa_local.config import ModelSettings
+    from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 BACKENDS = {
     "transformers": "agentic_iqa_local.vlm_client.transformers_client:TransformersClient",
     "vllm": "agentic_iqa_local.vlm_client.vllm_client:VllmClient",
-    "server": "agentic_iqa_local.vlm_client.several_servers:connect",
+    "server": "agentic_iqa_local.vlm_client.server_client:ServerClient",
 }
 
 
@@ -62,15 +63,11 @@ class TokenUsage:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
-    def __add__(self, other: Self) -> "TokenUsage":
-        return TokenUsage(
-            *(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True))
-        )
+    def __add__(self, other: "TokenUsage") -> "TokenUsage":
+        return TokenUsage(*map(operator.add, astuple(self), astuple(other)))
 
-    def __sub__(self, other: Self) -> "TokenUsage":
-        return TokenUsage(
-            *(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True))
-        )
+    def __sub__(self, other: "TokenUsage") -> "TokenUsage":
+        return TokenUsage(*map(operator.sub, astuple(self), astuple(other)))
 
 
 LOGPROB_ROUNDING = 1e-3
@@ -96,39 +93,34 @@ class LetterRead:
     token_ids: dict[str, int]
 
     def __post_init__(self) -> None:
-        _total_probability(self.logprobs)
+        for letter, value in self.logprobs.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
+                raise VLMError(
+                    f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}",
+                    "set dtype: float32, or use another model",
+                )
+        if (total := math.fsum(map(math.exp, self.logprobs.values()))) > 1 + LOGPROB_ROUNDING:
+            raise VLMError(
+                f"expected probabilities of the letters {', '.join(self.logprobs)} that sum to at most 1, got"
+                f" {total:.4g}",
+                "use another model or engine",
+            )
 
     @classmethod
     def of(cls, engine: str, logprobs: Mapping[int, float], token_ids: dict[str, int]) -> Self:
         """The letters' part of `logprobs`, which are by token id. `engine` begins the message of a
         VLMError."""
         try:
-            of_letters = {letter: logprobs[token] for letter, token in token_ids.items()}
-            return cls(of_letters, max(0.0, 1.0 - _total_probability(of_letters)), token_ids)
+            read = cls({letter: logprobs[token] for letter, token in token_ids.items()}, 0.0, token_ids)
         except KeyError as error:
             raise VLMError(
                 f"{engine}: expected a log-probability of each letter's token, got none of token {error}"
             ) from None
         except VLMError as error:
             raise VLMError(f"{engine}: {error.message}", error.remedy) from None
-
-
-def _total_probability(logprobs: Mapping[str, float]) -> float:
-    """The sum of the letters' probabilities. Raises VLMError, see LetterRead."""
-    for letter, value in logprobs.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not NO_PROBABILITY < value <= LOGPROB_ROUNDING:
-            raise VLMError(
-                f"expected a finite log-probability of at most 0 for the letter {letter}, got {value!r:.40}",
-                "set dtype: float32, or use another model",
-            )
-    if (total := math.fsum(map(math.exp, logprobs.values()))) > 1 + LOGPROB_ROUNDING:
-        raise VLMError(
-            f"expected probabilities of the letters {', '.join(logprobs)} that sum to at most 1, got"
-            f" {total:.4g}",
-            "use another model or engine",
-        )
-    return total
+        on_letters = math.fsum(map(math.exp, read.logprobs.values()))
+        return replace(read, off_letter_mass=max(0.0, 1.0 - on_letters))
 
 
 @dataclass(frozen=True)
@@ -152,27 +144,19 @@ class PixelLimits:
 
 
 class VLMSession(Protocol):
-    """A model opened on one assessment's images (the reference first, if there is one)."""
+    """A model opened on one assessment's images (the reference first, if there is one): what was computed so
+    far, what it saw of each image, and whether a grammar holds what is generated to the schema."""
 
     @property
-    def usage(self) -> TokenUsage:
-        """What was computed so far."""
-        ...
-
+    def usage(self) -> TokenUsage: ...
     @property
-    def seen(self) -> list[SeenImage]:
-        """What the model saw of each image."""
-        ...
-
+    def seen(self) -> list[SeenImage]: ...
     @property
-    def constrained(self) -> bool:
-        """Whether a grammar holds what is generated to the schema; without one the answer is read as it
-        comes."""
-        ...
+    def constrained(self) -> bool: ...
 
     def generate(
         self,
-        prompt: "Prompt",
+        prompt: "ChatPrompt",
         schema: type[BaseModel],
         *,
         answer_prefix: str = "",
@@ -183,7 +167,7 @@ class VLMSession(Protocol):
         Raises VLMError."""
         ...
 
-    def read_letters(self, prompt: "Prompt", answer_prefix: str, letters: Sequence[str]) -> LetterRead:
+    def read_letters(self, prompt: "ChatPrompt", answer_prefix: str, letters: Sequence[str]) -> LetterRead:
         """Log-probabilities of `letters` as the token right after `answer_prefix`. Raises VLMError if one is
         not a single token. A client with `reads_words` takes words too, and reads the first token of each."""
         ...
@@ -205,7 +189,7 @@ class ManyReads:
 def read_each(
     client: "VLMClient",
     pictures: Sequence[Sequence["Image.Image"]],
-    prompt: "Prompt",
+    prompt: "ChatPrompt",
     answer_prefix: str,
     letters: Sequence[str],
     at_once: int = 1,
@@ -221,23 +205,23 @@ def read_each(
             session.close()
 
     if at_once == 1:
-        found = [read(images) for images in pictures]
+        found = map(read, pictures)
     else:
         with ThreadPoolExecutor(at_once) as threads:
-            found = list(threads.map(read, pictures))
+            found = threads.map(read, pictures)
     reads, usages, seen = zip(*found, strict=True)
     return ManyReads(list(reads), sum(usages, TokenUsage()), seen[0])
 
 
 class VLMClient(Protocol):
-    """One loaded model."""
+    """One loaded model. `trust` is how far its own Yes and No about distortions and its severities count,
+    0..1, as its folder says; 1 unmeasured."""
 
     name: str
     reads_logits: bool
     reads_words: bool
     limits: PixelLimits
     trust: float
-    """How far its own Yes and No about distortions and its severities count, 0..1, as its folder says; 1 unmeasured."""
 
     def open(self, images: Sequence["Image.Image"]) -> VLMSession:
         """A session on one image, or on [reference, test image]."""
@@ -246,20 +230,20 @@ class VLMClient(Protocol):
     def read_many(
         self,
         pictures: Sequence[Sequence["Image.Image"]],
-        prompt: "Prompt",
+        prompt: "ChatPrompt",
         answer_prefix: str,
         letters: Sequence[str],
-    ) -> "ManyReads":
+    ) -> ManyReads:
         """What a session's `read_letters` would give of each of `pictures` (one or more, each the images of a
         session), to rounding, at the cost of one batch. Raises VLMError."""
         ...
 
-    def close(self) -> None:
-        """Frees the model, or ends the connection; nothing can be asked afterwards."""
-
     def describe(self) -> dict[str, Any]:
         """What a result records of the model: its name, dtype, device, versions and more."""
         ...
+
+    def close(self) -> None:
+        """Frees the model, or ends the connection; nothing can be asked afterwards."""
 
 
 @dataclass

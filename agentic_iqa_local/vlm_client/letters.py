@@ -1,4 +1,4 @@
-"""Reading answer letters, or words to choose from: their token ids in context, and their log-probabilities.
+"""The token ids of answer letters, or of words to choose from, in their context.
 
 `A` and ` A`, or `"A` and `A`, are different tokens with different distributions, so a letter's id is what the
 tokenizer makes of it right after the prompt's own end: encode(tail + letter) must be encode(tail) plus
@@ -7,23 +7,7 @@ exactly one id. A word stands for its first token there, which no other of the w
 
 from collections.abc import Callable, Mapping, Sequence
 
-from agentic_iqa_local.vlm_client import LetterRead, VLMError
-
-
-def read_letters(
-    engine: str,
-    encode: Callable[[str], list[int]],
-    text: str,
-    letters: Sequence[str],
-    logprobs_of: Callable[[list[int]], Mapping[int, float]],
-    words: Mapping[str, str] | None = None,
-) -> LetterRead:
-    """The letters right after `text`, the same way for every engine. `logprobs_of` runs the engine: it takes
-    token ids and gives their log-probabilities (natural log, over the full vocabulary) there, by id. `engine`
-    begins the message of a VLMError about them. `words` are read in place of the letters that they stand for.
-    Raises VLMError."""
-    token_ids = resolve_letters(encode, text, letters, words)
-    return LetterRead.of(engine, logprobs_of(list(token_ids.values())), token_ids)
+from agentic_iqa_local.vlm_client import VLMError
 
 
 def resolve_letters(
@@ -32,8 +16,17 @@ def resolve_letters(
     letters: Sequence[str],
     words: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
-    """Letter, or word → token id after `tail`. Raises VLMError where one merges with the tail, a letter
-    splits, or two share an id."""
+    """Letter, or word → token id after `tail`.
+
+    Args:
+        encode: Token ids of a text.
+        tail: The end of the prompt, with the answer so far.
+        letters: What is read; an entry of several characters is a word.
+        words: Read in place of the letters that they stand for.
+
+    Raises:
+        VLMError: One merges with the tail, a letter splits, or two share an id.
+    """
     base = encode(tail)
     ids: dict[str, int] = {}
     for letter in letters:

@@ -4,8 +4,8 @@ An answer is encoded after the prompt, not by itself: many tokenizers begin a te
 middle.
 """
 
-import ctypes
 import functools
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,64 +20,45 @@ import torch
 import transformers
 from PIL import Image
 from transformers import AutoConfig, AutoProcessor
-from transformers.image_utils import SizeDict
 
-from agentic_iqa_local.config_sections import ModelSettings
-from agentic_iqa_local.nodes.prompts import Prompt, chat_messages, in_words
-from agentic_iqa_local.paths import command
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.files import command
 from agentic_iqa_local.vlm_client import PixelLimits, SeenImage, VLMError
-from agentic_iqa_local.vlm_client.model_folder import check_against_weights, examine
-from agentic_iqa_local.vlm_client.weight_files import Weights
+from agentic_iqa_local.vlm_client.chat import ChatPrompt, chat_messages, in_words
+from agentic_iqa_local.vlm_client.model_folder import Weights, examine
 
 NEXT_SET_UP = "llava_onevision_0_5b"  # of configs/: the smallest after the embedded model
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 SEQUENCE_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
 
-# The image processor's settings that hold numbers of pixels.
-SIDES = (
-    "patch_size",
-    "merge_size",
-    "temporal_patch_size",
-    "size",
-    "crop_size",
-    "max_image_size",
-    "pad_size",
-)
 MOST_PIXELS = 2**26  # of an image after the processor; published models go to 47 million
-LONGEST_SIDE = 8192  # of a square or tile to which a processor resizes
-LONGEST_RENDERING = 5.0  # seconds of a chat template for one prompt; published ones take milliseconds
 
 
 def check_folder(folder: Path, weights: bool = True) -> Weights | None:
     """What the headers of a folder's weight files say, None without `weights`. Raises VLMError unless
-    `folder` holds a configuration of a vision-language model and, with `weights`, safetensors that it
-    describes. transformers opens nothing that was not examined before."""
+    `folder` holds a configuration of a vision-language model and, with `weights`, safetensors."""
     held = examine(folder, weights)
     with loading(folder):
-        loaded = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)  # nosec B615 # a local folder
+        loaded = AutoConfig.from_pretrained(folder, **LOCAL)  # nosec B615 # a local folder
     if type(loaded) not in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise VLMError(
             f"model folder {folder}: expected a vision-language model, got {loaded.model_type}, which reads"
             " text only",
             "use a Qwen-VL, LLaVA or similar folder",
         )
-    if held:
-        check_against_weights(folder, loaded.to_dict(), held)
     return held
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, for a message of one sentence: transformers lists hundreds of
-    names in some."""
-    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return one_line(line if len(line) <= 300 else f"{line[:300]}…")
+    """The first line of an error's message: transformers lists hundreds of names in some."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return line if len(line) <= 300 else f"{line[:300]}…"
 
 
 @contextmanager
 def loading(folder: Path) -> Iterator[None]:
-    """What transformers raises while it reads a stranger's folder becomes VLMError. That can be anything:
-    tokenizers raises bare Exceptions, and sizes that do not fit together end in arithmetic, type and lookup
-    errors of every kind."""
+    """What transformers raises while it reads a folder becomes VLMError. That can be anything: tokenizers
+    raises bare Exceptions, and sizes that do not fit together end in errors of every kind."""
     try:
         yield
     except VLMError:
@@ -89,39 +70,12 @@ def loading(folder: Path) -> Iterator[None]:
         ) from error
 
 
-class _TimeExceeded(Exception):
-    def __str__(self) -> str:
-        return f"it took longer than {LONGEST_RENDERING:g} s"
-
-
-@contextmanager
-def _time_limit() -> Iterator[None]:
-    """Raises _TimeExceeded in this thread after LONGEST_RENDERING: a template is a program that may never
-    end. It is raised between two steps of Python, so that it ends loops and macros, but not the making of one
-    huge number or text."""
-    thread, lock, inside = ctypes.c_ulong(threading.get_ident()), threading.Lock(), True
-
-    def end() -> None:
-        with lock:
-            if inside:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_TimeExceeded))
-
-    timer = threading.Timer(LONGEST_RENDERING, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        with lock:
-            inside = False
-
-
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt with one placeholder for each image: its text with the answer so far, and the ids of prompt
-    and answer."""
+    """A prompt with one placeholder for each image and the answer so far, as text and as the ids of each."""
 
+    prompt: ChatPrompt
+    answer_prefix: str
     text: str
     prompt_ids: list[int]
     answer_ids: list[int]
@@ -163,12 +117,8 @@ class Renderer:
         self._lock = threading.RLock()  # tokenizers refuse to be used from two threads at once
         self.weights = check_folder(self.folder, weights)
         with loading(self.folder):
-            self.config = AutoConfig.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=False
-            )  # nosec B615 # a local folder
-            self.processor = AutoProcessor.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=False
-            )  # nosec B615 # a local folder
+            self.config = AutoConfig.from_pretrained(self.folder, **LOCAL)  # nosec B615 # a local folder
+            self.processor = AutoProcessor.from_pretrained(self.folder, **LOCAL)  # nosec B615 # a local folder
             self._check_processor()
             self.tokenizer = self.processor.tokenizer
             self.placeholder = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
@@ -183,41 +133,40 @@ class Renderer:
         """Raises VLMError for a processor without images, chat template or a token that stands for an
         image."""
         processor = self.processor
+        tokenizer, token = getattr(processor, "tokenizer", processor), getattr(processor, "image_token", None)
         if getattr(processor, "image_processor", None) is None:
+            wanted, file = "a processor with an image processor, found none", "preprocessor_config.json"
+        elif not (processor.chat_template or tokenizer.chat_template):
+            wanted, file = "a chat template, found none", "chat_template.jinja"
+        elif token is None or len(tokenizer.encode(token, add_special_tokens=False)) != 1:
+            wanted, file = f"the image place {token!r} to be one token, it is none", "the tokenizer's files"
+        else:
+            return
+        raise VLMError(f"model folder {self.folder}: expected {wanted}", f"copy {file} too")
+
+    def _check_size(self, size: dict[str, int], most: int) -> None:
+        """Raises VLMError for a size of the image processor that would make any picture fill the memory."""
+        if not all(1 <= value <= most for value in size.values()):
             raise VLMError(
-                f"model folder {self.folder}: expected a processor with an image processor, found none",
-                "copy preprocessor_config.json too",
-            )
-        if not (processor.chat_template or processor.tokenizer.chat_template):
-            raise VLMError(
-                f"model folder {self.folder}: expected a chat template, found none",
-                "copy chat_template.jinja too",
-            )
-        token = getattr(processor, "image_token", None)
-        if token is None or len(processor.tokenizer.encode(token, add_special_tokens=False)) != 1:
-            raise VLMError(
-                f"model folder {self.folder}: expected the image place {token!r} to be one token, it is none",
-                "copy the tokenizer's files too",
+                f"model folder {self.folder}: expected numbers from 1 to {most} as the image processor's size,"
+                f" got {size}",
+                "copy the folder again from its maker",
             )
 
     def _set_limits(self) -> PixelLimits:
         """The processor's pixel range, narrowed by the configuration. Processors that force a size get no
         range of their own."""
         settings, images = self.settings, self.processor.image_processor
-        size = dict(getattr(images, "size", None) or {})
+        size = {key: value for key, value in dict(getattr(images, "size", {})).items() if value is not None}
         patch = getattr(images, "patch_size", None)
-        by_pixels = (
-            patch is not None
-            and hasattr(images, "merge_size")
-            and bool(size.get("shortest_edge"))
-            and bool(size.get("longest_edge"))
-        )
-        self._check_sides(by_pixels)
-        if patch is None or not by_pixels:
+        by_pixels = size.keys() >= {"shortest_edge", "longest_edge"} and hasattr(images, "merge_size")
+        # a side of a square or tile is squared
+        self._check_size(size, MOST_PIXELS if by_pixels else math.isqrt(MOST_PIXELS))
+        if not patch or not by_pixels:
             return PixelLimits(factor=1, min_pixels=settings.min_pixels or 1, max_pixels=settings.max_pixels)
         factor = patch * images.merge_size
         low, high = settings.min_pixels or size["shortest_edge"], settings.max_pixels or size["longest_edge"]
-        if not factor * factor <= high or low > high:
+        if not max(low, factor * factor) <= high:
             raise VLMError(
                 f"model {self.name}: expected min_pixels ≤ max_pixels and at least {factor * factor}"
                 f" max_pixels (one token of {factor}×{factor}), got {low} and {high}",
@@ -225,21 +174,6 @@ class Renderer:
             )
         images.size = {"shortest_edge": low, "longest_edge": high}
         return PixelLimits(factor=factor, min_pixels=low, max_pixels=high)
-
-    def _check_sides(self, by_pixels: bool) -> None:
-        """Raises VLMError for sizes of the folder's image processor that would make any image fill the
-        memory, or none."""
-        images = self.processor.image_processor
-        for name in SIDES:
-            value = getattr(images, name, None)
-            most = MOST_PIXELS if by_pixels and name == "size" else LONGEST_SIDE
-            for number in dict(value).values() if isinstance(value, dict | SizeDict) else [value]:
-                if number is not None and (type(number) is not int or not 1 <= number <= most):
-                    raise VLMError(
-                        f"model folder {self.folder}: expected whole numbers from 1 to {most} as the image"
-                        f" processor's {name}, got {str(number)[:80]!r}",
-                        "copy the folder again from its maker",
-                    )
 
     @property
     def size(self) -> dict[str, int] | None:
@@ -268,24 +202,17 @@ class Renderer:
             {t for t in [*added, *self.tokenizer.all_special_tokens] if len(t) > 1}, key=len, reverse=True
         )
 
-    def asked(self, prompt: Prompt) -> tuple[Prompt, dict[str, str]]:
+    def asked(self, prompt: ChatPrompt) -> tuple[ChatPrompt, dict[str, str]]:
         """What is asked where `prompt`'s letters are to be read, and the words that are read for them."""
         return in_words(prompt) if self.settings.answers == "words" else (prompt, {})
 
-    def messages(self, prompt: Prompt, images: int) -> list[dict[str, Any]]:
-        """`prompt` as chat messages, its case defused."""
-        return chat_messages(
-            replace(prompt, case=self.defuse(prompt.case)), images, self.settings.prompt_layout
-        )
-
-    def render(self, prompt: Prompt, images: int, answer_prefix: str = "") -> Rendered:
+    def render(self, prompt: ChatPrompt, images: int, answer_prefix: str = "") -> Rendered:
         """`prompt` about `images` pictures, and the answer so far. Raises VLMError for a template or
         tokenizer that breaks what the letter read and the shared prefix rest on."""
+        prompt = replace(prompt, case=self.defuse(prompt.case))
+        messages = chat_messages(prompt, images, self.settings.prompt_layout)
         try:
-            with _time_limit():
-                text = self.processor.apply_chat_template(
-                    self.messages(prompt, images), add_generation_prompt=True, tokenize=False
-                )
+            text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # a template is a program of the folder's maker: it can raise anything
             raise VLMError(
                 f"chat template of {self.name} failed ({first_line(error)})", "get the folder from its maker"
@@ -299,7 +226,8 @@ class Renderer:
         places = [i for i, token in enumerate(short) if token == self.placeholder]
         if len(places) != images:
             raise VLMError(f"chat template of {self.name}: expected {images} image places, got {len(places)}")
-        return Rendered(text + answer_prefix, short, whole[len(short) :], places[0], places[-1])
+        answer = whole[len(short) :]
+        return Rendered(prompt, answer_prefix, text + answer_prefix, short, answer, places[0], places[-1])
 
     def expand(self, rendered: Rendered, images: Sequence[Image.Image]) -> Expanded:
         """Runs the image processor. The images of one assessment are expanded once, with whichever prompt

@@ -7,49 +7,31 @@ pixel changes.
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import openai
 from PIL import Image
 from pydantic import BaseModel
 
-from agentic_iqa_local.config_sections import ModelSettings
-from agentic_iqa_local.nodes.prompts import Prompt
-from agentic_iqa_local.vlm_client import (
-    LetterRead,
-    ManyReads,
-    SeenImage,
-    TokenUsage,
-    VLMError,
-    read_each,
-)
+from agentic_iqa_local.config import ConfigError, ModelSettings, server_key, split_server
+from agentic_iqa_local.vlm_client import ModelLost, VLMError
+from agentic_iqa_local.vlm_client.chat import ChatPrompt, chat_messages
 from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
-from agentic_iqa_local.vlm_client.letters import read_letters
-from agentic_iqa_local.vlm_client.rendering import Expanded, Rendered, Renderer
-from agentic_iqa_local.vlm_client.server_answers import (
-    Completion,
-    LetterCompletion,
-    ModelList,
-    TextCompletion,
-    Version,
-)
-from agentic_iqa_local.vlm_client.server_connection import Connection
+from agentic_iqa_local.vlm_client.engine import EngineClient, EngineSession
+from agentic_iqa_local.vlm_client.rendering import Rendered, first_line
 
 # A model folder's own generation settings, a repetition penalty among them, must not change an answer.
 PLAIN_SAMPLING = {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
-ACompletion = TypeVar("ACompletion", bound=Completion)
+Answer = TypeVar("Answer")
 
 
-class ServerClient:
+class ServerClient(EngineClient):
     """A connection to one served model. Sessions may be used from many threads."""
 
-    reads_logits = reads_words = True
-
     def __init__(self, name: str, settings: ModelSettings, device: str):
-        self.renderer = Renderer(name, settings, weights=False)
-        self.name, self.settings = name, settings
-        self.limits, self.notice, self.trust = self.renderer.limits, self.renderer.notice, self.renderer.trust
+        super().__init__(name, settings, weights=False)
         for key, only in (("exact", False), ("quantization", "none")):
             if getattr(settings, key) != only:
                 raise VLMError(
@@ -57,80 +39,108 @@ class ServerClient:
                     " server starts",
                     "change it",
                 )
-        assert isinstance(settings.server, str)  # `several_servers` gives each its own client
-        self.connection = Connection(settings.server, settings.server_timeout, self.renderer.folder)
-        self.url = self.connection.url
+        try:
+            (self.url, login), key = split_server(settings.server), server_key()
+        except ConfigError as error:
+            raise VLMError(error.message, error.remedy) from None
+        self.label = f"server {self.url}"
+        self.openai = openai.OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key=key or "none",
+            timeout=settings.server_timeout,
+            max_retries=1,
+            # A proxy of the environment would be asked for this machine's own server, and a redirection would
+            # take the pictures elsewhere.
+            http_client=openai.DefaultHttpxClient(trust_env=False, auth=login, follow_redirects=False),
+        )
         self.served = self._served_model()
-        version = self.connection.call("GET", "/version", Version).version
-        self.version = self.connection.shown(version, 60)
+        about: Any = self.ask(lambda: self.openai.get(f"{self.url}/version", cast_to=object))
+        self.version = self.ask(lambda: str(about["version"]))
+
+    def ask(self, call: Callable[[], Answer]) -> Answer:
+        """What `call` gets from the server. Raises ModelLost where the server or its engine is gone, VLMError
+        for every other failure and for an answer of another shape."""
+        try:
+            return call()
+        except openai.APITimeoutError:
+            raise VLMError(
+                f"{self.label}: expected an answer in {self.settings.server_timeout:g} s, got none",
+                "raise server_timeout",
+            ) from None
+        except openai.APIStatusError as error:
+            status = error.status_code
+            lost = status in (502, 503, 504) or (status == 500 and not self._is_healthy())
+            reason = " ".join(error.response.text[:300].split())
+            raise (ModelLost if lost else VLMError)(
+                f"{self.label}: failed with {status} ({reason})"
+            ) from None
+        except openai.APIConnectionError as error:
+            raise ModelLost(
+                f"{self.label}: expected a vLLM server, got none ({first_line(error.__cause__ or error)})",
+                f"start one with vllm serve {self.renderer.folder} or set server",
+            ) from None
+        except (openai.APIError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise VLMError(
+                f"{self.label}: expected a vLLM server's answer, got something else ({first_line(error)})",
+                "is it vLLM?",
+            ) from None
+
+    def _is_healthy(self) -> bool:
+        """Whether the server's engine still runs; vLLM's server may outlive it."""
+        try:
+            self.openai.get(f"{self.url}/health", cast_to=str)
+        except openai.OpenAIError:
+            return False
+        return True
 
     def _served_model(self) -> str:
         """The name under which the server has the model. Raises VLMError where it has none, another or
         several."""
-        models = [model.id for model in self.connection.call("GET", "/v1/models", ModelList).data]
+        models = self.ask(lambda: [str(model.id) for model in self.openai.models.list().data])
+        serves = ", ".join(models)[:300]
         if not models:
             raise VLMError(
-                f"server {self.url}: expected a model, it serves none",
-                f"start vllm serve {self.renderer.folder}",
+                f"{self.label}: expected a model, it serves none", f"start vllm serve {self.renderer.folder}"
             )
         wanted = self.settings.served_name or models[0]
-        serves = self.connection.shown(", ".join(models))
         if wanted not in models:
-            raise VLMError(f"server {self.url}: expected the model {wanted}, it serves {serves}")
+            raise VLMError(f"{self.label}: expected the model {wanted}, it serves {serves}")
         if len(models) > 1 and self.settings.served_name is None:
-            raise VLMError(f"server {self.url}: serves {serves}", "name one with served_name")
+            raise VLMError(f"{self.label}: serves {serves}", "name one with served_name")
         return wanted
 
     def open(self, images: Sequence[Image.Image]) -> "ServerSession":
-        """A session on [test image] or [reference, test image]; nothing is sent yet."""
-        return ServerSession(self, list(images))
-
-    def read_many(
-        self,
-        pictures: Sequence[Sequence[Image.Image]],
-        prompt: Prompt,
-        answer_prefix: str,
-        letters: Sequence[str],
-    ) -> ManyReads:
-        """The engine computes together what several threads ask of it."""
-        at_once = min(self.settings.max_in_flight, len(pictures))
-        return read_each(self, pictures, prompt, answer_prefix, letters, at_once)
+        return ServerSession(self, images)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "type": self.renderer.config.model_type,
+        return super().describe() | {
             "engine": f"vllm server {self.version}",
-            "served_as": self.connection.shown(self.served),
+            "served_as": self.served,
             "dtype": "the server's",
             "device": self.url,
-            "prompt_layout": self.settings.prompt_layout,
-            "notice": self.notice,
         }
 
     def close(self) -> None:
-        self.connection.close()
+        self.openai.close()
 
 
-class ServerSession:
+class ServerSession(EngineSession):
     """One assessment's images, encoded once."""
 
-    constrained = True
+    client: ServerClient
 
-    def __init__(self, client: ServerClient, images: list[Image.Image]):
-        self.client, self.images = client, images
-        self.usage = TokenUsage()
-        self.seen: list[SeenImage] = []
-        self._expanded: Expanded | None = None
-        self._urls: list[str] = []
+    def __init__(self, client: ServerClient, images: Sequence[Image.Image]):
+        super().__init__(client, images)
+        self._parts: list[dict[str, Any]] = []  # of a chat message
         self._calls = 0
 
     def close(self) -> None:
-        self._expanded, self._urls, self.images = None, [], []
+        super().close()
+        self._parts = []
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: ChatPrompt,
         schema: type[BaseModel],
         *,
         answer_prefix: str = "",
@@ -138,126 +148,94 @@ class ServerSession:
         max_tokens: int = 512,
     ) -> str:
         """The answer's JSON text, by default greedy."""
-        client = self.client
-        rendered = client.renderer.render(prompt, len(self.images), answer_prefix)
-        constraint = (
-            {"grammar": rest_of_answer(schema, answer_prefix)}
-            if answer_prefix
-            else {"json": json_schema(schema)}
+        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
+        if answer_prefix:
+            constraint = {"grammar": rest_of_answer(schema, answer_prefix)}
+        else:
+            constraint = {"json": json_schema(schema)}
+        text, tokens = self._ask(
+            rendered,
+            lambda answer: (answer.choices[0].message.content, answer.usage.completion_tokens),
+            max_tokens=max_tokens - len(rendered.answer_ids),
+            temperature=temperature,
+            seed=self._calls,
+            extra={"structured_outputs": constraint},
         )
-        room = max_tokens - len(rendered.answer_ids)
-        options = {
-            "max_tokens": room,
-            "temperature": temperature,
-            "seed": self._calls,
-            "structured_outputs": constraint,
-        }
-        answer = self._ask(prompt, rendered, answer_prefix, options, TextCompletion)
-        self.usage.decoded += answer.usage.completion_tokens
-        self.usage.forward_passes += answer.usage.completion_tokens
-        if (content := answer.choices[0].message.content) is None:
+        if text is None:
             raise VLMError(
-                f"server {client.url}: expected an answer, got none", "start it without a reasoning parser"
+                f"{self.client.label}: expected an answer, got none", "start it without a reasoning parser"
             )
-        return answer_prefix + client.connection.without_secrets(content)
+        self.usage.decoded += tokens
+        self.usage.forward_passes += tokens
+        return answer_prefix + text
 
-    def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
-        """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`."""
-        client = self.client
-        prompt, words = client.renderer.asked(prompt)
-        rendered = client.renderer.render(prompt, len(self.images), answer_prefix)
-
-        def logprobs_of(tokens: list[int]) -> Mapping[int, float]:
-            options = {
-                "max_tokens": 1,
-                "temperature": 0,
-                "logprobs": True,
-                "logprob_token_ids": tokens,
-                "return_tokens_as_token_ids": True,
-            }
-            answer = self._ask(prompt, rendered, answer_prefix, options, LetterCompletion)
-            self.usage.forward_passes += 1
-            entries = answer.choices[0].logprobs.content[0].top_logprobs
-            by_name = {entry.token: entry.logprob for entry in entries}
-            names = {token: f"token_id:{token}" for token in tokens}
-            if len(by_name) < len(entries) or not by_name.keys() >= set(names.values()):
-                raise VLMError(
-                    f"server {client.url}: expected one log-probability of each letter's token, got"
-                    f" {client.connection.shown(', '.join(entry.token for entry in entries))}",
-                    "it must be a vLLM server that honours logprob_token_ids",
-                )
-            return {token: by_name[name] for token, name in names.items()}
-
-        return read_letters(
-            f"server {client.url}", client.renderer.encode, rendered.text, letters, logprobs_of, words
+    def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
+        entries = self._ask(
+            rendered,
+            lambda answer: [
+                (entry.token, entry.logprob) for entry in answer.choices[0].logprobs.content[0].top_logprobs
+            ],
+            max_tokens=1,
+            temperature=0,
+            logprobs=True,
+            extra={"logprob_token_ids": tokens, "return_tokens_as_token_ids": True},
         )
+        self.usage.forward_passes += 1
+        by_name = dict(entries)
+        if len(by_name) < len(entries) or not by_name.keys() >= {f"token_id:{token}" for token in tokens}:
+            raise VLMError(
+                f"{self.client.label}: expected one log-probability of each letter's token, got"
+                f" {', '.join(str(name) for name, _ in entries)[:300]}",
+                "it must be a vLLM server that honours logprob_token_ids",
+            )
+        return {token: by_name[f"token_id:{token}"] for token in tokens}
 
     def _ask(
         self,
-        prompt: Prompt,
         rendered: Rendered,
-        answer_prefix: str,
-        options: dict[str, Any],
-        kind: type[ACompletion],
-    ) -> ACompletion:
-        """One chat completion. Raises VLMError when the server saw other tokens than the processor here
-        makes."""
+        parts: Callable[[Any], Answer],
+        extra: dict[str, Any],
+        **options: Any,
+    ) -> Answer:
+        """`parts` of one chat completion with `options`; `extra` are vLLM's own fields. Raises VLMError when
+        the server saw other tokens than the processor here makes."""
         client, renderer = self.client, self.client.renderer
-        if self._expanded is None:
-            self._expanded = renderer.expand(rendered, self.images)
-            self.seen = self._expanded.seen
-            self._urls = [_png(image) for image in self.images]
+        whole = rendered.prompt_with(self._expand(rendered)) + rendered.answer_ids
+        self._parts = self._parts or [_png(image) for image in self.images]
         self._calls += 1
-        body = {
-            "model": client.served,
-            "messages": _with_images(renderer.messages(prompt, len(self.images)), self._urls),
-            "add_generation_prompt": not answer_prefix,
-            "return_token_ids": True,
-            **PLAIN_SAMPLING,
-            **options,
-        }
-        if answer_prefix:
-            body["messages"].append({"role": "assistant", "content": answer_prefix})
-            body["continue_final_message"] = True
+        layout = client.settings.prompt_layout
+        messages: Any = chat_messages(rendered.prompt, len(self.images), layout, self._parts)
+        extra |= PLAIN_SAMPLING | {"return_token_ids": True}
+        if rendered.answer_prefix:
+            messages.append({"role": "assistant", "content": rendered.answer_prefix})
+            extra |= {"add_generation_prompt": False, "continue_final_message": True}
         # the server must have been started to allow it
         if renderer.size and (client.settings.min_pixels or client.settings.max_pixels):
-            body["mm_processor_kwargs"] = {"size": renderer.size}
-        answer = client.connection.call("POST", "/v1/chat/completions", kind, body)
-        whole = rendered.prompt_with(self._expanded) + rendered.answer_ids
-        if answer.prompt_token_ids != whole:
+            extra["mm_processor_kwargs"] = {"size": renderer.size}
+
+        def call() -> tuple[list[int], int, Answer]:
+            answer: Any = client.openai.chat.completions.create(
+                model=client.served, messages=messages, extra_body=extra, **options
+            )
+            details = getattr(answer.usage, "prompt_tokens_details", None)
+            return answer.prompt_token_ids, int((details and details.cached_tokens) or 0), parts(answer)
+
+        seen, reused, found = client.ask(call)
+        if seen != whole:
             raise VLMError(
-                f"server {client.url}: expected it to see the {len(whole)} tokens that the processor in"
-                f" {renderer.folder} makes, it saw {len(answer.prompt_token_ids or [])} others",
+                f"{client.label}: expected it to see the {len(whole)} tokens that the processor in"
+                f" {renderer.folder} makes, it saw others",
                 "serve the same model folder with vLLM",
             )
-        if answer.usage.completion_tokens > options["max_tokens"] or answer.cached_tokens > len(whole):
-            raise VLMError(
-                f"server {client.url}: expected at most {options['max_tokens']} new and {len(whole)} cached"
-                " tokens, it counted more",
-                "is it vLLM?",
-            )
         self.usage.calls += 1
-        self.usage.reused += answer.cached_tokens
-        self.usage.prefilled += len(whole) - answer.cached_tokens
-        return answer
+        self.usage.reused += reused
+        self.usage.prefilled += len(whole) - reused
+        return found
 
 
-def _png(image: Image.Image) -> str:
+def _png(image: Image.Image) -> dict[str, Any]:
+    """The part of a chat message that holds an image."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", compress_level=1)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def _with_images(messages: list[dict[str, Any]], urls: list[str]) -> list[dict[str, Any]]:
-    """`messages` with the pictures in their places."""
-    left = iter(urls)
-    return [
-        message
-        | {
-            "content": [
-                {"type": "image_url", "image_url": {"url": next(left)}} if part["type"] == "image" else part
-                for part in message["content"]
-            ]
-        }
-        for message in messages
-    ]
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}

@@ -1,21 +1,21 @@
 """One model folder served by transformers: any that AutoProcessor and AutoModelForImageTextToText load from
 safetensors.
 
-One prompt's life: `_render` makes chat text and token ids; `_advance` finds how much of them the cache
-already holds, drops the rest of the cache and runs only the new tokens; `read_letters` stops there and looks
-at the logits, `generate` goes on token by token under a grammar. The cache holds exactly one sequence, the
-last one: images and preamble are at its front, so every role and retry continues from them, and a reasoning
-continues from the letter read before it.
+One prompt's life: `_render` makes its token ids; `_advance` finds how much of them the cache already holds,
+drops the rest of the cache and runs only the new tokens; `read_letters` stops there and looks at the logits,
+`generate` goes on token by token under a grammar. The cache holds exactly one sequence, the last one: images
+and preamble are at its front, so every role and retry continues from them, and a reasoning continues from the
+letter read before it. `read_many` reads the letters of many pictures side by side, without a cache.
 """
 
 import functools
 import json
-import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import llguidance.hf
 import llguidance.numpy
@@ -26,125 +26,112 @@ from PIL import Image
 from pydantic import BaseModel
 from transformers import AutoModelForImageTextToText, BitsAndBytesConfig, DynamicCache
 
-from agentic_iqa_local.config_sections import ModelSettings
-from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic
-from agentic_iqa_local.nodes.prompts import Prompt
+from agentic_iqa_local.config import ModelSettings
+from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic, memory_ran_out
 from agentic_iqa_local.vlm_client import (
     LetterRead,
     ManyReads,
-    SeenImage,
+    ModelLost,
+    OutOfMemory,
     TokenUsage,
     VLMError,
-    transformers_batch,
+    read_each,
 )
+from agentic_iqa_local.vlm_client.chat import ChatPrompt
 from agentic_iqa_local.vlm_client.constraints import json_schema
-from agentic_iqa_local.vlm_client.letters import read_letters
-from agentic_iqa_local.vlm_client.rendering import Expanded, Renderer, loading
-from agentic_iqa_local.vlm_client.transformers_batch import engine_errors
-from agentic_iqa_local.vlm_client.weight_files import Weights
+from agentic_iqa_local.vlm_client.engine import EngineClient, EngineSession
+from agentic_iqa_local.vlm_client.letters import resolve_letters
+from agentic_iqa_local.vlm_client.rendering import LOCAL, Expanded, Rendered, first_line, loading
 
-logger = logging.getLogger(__name__)
-
+MOST_TOKENS = 4096  # of one pass over many pictures: about what a long assessment has in its cache
+MOST_PIXELS = 2**20  # of such a pass, where the model sets no limit
 PACKED = 16  # quantised: at most so many parameters in one number of a weight file, of 2 bits in an int32
+# The letters come from lm_head and quality from the vision tower: both stay in full precision.
+FULL_PRECISION = ["model.visual", "model.vision_tower", "model.vision_model", "lm_head"]
 
 
-def _mend(model: transformers.PreTrainedModel) -> None:
-    """SmolVLM puts a picture's tokens where its parent class, Idefics3, does. transformers 5.20.1 and 5.20.2
-    do it in runs of `patch_size` tokens and fail where a picture's tokens make no whole number of runs:
-    SmolVLM2-2.2B has 81 tokens a tile and patches of 14."""
-    inner: Any = getattr(model, "model", None)
-    if model.config.model_type == "smolvlm" and hasattr(inner, "inputs_merger"):
-        inner.inputs_merger = functools.partial(transformers.Idefics3Model.inputs_merger, inner)
+class Pass(NamedTuple):
+    """One forward pass: N×V logits (float32, on the CPU) of the last tokens, the cache, how far Qwen's text
+    positions lag behind token counts after the images, and its seconds."""
+
+    logits: torch.Tensor
+    cache: Any
+    delta: torch.Tensor | None
+    seconds: float
 
 
-def _quantization(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    # The letters come from lm_head and quality from the vision tower: both stay in full precision.
-    kept = ["model.visual", "model.vision_tower", "model.vision_model", "lm_head"]
-    if kind == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=kept)
-    if kind == "4bit":
-        return BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype,
-            llm_int8_skip_modules=kept,
-        )
-    return None
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """transformers would draw one on stderr while it loads, also for callers whose stderr is theirs."""
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
-
-
-class TransformersClient:
+class TransformersClient(EngineClient):
     """A loaded model, its processor and its grammar tokenizer."""
 
-    reads_logits = reads_words = True
-
     def __init__(self, name: str, settings: ModelSettings, device: str):
-        self.renderer = Renderer(name, settings)
-        self.name, self.settings = name, settings
-        self.limits, self.notice, self.trust = self.renderer.limits, self.renderer.notice, self.renderer.trust
+        super().__init__(name, settings)
         self.processor, self.tokenizer = self.renderer.processor, self.renderer.tokenizer
         if settings.exact:
             make_deterministic()
-        folder = self.renderer.folder
         self.dtype = getattr(torch, choose_dtype(settings.dtype, device, self.renderer.holds_in_bfloat16))
-        options: dict[str, Any] = {
-            "dtype": self.dtype,
-            "local_files_only": True,
-            "trust_remote_code": False,
-            "use_safetensors": True,
-        }
+        self.model = self._load(device)
+        self.device = self.model.device
+        # Qwen's models keep positions of the image that ran last: one pass at a time
+        self.lock = threading.Lock()
+        self.vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        self.grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer, n_vocab=self.vocabulary)
+        eos = self.model.generation_config.eos_token_id
+        self.stop_ids = {*(eos if isinstance(eos, list) else [eos]), self.tokenizer.eos_token_id}
+
+    def _load(self, device: str) -> Any:
+        """The model on `device`. Raises VLMError for a folder that lacks weights of the model."""
+        settings, folder = self.settings, self.renderer.folder
+        options: dict[str, Any] = {"dtype": self.dtype, "use_safetensors": True, **LOCAL}
         if settings.attention != "auto":
             options["attn_implementation"] = settings.attention
-        if quantization := _quantization(settings.quantization, self.dtype):
-            options |= {"quantization_config": quantization, "device_map": {"": device}}
+        if settings.quantization != "none":
+            options |= {"quantization_config": self._quantization(), "device_map": {"": device}}
         elif settings.device_map == "auto":
             options["device_map"] = "auto"
-        with loading(folder), _no_progress_bar():
-            if weights := self.renderer.weights:
-                self._check_size(weights)
-            self.model, loaded = AutoModelForImageTextToText.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]  # with output_loading_info it is a pair
+        transformers.utils.logging.disable_progress_bar()  # stderr may be a caller's own
+        with loading(folder):
+            self._check_size()
+            model, loaded = AutoModelForImageTextToText.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]  # with output_loading_info it is a pair
                 folder, output_loading_info=True, **options
             )  # nosec B615 # a local folder
-            self.model.eval()
-            _mend(self.model)
+            model.eval()
             if "device_map" not in options:
-                self.model.to(device)
+                model.to(device)
         if absent := sorted({*loaded["missing_keys"], *(str(key) for key in loaded["mismatched_keys"])}):
             raise VLMError(
                 f"model folder {folder}: expected every weight of the model, {len(absent)} are missing or of"
                 f" another shape ({absent[0]}, ...)",
                 "copy the folder again",
             )
-        self.device = self.model.device
-        # Qwen's models keep positions of the image that ran last: one pass at a time
-        self.lock = threading.Lock()
-        vocabulary = self.model.get_output_embeddings().weight.shape[0]
-        self.grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer, n_vocab=vocabulary)
-        self.vocabulary = vocabulary
-        eos = self.model.generation_config.eos_token_id
-        self.stop_ids = {*(eos if isinstance(eos, list) else [eos]), self.tokenizer.eos_token_id}
+        if model.config.model_type == "smolvlm" and hasattr(model.model, "inputs_merger"):
+            # transformers 5.20 fails where a picture's tokens are no multiple of the patch size (SmolVLM2-2.2B);
+            # Idefics3, its parent class, puts them in the same places.
+            model.model.inputs_merger = functools.partial(
+                transformers.Idefics3Model.inputs_merger, model.model
+            )
+        return model
 
-    def _check_size(self, weights: Weights) -> None:
+    def _quantization(self) -> BitsAndBytesConfig:
+        if self.settings.quantization == "8bit":
+            return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=FULL_PRECISION)
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=self.dtype,
+            llm_int8_skip_modules=FULL_PRECISION,
+        )
+
+    def _check_size(self) -> None:
         """Raises VLMError for a model of more parameters than the weight files hold: transformers would make
         up the rest, in memory, before it says what is missing. The model is built without memory, to be
         counted."""
+        config, weights = self.renderer.config, self.renderer.weights
+        assert weights is not None
         with torch.device("meta"):
-            described = AutoModelForImageTextToText.from_config(
-                self.renderer.config, trust_remote_code=False
-            ).num_parameters()
-        held = weights.numbers * (PACKED if hasattr(self.renderer.config, "quantization_config") else 1)
+            model = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
+        described = model.num_parameters()
+        held = weights.numbers * (PACKED if hasattr(config, "quantization_config") else 1)
         if described > held * 1.25:  # a head that the embedding's weights serve as may be counted twice
             raise VLMError(
                 f"model folder {self.renderer.folder}: expected config.json to describe its weights of {held}"
@@ -153,27 +140,14 @@ class TransformersClient:
             )
 
     def open(self, images: Sequence[Image.Image]) -> "TransformersSession":
-        """A session on [test image] or [reference, test image]; nothing is computed yet."""
-        return TransformersSession(self, list(images))
-
-    def read_many(
-        self,
-        pictures: Sequence[Sequence[Image.Image]],
-        prompt: Prompt,
-        answer_prefix: str,
-        letters: Sequence[str],
-    ) -> ManyReads:
-        return transformers_batch.read_many(self, pictures, prompt, answer_prefix, letters)
+        return TransformersSession(self, images)
 
     def close(self) -> None:
-        """Lets the model go; the client cannot be used any more."""
         del self.model
 
     @functools.lru_cache(maxsize=1)  # noqa: B019 - counting parameters once a client, not once a row
     def describe(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "type": self.model.config.model_type,
+        return super().describe() | {
             "parameters": self.model.num_parameters(),
             "engine": f"transformers {transformers.__version__}",
             "torch": torch.__version__,
@@ -182,8 +156,6 @@ class TransformersClient:
             "attention": self.model.config._attn_implementation,
             "device": str(self.device),
             "hardware": describe_device(str(self.device)),
-            "prompt_layout": self.settings.prompt_layout,
-            "notice": self.notice,
         }
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - clients live as long as the process
@@ -197,34 +169,105 @@ class TransformersClient:
             raise VLMError(f"schema cannot constrain generation: {messages[0]}")
         return grammar
 
+    def read_many(
+        self,
+        pictures: Sequence[Sequence[Image.Image]],
+        prompt: ChatPrompt,
+        answer_prefix: str,
+        letters: Sequence[str],
+    ) -> ManyReads:
+        """`VLMClient.read_many`. Pictures that become equally many tokens go through the model side by side,
+        as many as MOST_TOKENS and the model's range of pixels allow; others one by one."""
+        asked, words = self.renderer.asked(prompt)
+        rendered = self.renderer.render(asked, len(pictures[0]), answer_prefix)
+        token_ids = resolve_letters(self.renderer.encode, rendered.text, letters, words)
+        expanded = [self.renderer.expand(rendered, images) for images in pictures]
+        if any(_shape(one) != _shape(expanded[0]) for one in expanded):
+            return read_each(self, pictures, prompt, answer_prefix, letters)
+        length = len(rendered.prompt_with(expanded[0])) + len(rendered.answer_ids)
+        pixels = sum(image.width * image.height for image in pictures[0])
+        at_once = max(1, min(MOST_TOKENS // length, (self.limits.max_pixels or MOST_PIXELS) // pixels))
+        reads, usage = [], TokenUsage(calls=len(pictures), prefilled=length * len(pictures))
+        for first in range(0, len(expanded), at_once):
+            passed = self.run(self.prompt_inputs(rendered, expanded[first : first + at_once]))
+            usage.prefill_seconds += passed.seconds
+            usage.forward_passes += 1
+            for row in passed.logits.double().log_softmax(-1):
+                logprobs = {token: row[token].item() for token in token_ids.values()}
+                reads.append(LetterRead.of(self.label, logprobs, token_ids))
+        return ManyReads(reads, usage, expanded[0].seen[-1])
 
-class TransformersSession:
+    def prompt_inputs(self, rendered: Rendered, pictures: Sequence[Expanded]) -> dict[str, torch.Tensor]:
+        """The model's inputs for one prompt with its answer so far about each of `pictures`, which became
+        equally many tokens: nothing is padded, so that each row is what it would be alone."""
+        first, rows = pictures[0], len(pictures)
+        ids = rendered.prompt_with(first) + rendered.answer_ids
+        inputs = {"input_ids": torch.tensor([ids] * rows)}
+        if first.types is not None:
+            types = [0] * rendered.first_image + first.types
+            inputs["mm_token_type_ids"] = torch.tensor([types + [0] * (len(ids) - len(types))] * rows)
+        return inputs | {name: torch.cat([one.inputs[name] for one in pictures]) for name in first.inputs}
+
+    @torch.inference_mode()
+    def run(self, inputs: dict[str, Any], cache: DynamicCache | None = None, keep: bool = False) -> Pass:
+        """One forward pass after `cache`; with `keep` the pass has its own. Raises VLMError, OutOfMemory or
+        ModelLost."""
+        with self._errors(f"{inputs['input_ids'].numel()} tokens"), self.lock:
+            began = time.perf_counter()
+            for name, value in inputs.items():
+                inputs[name] = value.to(self.device, self.dtype if value.is_floating_point() else None)
+            inner = self.model.model
+            if cache is None and hasattr(inner, "rope_deltas"):
+                inner.rope_deltas = None
+            output = self.model(**inputs, past_key_values=cache, use_cache=keep, logits_to_keep=1)
+            delta = getattr(inner, "rope_deltas", None)
+            logits = output.logits[:, -1].float().cpu()
+            seconds = time.perf_counter() - began
+            kept = output.past_key_values if keep else None
+            passed = Pass(logits, kept, None if delta is None else delta.clone(), seconds)
+        if not torch.isfinite(logits).all():
+            raise VLMError(
+                f"{self.name} gave logits that are not finite in {self.dtype}", "set dtype: float32"
+            )
+        return passed
+
+    @contextmanager
+    def _errors(self, on: str) -> Iterator[None]:
+        """Turns what torch raises into VLMError, OutOfMemory or ModelLost."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if memory_ran_out(error):
+                raise OutOfMemory(
+                    f"{self.name}: memory ran out on {on} ({first_line(error)})",
+                    "lower max_pixels, quantise, assess fewer images at once, or use another device",
+                ) from error
+            failed = f"{self.name} failed on {on} ({first_line(error)})"
+            if isinstance(error, torch.AcceleratorError):  # the process's hold on its card is broken
+                raise ModelLost(failed, "the card has to be opened anew") from error
+            raise VLMError(failed) from error
+
+
+class TransformersSession(EngineSession):
     """One assessment's images on one model, with the KV cache of the last sequence."""
 
-    constrained = True
+    client: TransformersClient
 
-    def __init__(self, client: TransformersClient, images: list[Image.Image]):
-        self.client, self.images = client, images
-        self.usage = TokenUsage()
-        self.seen: list[SeenImage] = []
+    def __init__(self, client: TransformersClient, images: Sequence[Image.Image]):
+        super().__init__(client, images)
         # each assessment draws the same way, whatever ran before
         self._generator = torch.Generator().manual_seed(0)
         self._cache: DynamicCache | None = None
         self._cached: list[int] = []  # the ids whose keys and values the cache holds
-        # Qwen: how far text positions lag behind token counts after the images
-        self._delta: torch.Tensor | None = None
-        self._expanded: Expanded | None = None
-        self._types: list[int] | None = None  # of the images' tokens, for models that are told
-        self._inputs: dict[str, torch.Tensor] = {}  # pixel values and grids on the model's device
-        self._image_end = 0
+        self._delta: torch.Tensor | None = None  # see Pass
 
     def close(self) -> None:
+        super().close()
         self._drop_cache()
-        self._expanded, self._inputs = None, {}
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: ChatPrompt,
         schema: type[BaseModel],
         *,
         answer_prefix: str = "",
@@ -234,9 +277,11 @@ class TransformersSession:
         """The answer's JSON text, by default greedy. Template text that the schema leaves no choice about is
         not decoded token by token but run through in one piece."""
         client = self.client
-        grammar = client.grammar(json.dumps(json_schema(schema)))
-        matcher = llguidance.LLMatcher(client.grammar_tokenizer, grammar)
-        ids, answer, _ = self._render(prompt, answer_prefix)
+        matcher = llguidance.LLMatcher(
+            client.grammar_tokenizer, client.grammar(json.dumps(json_schema(schema)))
+        )
+        rendered = client.renderer.render(prompt, len(self.images), answer_prefix)
+        answer = [*rendered.answer_ids]
         if not matcher.consume_tokens(answer):
             raise VLMError(
                 f"schema {schema.__name__} does not allow an answer that begins with {answer_prefix!r}"
@@ -249,15 +294,12 @@ class TransformersSession:
                 answer += forced
                 self.usage.forced += len(forced)
                 continue
-            logits = self._advance(ids + answer, new_call=new_call)
+            logits = self._advance(rendered, answer, new_call=new_call)
             new_call = False
             llguidance.numpy.fill_next_token_bitmask(matcher, mask)
-            allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: client.vocabulary].astype(
-                bool
-            )
-            token = _choose(
-                logits.masked_fill(~torch.from_numpy(allowed), float("-inf")), temperature, self._generator
-            )
+            allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: client.vocabulary]
+            logits = logits.masked_fill(torch.from_numpy(allowed) == 0, float("-inf"))
+            token = _choose(logits, temperature, self._generator)
             self.usage.decoded += 1
             matcher.consume_token(token)
             if token in client.stop_ids:
@@ -267,122 +309,80 @@ class TransformersSession:
             raise VLMError(f"constrained generation failed: {error}")
         return client.tokenizer.decode(answer, skip_special_tokens=True)
 
-    def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
-        """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`, in
-        float64."""
-        prompt, words = self.client.renderer.asked(prompt)
-        ids, answer, text = self._render(prompt, answer_prefix)
-
-        def logprobs_of(tokens: list[int]) -> Mapping[int, float]:
-            logprobs = self._advance(ids + answer, new_call=True).double().log_softmax(-1)
-            return {token: logprobs[token].item() for token in tokens}
-
-        return read_letters(self.client.name, self.client.renderer.encode, text, letters, logprobs_of, words)
-
-    def _render(self, prompt: Prompt, answer_prefix: str = "") -> tuple[list[int], list[int], str]:
-        """(token ids of the prompt with the images expanded, ids of the answer so far, the text of both)."""
-        client = self.client
-        if not client.settings.share_prefix:
-            self._drop_cache()
-        rendered = client.renderer.render(prompt, len(self.images), answer_prefix)
-        if self._expanded is None:
-            expanded = client.renderer.expand(rendered, self.images)
-            with self._engine_errors("the images"):
-                self._inputs = {
-                    name: value.to(client.device, client.dtype if value.is_floating_point() else None)
-                    for name, value in expanded.inputs.items()
-                }
-            self._expanded, self._types, self.seen = expanded, expanded.types, expanded.seen
-        self._image_end = rendered.first_image + len(self._expanded.ids)
-        return rendered.prompt_with(self._expanded), rendered.answer_ids, rendered.text
+    def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
+        logprobs = self._advance(rendered, rendered.answer_ids, new_call=True).double().log_softmax(-1)
+        return {token: logprobs[token].item() for token in tokens}
 
     def _drop_cache(self) -> None:
         self._cache, self._cached, self._delta = None, [], None
 
-    @torch.inference_mode()
-    def _advance(self, ids: list[int], *, new_call: bool) -> torch.Tensor:
-        """Logits (float32, V) after `ids`; only what the cache does not hold already goes through the
-        model."""
-        kept = self._common(ids)
-        if self._cache is not None and kept < len(self._cached):
-            kept = kept if kept >= self._image_end and self._crop(self._cache, kept) else 0
-            if kept == 0:
-                self._drop_cache()
+    def _advance(self, rendered: Rendered, answer: list[int], *, new_call: bool) -> torch.Tensor:
+        """Logits (float32, V) after the prompt and `answer`; only what the cache does not hold already goes
+        through the model."""
+        expanded = self._expand(rendered)
+        ids = rendered.prompt_with(expanded) + answer
+        kept = self._cut_cache(ids, rendered.first_image + len(expanded.ids), new_call)
         new = ids[kept:]
-        if new_call:
-            self.usage.calls += 1
-            self.usage.reused += kept
-            self.usage.prefilled += len(new)
-        else:  # the last decoded token comes back as input: it was counted when it was chosen
-            self.usage.prefilled += len(new) - 1
-        self.usage.forward_passes += 1
-        with self._engine_errors(f"{len(ids)} tokens"), self.client.lock:
-            began = time.perf_counter()
-            output = self.client.model(**self._model_inputs(new, kept), use_cache=True, logits_to_keep=1)
-            if kept == 0:
-                delta = getattr(self.client.model.model, "rope_deltas", None)
-                self._delta = None if delta is None else delta.clone()
-            logits = output.logits[0, -1].float().cpu()
-            seconds = time.perf_counter() - began
-        self._cache, self._cached = output.past_key_values, ids
-        if new_call or len(new) > 1:
-            self.usage.prefill_seconds += seconds
+        if kept:
+            inputs = self._model_inputs(new, kept)
         else:
-            self.usage.decode_seconds += seconds
-        if not torch.isfinite(logits).all():
-            self._drop_cache()
-            raise VLMError(
-                f"{self.client.name} gave logits that are not finite in {self.client.dtype}",
-                "set dtype: float32",
-            )
-        return logits
-
-    @contextmanager
-    def _engine_errors(self, on: str) -> Iterator[None]:
-        """As `engine_errors`, and drops the cache."""
+            inputs = self.client.prompt_inputs(replace(rendered, answer_ids=answer), [expanded])
+        usage = self.usage
+        usage.calls += new_call
+        usage.reused += kept if new_call else 0
+        # the last decoded token comes back as input: it was counted when it was chosen
+        usage.prefilled += len(new) - (not new_call)
+        usage.forward_passes += 1
         try:
-            with engine_errors(self.client.name, on):
-                yield
+            passed = self.client.run(inputs, self._cache, keep=True)
         except VLMError:
             self._drop_cache()
             raise
+        self._cache, self._cached = passed.cache, ids
+        if not kept:
+            self._delta = passed.delta
+        if new_call or len(new) > 1:
+            usage.prefill_seconds += passed.seconds
+        else:
+            usage.decode_seconds += passed.seconds
+        return passed.logits[0]
 
-    def _crop(self, cache: DynamicCache, kept: int) -> bool:
-        """Cuts the cache to its first `kept` tokens; False where it cannot be cut (sliding windows, linear
-        attention)."""
-        try:
-            cache.crop(kept - len(self._cached))
-        except (RuntimeError, NotImplementedError, ValueError, AttributeError):
-            return False
-        return cache.get_seq_length() == kept
-
-    def _common(self, ids: list[int]) -> int:
-        """How many leading ids the cache holds; at least the last one is always computed, for its logits."""
+    def _cut_cache(self, ids: list[int], image_end: int, new_call: bool) -> int:
+        """How many leading `ids` the cache holds, after the rest was cut off it; at least the last id is
+        always computed, for its logits. 0, and no cache, where it does not hold the images whole or cannot be
+        cut (sliding windows, linear attention)."""
+        if self._cache is None or (new_call and not self.client.settings.share_prefix):
+            self._drop_cache()
+            return 0
         limit = min(len(self._cached), len(ids) - 1)
-        if ids[:limit] == self._cached[:limit]:
-            return limit
-        return next(i for i in range(limit) if ids[i] != self._cached[i])
+        kept = next((i for i in range(limit) if ids[i] != self._cached[i]), limit)
+        if kept == len(self._cached):
+            return kept
+        try:
+            if kept >= image_end:
+                self._cache.crop(kept - len(self._cached))
+                if self._cache.get_seq_length() == kept:
+                    return kept
+        except (RuntimeError, NotImplementedError, ValueError, AttributeError):
+            pass
+        self._drop_cache()
+        return 0
 
-    def _model_inputs(self, new: list[int], kept: int) -> dict[str, Any]:
+    def _model_inputs(self, new: list[int], kept: int) -> dict[str, torch.Tensor]:
         """Inputs for `new` tokens after `kept` cached ones.
 
-        Positions are always given after the images: Qwen's models otherwise take them from the image that ran
-        last in the process, and the logits are silently wrong.
+        Positions are always given: Qwen's models otherwise take them from the image that ran last in the
+        process, and the logits are silently wrong.
         """
-        client = self.client
-        inputs: dict[str, Any] = {"input_ids": torch.tensor([new], device=client.device)}
-        if kept == 0:
-            if hasattr(client.model.model, "rope_deltas"):
-                client.model.model.rope_deltas = None
-            if self._types is not None:
-                before = self._image_end - len(self._types)
-                types = [0] * before + self._types + [0] * (len(new) - self._image_end)
-                inputs["mm_token_type_ids"] = torch.tensor([types], device=client.device)
-            return inputs | self._inputs
-        positions = torch.arange(kept, kept + len(new), device=client.device)[None]
+        positions = torch.arange(kept, kept + len(new))[None]
         if self._delta is not None:
-            positions = (positions + self._delta)[None].expand(3, -1, -1)
-        return inputs | {"position_ids": positions, "past_key_values": self._cache}
+            positions = (positions + self._delta.cpu())[None].expand(3, -1, -1)
+        return {"input_ids": torch.tensor([new]), "position_ids": positions}
+
+
+def _shape(expanded: Expanded) -> Any:
+    """What two pictures must have alike to be stacked: their tokens, and the shapes of their pixels."""
+    return expanded.ids, expanded.types, {name: value.shape for name, value in expanded.inputs.items()}
 
 
 def _choose(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:

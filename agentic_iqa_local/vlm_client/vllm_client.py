@@ -33,22 +33,13 @@ import torch
 from PIL import Image
 from pydantic import BaseModel
 
-from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.devices import choose_dtype, describe_device, make_deterministic, memory_ran_out
-from agentic_iqa_local.nodes.prompts import Prompt
-from agentic_iqa_local.vlm_client import (
-    LetterRead,
-    ManyReads,
-    ModelLost,
-    OutOfMemory,
-    SeenImage,
-    TokenUsage,
-    VLMError,
-    read_each,
-)
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
+from agentic_iqa_local.vlm_client.chat import ChatPrompt
 from agentic_iqa_local.vlm_client.constraints import json_schema, rest_of_answer
-from agentic_iqa_local.vlm_client.letters import read_letters
-from agentic_iqa_local.vlm_client.rendering import Expanded, Rendered, Renderer, first_line
+from agentic_iqa_local.vlm_client.engine import EngineClient, EngineSession
+from agentic_iqa_local.vlm_client.rendering import Rendered, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -56,15 +47,11 @@ TEXT_TOKENS = 4096  # room for instructions, evidence and answer beside the imag
 CPU_BLOCK = 32  # tokens a block of the cache: vLLM's default of 128 on a CPU would never share a short prefix
 
 
-class VllmClient:
+class VllmClient(EngineClient):
     """A loaded model. Sessions may be used from many threads; what they ask is batched."""
 
-    reads_logits = reads_words = True
-
     def __init__(self, name: str, settings: ModelSettings, device: str):
-        self.renderer = Renderer(name, settings)
-        self.name, self.settings = name, settings
-        self.limits, self.notice, self.trust = self.renderer.limits, self.renderer.notice, self.renderer.trust
+        super().__init__(name, settings)
         self.device = device
         try:
             import vllm
@@ -77,8 +64,7 @@ class VllmClient:
         self._check_settings()
         self._in_flight, self._reloading = 1 if settings.exact else settings.max_in_flight, threading.Lock()
         self._load()
-        model = self.engine.config.model_config
-        self.dtype = str(model.dtype).removeprefix("torch.")
+        self.dtype = str(self.engine.config.model_config.dtype).removeprefix("torch.")
 
     def _check_settings(self) -> None:
         """Raises VLMError for what vLLM would ignore or cannot do, rather than doing something else."""
@@ -105,22 +91,18 @@ class VllmClient:
         settings, on_gpu = self.settings, self.device.startswith("cuda")
         if settings.exact:
             make_deterministic()
-        options: dict[str, Any] = {}
+        options: dict[str, Any]
         if on_gpu:
-            options["device_ids"] = [int(self.device.partition(":")[2] or 0)]
+            options = {"dtype": settings.dtype, "device_ids": [int(self.device.partition(":")[2] or 0)]}
             options["gpu_memory_utilization"] = gpu_share(self.device, settings.left_for_tools_gib)
         else:
-            options |= {"enforce_eager": True, "block_size": CPU_BLOCK}
+            dtype = choose_dtype(settings.dtype, self.device, self.renderer.holds_in_bfloat16)
+            options = {"dtype": dtype, "enforce_eager": True, "block_size": CPU_BLOCK}
         if self.renderer.size:
             options["mm_processor_kwargs"] = {"size": self.renderer.size}
         context = self._context()
         return EngineArgs(
             model=str(self.renderer.folder),
-            dtype=(
-                settings.dtype
-                if on_gpu
-                else choose_dtype(settings.dtype, self.device, self.renderer.holds_in_bfloat16)
-            ),
             seed=0,
             max_model_len=context,
             max_num_batched_tokens=max(context, 8192) if on_gpu else context,
@@ -142,32 +124,16 @@ class VllmClient:
         return min(reach, 2 * self.limits.max_pixels // self.limits.factor**2 + TEXT_TOKENS)
 
     def open(self, images: Sequence[Image.Image]) -> "VllmSession":
-        """A session on [test image] or [reference, test image]; nothing is computed yet."""
-        return VllmSession(self, list(images))
-
-    def read_many(
-        self,
-        pictures: Sequence[Sequence[Image.Image]],
-        prompt: Prompt,
-        answer_prefix: str,
-        letters: Sequence[str],
-    ) -> ManyReads:
-        """The engine computes together what several threads ask of it."""
-        at_once = min(self.settings.max_in_flight, len(pictures))
-        return read_each(self, pictures, prompt, answer_prefix, letters, at_once)
+        return VllmSession(self, images)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "type": self.renderer.config.model_type,
+        return super().describe() | {
             "engine": f"vllm {self.version}",
             "torch": torch.__version__,
             "dtype": self.dtype,
             "quantization": self.settings.quantization,
             "device": self.device,
             "hardware": describe_device(self.device),
-            "prompt_layout": self.settings.prompt_layout,
-            "notice": self.notice,
         }
 
     def ask(self, prompt: dict[str, Any], params) -> Any:
@@ -185,10 +151,7 @@ class VllmClient:
                 if self.engine is engine:
                     engine.close()
                     self._in_flight = max(1, self._in_flight // 2)
-                    logger.warning(
-                        "vLLM's memory ran out; loading the model again for %d requests at once",
-                        self._in_flight,
-                    )
+                    logger.warning("vLLM's memory ran out; %d requests at once from now on", self._in_flight)
                     self._load()
             raise
 
@@ -203,16 +166,12 @@ class VllmClient:
             ) from error
 
     def close(self) -> None:
-        """Stops the engine; what is in flight fails."""
         self.engine.close()
 
 
 def gpu_share(device: str, left_gib: float) -> float:
     """vLLM's gpu_memory_utilization: the share of the card that is free now, less `left_gib` for the tools,
-    which load later.
-
-    Raises VLMError when nothing is left for the model.
-    """
+    which load later. Raises VLMError when nothing is left for the model."""
     free, total = torch.cuda.mem_get_info(device)
     share = (free - left_gib * 2**30) / total
     if share <= 0.05:
@@ -243,7 +202,7 @@ class Engine:
         self._count = 0
         self._closed = False
         self._ended: VLMError = ModelLost("vLLM's engine has stopped", "load the model again")
-        self._door = threading.Lock()  # nothing is put into the queue after the last reader has gone
+        self._closing = threading.Lock()  # nothing is put into the queue after the last reader has gone
         _RUNNING.add(self)
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
@@ -256,7 +215,7 @@ class Engine:
     def ask(self, prompt: dict[str, Any], params) -> Any:
         """The finished output of one request. Raises OutOfMemory, ModelLost, VLMError."""
         future: Future = Future()
-        with self._door:
+        with self._closing:
             if self._closed:
                 raise self._ended
             self._requests.put((prompt, params, future))
@@ -264,7 +223,7 @@ class Engine:
 
     def close(self) -> None:
         """Ends the engine's thread and frees the model and its cache; what is in flight fails."""
-        with self._door:
+        with self._closing:
             self._closed = True
             self._requests.put(None)
         self._thread.join()
@@ -278,12 +237,10 @@ class Engine:
                     if output.finished:
                         self._pending.pop(output.request_id).set_result(output)
         except Exception as error:
+            self._ended = ModelLost(f"vLLM's engine failed ({first_line(error)})")
             if memory_ran_out(error):
-                self._ended = OutOfMemory(
-                    f"vLLM's memory ran out ({first_line(error)})", "lower max_pixels or max_in_flight"
-                )
-            else:
-                self._ended = ModelLost(f"vLLM's engine failed ({first_line(error)})")
+                said = f"vLLM's memory ran out ({first_line(error)})"
+                self._ended = OutOfMemory(said, "lower max_pixels or max_in_flight")
         finally:
             self._fail()
             self._free()
@@ -318,7 +275,7 @@ class Engine:
         return True
 
     def _fail(self) -> None:
-        with self._door:
+        with self._closing:
             self._closed = True
         for future in self._pending.values():
             future.set_exception(self._ended)
@@ -328,24 +285,18 @@ class Engine:
                 request[2].set_exception(self._ended)
 
 
-class VllmSession:
+class VllmSession(EngineSession):
     """One assessment's images. vLLM keeps the cache, shared by content among sessions."""
 
-    constrained = True
+    client: VllmClient
 
-    def __init__(self, client: VllmClient, images: list[Image.Image]):
-        self.client, self.images = client, images
-        self.usage = TokenUsage()
-        self.seen: list[SeenImage] = []
-        self._expanded: Expanded | None = None
+    def __init__(self, client: VllmClient, images: Sequence[Image.Image]):
+        super().__init__(client, images)
         self._calls = 0
-
-    def close(self) -> None:
-        self._expanded, self.images = None, []
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: ChatPrompt,
         schema: type[BaseModel],
         *,
         answer_prefix: str = "",
@@ -360,10 +311,12 @@ class VllmSession:
             constraint = StructuredOutputsParams(grammar=rest_of_answer(schema, answer_prefix))
         else:
             constraint = StructuredOutputsParams(json=json_schema(schema))
-        rendered = self._render(prompt, answer_prefix)
-        room = max_tokens - len(rendered.answer_ids)
+        rendered = self.client.renderer.render(prompt, len(self.images), answer_prefix)
         params = SamplingParams(
-            max_tokens=room, temperature=temperature, seed=self._calls, structured_outputs=constraint
+            max_tokens=max_tokens - len(rendered.answer_ids),
+            temperature=temperature,
+            seed=self._calls,
+            structured_outputs=constraint,
         )
         output = self._ask(rendered, params)
         chosen = output.outputs[0].token_ids
@@ -371,49 +324,34 @@ class VllmSession:
         self.usage.forward_passes += len(chosen)
         return answer_prefix + output.outputs[0].text
 
-    def read_letters(self, prompt: Prompt, answer_prefix: str, letters: Sequence[str]) -> LetterRead:
-        """Raw log-probabilities over the full vocabulary at the position after `answer_prefix`."""
+    def _logprobs(self, rendered: Rendered, tokens: list[int]) -> Mapping[int, float]:
         from vllm import SamplingParams
 
-        prompt, words = self.client.renderer.asked(prompt)
-        rendered = self._render(prompt, answer_prefix)
-
-        def logprobs_of(tokens: list[int]) -> Mapping[int, float]:
-            params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=tokens, detokenize=False)
-            output = self._ask(rendered, params)
-            self.usage.forward_passes += 1
-            given = output.outputs[0].logprobs[0]
-            return {token: given[token].logprob for token in tokens if token in given}
-
-        return read_letters(
-            self.client.name, self.client.renderer.encode, rendered.text, letters, logprobs_of, words
-        )
-
-    def _render(self, prompt: Prompt, answer_prefix: str) -> Rendered:
-        return self.client.renderer.render(prompt, len(self.images), answer_prefix)
+        params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=tokens, detokenize=False)
+        given = self._ask(rendered, params).outputs[0].logprobs[0]
+        self.usage.forward_passes += 1
+        return {token: given[token].logprob for token in tokens if token in given}
 
     def _ask(self, rendered: Rendered, params) -> Any:
         """Runs one request and counts its prompt. Raises VLMError when vLLM saw other tokens than the
         processor makes."""
-        if self._expanded is None:
-            self._expanded = self.client.renderer.expand(rendered, self.images)
-            self.seen = self._expanded.seen
+        whole = rendered.prompt_with(self._expand(rendered)) + rendered.answer_ids
         self._calls += 1
         prompt = {
             "prompt_token_ids": rendered.prompt_ids + rendered.answer_ids,
             "multi_modal_data": {"image": self.images},
         }
         output = self.client.ask(prompt, params)
-        whole = rendered.prompt_with(self._expanded) + rendered.answer_ids
         if output.prompt_token_ids != whole:
             raise VLMError(
                 f"{self.client.name}: expected vLLM to see the {len(whole)} tokens that the processor"
                 f" makes, it saw {len(output.prompt_token_ids)} others",
                 "serve this model with transformers",
             )
-        self.usage.calls += 1
-        self.usage.prefill_seconds += output.metrics.first_token_ts - output.metrics.scheduled_ts
-        self.usage.decode_seconds += output.metrics.last_token_ts - output.metrics.first_token_ts
-        self.usage.reused += output.num_cached_tokens or 0
-        self.usage.prefilled += len(whole) - (output.num_cached_tokens or 0)
+        usage, reused = self.usage, output.num_cached_tokens or 0
+        usage.calls += 1
+        usage.prefill_seconds += output.metrics.first_token_ts - output.metrics.scheduled_ts
+        usage.decode_seconds += output.metrics.last_token_ts - output.metrics.first_token_ts
+        usage.reused += reused
+        usage.prefilled += len(whole) - reused
         return output

@@ -15,7 +15,7 @@ def maps(args: argparse.Namespace) -> dict:
     from agentic_iqa_local.config import load_settings
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.judgement.assessment import assess
-    from agentic_iqa_local.judgement.quality_map.result import MapRequest
+    from agentic_iqa_local.judgement.quality_map import MapRequest
     from agentic_iqa_local.services import Services
 
     settings = load_settings().with_options(model=str(args.model.resolve()))

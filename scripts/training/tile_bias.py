@@ -21,8 +21,8 @@ from scipy import stats
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.judgement.quality_map.reading import read_boxes, tile_sides
-from agentic_iqa_local.judgement.quality_map.tiles import Box
+from agentic_iqa_local.judgement.quality_map import read_boxes, tile_sides
+from agentic_iqa_local.judgement.tiles import Box
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt

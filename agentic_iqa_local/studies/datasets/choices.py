@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.request import check_choices
+from agentic_iqa_local.config import check_choices
 from agentic_iqa_local.studies.datasets.reader import DatasetReader
 from agentic_iqa_local.studies.datasets.tables import (
     csv_rows,

@@ -1,45 +1,29 @@
-"""How sure one assessment is, and what follows: which calibration applies to it, whether more is to be read,
-whether its answer is to be held back, and whether it passes a gate."""
+"""How sure one assessment is and what follows: a closer look at the letters, another pass, an answer that is held
+back, a gate."""
 
 import time
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, Field
 
-from agentic_iqa_local.config_sections import DecisionSettings
+from agentic_iqa_local.config import DecisionSettings, Pipeline
 from agentic_iqa_local.judgement.intervals import (
     HIGHEST,
     LOWEST,
-    AnswerSet,
-    Condition,
+    NO_FIT,
     Errors,
-    Interval,
     IntervalCalibration,
     features,
 )
 from agentic_iqa_local.levels import LETTERS
-from agentic_iqa_local.request import Pipeline
+from agentic_iqa_local.result import AnswerSet, Condition, Gate, Interval
 from agentic_iqa_local.state import FusionResult, PlannerOutput
-
-BY_LEVEL = tuple(reversed(LETTERS))
-NO_FIT = "calibrate this set-up with study.py fit, and give the fit with --fit"
-
-
-class Gate(BaseModel):
-    """Whether a picture is good enough: decided only where that is likely enough."""
-
-    at_least: float = Field(description="The quality asked for, 1..5.")
-    probability: float = Field(description="That the true quality is that or better.")
-    error_rate: float = Field(description="How often a verdict may be wrong.")
-    verdict: Literal["pass", "fail", "unsure"]
 
 
 @dataclass
 class Sureness:
-    """What is asked of one assessment's certainty. `calibration` is None where there is none for the set-up;
-    `missing` then says why. `reads` counts the letter reads of the answer so far."""
+    """How sure one assessment is asked to be. `calibration` is None where the set-up has none; `missing` then
+    says why. `reads` counts the letter reads of the answer so far."""
 
     decisions: DecisionSettings = field(default_factory=DecisionSettings)
     calibration: IntervalCalibration | None = None
@@ -57,13 +41,13 @@ class Sureness:
         return self.decisions.target_width is not None and self.calibration is not None
 
     def width(self, fusion: FusionResult, plan: PlannerOutput | None) -> float | None:
-        """Of the interval of an answer, in levels; None where there is none, or no width is asked for."""
+        """The width in levels of an answer's interval; None where there is none, or no width is asked for."""
         interval = self.interval(fusion, plan)[0] if self.may_want_more else None
         return interval and interval.width
 
     def wants_more(self, fusion: FusionResult, plan: PlannerOutput | None, reads: int) -> bool:
-        """Whether `reads` more letter reads are to make the interval narrower: it is wider than asked for,
-        and the budget allows them."""
+        """Whether `reads` more letter reads are to make the interval narrower: it is wider than asked for, and
+        the budget allows them."""
         width, wanted = self.width(fusion, plan), self.decisions.target_width
         return width is not None and wanted is not None and width > wanted and self._affords(reads)
 
@@ -80,60 +64,42 @@ class Sureness:
     def interval(
         self, fusion: FusionResult, plan: PlannerOutput | None
     ) -> tuple[Interval | None, str | None]:
-        """(the interval of a fused score, why there is none)."""
-        if self.calibration is None or fusion.q is None:
+        """The interval of a fused score and None, or None and why there is none."""
+        calibration = self.calibration
+        if calibration is None or fusion.q is None:
             return None, self.missing
-        condition = Condition(
-            pipeline=self.pipeline,
-            reference=self.reference,
-            look="crops" if fusion.crops else "both orders" if fusion.both_orders else "one order",
-        )
-        part = self.calibration.of(condition)
-        if refused := self._refused(self.calibration, part, fusion, plan):
-            return None, refused
-        assert part
+        look = "crops" if fusion.crops else "both orders" if fusion.both_orders else "one order"
+        part = calibration.of(Condition(pipeline=self.pipeline, reference=self.reference, look=look))
+        if part is None or fusion.mode != calibration.mode or (plan and plan.query_scope != "Global"):
+            return None, self._refusal(fusion, plan)
+        if fusion.q_bar is None and () not in part.tools:
+            return None, "no interval: no tool scored this picture, as tools did those of the calibration"
         difficulty = float(part.difficulty(_features(fusion))[0])
-        widened = self._widened(self.calibration, part, fusion, plan)
-        interval = self.calibration.interval(part, fusion.q, difficulty, widened)
+        interval = calibration.interval(part, fusion.q, difficulty, self._widened(part, fusion, plan))
         if self.unlike_photograph:
-            interval = interval.model_copy(update={"low": LOWEST, "high": HIGHEST})
+            interval.low, interval.high = LOWEST, HIGHEST
         return interval, None
 
-    def _refused(
-        self,
-        calibration: IntervalCalibration,
-        part: Errors | None,
-        fusion: FusionResult,
-        plan: PlannerOutput | None,
-    ) -> str | None:
-        """Why the calibration says nothing of this answer."""
-        if fusion.mode != calibration.mode:
-            return f"no interval: calibrated in mode {calibration.mode}, this is mode {fusion.mode}"
+    def _refusal(self, fusion: FusionResult, plan: PlannerOutput | None) -> str:
+        """Why the calibration says nothing of an answer like this."""
+        assert self.calibration
+        if fusion.mode != self.calibration.mode:
+            return f"no interval: calibrated in mode {self.calibration.mode}, this is mode {fusion.mode}"
         if plan and plan.query_scope != "Global":
             return "no interval: calibrated on whole pictures, the query is about a part"
-        if part is None:
-            kind = "with" if self.reference else "without"
-            return (
-                f"no interval: no picture of the calibration was assessed by the pipeline {self.pipeline}"
-                f" {kind} a reference; {NO_FIT}"
-            )
-        if fusion.q_bar is None and () not in part.tools:
-            return "no interval: no tool scored this picture, as tools did those of the calibration"
-        return None
+        return (
+            f"no interval: no picture of the calibration was assessed by the pipeline {self.pipeline}"
+            f" {'with' if self.reference else 'without'} a reference; {NO_FIT}"
+        )
 
-    def _widened(
-        self,
-        calibration: IntervalCalibration,
-        part: Errors,
-        fusion: FusionResult,
-        plan: PlannerOutput | None,
-    ) -> list[str]:
-        """What is another here than in the calibration."""
+    def _widened(self, part: Errors, fusion: FusionResult, plan: PlannerOutput | None) -> list[str]:
+        """In what this picture differs from those of the calibration."""
+        assert self.calibration
         reasons = []
         if self.unlike_photograph:
             reasons.append("the content is unlike the photographs of the calibration: it is the whole scale")
-        if self.query != calibration.query:
-            reasons.append(f"the query is another than the calibration's ({calibration.query})")
+        if self.query != self.calibration.query:
+            reasons.append(f"the query is another than the calibration's ({self.calibration.query})")
         if plan and plan.distortions:
             reasons.append("the query asks for particular distortions")
         if tuple(fusion.voters) not in part.tools:
@@ -144,23 +110,22 @@ class Sureness:
     def answer_set(
         self, p_c: dict[str, float], mode: str, plan: PlannerOutput | None, *, told_of_map: bool = False
     ) -> tuple[AnswerSet | None, str | None]:
-        """(the set of the choices that holds the right one, why there is none). `told_of_map`: the model was
-        told of the worst part of a map before it answered."""
-        if self.calibration is None:
+        """The choices that may be right and None, or None and why there is no such set. `told_of_map`: the model
+        was told of the worst part of a map before it answered."""
+        calibration = self.calibration
+        if calibration is None:
             return None, self.missing and self.missing.replace("no interval", "no set of answers")
-        part = self.calibration.answers(self.pipeline, reference=self.reference)
+        part = calibration.answers(self.pipeline, reference=self.reference)
         if part is None:
             return None, f"no set of answers: no such question is in the calibration; {NO_FIT}"
-        if mode != self.calibration.mode:
-            return None, (
-                f"no set of answers: calibrated in mode {self.calibration.mode}, this is mode {mode}"
-            )
+        if mode != calibration.mode:
+            return None, f"no set of answers: calibrated in mode {calibration.mode}, this is mode {mode}"
         widened = []
         if plan and plan.query_type == "Other":
             widened.append("the question is not about technical quality, as those of the calibration are")
         if told_of_map:
             widened.append("the model was told of a map, which there was none of in the calibration")
-        return self.calibration.answer_set(part, p_c, widened), None
+        return calibration.answer_set(part, p_c, widened), None
 
     def not_sure(self, interval: Interval | None) -> str | None:
         """Why the answer is held back; None where it is not."""
@@ -178,8 +143,7 @@ class Sureness:
         threshold, error_rate = self.decisions.at_least, self.decisions.error_rate
         if threshold is None or interval is None or self.calibration is None:
             return None
-        values = self.calibration.predictive(interval, q)
-        probability = float(np.mean(values >= threshold))
+        probability = float(np.mean(self.calibration.predictive(interval, q) >= threshold))
         sure = 1 - (error_rate / 2 if interval.widened else error_rate)
         if self.unlike_photograph:
             sure = np.inf
@@ -190,15 +154,15 @@ class Sureness:
 def _features(fusion: FusionResult) -> np.ndarray:
     """FEATURES of one answer, (1, features)."""
 
-    def number(value: float | None) -> np.ndarray:
+    def column(value: float | None) -> np.ndarray:
         return np.array([np.nan if value is None else value])
 
     return features(
-        np.array([[fusion.p_c[letter] for letter in BY_LEVEL]]),
-        number(fusion.q_bar),
-        number(1.0 if fusion.eta is None else fusion.eta),
-        sigma=number(fusion.sigma),
-        disagreement=number(fusion.disagreement),
-        order_gap=number(fusion.order_gap),
-        crop_spread=number(fusion.crop_spread),
+        np.array([[fusion.p_c[letter] for letter in reversed(LETTERS)]]),
+        column(fusion.q_bar),
+        column(1.0 if fusion.eta is None else fusion.eta),
+        sigma=column(fusion.sigma),
+        disagreement=column(fusion.disagreement),
+        order_gap=column(fusion.order_gap),
+        crop_spread=column(fusion.crop_spread),
     )

@@ -5,34 +5,31 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from agentic_iqa_local.config import CONFIGS, DEFAULT_CONFIG, Settings, load_settings
-from agentic_iqa_local.config_sections import ConfigError
-from agentic_iqa_local.paths import EMBEDDED
+from agentic_iqa_local.config import CONFIGS, DEFAULT_CONFIG, ConfigError, load_settings
+from agentic_iqa_local.files import EMBEDDED
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
-from agentic_iqa_local.vlm_client.model_folder import examine
-from agentic_iqa_local.vlm_client.weight_files import read_object
+from agentic_iqa_local.vlm_client.model_folder import examine, read_object
 
 DEEPEST = 2  # folders below the models folder: NAME, and MAKER/NAME
 NAMED = 3  # incomplete folders in a sentence
 NOTICE = "agentic_iqa_notice"  # in config.json of this project's own small models
-NEEDED = (
-    ("a processor", ("preprocessor_config.json", "processor_config.json")),
-    ("a tokenizer", ("tokenizer.json", "tokenizer.model", "vocab.json")),
-    ("the tokenizer's settings", ("tokenizer_config.json",)),
-)
+NEEDED = {
+    "a processor": ("preprocessor_config.json", "processor_config.json"),
+    "a tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.json"),
+    "the tokenizer's settings": ("tokenizer_config.json",),
+}
 
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """The folder that was found and the set-up that fits it; without a folder the embedded model is left."""
+    """The folder that was found and the set-up that fits it; without a folder the embedded model is left.
+    `said` tells in one line what was chosen and why."""
 
     folder: Path | None
     config: str | None
     said: str
-    """What was chosen and why, in one line."""
 
 
 def choose(root: Path) -> ModelChoice:
@@ -48,20 +45,19 @@ def choose(root: Path) -> ModelChoice:
     more = f" and {len(incomplete) - NAMED} more" if len(incomplete) > NAMED else ""
     left_out = f"; left out: {'; '.join(incomplete[:NAMED])}{more}" if incomplete else ""
     if not complete:
-        return ModelChoice(None, None, _only_the_embedded(root, left_out))
+        said = (
+            f"warning: no model chosen and no complete vision-language model below {root}: the small embedded"
+            " one answers, which proves an installation and is no judge of photographs; put a folder such as"
+            f" Qwen2.5-VL-7B-Instruct there, or name one with --model{left_out}"
+        )
+        return ModelChoice(None, None, one_line(said))
     size, folder = max(complete, key=lambda found: found[0])
     config = _set_up_for(folder.name)
-    said = f"no model chosen: {folder.name}, the largest of {len(complete)} below {root} ({size / 1e9:.1f} GB"
-    said += f", set-up {config})" if config else ")"
-    return ModelChoice(folder, config, one_line(f"{said}; --model or --config names another{left_out}"))
-
-
-def _only_the_embedded(root: Path, left_out: str) -> str:
-    return one_line(
-        f"warning: no model chosen and no complete vision-language model below {root}: the small embedded one"
-        " answers, which proves an installation and is no judge of photographs; put a folder such as"
-        f" Qwen2.5-VL-7B-Instruct there, or name one with --model{left_out}"
+    said = (
+        f"no model chosen: {folder.name}, the largest of {len(complete)} below {root} ({size / 1e9:.1f} GB"
+        f"{f', set-up {config}' if config else ''}); --model or --config names another{left_out}"
     )
+    return ModelChoice(folder, config, one_line(said))
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -82,11 +78,12 @@ def _size(folder: Path) -> int | None:
     """Bytes of the weights of a complete vision-language model; None for a model of another kind, and for one
     of this project's own small ones. Raises VLMError where something of it is missing or damaged."""
     config = read_object(folder, "config.json")
-    if not _is_vision_language(config) or NOTICE in config:
+    writes_text = "ForConditionalGeneration" in str(config.get("architectures"))
+    if not writes_text or not isinstance(config.get("vision_config"), dict) or NOTICE in config:
         return None
     weights = examine(folder)
     assert weights is not None
-    for what, names in NEEDED:
+    for what, names in NEEDED.items():
         if not any((folder / name).is_file() for name in names):
             raise VLMError(f"model folder {folder}: expected {what} ({' or '.join(names)}), found none")
     if not _has_template(folder):
@@ -94,22 +91,11 @@ def _size(folder: Path) -> int | None:
     return sum(file.stat().st_size for file in weights.files)
 
 
-def _is_vision_language(config: dict[str, Any]) -> bool:
-    """Whether a configuration is of a model that takes images and text and writes text."""
-    architectures = config.get("architectures")
-    return isinstance(config.get("vision_config"), dict) and any(
-        isinstance(name, str) and name.endswith("ForConditionalGeneration")
-        for name in (architectures if isinstance(architectures, list) else ())
-    )
-
-
 def _has_template(folder: Path) -> bool:
     if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
         return True
-    return any(
-        (folder / name).is_file() and read_object(folder, name).get("chat_template")
-        for name in ("tokenizer_config.json", "processor_config.json")
-    )
+    settings = [folder / name for name in ("tokenizer_config.json", "processor_config.json")]
+    return any(file.is_file() and read_object(folder, file.name).get("chat_template") for file in settings)
 
 
 def _set_up_for(name: str) -> str | None:
@@ -121,13 +107,9 @@ def _set_up_for(name: str) -> str | None:
             settings = load_settings(path)
         except ConfigError:  # somebody's own, damaged
             continue
-        if _is_for(settings, name):
+        if all(
+            settings.folder(backend).name == name and settings.model(backend).quantization == "none"
+            for backend in settings.backends
+        ):
             return path.stem
     return None
-
-
-def _is_for(settings: Settings, name: str) -> bool:
-    return all(
-        settings.folder(backend).name == name and settings.model(backend).quantization == "none"
-        for backend in settings.backends
-    )

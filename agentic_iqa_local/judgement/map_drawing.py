@@ -1,5 +1,5 @@
 """A map as a picture: the quality of each cell over the photograph, with the damaged boxes, and beside it the
-similarity maps to a reference. Labels are short lines, and none is taken for mathematics."""
+similarity maps to a reference."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from agentic_iqa_local.files import DRAWN_BY, FileError, WriteError, place_for, require_own, write_whole
-from agentic_iqa_local.judgement.quality_map.result import MapError, QualityMap
+from agentic_iqa_local.files import DRAWN_BY, create, place_for, require_own
+from agentic_iqa_local.judgement.quality_map import MapError
 from agentic_iqa_local.levels import LEVEL_WORDS
+from agentic_iqa_local.result import QualityMap
 from agentic_iqa_local.text import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.similarity_maps import SimilarityMap
 
 STYLE: dict[Any, Any] = {
-    "text.parse_math": False,
+    "text.parse_math": False,  # a title holds anything
     "font.size": 8,
     "axes.titlesize": 8,
     "figure.dpi": 100,
@@ -34,15 +35,13 @@ PANEL = 3.2  # inches a side
 LONGEST_SIDE = 480  # pixels of what is drawn of the picture
 COLOURS = "RdYlBu"  # from red (bad) to blue (excellent): told apart by the colour-blind too
 PER_ROW = 3
-WORDS = [LEVEL_WORDS[level] for level in range(1, 6)]
 
 
 def draw(
     q_map: QualityMap, picture: Image.Image, title: str, similarity: Mapping[str, SimilarityMap]
 ) -> bytes:
     """The PNG of a map of `picture`, an RGB image of the size that the map is of."""
-    names = list(similarity)
-    panels = 2 + len(names)
+    panels = 2 + len(similarity)
     columns = min(panels, PER_ROW)
     rows = -(-panels // columns)
     height = min(max(picture.height / picture.width, 0.4), 2.5)
@@ -54,26 +53,33 @@ def draw(
         figure.suptitle(one_line(title)[:120])
         _photograph(axes[0], picture, "the picture")
         _quality(figure, axes[1], q_map, picture)
-        for axis, name in zip(axes[2:], names, strict=False):
-            _similarity(figure, axis, similarity[name], picture, name)
+        for axis, (name, found) in zip(axes[2:], similarity.items(), strict=False):
+            shown = Image.fromarray(found.values)
+            shown.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.BOX)
+            extent = (0, picture.width, picture.height, 0)
+            mesh = axis.imshow(np.asarray(shown), cmap="magma", vmin=0, vmax=1, extent=extent)
+            axis.set_title(f"{name}'s similarity to the reference")
+            axis.set_axis_off()
+            figure.colorbar(mesh, ax=axis, fraction=0.046, pad=0.02)
         buffer = BytesIO()
         figure.savefig(buffer, format="png", pil_kwargs={"optimize": True}, metadata={"Software": DRAWN_BY})
     return buffer.getvalue()
 
 
-def write(png: bytes, file: Path) -> str:
-    """Writes a drawn map to `file`, where that is a link to what it leads to; the file's path. Raises
-    MapError."""
+def write(png: bytes, file: Path) -> None:
+    """Writes a drawn map to `file`, or to what that links to. Raises MapError."""
     try:
         place = place_for(file)
         require_own(place, "drawing")
-        write_whole(place, png)
-    except (FileError, WriteError, OSError) as error:
-        reason = error.message if isinstance(error, FileError | WriteError) else error
+        partial = place.with_name(f"{place.name}.partial")
+        with open(create(partial), "wb") as out:
+            out.write(png)
+        partial.replace(place)
+    except (ValueError, OSError) as error:
+        reason = getattr(error, "message", error)
         raise MapError(
             one_line(f"map {file}: it could not be written ({reason})"), "choose a file in a folder of yours"
         ) from error
-    return str(file)
 
 
 def _photograph(axis: Axes, picture: Image.Image, title: str) -> None:
@@ -86,37 +92,16 @@ def _photograph(axis: Axes, picture: Image.Image, title: str) -> None:
 
 def _quality(figure: Figure, axis: Axes, q_map: QualityMap, picture: Image.Image) -> None:
     _photograph(axis, picture.convert("L").convert("RGB"), f"quality of tiles of {q_map.tile} pixels")
-    cells = np.array([[np.nan if q is None else q for q in row] for row in q_map.q])
-    mesh = axis.pcolormesh(
-        q_map.xs, q_map.ys, np.ma.masked_invalid(cells), cmap=COLOURS, vmin=1, vmax=5, alpha=0.55, linewidth=0
-    )
+    cells = np.ma.masked_invalid(np.array(q_map.q, float))  # None becomes nan
+    mesh = axis.pcolormesh(q_map.xs, q_map.ys, cells, cmap=COLOURS, vmin=1, vmax=5, alpha=0.55, linewidth=0)
     bar = figure.colorbar(mesh, ax=axis, ticks=range(1, 6), fraction=0.046, pad=0.02)
-    bar.ax.set_yticklabels([f"{level} {word}" for level, word in zip(range(1, 6), WORDS, strict=True)])
+    bar.ax.set_yticklabels([f"{level} {LEVEL_WORDS[level]}" for level in range(1, 6)])
     for number, damaged in enumerate(q_map.worst, 1):
         left, top, right, bottom = damaged.box
-        axis.add_patch(
-            Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor="black", linewidth=1.6)
+        frame = Rectangle(
+            (left, top), right - left, bottom - top, fill=False, edgecolor="black", linewidth=1.6
         )
+        axis.add_patch(frame)
         label = f"{number}: {damaged.distortion or 'damaged'}, q {damaged.q:.1f}"
-        axis.text(
-            left, top, label, va="top", fontsize=7, bbox={"facecolor": "white", "alpha": 0.85, "pad": 1.5}
-        )
-
-
-def _similarity(figure: Figure, axis: Axes, found: SimilarityMap, picture: Image.Image, name: str) -> None:
-    values = _at_most(found.values, LONGEST_SIDE)
-    mesh = axis.imshow(values, cmap="magma", vmin=0, vmax=1, extent=(0, picture.width, picture.height, 0))
-    axis.set_title(f"{name}'s similarity to the reference")
-    axis.set_axis_off()
-    figure.colorbar(mesh, ax=axis, fraction=0.046, pad=0.02)
-
-
-def _at_most(values: np.ndarray, side: int) -> np.ndarray:
-    """Means over blocks, so that neither side is longer than `side`."""
-    step = -(-max(values.shape) // side)
-    if step == 1:
-        return values
-    edges = [[*range(0, length, step)] for length in values.shape]
-    sums = np.add.reduceat(np.add.reduceat(values, edges[0], 0), edges[1], 1)
-    counts = [np.diff([*starts, length]) for starts, length in zip(edges, values.shape, strict=True)]
-    return sums / np.outer(*counts)
+        behind = {"facecolor": "white", "alpha": 0.85, "pad": 1.5}
+        axis.text(left, top, label, va="top", fontsize=7, bbox=behind)

@@ -1,1 +1,0 @@
-"""Where a picture is damaged: the quality of overlapping tiles as a map over the picture."""

@@ -1,0 +1,169 @@
+"""Which tiles of a picture a map of its quality reads, how their scores become a grid of cells, and which parts of
+the grid are clearly worse than the rest.
+
+Knows no model: sizes and limits are passed in. Lengths are in pixels.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentic_iqa_local.state import DamagedBox
+
+Box = tuple[int, int, int, int]  # left, top, right, bottom
+
+BLOCK = 8  # a JPEG's blocks keep their place in the model's patches
+FEWEST = 3  # tiles along a side: with fewer no part of the picture stands out against a rest
+MOST_BOXES = 3
+CLEARLY = 0.4  # levels below the map's median; about one clean photograph in fifteen has a part that is
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Overlapping tiles of a picture and the cells that they score.
+
+    `lefts` and `tops` are where tiles begin, in columns and rows; `xs` and `ys` the edges of the cells. A cell is
+    smaller than a tile: what lies around it is the context in which it is judged.
+    """
+
+    tile: int
+    lefts: tuple[int, ...]
+    tops: tuple[int, ...]
+    xs: tuple[int, ...]
+    ys: tuple[int, ...]
+
+    @property
+    def boxes(self) -> list[Box]:
+        """The tiles, row by row."""
+        side = self.tile
+        return [(left, top, left + side, top + side) for top in self.tops for left in self.lefts]
+
+    @property
+    def stride(self) -> int:
+        """The widest step between neighbours."""
+        return max(b - a for starts in (self.lefts, self.tops) for a, b in itertools.pairwise(starts))
+
+    def order(self) -> list[int]:
+        """The tiles' numbers in the order to read them: every other one of every other row first, so that those
+        read before the time is up are spread over the picture."""
+        rows, columns = len(self.tops), len(self.lefts)
+        return [
+            row * columns + column
+            for first_row, first_column in ((0, 0), (1, 1), (0, 1), (1, 0))
+            for row in range(first_row, rows, 2)
+            for column in range(first_column, columns, 2)
+        ]
+
+    def cells(self, scores: Sequence[float | None]) -> np.ndarray:
+        """The grid of the tiles' scores, rows×columns float64: of each cell the mean of the tiles weighted by how
+        much of the cell each covers; nan where no tile that was read does.
+
+        Args:
+            scores: One for each of `boxes`; None where a tile was not read.
+        """
+        known = np.array([score is not None for score in scores], float).reshape(len(self.tops), -1)
+        values = np.array([score or 0.0 for score in scores]).reshape(known.shape)
+        down = _shared(self.ys, np.array(self.tops), self.tile)
+        across = _shared(self.xs, np.array(self.lefts), self.tile)
+        weights = down @ known @ across.T
+        with np.errstate(invalid="ignore"):
+            return np.where(weights > 0, (down @ (values * known) @ across.T) / weights, np.nan)
+
+    def resampled(self, grid: np.ndarray) -> np.ndarray:
+        """The mean in each cell of another grid, whose cells are of equal size and cover the picture,
+        rows×columns float64."""
+
+        def shares(edges: Sequence[int], count: int) -> np.ndarray:
+            side = edges[-1] / count
+            shared = _shared(edges, np.arange(count) * side, side)
+            return shared / shared.sum(1, keepdims=True)
+
+        return shares(self.ys, grid.shape[0]) @ grid @ shares(self.xs, grid.shape[1]).T
+
+
+def _shared(edges: Sequence[int], starts: np.ndarray, length: float) -> np.ndarray:
+    """The pixels that each cell shares along one side with each part of that `length`, cells×parts."""
+    low, high = np.array(edges[:-1], float)[:, None], np.array(edges[1:])[:, None]
+    return np.clip(np.minimum(high, starts + length) - np.maximum(low, starts), 0, None)
+
+
+def tiling(width: int, height: int, sides: Sequence[int], max_tiles: int) -> Tiling | None:
+    """At most `max_tiles` tiles of the smallest of `sides` (rising) that cover width×height; None where the picture
+    is too small for FEWEST tiles along a side, or too large.
+
+    They overlap by half where that many are allowed and by less where not, begin at multiples of 8 and are spread
+    evenly; up to 7 pixels at the right and lower edge are in no tile.
+    """
+    for side in sides:
+        counts = _counts(width, height, side, max_tiles)
+        if min(width, height) >= smallest_side(side) and counts is not None:
+            sizes = list(zip((width, height), counts, strict=True))
+            lefts, tops = (
+                tuple(int((length - side) * i / (count - 1)) // BLOCK * BLOCK for i in range(count))
+                for length, count in sizes
+            )
+            xs, ys = (tuple(round(length * i / count) for i in range(count + 1)) for length, count in sizes)
+            return Tiling(side, lefts, tops, xs, ys)
+    return None
+
+
+def _counts(width: int, height: int, side: int, most: int) -> tuple[int, int] | None:
+    """How many columns and rows of tiles there are: half overlapping, or as many as `most` tiles allow; None where
+    these do not cover the picture."""
+    fewest = [max(FEWEST, -(-length // side)) for length in (width, height)]
+    if fewest[0] * fewest[1] > most:
+        return None
+    columns, rows = (max(FEWEST, -(-(length - side) // (side // 2)) + 1) for length in (width, height))
+    while columns * rows > most:
+        if (columns / fewest[0] >= rows / fewest[1] and columns > fewest[0]) or rows == fewest[1]:
+            columns -= 1
+        else:
+            rows -= 1
+    return columns, rows
+
+
+def smallest_side(tile: int) -> int:
+    """The side of the smallest picture that has FEWEST tiles along it, each half over the next."""
+    return tile + (FEWEST - 1) * (tile // 2) // BLOCK * BLOCK
+
+
+def damaged_boxes(tiles: Tiling, cells: np.ndarray) -> list[DamagedBox]:
+    """At most MOST_BOXES windows of about a tile's size that do not overlap, the worst first, each CLEARLY below
+    the median of `cells` (rows×columns of quality, nan where nothing was read)."""
+    median = float(np.nanmedian(cells))
+    found: list[DamagedBox] = []
+    for q, box in windows(tiles, cells):
+        if median - q < CLEARLY or len(found) == MOST_BOXES:
+            break
+        if not any(_overlap(box, other.box) for other in found):
+            place = place_in(box, tiles.xs[-1], tiles.ys[-1])
+            found.append(DamagedBox(box=box, place=place, q=q, below=median - q))
+    return found
+
+
+def windows(tiles: Tiling, cells: np.ndarray) -> list[tuple[float, Box]]:
+    """(mean quality, box) of every window of whole cells that is about as large as a tile, the worst first."""
+    rows, columns = cells.shape
+    high = max(1, round(tiles.tile * rows / tiles.ys[-1]))
+    wide = max(1, round(tiles.tile * columns / tiles.xs[-1]))
+    found = []
+    for top, left in itertools.product(range(rows - high + 1), range(columns - wide + 1)):
+        part = cells[top : top + high, left : left + wide]
+        if not np.isnan(part).any():
+            box = tiles.xs[left], tiles.ys[top], tiles.xs[left + wide], tiles.ys[top + high]
+            found.append((float(part.mean()), box))
+    return sorted(found)
+
+
+def place_in(box: Box, width: int, height: int) -> str:
+    """Which ninth of a picture the centre of a part lies in, in words."""
+    left, top, right, bottom = box
+    column = ("left", "", "right")[min(2, 3 * (left + right) // (2 * width))]
+    row = ("top", "", "bottom")[min(2, 3 * (top + bottom) // (2 * height))]
+    return f"{row} {column}".strip() or "middle"
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

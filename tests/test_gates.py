@@ -1,0 +1,308 @@
+"""What follows from an interval: closer looks, another plan, answers held back, a gate. The calibration has 201
+errors from −1 to 1 level in steps of 0.01, so that its quantiles are known."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
+
+from agentic_iqa_local import IQA
+from agentic_iqa_local.cli.assess import main
+from agentic_iqa_local.config import ConfigError, DecisionSettings, Settings, load_settings
+from agentic_iqa_local.files import folder_hash
+from agentic_iqa_local.judgement.assessment import answered, assess, question
+from agentic_iqa_local.judgement.fit import CALIBRATIONS, Fit, calibration_for
+from agentic_iqa_local.judgement.gates import Sureness
+from agentic_iqa_local.judgement.intervals import FEATURES, Answers, Errors, IntervalCalibration
+from agentic_iqa_local.levels import LOOKS, lower_edge
+from agentic_iqa_local.nodes.letter_reading import read_and_fuse, scoring_prompts
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
+from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.output.tally import Tally
+from agentic_iqa_local.result import Condition
+from agentic_iqa_local.state import FusionResult, PlannerOutput
+
+SAMPLE = Path(__file__).parent / "data" / "sumac.png"
+LIKE_HALF = {"A": 0.1, "B": 0.4, "C": 0.4, "D": 0.05, "E": 0.05}
+PLAN = {"query_type": "IQA", "query_scope": "Global", "distortion_source": "Inferred",
+        "reference_mode": "No-Reference", "plan": {}}  # fmt: skip
+
+
+def calibration(tools=(("NIQE",),), **changes) -> IntervalCalibration:
+    part = {
+        "line": (0.0, 1.0),
+        "weights": tuple(float(name == "constant") for name in FEATURES),  # every picture has difficulty 1
+        "errors": tuple(np.round(np.linspace(-1, 1, 201), 2).tolist()),
+        "difficulties": (1.0,) * 201,
+        "tools": tools,
+    }
+    conditions = [
+        Condition(pipeline=pipeline, reference=False, look=look)
+        for pipeline in ("agent", "letters")
+        for look in LOOKS
+    ]
+    fields = {
+        "source": "a test", "images": 201, "date": "2026-11-24", "model": "M", "dtype": "float32",
+        "quantization": "none", "query": DEFAULT_QUERY, "mode": "logits", "temperature": 1.0, "eta": "auto",
+        "ratings": tuple(Errors(condition=condition, **part) for condition in conditions),
+    }  # fmt: skip
+    return IntervalCalibration(**fields | changes)
+
+
+def sureness(of=None, *, query=DEFAULT_QUERY, unlike_photograph=False, **decisions) -> Sureness:
+    return Sureness(
+        DecisionSettings(**decisions), of or calibration(), None, "letters", False, query, unlike_photograph
+    )
+
+
+def fused(q=3.0, **changes) -> FusionResult:
+    fields = {"mode": "logits", "vlm_letter": "C", "p_c": LIKE_HALF, "off_letter_mass": 0.0, "q": q,
+              "q_bar": q, "eta": 1.0, "voters": ["NIQE"], "disagreement": 0.0}  # fmt: skip
+    return FusionResult(**fields | changes)
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A picture of one view of which five crops can be read."""
+    pixels = np.random.default_rng(0).integers(0, 256, (512, 512, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "picture.png")
+    return str(tmp_path / "picture.png")
+
+
+def scripted(tools, settings):
+    client = ScriptedClient(scripted_answers(), {letter: math.log(p) for letter, p in LIKE_HALF.items()})
+    return client, scripted_services(client, ScriptedTools(tools), settings)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "reads", "both_orders", "crops"),
+    [
+        ({}, 1, False, 0),  # no width is asked for
+        ({"target_width": 2.0}, 1, False, 0),  # it is narrow enough
+        ({"target_width": 1.0}, 12, True, 5),  # the other order, then five crops in both
+        ({"target_width": 1.0, "most_reads": 11}, 2, True, 0),  # crops would be ten more
+        ({"target_width": 1.0, "most_seconds": 1e-9}, 1, False, 0),
+    ],
+)
+def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(
+    large, decisions, reads, both_orders, crops
+):
+    """The interval is 1.82 levels wide at every look."""
+    client, services = scripted({}, Settings())
+    images = OpenImages(services, large)
+    images.sureness = sureness(**decisions)
+    fusion = read_and_fuse(scoring_prompts(DEFAULT_QUERY, None), [("NIQE", 3.0)], images)
+    read = [name for name, _ in client.calls].count("read_letters")
+    assert (read, fusion.both_orders, fusion.crops) == (reads, both_orders, crops)
+    if crops:
+        # Letters are alike in every read, and the other order turns them around: picture and crops have the mean
+        # of p and its mirror. E[level] is 3.45 by LIKE_HALF and 2.55 by its mirror.
+        mirror = dict(zip("ABCDE", reversed(LIKE_HALF.values()), strict=True))
+        assert fusion.p_c == pytest.approx({c: (LIKE_HALF[c] + mirror[c]) / 2 for c in "ABCDE"})
+        assert (fusion.order_gap, fusion.crop_spread) == pytest.approx((0.9, 0), abs=1e-12)
+
+
+def test_an_interval_lies_between_the_quantiles_of_the_errors():
+    """Of 201 errors 202·6.5 % = 13.1 lie at or below the lower end and 202·3.5 % = 7.1 at or above the upper one:
+    the 13th from below, −0.88, and the 7th from above, 0.94."""
+    interval, why = sureness().interval(fused(3.0), None)
+    assert (why, interval.widened, interval.coverage) == (None, [], 0.9)
+    assert (interval.low, interval.high) == pytest.approx((2.12, 3.94), abs=0.011)
+
+
+@pytest.mark.parametrize(
+    ("fusion", "plan", "reason"),
+    [
+        (fused(mode="classification"), {}, "calibrated in mode logits, this is mode classification"),
+        (fused(), {"query_scope": ["sky"]}, "the query is about a part"),
+        (fused(q_bar=None, voters=[]), {}, "no tool scored this picture"),
+    ],
+)
+def test_an_answer_unlike_the_calibrations_has_no_interval(fusion, plan, reason):
+    of = sureness(at_least=3.0, abstain_wider_than=2.0)
+    interval, why = of.interval(fusion, PlannerOutput(**PLAN | plan))
+    assert interval is None
+    assert reason in why
+    assert of.gate(interval, 3.0) is None
+    assert of.not_sure(interval) == "not sure: there is no interval to tell"
+
+
+@pytest.mark.parametrize(
+    ("of", "fusion", "plan", "reason", "ends"),
+    [
+        # 202·3.25 % = 6.6 and 202·1.75 % = 3.5: the 6th from below and the 3rd from above
+        (sureness(query="How good is it?"), fused(), {}, "the query is another", (2.05, 3.98)),
+        (sureness(), fused(voters=["PIQE"]), {}, "measured by just PIQE", (2.05, 3.98)),
+        (sureness(), fused(), {"distortions": {"Global": ["Noise"]}}, "particular", (2.05, 3.98)),
+        (sureness(unlike_photograph=True), fused(), {}, "unlike the photographs", (1, 5)),
+    ],
+)
+def test_an_answer_that_is_a_little_unlike_them_has_a_wider_one(of, fusion, plan, reason, ends):
+    interval, _ = of.interval(fusion, PlannerOutput(**PLAN | plan))
+    assert [reason in line for line in interval.widened] == [True]
+    assert (interval.low, interval.high) == pytest.approx(ends, abs=0.011)
+
+
+@pytest.mark.parametrize(
+    ("q", "options", "verdict", "probability"),
+    [
+        (4.6, {}, "pass", 1.0),  # the truth is 3.6 or better
+        (4.3, {}, "pass", 181 / 201),  # 3.5 and more: errors from −0.8 on
+        (4.3, {"error_rate": 0.05}, "unsure", 181 / 201),
+        (4.3, {"query": "How good is it?"}, "unsure", 181 / 201),  # a widened interval halves the error rate
+        (3.5, {}, "unsure", 101 / 201),
+        (2.4, {}, "fail", 0.0),
+        (4.6, {"unlike_photograph": True}, "unsure", 1.0),
+    ],
+)
+def test_a_gate_decides_only_where_it_is_sure_enough(q, options, verdict, probability):
+    of = sureness(at_least=3.5, **options)
+    gate = of.gate(of.interval(fused(q), None)[0], q)
+    assert gate.verdict == verdict
+    assert gate.probability == pytest.approx(probability, abs=1 / 201)
+
+
+def test_answers_wider_than_allowed_are_held_back():
+    of = sureness(abstain_wider_than=1.5)
+    interval, _ = of.interval(fused(3.0), None)
+    assert of.not_sure(interval) == "not sure: the interval is 1.82 levels wide, more than 1.5"
+    assert sureness(abstain_wider_than=1.9).not_sure(interval) is None
+
+
+def test_answers_held_back_are_in_no_mean():
+    tally = Tally()
+    row = {"error": None, "choices": None, "gate": None, "not_sure": None}
+    for image, q, letter in (("a.png", 2.0, "D"), ("b.png", 4.0, "B")):
+        tally.add(row | {"image": image, "q": q, "final_answer": letter})
+    tally.add(row | {"image": "c.png", "q": 5.0, "final_answer": "A", "not_sure": "not sure: wide"})
+    text = tally.text(3, 0)
+    assert "mean 3.00" in text
+    assert "1 not sure" in text
+    assert "c.png" not in text
+
+
+def test_a_set_holds_the_choices_that_are_not_ruled_out_or_why_there_is_none():
+    """Of the known questions 91 reach their right answer at 0.95 and nine at 1. A choice that is reached beyond
+    0.95 has nine of them at least as far off, and itself: 10 of 101, less than 10 %."""
+    known = Answers(pipeline="letters", reference=False, choices=(3,) * 100, right=(0.95,) * 91 + (1.0,) * 9)
+    of = sureness(calibration(questions=(known,)))
+    for p, letters in (
+        ({"A": 0.9, "B": 0.06, "C": 0.04}, ["A"]),  # B is reached at 0.96
+        ({"A": 0.06, "B": 0.86, "C": 0.08}, ["B", "C"]),  # C is reached at 0.94, A at 1
+    ):
+        answers, why = of.answer_set(p, "logits", None)
+        assert (why, answers.letters, answers.widened) == (None, letters, [])
+    told, _ = of.answer_set(p, "logits", PlannerOutput(**PLAN | {"query_type": "Other"}), told_of_map=True)
+    assert len(told.widened) == 2
+    assert "calibrated in mode logits" in of.answer_set(p, "uniform", None)[1]
+    assert "no such question" in sureness().answer_set(p, "logits", None)[1]
+    assert Sureness(missing="no interval: why").answer_set(p, "logits", None) == (
+        None,
+        "no set of answers: why",
+    )
+
+
+def test_a_wide_interval_is_planned_again_and_a_narrow_one_is_not(large):
+    def passes(width):
+        settings = Settings(decisions=DecisionSettings(target_width=width))
+        _, services = scripted({"NIQE": 3.3, "LocalNR": 3.4}, settings)
+        known = calibration(tools=(("NIQE",), ("LocalNR",), ("LocalNR", "NIQE")))
+        CALIBRATIONS[services] = (known, None)
+        state = question(SimpleNamespace(path=large), None, None, None, 3, settings)
+        return answered(state, OpenImages(services, large), "agent")
+
+    wide = passes(1.0)
+    assert (wide["iteration_count"], len(wide["passes"])) == (2, 3)  # the third pass is the last allowed
+    assert not wide["need_replan"]
+    assert "levels wide, 1 were asked for" in wide["replan_history"][0]
+    assert passes(3.0)["replan_history"] == []
+
+
+@pytest.mark.parametrize(("level", "quality"), [("B", 3.5), ("good", 3.5), ("d", 1.5), ("3.2", 3.2)])
+def test_a_level_begins_half_way_to_the_one_below(level, quality):
+    assert lower_edge(level) == quality
+
+
+@pytest.mark.parametrize("level", ["E", "bad", "0.9", "5.1", "great", "nan"])
+def test_what_is_no_level_is_refused(level):
+    with pytest.raises(ValueError, match="expected a level from D"):
+        lower_edge(level)
+
+
+def test_python_takes_the_same_options():
+    with pytest.raises(ConfigError, match="at_least: expected a level"):
+        IQA(cpu=True, at_least="great")
+    with pytest.raises(ConfigError, match="target_width: expected more than 0, got 0"):
+        IQA(cpu=True, target_width=0)
+    with pytest.raises(ConfigError, match="at_leat: there is no such option; did you mean at_least"):
+        IQA(cpu=True, at_leat="B")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--most-reads", "3"], "--most-reads: expected with --target-width, which it limits"),
+        (["--error-rate", "0.1"], "--error-rate: expected with --at-least"),
+        (["--strict"], "--strict: expected with --at-least or --abstain-wider-than"),
+        (["--at-least", "super"], "--at-least: expected a level from D (Poor) to A (Excellent) or a number"),
+        (["--target-width", "9"], "--target-width: expected 4 or less"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_sentence(options, message, capfd):
+    try:
+        status = main([str(SAMPLE), *options])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_the_embedded_model_has_an_interval_that_tells_where_it_is_from():
+    """The shipped calibration belongs to the shipped model."""
+    row = assess(SAMPLE, pipeline="letters")
+    assert row.interval.low < row.q < row.interval.high
+    assert row.interval.calibrated_on.startswith("synthetic distortions")
+    assert json.loads(json.dumps(row.to_dict()))["interval"]["condition"]["pipeline"] == "letters"
+    assert f"{row.interval.low:.2f} and {row.interval.high:.2f}" in row.explain()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": "another"}, "calibrated with another model than embedded"),
+        ({"dtype": "bfloat16"}, "calibrated with dtype bfloat16, this model runs with float32"),
+        ({"quantization": "4bit"}, "calibrated with quantization 4bit, this model runs with none"),
+        ({"temperature": 2.0}, "calibrated with temperature 2 and η auto, here they are 1 and auto"),
+        (None, "fit.json calibrates none; fit it anew with study.py fit"),
+    ],
+)
+def test_a_calibration_of_another_set_up_is_refused(tmp_path, change, reason):
+    folder = load_settings().folder("transformers.embedded")
+    of = None if change is None else calibration(**{"model": folder_hash(folder)} | change)
+    fit = Fit(1.0, "auto", "keep", 0.0, 0.0, "manifest", folder_hash(folder), ("a.png",), intervals=of)
+    (tmp_path / "fit.json").write_text(fit.to_json())
+    settings = Settings(decisions=DecisionSettings(calibration=str(tmp_path / "fit.json")))
+    found, why = calibration_for(
+        settings, folder, {"name": "embedded", "dtype": "float32", "quantization": "none"}
+    )
+    assert found is None
+    assert reason in why
+    assert "study.py fit" in why
+
+
+def test_a_fit_brings_its_intervals(tmp_path):
+    model = folder_hash(load_settings().folder("transformers.embedded"))
+    of = calibration(model=model, tools=(("LocalNR",),), source="my pictures")
+    fit = Fit(1.0, "auto", "keep", 0.0, 0.0, "manifest", model, ("a.png",), intervals=of)
+    (tmp_path / "fit.json").write_text(fit.to_json())
+    with IQA(cpu=True, fit=tmp_path / "fit.json", pipeline="letters") as iqa:
+        row = iqa(SAMPLE)
+    assert row.interval.calibrated_on == "my pictures, 201 pictures, 2026-11-24"
+    # NIQE votes too in the pipeline letters: not as in this calibration
+    assert row.interval.widened == ["no picture of the calibration was measured by just LocalNR, NIQE"]

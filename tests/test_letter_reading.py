@@ -1,0 +1,129 @@
+"""The letters of a picture that is read in several views, and what every run must leave behind: closed sessions, no
+trace."""
+
+import math
+
+import langsmith.utils
+import numpy as np
+import pytest
+from PIL import Image
+from scripted import ScriptedClient, ScriptedSession, ScriptedTools, scripted_answers, scripted_services
+
+from agentic_iqa_local import assess, run_pipeline
+from agentic_iqa_local.config import FusionSettings, Settings
+from agentic_iqa_local.nodes.evidence import evidence_warnings, object_votes, votes
+from agentic_iqa_local.nodes.letter_reading import read_and_fuse, scoring_prompts
+from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.state import ExecutorOutput
+
+PROMPTS = scoring_prompts("Rate the perceptual quality of this image.", None)
+
+
+class Views(ScriptedClient):
+    """Each session, in the order of its opening, has its own share of probability on the letters; the first has all of
+    what it has on A, the others on E. Keeps whether each was closed."""
+
+    on_letters = (0.9, 0.8, 0.7, 0.6, 0.5)
+
+    def __init__(self):
+        super().__init__(scripted_answers())
+        self.sessions = []
+
+    def open(self, images):
+        self.sessions.append(View(self, images, len(self.sessions)))
+        return self.sessions[-1]
+
+
+class View(ScriptedSession):
+    def __init__(self, client, images, number):
+        super().__init__(client, images)
+        self.number, self.closed = number, False
+
+    def read_letters(self, prompt, answer_prefix, letters):
+        share, chosen = Views.on_letters[self.number % 5], "A" if self.number == 0 else "E"
+        logprobs = {letter: math.log(share if letter == chosen else 1e-12) for letter in letters}
+        return self.read(logprobs)
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A picture of five views: more than the scripted client's 1024×1024 pixels."""
+    path = tmp_path_factory.mktemp("large") / "large.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (2048, 2048, 3), dtype=np.uint8)).save(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("eta", [0.25, 1.0, 4.0])
+def test_alpha_is_as_sharp_as_the_settings_eta_around_the_mean_of_all_tools(picture, eta):
+    settings = Settings(fusion=FusionSettings(eta=eta))
+    images = OpenImages(
+        scripted_services(ScriptedClient(scripted_answers()), ScriptedTools({}), settings), picture
+    )
+    fusion = read_and_fuse(PROMPTS, [("NIQE", 2.0), ("PIQE", 3.0)], images)
+    weights = {c: math.exp(-eta * (2.5 - c) ** 2) for c in range(1, 6)}  # (2) of the paper, with q̄ 2.5
+    assert (fusion.eta, fusion.q_bar) == (eta, 2.5)
+    assert fusion.alpha == pytest.approx({c: w / sum(weights.values()) for c, w in weights.items()})
+
+
+def test_letters_and_what_lies_off_them_are_means_over_all_views_which_are_closed_once_read(large):
+    client = Views()
+    images = OpenImages(scripted_services(client, ScriptedTools({})), large)
+    fusion = read_and_fuse(PROMPTS, [("NIQE", 3.0)], images)
+    assert fusion.off_letter_mass == pytest.approx((0.1 + 0.2 + 0.3 + 0.4 + 0.5) / 5)
+    assert fusion.p_c == pytest.approx({"A": 0.2, "B": 0, "C": 0, "D": 0, "E": 0.8}, abs=1e-9)
+    assert [session.closed for session in client.sessions] == [False, True, True, True, True]
+    images.close()
+    assert client.sessions[0].closed
+
+
+def test_every_session_is_closed_when_an_assessment_or_a_pipeline_ends(large, picture):
+    client = Views()
+    services = scripted_services(client, ScriptedTools({"NIQE": 3.0}))
+    assert assess(large, services=services).error is None
+    run_pipeline("Rate it.", picture, services=services)
+    assert len(client.sessions) >= 6
+    assert all(session.closed for session in client.sessions)
+
+
+def test_a_score_without_tools_says_so_in_the_row(picture):
+    client = ScriptedClient(scripted_answers())
+    row = assess(picture, services=scripted_services(client, ScriptedTools({}, names=["NIQE"])))
+    assert "no tool scores: q rests on the model's letters alone" in row.warnings
+
+
+def test_votes_of_one_score_stand_by_the_names_of_their_tools():
+    """They come out of a set, whose order differs from process to process."""
+    tools = ["BRISQUE", "CLIPIQA", "ILNIQE", "LocalNR", "MANIQA", "MUSIQ", "NIQE", "PIQE"]
+    scores = {f"kind {tool}": (tool, 3.0) for tool in reversed(tools)}
+    evidence = ExecutorOutput(quality_scores={"Global": scores | {"Blurs": ("TOPIQ", 2.0)}})
+    expected = [("TOPIQ", 2.0), *((tool, 3.0) for tool in tools)]
+    assert votes(evidence) == object_votes(evidence, "Global") == expected
+
+
+def test_only_a_region_without_a_box_is_warned_of():
+    missed = ExecutorOutput(boxes={"sky": None, "car": (0, 0, 5, 5)})
+    assert evidence_warnings(missed) == ["no box for sky, tools see the whole image"]
+
+
+def test_no_node_is_traced_whatever_the_environment_says(picture, monkeypatch):
+    for name in ("LANGSMITH_TRACING", "LANGCHAIN_TRACING_V2"):
+        monkeypatch.setenv(name, "true")
+    langsmith.utils.get_env_var.cache_clear()
+    answer, traced = scripted_answers(), []
+
+    def told(*args):
+        traced.append(langsmith.utils.tracing_is_enabled())
+        return answer(*args)
+
+    try:
+        assert langsmith.utils.tracing_is_enabled()  # outside of a run
+        services = scripted_services(ScriptedClient(told), ScriptedTools({"NIQE": 3.0}))
+        run_pipeline("Rate it.", picture, services=services)
+    finally:
+        monkeypatch.undo()
+        langsmith.utils.get_env_var.cache_clear()
+    assert len(traced) >= 3
+    assert not any(traced)

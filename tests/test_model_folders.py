@@ -1,0 +1,215 @@
+"""Model folders that are damaged, made by a stranger, or laid out otherwise: each bad one is refused in one sentence
+that names it, before a pickle is opened or code is run."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import EMBEDDED
+from families import SCORING, apart, build, load, plain_logprobs
+from safetensors.torch import load_file, save_file
+
+from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
+from agentic_iqa_local.studies.run import ROLES, _model_folder
+from agentic_iqa_local.vlm_client import VLMError
+from agentic_iqa_local.vlm_client.model_folder import read_weights
+from agentic_iqa_local.vlm_client.rendering import Renderer
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Touch:
+    """A pickle of it makes whoever loads it create a file."""
+
+    def __init__(self, place: Path):
+        self.place = place
+
+    def __reduce__(self):
+        return Path.touch, (self.place,)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Path(shutil.copytree(EMBEDDED, tmp_path / "model"))
+
+
+def write(folder, name, content):
+    (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+
+
+def put(folder, name, *path_and_value):
+    """Sets one value in a JSON file of the folder."""
+    *path, value = path_and_value
+    content = part = json.loads((folder / name).read_text())
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    write(folder, name, content)
+
+
+def in_pickles(folder):
+    (folder / WEIGHTS).unlink()
+    write(folder, "pytorch_model.bin", pickle.dumps(Touch(folder / "touched")))
+
+
+def with_index(folder, shard):
+    (folder / WEIGHTS).unlink()
+    write(folder, "shard.bin", pickle.dumps(Touch(folder / "touched")))
+    write(folder, "shard.safetensors", pickle.dumps(Touch(folder / "touched")))
+    write(folder, INDEX, {"weight_map": {"model.norm.weight": shard}})
+
+
+def without_a_block(folder):
+    weights = {k: v for k, v in load_file(folder / WEIGHTS).items() if "visual.blocks.3" not in k}
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def as_a_pipe(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+
+
+def with_code(folder):
+    write(folder, "evil.py", b"raise SystemExit('remote code ran')")
+    put(folder, "config.json", "auto_map", {"AutoConfig": "evil.Config"})
+
+
+def text_only(folder):
+    put(folder, "config.json", "model_type", "llama")
+
+
+TOWER, TEXT = ("config.json", "vision_config"), ("config.json", "text_config")
+BAD = {
+    "no folder": (lambda f: shutil.rmtree(f), "there is none"),
+    "no config.json": (lambda f: (f / "config.json").unlink(), "expected config.json, found none"),
+    "config.json is a pipe": (lambda f: as_a_pipe(f, "config.json"), "expected a regular file, got a pipe"),
+    "config.json is nothing": (lambda f: write(f, "config.json", {}), "cannot load it"),
+    "a section is a list": (lambda f: put(f, "config.json", "text_config", []), "cannot load it"),
+    "a text model": (text_only, "reads text only"),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), "found no weights; get the safetensors edition"),
+    "only pickles": (in_pickles, "found only pickles"),
+    "weights are a pipe": (lambda f: as_a_pipe(f, WEIGHTS), "expected a regular file, got a pipe"),
+    "cut weights": (lambda f: os.truncate(f / WEIGHTS, 10_000), "no whole safetensors file"),
+    "weights are a pickle": (lambda f: with_index(f, "shard.safetensors"), "no whole safetensors file"),
+    "a pickle as shard": (lambda f: with_index(f, "shard.bin"), "expected names of .*safetensors files"),
+    "a shard elsewhere": (lambda f: with_index(f, "../x.safetensors"), "expected names of .*safetensors files"),
+    "a missing shard": (lambda f: with_index(f, "a.safetensors"), "1 weight files, a.safetensors is missing"),
+    "a cut index": (lambda f: (with_index(f, "x"), write(f, INDEX, b'{"weight_map"')), "expected JSON"),
+    "missing tensors": (without_a_block, r"\d+ are missing or of another shape"),
+    "code": (with_code, "auto_map, which names code to run"),
+    "other weights": (lambda f: put(f, *TEXT, "transformers_weights", "x.bin"), "which names other weights"),
+    "an adapter": (lambda f: write(f, "adapter_config.json", {}), "merge the adapter"),
+    "a million layers": (lambda f: put(f, *TEXT, "num_hidden_layers", 10**6), "1000000 as num_hidden_layers"),
+    "a vast vocabulary": (lambda f: put(f, *TEXT, "vocab_size", 10**9), "got a model of"),
+    "no heads": (lambda f: put(f, *TOWER, "num_heads", 0), "cannot load it"),
+    "vast pictures": (lambda f: put(f, "processor_config.json", "image_processor", "size", {"shortest_edge": 1, "longest_edge": 10**12}), "image processor's size"),
+    "no chat template": (lambda f: (f / "chat_template.jinja").unlink(), "copy chat_template.jinja too"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_folder_is_refused_in_one_sentence(name, folder, monkeypatch):
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a pickle was opened"))
+    damage, said = BAD[name]
+    damage(folder)
+    with pytest.raises(VLMError, match=said) as caught:
+        load(folder)
+    assert str(folder) in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert not (folder / "touched").exists()
+
+
+def test_pixel_limits_that_allow_no_view_are_refused():
+    with pytest.raises(VLMError, match="expected min_pixels ≤ max_pixels and at least 1024"):
+        load(EMBEDDED, max_pixels=500)
+
+
+TEMPLATES = {
+    "an error of its own": ("{{ raise_exception('no') }}", "failed"),
+    "a class's subclasses": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "failed"),
+    "endless recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed"),
+    "no template": ("{% for %}", "failed"),
+    "no image": ("Rate.", "expected 1 image places, got 0"),
+    "the image twice": ("<|image_pad|><|image_pad|>", "expected 1 image places, got 2"),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_chat_template_that_fails_or_loses_the_image_is_one_sentence(name, folder):
+    template, said = TEMPLATES[name]
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(VLMError, match=f"^chat template of model.*{said}") as caught:
+        Renderer("model", ModelSettings(path=str(folder)), weights=False).render(SCORING, 1)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_layout_that_qwen_publishes_answers_as_the_plain_one(tmp_path, photo):
+    """Five shards with an index, the text's sizes at the top of config.json, the tokenizer as vocab.json and merges.txt
+    too, the chat template in a JSON file, pickles beside it all."""
+    plain, folder = build("qwen2_5_vl", tmp_path / "plain"), tmp_path / "published"
+    folder.mkdir()
+    config = json.loads((plain / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    text |= {"rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+    del text["layer_types"]
+    write(folder, "config.json", text | config | {"torch_dtype": "float32", "transformers_version": "4.41.2"})
+    images = json.loads((plain / "processor_config.json").read_text())["image_processor"]
+    sizes = {"processor_class": "Qwen2_5_VLProcessor", "min_pixels": 4096, "max_pixels": 65536}
+    write(folder, "preprocessor_config.json", images | sizes)
+    tokenizer = json.loads((plain / "tokenizer.json").read_text())["model"]
+    write(folder, "vocab.json", tokenizer["vocab"])
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, tokenizer["merges"]), ""]))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(plain / name, folder)
+    write(folder, "chat_template.json", {"chat_template": (plain / "chat_template.jinja").read_text()})
+    old = ("model.visual.", "visual."), ("model.language_model.", "model.")
+    weights = load_file(plain / WEIGHTS)
+    for new, published in old:
+        weights = {name.replace(new, published): value for name, value in weights.items()}
+    places = {name: f"model-{i % 5 + 1:05}-of-00005.safetensors" for i, name in enumerate(weights)}
+    for shard in set(places.values()):
+        save_file({n: weights[n] for n in weights if places[n] == shard}, folder / shard, {"format": "pt"})
+    write(folder, INDEX, {"metadata": {"total_size": 1}, "weight_map": places})
+    write(folder, "pytorch_model.bin", pickle.dumps(Touch(folder / "touched")))
+    crop = [photo.crop((0, 0, 192, 160))]
+    read = load(folder).open(crop).read_letters(SCORING, ANSWER_PREFIX, LETTERS)
+    assert apart(read, plain_logprobs(load(plain), crop)) < 1e-4
+    assert not (folder / "touched").exists()
+
+
+def test_links_such_as_those_of_a_hub_cache_are_followed(folder, tmp_path):
+    for name in (WEIGHTS, "config.json"):
+        (folder / name).rename(tmp_path / name)
+        (folder / name).symlink_to(f"../{name}")
+    assert load(folder).renderer.weights.numbers > 0
+
+
+def test_the_headers_say_what_is_in_the_weights(tmp_path):
+    """3·2·4 + 2·5 numbers."""
+    tensors = {f"model.layers.{i}.weight": torch.zeros(2, 4, dtype=torch.bfloat16) for i in range(3)}
+    save_file(tensors | {f"visual.{i}": torch.zeros(5) for i in range(2)}, tmp_path / WEIGHTS)
+    weights = read_weights(tmp_path)
+    assert (weights.files, weights.numbers) == ((tmp_path / WEIGHTS,), 34)
+    assert weights.shapes["model.layers.0.weight"] == (2, 4)
+
+
+def test_a_processor_without_weights_serves_the_server_engine(folder):
+    (folder / WEIGHTS).unlink()
+    assert Renderer("model", ModelSettings(path=str(folder)), weights=False).weights is None
+    with_code(folder)
+    with pytest.raises(VLMError, match="auto_map"):
+        Renderer("model", ModelSettings(path=str(folder)), weights=False)
+
+
+def test_a_study_does_not_wait_for_the_folder_that_it_is_to_describe(folder):
+    as_a_pipe(folder, WEIGHTS)
+    with pytest.raises(VLMError, match="expected a regular file, got a pipe"):
+        _model_folder(load_settings().with_options(model=str(folder)), ROLES["agent"][0])
