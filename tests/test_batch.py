@@ -18,7 +18,6 @@ import httpx
 import psutil
 import pytest
 import torch
-from agentic_iqa_local.config import ModelSettings
 from conftest import EMBEDDED, ROOT
 from scripted import in_this_process
 from test_assess import blocked  # noqa: F401 - a fixture
@@ -26,6 +25,7 @@ from test_assess import blocked  # noqa: F401 - a fixture
 from agentic_iqa_local.batch import rows as rows_module
 from agentic_iqa_local.cli import assess as script
 from agentic_iqa_local.cli.console import Console
+from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.judgement.assessment import file_sha256
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt

@@ -13,14 +13,13 @@ import psutil
 import pytest
 import torch
 from acting import Acting, Impatient, Unloadable, items
-from agentic_iqa_local.config import ModelSettings
 from conftest import EMBEDDED, ROOT
 from scripted import loaded_batch
 
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.runner import BatchError, Runner, resumed
 from agentic_iqa_local.batch.work import Assessing, as_line, key_of
-from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner
 from agentic_iqa_local.judgement.assessment import assess
