@@ -409,10 +409,7 @@ except ToolError as error:
     # From the cache that the bundle was made of, nothing is loaded.
     done, _ = offline(*run, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert f"missing weights {weight}" in done.stdout
-    assert (
-        f"fetch_models.py --tools CNNIQA --weights {tmp_path / 'cache' / 'torch' / 'hub'} makes a bundle of"
-        " them" in done.stdout
-    )
+    assert "fetch_models.py --tools CNNIQA makes a bundle of them" in done.stdout
     stored = weights_dir(store) / weight
     data = bytearray(stored.read_bytes())
     data[len(data) // 2] ^= 1

@@ -111,7 +111,7 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
 
 
 def wanted(args: argparse.Namespace, console: Console) -> list:
-    """The items that the command line names, with --shard its share of them. Raises UserError."""
+    """The items that the command line names. Raises UserError."""
     from agentic_iqa_local.batch.inputs import Item, expand_inputs, read_manifest, references_in
 
     if args.manifest:

@@ -136,8 +136,9 @@ class Errors(_Record):
         """The intervals around fused scores, (pictures,) → (pictures, 2) within 1..5. An end that has too few
         errors beyond it is the scale's."""
         outside = 100 * (1 - coverage)  # percent
+        system = self._system  # its import sets filters of its own
         with warnings.catch_warnings(action="ignore"):  # of too few errors: an end is then infinite
-            ends = self._system.predict_percentiles(
+            ends = system.predict_percentiles(
                 self.expected(q),
                 difficulty,
                 self.range_of(q),
