@@ -69,7 +69,8 @@ def _winner(study: Study, ranked: list[Row], best: list[str]) -> Sentence:
         return Sentence("winner", "none", "No mode has an SRCC on these images.", numbers)
     first = ranked[0]
     numbers |= {key: first[key] for key in ("n", "srcc", "srcc_low", "srcc_high")}
-    text = f"{_listed(best)} of {len(ranked)} modes: {_with_interval(first, 'srcc')} on {first['n']} images"
+    verb = "ranks" if len(best) == 1 else "rank"
+    text = f"{_listed(best)} {verb} best of {len(ranked)} modes: {_with_interval(first, 'srcc')} on {first['n']} images"
     if outside := len(study.tables["modes"]) - len(ranked):
         text += f" ({outside} more answered too few of them, or have no SRCC)"
     for place, row in enumerate(ranked, 1):
