@@ -11,6 +11,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 from langsmith import tracing_context
 
+from agentic_iqa_local.config import check_choices, check_limit
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import planner_node
@@ -18,7 +19,6 @@ from agentic_iqa_local.nodes.query import choices_in
 from agentic_iqa_local.nodes.replanning import DEFAULT_MAX_REPLAN_ITERATIONS, may_replan, replan_limit
 from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.nodes.workbench import Context, Observer, OpenImages, open_images
-from agentic_iqa_local.request import check_choices, check_limit
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import AgenticIQAState
 from agentic_iqa_local.text import one_line

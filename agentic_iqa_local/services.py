@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from agentic_iqa_local.config import Settings, load_settings
-from agentic_iqa_local.config_sections import RoleSettings
+from agentic_iqa_local.config import RoleSettings, Settings, load_settings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.offline.manifest import BundleError

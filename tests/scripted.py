@@ -11,9 +11,8 @@ import numpy as np
 from agentic_iqa_local import services
 from agentic_iqa_local.batch.runner import Batch
 from agentic_iqa_local.batch.work import Assessing
-from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.run import Plan, Studying, run_study
 from agentic_iqa_local.vlm_client import LetterRead, PixelLimits, SeenImage, TokenUsage, VLMError

@@ -8,7 +8,7 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 
 from agentic_iqa_local import Assessment, assess
 from agentic_iqa_local.batch.stored_row import as_line
-from agentic_iqa_local.config_sections import RoleSettings
+from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt

@@ -34,8 +34,7 @@ from agentic_iqa_local.batch.runs import Results, identity
 from agentic_iqa_local.batch.stored_row import as_line
 from agentic_iqa_local.cli import assess as assess_command
 from agentic_iqa_local.cli.console import Console
-from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.images.reading import LoadedImage
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.runner import ToolRunner

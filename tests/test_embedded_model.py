@@ -8,7 +8,7 @@ from conftest import DATA, EMBEDDED, ROOT
 from PIL import Image
 from scipy.stats import spearmanr
 
-from agentic_iqa_local.config_sections import RoleSettings
+from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, detection_prompt, summarizer_prompt

@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from agentic_iqa_local.offline.wanted import REPOS, folder_of
 from conftest import ROOT
 from families import FAMILIES, PRESETS, REVERSED, SCORING, apart, build, load, plain_logprobs
 from PIL import Image
@@ -15,6 +14,7 @@ from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.levels import LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, comparison_prompt, detection_prompt
 from agentic_iqa_local.nodes.replies import detection_reply, summary_reply
+from agentic_iqa_local.offline.fetch import REPOS
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.vlm_client.chat import in_words
 from agentic_iqa_local.vlm_client.rendering import NEXT_SET_UP
@@ -81,7 +81,7 @@ def test_a_preset_gives_the_letters_of_a_plain_pass_and_a_whole_assessment(
     preset, photo, photo_path, tmp_path
 ):
     (backend,) = load_settings(preset).backends
-    repo = REPOS[folder_of(load_settings(preset), backend)]
+    repo = REPOS[load_settings(preset).folder(backend).name]
     row = next(line for line in (ROOT / "README.md").read_text().splitlines() if f"| `{preset}` |" in line)
     assert repo.licence in row.lower()
     settings = load_settings(preset).with_options(model=str(build(preset, tmp_path / "model")))

@@ -23,6 +23,7 @@ from agentic_iqa_local.levels import LOOKS, lower_edge
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse, scoring_prompts
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import OpenImages
+from agentic_iqa_local.output.tally import Tally
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.state import FusionResult, PlannerOutput
 
@@ -171,6 +172,18 @@ def test_answers_wider_than_allowed_are_held_back():
     interval, _ = of.interval(fused(3.0), None)
     assert of.not_sure(interval) == "not sure: the interval is 1.82 levels wide, more than 1.5"
     assert sureness(abstain_wider_than=1.9).not_sure(interval) is None
+
+
+def test_answers_held_back_are_in_no_mean():
+    tally = Tally()
+    row = {"error": None, "choices": None, "gate": None, "not_sure": None}
+    for image, q, letter in (("a.png", 2.0, "D"), ("b.png", 4.0, "B")):
+        tally.add(row | {"image": image, "q": q, "final_answer": letter})
+    tally.add(row | {"image": "c.png", "q": 5.0, "final_answer": "A", "not_sure": "not sure: wide"})
+    text = tally.text(3, 0)
+    assert "mean 3.00" in text
+    assert "1 not sure" in text
+    assert "c.png" not in text
 
 
 def test_a_set_holds_the_choices_that_are_not_ruled_out_or_why_there_is_none():

@@ -36,8 +36,7 @@ from agentic_iqa_local.batch.stored_row import as_line
 from agentic_iqa_local.cli import assess as assess_command
 from agentic_iqa_local.cli.console import Console, SafeStream
 from agentic_iqa_local.cli.outputs import UsageError, result_file
-from agentic_iqa_local.config import load_settings
-from agentic_iqa_local.config_sections import ConfigError
+from agentic_iqa_local.config import ConfigError, load_settings
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.images.reading import ImageError, load_image
 from agentic_iqa_local.iqa_tools import ToolError

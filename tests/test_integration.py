@@ -12,8 +12,7 @@ from conftest import ROOT
 from PIL import Image
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.config import Settings
-from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.config import ModelSettings, Settings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.services import Services

@@ -10,8 +10,7 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedSession, ScriptedTools, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess, run_pipeline
-from agentic_iqa_local.config import Settings
-from agentic_iqa_local.config_sections import FusionSettings
+from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.nodes.evidence import evidence_warnings, object_votes, votes
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse, scoring_prompts
 from agentic_iqa_local.nodes.workbench import OpenImages

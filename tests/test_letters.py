@@ -9,12 +9,12 @@ import math
 from typing import get_args
 
 import pytest
-from agentic_iqa_local.judgement.quality_map.reading import SEVERITY_PREFIX
 from conftest import DATA
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen2Tokenizer
 
+from agentic_iqa_local.judgement.quality_map import SEVERITY_PREFIX
 from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS, LEVEL_WORDS, Severity
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.vlm_client import LetterRead, VLMError

@@ -4,10 +4,10 @@ is loaded."""
 import io
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
-from agentic_iqa_local.offline.tar import tar_header
 from conftest import DATA
 from test_study_report import make_run
 
@@ -17,7 +17,7 @@ from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.cli.outputs import UsageError, result_file
 from agentic_iqa_local.files import require_own
 from agentic_iqa_local.judgement.fit import Fit
-from agentic_iqa_local.offline.manifest import HASH_LINE, MANIFEST_HASH
+from agentic_iqa_local.offline.manifest import MANIFEST_HASH
 from agentic_iqa_local.serve.keeping import Kept
 from agentic_iqa_local.studies.store import Store, StoreError
 
@@ -95,7 +95,7 @@ def test_what_this_program_wrote_is_replaced(tmp_path):
     place = tmp_path / "file"
     place.write_text(Fit(2.0, 0.5, "srcc", 0.71, 0.73, "koniq10k", "M", ("a.jpg",)).to_json())
     require_own(place, "fit")
-    place.write_bytes(tar_header(MANIFEST_HASH, HASH_LINE))
+    place.write_bytes(tarfile.TarInfo(MANIFEST_HASH).tobuf())
     require_own(place, "bundle")
     place.write_text('{"schema_version": 5, "error": "no picture"}\n{"kind": "group"}\n')
     require_own(place, "file of comparisons")

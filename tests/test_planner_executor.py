@@ -20,8 +20,7 @@ from scripted import (
 )
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.config import Settings
-from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.config import ModelSettings, Settings
 from agentic_iqa_local.nodes.executor import executor_node, locate
 from agentic_iqa_local.nodes.planner import correct_plan, derive_flags, planner_node
 from agentic_iqa_local.nodes.prompts import planner_prompt

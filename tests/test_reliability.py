@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_services
 
-from agentic_iqa_local.config import Settings
-from agentic_iqa_local.config_sections import FusionSettings
+from agentic_iqa_local.config import FusionSettings, Settings
 from agentic_iqa_local.iqa_tools.reliability import CLEARLY_WORSE, Reliability, load_reliability
 from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.studies.leakage import SHARING_IMAGES, TRAINED_ON

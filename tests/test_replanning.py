@@ -19,8 +19,7 @@ from scripted import (
     scripted_services,
 )
 
-from agentic_iqa_local.config import Settings
-from agentic_iqa_local.config_sections import ModelSettings
+from agentic_iqa_local.config import ModelSettings, Settings
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.nodes.evidence import (

@@ -18,8 +18,7 @@ from scripted import (
 )
 
 from agentic_iqa_local import services, vlm_client
-from agentic_iqa_local.config import DEFAULT_CONFIG, Settings
-from agentic_iqa_local.config_sections import FusionSettings
+from agentic_iqa_local.config import DEFAULT_CONFIG, FusionSettings, Settings
 from agentic_iqa_local.nodes.evidence import contradictions, should_replan, tool_scores
 from agentic_iqa_local.nodes.prompts import (
     EXPLANATION_PROMPT_TEMPLATE,

@@ -30,14 +30,13 @@ from agentic_iqa_local.batch.rows import (
 )
 from agentic_iqa_local.batch.stored_row import StoredRow, as_line
 from agentic_iqa_local.batch.work import ROLES, AnyItem, key_of
-from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.files import FileError, parse_json, place_for, read_bytes
 from agentic_iqa_local.judgement.assessment import file_sha256
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.offline.store import file_hash
 from agentic_iqa_local.provenance import folder_hash, of_settings
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 from agentic_iqa_local.text import one_line, path_from_text, path_text
 

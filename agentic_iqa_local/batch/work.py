@@ -14,13 +14,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from agentic_iqa_local.batch.inputs import Item, row_key
 from agentic_iqa_local.batch.stored_row import as_line, read_line
-from agentic_iqa_local.config import Settings
+from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.files import FileError
 from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.quality_map import MapRequest
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.workbench import Observer
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line

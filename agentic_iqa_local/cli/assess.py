@@ -48,7 +48,7 @@ from agentic_iqa_local.cli.cluster_options import place_of
 from agentic_iqa_local.cli.compare_run import CompareRun, check_number
 from agentic_iqa_local.cli.console import Console, exit_status, like_ctrl_c, safe_streams, start_logging
 from agentic_iqa_local.cli.outputs import UsageError, result_file
-from agentic_iqa_local.paths import ROOT, command
+from agentic_iqa_local.files import ROOT, command
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.shards import Share
@@ -218,7 +218,7 @@ def about_missing(args: argparse.Namespace, missing: list[Path]) -> str:
 
 def check_models(settings, pipeline: str) -> None:
     """Raises UsageError for a model folder that is not there."""
-    from agentic_iqa_local.paths import about_missing_model
+    from agentic_iqa_local.files import about_missing_model
 
     for role in ("planner", "executor", "summarizer") if pipeline == "agent" else ("summarizer",):
         folder = settings.folder(settings.role(role).backend)

@@ -9,7 +9,7 @@ from agentic_iqa_local.cli import HOW, HOW_SURE, add_options, add_set_up, check_
 from agentic_iqa_local.cli.cluster_options import add_cluster_options, check_cluster
 from agentic_iqa_local.cli.compare_options import add_compare_options, check_compare
 from agentic_iqa_local.cli.console import Parser
-from agentic_iqa_local.paths import command
+from agentic_iqa_local.files import command
 
 MOST_JOBS = 256
 

@@ -266,7 +266,7 @@ class AssessRun:
     def _write_gallery(self) -> bool:
         """Writes the gallery of the rows there are; whether nobody interrupted that."""
         from agentic_iqa_local.cli.gallery import written
-        from agentic_iqa_local.paths import command
+        from agentic_iqa_local.files import command
 
         args, console = self.args, self.console
         if not (rows := list(self._rows())):

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.paths import command
+from agentic_iqa_local.files import command
 from agentic_iqa_local.text import one_line, printable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from agentic_iqa_local.batch.rows import write_whole
 from agentic_iqa_local.cli.console import Parser, bar, exit_status, safe_streams
-from agentic_iqa_local.files import DRAWN_BY, FileError, place_for, require_own
+from agentic_iqa_local.files import DRAWN_BY, ROOT, FileError, command, place_for, read_yaml, require_own
 from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import (
@@ -23,8 +23,6 @@ from agentic_iqa_local.iqa_tools.calibration import (
     fit_logistic,
     read_map_file,
 )
-from agentic_iqa_local.paths import ROOT, command
-from agentic_iqa_local.plain_yaml import read_yaml
 from agentic_iqa_local.studies.datasets import MOST, Dataset, DatasetError, load_dataset
 
 ANCHORS = ("FSIM", "SSIM", "VIF", "GMSD")

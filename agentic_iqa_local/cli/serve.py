@@ -24,7 +24,7 @@ from agentic_iqa_local.cli import add_set_up, check_options, chosen_settings
 from agentic_iqa_local.cli.assess import UsageError, check_models
 from agentic_iqa_local.cli.assess_options import MOST_JOBS, add_how, add_how_sure
 from agentic_iqa_local.cli.console import Parser, exit_status, safe_streams, start_logging
-from agentic_iqa_local.paths import command
+from agentic_iqa_local.files import command
 
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings

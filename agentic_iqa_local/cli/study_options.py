@@ -3,7 +3,7 @@
 import argparse
 import textwrap
 
-from agentic_iqa_local.paths import command
+from agentic_iqa_local.files import command
 
 STUDY = command("study")
 Subcommands = argparse._SubParsersAction

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from agentic_iqa_local.config_sections import RoleSettings
+from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.files import with_each_key_once
 from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.state import PlannerError, revised

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from agentic_iqa_local.config_sections import FusionSettings
+from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, Look, Mode
 from agentic_iqa_local.nodes.ask import ask

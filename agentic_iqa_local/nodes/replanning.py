@@ -8,6 +8,7 @@ from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR
 from agentic_iqa_local.nodes.evidence import by_object, object_votes, of_object
 from agentic_iqa_local.score_fusion import ScoreFusion, expected_level
 from agentic_iqa_local.state import (
+    DEFAULT_MAX_REPLAN_ITERATIONS,
     NO_REASON,
     AgenticIQAState,
     Basis,
@@ -21,7 +22,6 @@ from agentic_iqa_local.state import (
 logger = logging.getLogger(__name__)
 
 REPLAN_HISTORY_LIMIT = 10
-DEFAULT_MAX_REPLAN_ITERATIONS = 2
 SERIOUS = ("executor", "analysis", "scores")
 
 

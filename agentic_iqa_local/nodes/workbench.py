@@ -21,7 +21,7 @@ from langgraph.runtime import Runtime
 from PIL import Image
 from pydantic import BaseModel
 
-from agentic_iqa_local.config_sections import DecisionSettings, ImageSettings
+from agentic_iqa_local.config import DecisionSettings, ImageSettings
 from agentic_iqa_local.images.crops import View, native_views
 from agentic_iqa_local.images.frames import moved, without_frames
 from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair, same_pixels

@@ -16,7 +16,7 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -45,6 +45,9 @@ from agentic_iqa_local.offline.store import store_manifest, unchanged
 CHUNK = 1 << 20
 PARTIAL = ".partial"
 LOCK = ".agentic_iqa.lock"
+Opened = tuple[
+    StoredFile, BinaryIO | BundleError
+]  # a file of a bundle with its bytes, or what is wrong with it
 Progress = Callable[[str, int], None]  # a file's path and how many of its bytes were just done
 
 
@@ -58,7 +61,7 @@ class Source:
 
     manifest: Manifest
     sha256: str
-    files: Iterator[tuple[StoredFile, BinaryIO | BundleError]]
+    files: Iterator[Opened]
 
 
 def silent(path: str, size: int) -> None:
@@ -101,7 +104,7 @@ def _leading(tar: tarfile.TarFile, name: str, bundle: Path) -> bytes:
     return file.read() if file else b""
 
 
-def _files_of_folder(folder: Path, manifest: Manifest) -> Iterator[tuple[StoredFile, BinaryIO | BundleError]]:
+def _files_of_folder(folder: Path, manifest: Manifest) -> Generator[Opened, None, None]:
     for entry in manifest.files:
         place = folder / entry.path
         try:
@@ -115,9 +118,7 @@ def _files_of_folder(folder: Path, manifest: Manifest) -> Iterator[tuple[StoredF
             )
 
 
-def _files_of_archive(
-    tar: tarfile.TarFile, bundle: Path, manifest: Manifest
-) -> Iterator[tuple[StoredFile, BinaryIO | BundleError]]:
+def _files_of_archive(tar: tarfile.TarFile, bundle: Path, manifest: Manifest) -> Iterator[Opened]:
     left = {entry.path: entry for entry in manifest.files}
     try:
         while member := tar.next():

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urlsplit
 
 from pebble import ProcessExpired, ProcessPool
@@ -451,7 +451,8 @@ def examine(setup: Setup, *, deep: bool = False, timeout: float = TIMEOUT) -> It
     plan += [("tools", tools, ())]
     plan += [(name, check, ()) for name, check in deeper.CHECKS.items()] if deep else []
     needs_models = {"memory", *deeper.CHECKS, *(f"model {backend}" for backend in backends)}
-    with ProcessPool(1, context=get_context("spawn"), initializer=_block_network, initargs=(setup,)) as pool:
+    context: Any = get_context("spawn")
+    with ProcessPool(1, context=context, initializer=_block_network, initargs=(setup,)) as pool:
         for name, find, about in plan:
             if "device" in failed and find not in (models_folder, disk, folder):
                 continue
@@ -480,4 +481,4 @@ def examine(setup: Setup, *, deep: bool = False, timeout: float = TIMEOUT) -> It
             if status == "fail":
                 failed.add(name)
             seconds = round(time.perf_counter() - began, 3)
-            yield Check(one_line(name), status, one_line(found), one_line(remedy), seconds)
+            yield Check(one_line(name), cast(Status, status), one_line(found), one_line(remedy), seconds)

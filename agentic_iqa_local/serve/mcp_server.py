@@ -15,6 +15,7 @@ from mcp_types import CallToolResult, TextContent
 from pydantic import ValidationError
 
 from agentic_iqa_local import __version__
+from agentic_iqa_local.config import Pipeline
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.images.files import check_file
@@ -23,7 +24,6 @@ from agentic_iqa_local.judgement.comparison import Ranked, Ranking, compare, ran
 from agentic_iqa_local.output.comparison_report import comparison_headline, headline_of
 from agentic_iqa_local.output.picture_lines import worst_distortion
 from agentic_iqa_local.output.report import headline
-from agentic_iqa_local.request import Pipeline
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.text import one_line

@@ -14,8 +14,8 @@ import uvicorn
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import choose_device
 from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.files import ROOT
 from agentic_iqa_local.offline.store import models_root
-from agentic_iqa_local.paths import ROOT
 from agentic_iqa_local.serve.app import SetUp, make_app
 from agentic_iqa_local.serve.asks import Answer, Ask, Serving
 from agentic_iqa_local.serve.batches import Batches

@@ -17,7 +17,7 @@ def quantization(args: argparse.Namespace) -> dict:
     rank changes."""
     import numpy as np
 
-    from agentic_iqa_local.config_sections import ModelSettings
+    from agentic_iqa_local.config import ModelSettings
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.images.reading import load_image
     from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS

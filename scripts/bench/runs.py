@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentic_iqa_local.paths import ROOT
+from agentic_iqa_local.files import ROOT
 from bench.setup import build, environment, pictures, progress, services_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from agentic_iqa_local.paths import EMBEDDED, ROOT
+from agentic_iqa_local.files import EMBEDDED, ROOT
 
 ARMS = {
     "naive": ("transformers", False),
@@ -116,8 +116,7 @@ def pictures(count: int, side: int, scratch: Path, name: str) -> list[tuple[Path
 
 def services_of(arm: str, args: argparse.Namespace, folder: Path, tools=None):
     """Services of one arm, loaded."""
-    from agentic_iqa_local.config import load_settings
-    from agentic_iqa_local.config_sections import ModelSettings
+    from agentic_iqa_local.config import ModelSettings, load_settings
     from agentic_iqa_local.devices import choose_device, describe_device
     from agentic_iqa_local.services import Services
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from agentic_iqa_local.batch.cluster.actor import Message, Servant
 from agentic_iqa_local.batch.runner import BatchError
-from agentic_iqa_local.paths import PACKAGE, ROOT
+from agentic_iqa_local.files import PACKAGE, ROOT
 from agentic_iqa_local.text import one_line
 
 LOCAL = "local"

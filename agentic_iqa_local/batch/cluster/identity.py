@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.batch.work import Work
+from agentic_iqa_local.files import PACKAGE
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
 from agentic_iqa_local.offline.store import file_hash
-from agentic_iqa_local.paths import PACKAGE
 from agentic_iqa_local.provenance import SCORING, folder_hash, of_settings, versions
 from agentic_iqa_local.services import Services
 
