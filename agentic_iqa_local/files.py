@@ -254,6 +254,43 @@ def with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
+class WriteError(UserError, ValueError):
+    """What the disk did not take; what was there before is whole."""
+
+
+def write_whole(path: Path, content: str | bytes, *, sync: bool = False, encoding: str = "utf-8") -> None:
+    """Replaces a file, so that a killed process leaves either the old or the new content; with `sync` a power
+    failure does too. A text ends with exactly one line end. A link at `path` is replaced, never followed.
+    Raises WriteError.
+    """
+    partial = path.with_name(path.name + ".partial")
+    if isinstance(content, str):
+        content = (content.rstrip("\n") + "\n").encode(encoding)
+    try:
+        with open(create(partial), "wb") as file:
+            file.write(content)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        partial.replace(path)
+        if sync:
+            sync_folder(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise WriteError(
+            f"{path}: could not be written ({error.strerror})", "make room there or choose another place"
+        ) from error
+
+
+def sync_folder(path: Path) -> None:
+    """Puts the name of a new file on disk, where the file system can."""
+    folder = os.open(path.absolute().parent, os.O_RDONLY)
+    with suppress(OSError):
+        os.fsync(folder)
+    os.close(folder)
+
+
 class _Loader(yaml.SafeLoader):
     """Plain values only. Keys given twice are errors, and so are merge keys (<<), which can grow without
     bound."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from agentic_iqa_local import services
-from agentic_iqa_local.batch.runner import Batch
+from agentic_iqa_local.batch.runner import Runner
 from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.iqa_tools import ToolError, ToolInfo, ToolReading
@@ -192,23 +192,25 @@ def prompts(client: ScriptedClient, schema: str) -> list:
     return [prompt for name, prompt in client.calls if name == schema]
 
 
-def loaded_batch(services: Services, pipeline: Pipeline = "agent", **window) -> Batch:
-    """A batch of assessments on services, with what it needs loaded."""
-    batch = Batch(services, Assessing(services.settings, pipeline), **window)
+def loaded_batch(services: Services, pipeline: Pipeline = "agent", **window) -> Runner:
+    """A batch of assessments in this process, on services, with what it needs loaded."""
+    batch = Runner(Assessing(services.settings, pipeline), services=services, **window)
     batch.load()
     return batch
 
 
 def study_here(dataset, services: Services, plan: Plan, folder: Path, **window) -> Iterator[int]:
     """A study in this process, on services."""
-    return run_study(dataset, Batch(services, Studying(services.settings, plan), **window), folder)
+    work = Studying(services.settings, plan)
+    return run_study(dataset, Runner(work, services.device, services=services, **window), folder)
 
 
 def in_this_process(monkeypatch) -> None:
     """Batches run where the test has put its scripted parts, not in a process of their own."""
 
-    class Here(Batch):
-        def __init__(self, work, device, **window):
-            super().__init__(services.Services(work.settings, device), work, **window)
+    class Here(Runner):
+        def __init__(self, work, device="cpu", **window):
+            window.setdefault("services", services.Services(work.settings, device))
+            super().__init__(work, device, **window)
 
-    monkeypatch.setattr("agentic_iqa_local.batch.batch_worker.BatchWorker", Here)
+    monkeypatch.setattr("agentic_iqa_local.batch.runner.Runner", Here)

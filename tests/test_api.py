@@ -17,7 +17,7 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 
 import agentic_iqa_local
 from agentic_iqa_local import IQA, Assessment, assess, run_pipeline
-from agentic_iqa_local.batch.stored_row import as_line
+from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.graph import initial_state
 from agentic_iqa_local.images.pictures import as_file
 from agentic_iqa_local.levels import LEVEL_WORDS

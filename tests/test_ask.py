@@ -7,7 +7,7 @@ import pytest
 from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers, scripted_services
 
 from agentic_iqa_local import Assessment, assess
-from agentic_iqa_local.batch.stored_row import as_line
+from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.config import RoleSettings
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask

@@ -189,7 +189,6 @@ def test_a_polite_kill_ends_like_ctrl_c(folder, tmp_path, number):
     said = process.communicate(timeout=600)[1]
     rows = out.read_bytes().count(b"\n")
     assert process.returncode == (130 if rows < 4 else 1), said
-    assert not out.with_name("rows.jsonl.in_hand.json").exists()  # nobody died of anything
     done = run(folder, "--cpu", "--out", out, "--resume")
     assert done.returncode == 1  # broken.png
     assert out.read_bytes().count(b"\n") == 4

@@ -10,7 +10,7 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, plan_reply, prompts, scripted_answers, scripted_services
 
 from agentic_iqa_local import IQA, Assessment, Conversation, assess
-from agentic_iqa_local.batch.stored_row import as_line
+from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.nodes.conversation import (
     earlier_lines,

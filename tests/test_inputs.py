@@ -1,15 +1,20 @@
-"""What a command line names: links that lead nowhere, references in a folder, words that look like options."""
+"""What a command line names: links that lead nowhere, references in a folder, words that look like options; and
+what is read of a manifest."""
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from agentic_iqa_local.batch.inputs import expand_inputs, references_in
+from agentic_iqa_local.batch.inputs import Item, ManifestError, expand_inputs, read_manifest, references_in
 from agentic_iqa_local.cli.assess import wanted
 from agentic_iqa_local.cli.assess_options import parse
 from agentic_iqa_local.images.reading import ImageError
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.text import path_from_text, path_text
 
 
@@ -76,3 +81,70 @@ def test_a_picture_whose_name_looks_like_an_option_is_told_how_to_be_named(tmp_p
 @pytest.mark.parametrize("name", [b"a.png", b"a\xff.png", rb"a\xff.png", b"\\\\x\xc3\xa4\xff\\", b"a\\b"])
 def test_a_path_comes_back_from_its_text(name):
     assert path_from_text(path_text(os.fsdecode(name))) == os.fsdecode(name)
+
+
+# Manifests
+
+
+def test_csv_json_lines_and_parquet_say_the_same(tmp_path):
+    """Paths are relative to the manifest, cells that are empty stand for the defaults."""
+    files(tmp_path, "a.png", "b.png")
+    (tmp_path / "rows.csv").write_text(
+        'image, reference, query, choices\na.png\na.png,b.png,"Sharp, or not?",Yes|No\n', "utf-8-sig"
+    )
+    rows = [
+        {"image": "a.png"},
+        {"image": "a.png", "reference": "b.png", "query": "Sharp, or not?", "choices": ["Yes", "No"]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    names = list(rows[1])
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    expected = [
+        Item(tmp_path / "a.png", None, "Rate it."),
+        Item(tmp_path / "a.png", tmp_path / "b.png", "Sharp, or not?", ("Yes", "No")),
+    ]
+    for suffix in ("csv", "jsonl", "parquet"):
+        assert read_manifest(tmp_path / f"rows.{suffix}", "Rate it.") == expected
+    assert read_manifest(tmp_path / "rows.csv")[0].query == DEFAULT_QUERY
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("m.csv", "image\na.png\n\nno.png\n", "line 4: image: there is no file"),
+        ("m.csv", "image,reference\na.png,no.png\n", "line 2: reference: there is no file"),
+        ("m.csv", "picture\na.png\n", "line 2: image: expected a value"),
+        ("m.csv", "image\na.png\na.png\n", "line 3: the same as line 2"),
+        ("m.csv", "image\na.png,b.png\n", "line 2: more cells"),
+        ("m.jsonl", '{"image": "a.png", "query": "  "}\n', "line 1: query: expected"),
+        ("m.csv", "image,choices\na.png,Yes\n", "line 2: choices: expected 2 to 10"),
+        ("m.csv", "image\n", "found none"),
+        ("m.csv", b"image\n\xff\xfe.png\n", "UTF-8"),
+        ("m.jsonl", '{"image": "a.png"}\n{"image": 3}\n', "line 2: image:"),
+        ("m.jsonl", '["a.png"]\n', "line 1: expected a JSON object"),
+        ("m.jsonl", '{"image": "a.png", "image": "b.png"}\n', "expected each key once"),
+        ("m.jsonl", '{"image": "a.png", "query": "\\ud800"}\n', "line 1: expected a JSON object"),
+        (
+            "m.jsonl",
+            "\n".join(f'{{"image": "{i}.png"}}' for i in range(8)),
+            "line 5: .*; and 3 more; correct",
+        ),
+        ("m.txt", "a.png\n", "named .csv, .jsonl or .parquet"),
+        ("m.parquet", "PAR1", "expected parquet"),
+        ("m.csv", "image,image\na.png,a.png\n", "line 1: expected each column once, got image twice"),
+        ("m.csv", f"image\na.png\n{'x' * 300}.png\n", "line 3: image: File name too long"),
+    ],
+)
+def test_bad_rows_of_a_manifest_are_named(tmp_path, name, content, said):
+    (tmp_path / "a.png").write_bytes(b"an image, for all the manifest knows")
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ManifestError, match=said):
+        read_manifest(tmp_path / name)
+
+
+def test_columns_that_are_not_used_are_told(tmp_path, caplog):
+    (tmp_path / "a.png").touch()
+    (tmp_path / "m.csv").write_text("image,refrence\na.png,b.png\n")
+    read_manifest(tmp_path / "m.csv")
+    assert "refrence" in caplog.text

@@ -12,7 +12,7 @@ from conftest import DATA
 from test_study_report import make_run
 
 from agentic_iqa_local.batch.rows import RowsError
-from agentic_iqa_local.cli import assess, bundle, gallery, merge, study
+from agentic_iqa_local.cli import assess, bundle, gallery, study
 from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.cli.outputs import UsageError, result_file
 from agentic_iqa_local.files import require_own
@@ -54,7 +54,6 @@ def said_by(command, words, capfd) -> str:
         (assess, ["--compare", "a.png", "x.png", "--out", "x.jsonl"]),
         (assess, ["--compare", "a.png", "x.png", "--out", "rows.jsonl"]),
         (gallery, ["rows.jsonl", "--out", "x.html"]),
-        (merge, ["rows.jsonl", "--out", "x.jsonl"]),
         (study, ["fit", "run", "--out", "x.json"]),
         (study, ["report", "run", "--out", "run"]),
         (study, ["compare", "run", "run", "--out", "run"]),

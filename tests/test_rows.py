@@ -1,33 +1,38 @@
-"""Files of rows and the description of the run they belong to. What a power cut leaves is in test_durability.py."""
+"""Files of rows: what a kill, a full disk, a power cut, another program or another run leaves of them."""
 
 import errno
-import io
 import json
 import os
+import stat
+import sys
+import threading
+from pathlib import Path
 
 import pytest
-from attacks import opened_in
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentic_iqa_local.batch import rows
-from agentic_iqa_local.batch.rows import (
-    OtherRun,
-    Replaced,
-    RowFile,
-    RowsError,
-    UnreadableRow,
-    WriteError,
-    check_run,
-    rows_in,
-    write_run,
-    write_whole,
-)
+from agentic_iqa_local.batch import rows as module
+from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.results import Results
+from agentic_iqa_local.batch.rows import OtherRun, RowFile, RowsError, check_run, rows_in, write_run
+from agentic_iqa_local.batch.work import Assessing, as_line
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.files import WriteError, write_whole
+from agentic_iqa_local.judgement.assessment import file_sha256
 
-ONE, TWO, THREE = '{"a": 1}\n', '{"a": 2}\n', '{"a": 3}\n'
+ONE, TWO, THREE = '{"n": 1}\n', '{"n": 2}\n', '{"n": 3}\n'
 
 
 class Numbered(BaseModel):
-    a: int
+    n: int
+
+
+def opened(path: Path, text: str | None = None) -> RowFile:
+    if text is not None:
+        path.write_text(text)
+    return RowFile(path, Numbered, lambda row: str(row["n"]))
 
 
 @pytest.fixture
@@ -37,324 +42,378 @@ def path(tmp_path):
 
 @pytest.fixture
 def file(path):
-    file = RowFile(path, Numbered)
+    file = opened(path)
     yield file
     file.close()
-
-
-def full(path, text: str) -> RowFile:
-    path.write_text(text)
-    return RowFile(path, Numbered)
 
 
 # Writing
 
 
-def test_rows_are_lines_in_the_order_of_their_writing(file, path):
-    assert file.empty
-    for line in (ONE, TWO):
-        file.append(line.strip())
-    assert path.read_text() == ONE + TWO
-    assert list(file) == [{"a": 1}, {"a": 2}]
-    assert not file.empty
-
-
-def test_a_file_that_is_there_is_gone_on_with(path):
-    file = full(path, ONE)
-    assert not file.empty
-    file.append(TWO.strip())
+def test_rows_are_lines_in_the_order_of_their_writing(path):
+    file = opened(path, ONE)
+    file.recover()
+    file.append('{"n": 2, "error": "no"}')
     file.close()
-    assert path.read_text() == ONE + TWO
+    assert path.read_text() == ONE + '{"n": 2, "error": "no"}\n'
+    assert (file.done, file.failed) == ({"1", "2"}, 1)
 
 
 def test_one_process_writes_and_closing_lets_the_next(file, path):
     with pytest.raises(RowsError, match="another process is writing it"):
-        RowFile(path)
+        opened(path)
     file.close()
-    RowFile(path).close()
+    opened(path).close()
 
 
-def test_a_link_and_a_folder_are_no_files_of_rows(path, tmp_path):
+def test_a_link_a_folder_and_a_missing_folder_are_no_files_of_rows(path, tmp_path):
     (tmp_path / "real").write_text("")
     path.symlink_to(tmp_path / "real")
-    with pytest.raises(RowsError, match="got a link"):
-        RowFile(path)
-    with pytest.raises(RowsError, match="got a folder"):
-        RowFile(tmp_path)
-    with pytest.raises(RowsError, match="can be written, got No such file"):
-        RowFile(tmp_path / "none" / "rows.jsonl")
+    for place, said in (
+        (path, "got a link"),
+        (tmp_path, "got a folder"),
+        (tmp_path / "none/a", "No such file"),
+    ):
+        with pytest.raises(RowsError, match=said):
+            opened(place)
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"a": NaN}', "finite"),
-        ('{"a": 1, "b": [{"c": Infinity}]}', "finite"),
-        ('{"a": 1, "b": [0, -1e999]}', "finite"),
-        pytest.param('{"a": 1, "b": 1' + "0" * 400 + "}", "finite", id="larger than every float"),
-        ('{"a": "1"}', "a: expected a whole number"),
-        ('{"a": true}', "a: expected a whole number"),
+        ('{"n": 1, "b": [{"c": NaN}]}', "expected JSON"),
+        ('{"n": "1"}', "n: expected a whole number"),
         ("[1]", "a list"),
-        ('{"a": 1', "expected JSON"),
+        ('{"n": 1', "expected JSON"),
+        ('{"n": 1, "b": "' + "x" * 2**22 + '"}', "at most 4194304 bytes"),
     ],
+    ids=lambda value: value[:20],
 )
 def test_a_row_that_could_not_be_read_again_is_not_written(file, path, line, reason):
     file.append(ONE.strip())
-    with pytest.raises(UnreadableRow, match=reason):
+    with pytest.raises(RowsError, match=reason):
         file.append(line)
     assert path.read_text() == ONE
 
 
-def test_a_row_is_as_long_as_the_limit_at_most(file, path, monkeypatch):
-    monkeypatch.setattr(rows, "LARGEST", len(ONE))
+def test_a_full_disk_leaves_whole_rows(file, path, monkeypatch):
+    """It takes some bytes of a row, and then no more."""
     file.append(ONE.strip())
-    with pytest.raises(UnreadableRow, match=f"at most {len(ONE)} bytes"):
-        file.append('{"a": 10}')
-    assert list(file) == [{"a": 1}]
-
-
-def test_a_row_that_the_disk_takes_in_part_is_taken_back(file, path, monkeypatch):
-    file.append(ONE.strip())
+    real = module._write
 
     def half(to, data):
-        to.write(data[:4])
+        real(to, data[:4])
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "_write", half)
-        with pytest.raises(WriteError, match=r"No space left on device\); the rows before it are kept"):
+        patch.setattr(module, "_write", half)
+        with pytest.raises(RowsError, match=r"No space left on device\); the rows before it are kept"):
             file.append(TWO.strip())
     assert path.read_text() == ONE
     file.append(THREE.strip())
     assert path.read_text() == ONE + THREE
 
 
-def test_a_disk_that_takes_some_bytes_at_a_time_gets_them_all():
-    class Slow(io.BytesIO):
-        def write(self, data):
-            return super().write(data[:3])
-
-    slow = Slow()
-    assert rows._write(slow, b"0123456789") == 10
-    assert slow.getvalue() == b"0123456789"
-
-
-# What became of the file
-
-
 def test_a_file_that_was_moved_or_deleted_is_not_written_in_vain(file, path, tmp_path):
-    file.check_place()
     path.rename(tmp_path / "elsewhere")
-    with pytest.raises(Replaced, match=r"moved to .*elsewhere with its rows; move it back"):
-        file.append(ONE.strip())
-    path.write_text("")
-    with pytest.raises(Replaced, match="moved to"):
-        list(file)
-    (tmp_path / "elsewhere").unlink()
-    with pytest.raises(Replaced, match="deleted or another took its name"):
-        file.check_place()
+    for _ in range(2):  # gone, then another
+        with pytest.raises(RowsError, match="was moved, deleted or replaced"):
+            file.append(ONE.strip())
+        with pytest.raises(RowsError, match="was moved, deleted or replaced"):
+            list(file)
+        path.write_text("")
+
+
+# A power cut
+
+
+class Disk:
+    """Keeps what `folder` would hold after a power cut: of each file what was synced of it, and the names that it
+    had at its last sync."""
+
+    def __init__(self, folder: Path, monkeypatch):
+        self.folder, self.names, self.contents, self.cuts = folder, {}, {}, []
+        self.fails = threading.Event()
+        sync, replace = os.fsync, os.replace
+
+        def fsync(descriptor):
+            found = os.fstat(descriptor)
+            if self.fails.is_set() and stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            sync(descriptor)
+            if stat.S_ISDIR(found.st_mode):
+                self.names = self._names_now()
+            else:
+                self.contents[found.st_ino] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+            self.cuts += [self.after_a_cut(), self.after_a_cut(self._names_now())]
+
+        def replaced(*names):
+            replace(*names)
+            self.cuts += [self.after_a_cut(), self.after_a_cut(self._names_now())]
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "replace", replaced)
+
+    def _names_now(self) -> dict[str, int]:
+        return {path.name: path.stat().st_ino for path in self.folder.iterdir()}
+
+    def after_a_cut(self, names: dict[str, int] | None = None) -> dict[str, bytes]:
+        names = self.names if names is None else names
+        return {name: self.contents.get(inode, b"") for name, inode in names.items()}
+
+
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    return Disk(tmp_path, monkeypatch)
+
+
+def numbers(content: bytes) -> list[int]:
+    return [json.loads(line)["n"] for line in content.splitlines()]
+
+
+def test_every_row_that_was_synced_survives_also_after_rows_were_taken_out(path, disk):
+    file = opened(path)
+    for n in range(4):
+        file.append(json.dumps({"n": n}))
+    file.sync()
+    assert numbers(disk.after_a_cut()[path.name]) == [0, 1, 2, 3]
+    disk.cuts.clear()
+    file.done.clear()
+    file.recover(lambda row: row["n"] % 2 == 0)
+    assert {tuple(numbers(cut[path.name])) for cut in disk.cuts} == {(0, 1, 2, 3), (1, 3)}  # nothing between
+    assert file.done == {"1", "3"}
+    with pytest.raises(RowsError, match="another process"):
+        opened(path)
+    file.append('{"n": 9}')
+    file.close()
+    assert numbers(disk.after_a_cut()[path.name]) == [1, 3, 9]
+
+
+def test_a_row_reaches_the_disk_without_anybody_waiting_for_it(path, disk):
+    file, synced = opened(path), threading.Event()
+    cuts = disk.cuts
+    disk.cuts = type("Cuts", (list,), {"__iadd__": lambda self, more: synced.set() or self})(cuts)
+    file.append('{"n": 0}')
+    assert synced.wait(60)
+    file.close()
+
+
+def test_rows_whose_sync_failed_are_taken_back_and_it_is_said_at_the_next(path, disk):
+    """The system tells of a failure once: a later sync must not hide it."""
+    file = opened(path)
+    file.append('{"n": 0}')
+    file.sync()
+    disk.fails.set()
+    file.append('{"n": 1}')
+    with pytest.raises(RowsError, match="Input/output error"):
+        file.sync()
+    disk.fails.clear()
+    for said in (lambda: file.append('{"n": 2}'), file.sync, file.close):
+        with pytest.raises(RowsError, match="Input/output error"):
+            said()
+    assert path.read_text() == '{"n": 0}\n'
 
 
 # Reading
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"), [("", ""), (ONE, ONE), (ONE + '{"a', ONE), (ONE + TWO + "x", ONE + TWO), ('{"a"', "")]
-)
-def test_what_a_kill_left_of_a_line_is_cut_off(path, text, kept):
-    file = full(path, text)
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(), max_size=5), st.integers(0, 200))
+def test_what_a_kill_left_of_a_line_is_cut_off(tmp_path_factory, values, cut):
+    path = tmp_path_factory.mktemp("killed") / "rows.jsonl"
+    whole = "".join(json.dumps({"n": n}) + "\n" for n in values)
+    left = whole[:cut]
+    file = opened(path, left)
     file.recover()
-    assert path.read_text() == kept
-    assert file.empty == (not kept)
-    file.append(THREE.strip())
-    file.close()
-    assert path.read_text() == kept + THREE
-
-
-def test_only_as_much_as_a_row_can_be_is_cut_off(path, monkeypatch):
-    monkeypatch.setattr(rows, "LARGEST", 10)
-    file = full(path, ONE + "x" * 9)  # the last ten bytes hold the end of the first row
-    file.recover()
-    assert path.read_text() == ONE
-    file.close()
-    file = full(path, ONE + "x" * 10)
-    with pytest.raises(RowsError, match="rows of at most 10 bytes, the last is longer"):
-        file.recover()
-    assert path.read_text() == ONE + "x" * 10
+    assert path.read_text() == left[: left.rfind("\n") + 1]
+    assert file.done == {str(n) for n in values[: left.count("\n")]}
     file.close()
 
 
-def test_a_line_that_is_no_row_is_named(path):
-    file = full(path, ONE + '{"b": 2}\n' + THREE)
+def test_a_line_that_is_no_row_is_named_and_stays(path):
+    file = opened(path, ONE + '{"b": 2}\n' + THREE)
     with pytest.raises(
-        RowsError,
-        match=r"rows\.jsonl, line 2: expected rows as this program writes them, got a: expected a value",
+        RowsError, match=r"rows\.jsonl, line 2: expected rows as this program writes them [(]n:"
     ):
-        list(file)
+        file.recover(lambda row: True)
+    assert path.read_text() == ONE + '{"b": 2}\n' + THREE
     file.close()
 
 
 def test_the_last_line_of_a_run_that_goes_on_may_be_torn(path):
-    torn = (ONE + TWO + '{"a').encode()
-    assert list(rows_in(io.BytesIO(torn), path, Numbered, going_on=True)) == [
-        (ONE.encode(), {"a": 1}),
-        (TWO.encode(), {"a": 2}),
-    ]
-    with pytest.raises(RowsError, match="line 3"):
-        list(rows_in(io.BytesIO(torn), path, Numbered))
-    with pytest.raises(RowsError, match="line 1"):  # whole, and none
-        list(rows_in(io.BytesIO(b"{}\n"), path, Numbered, going_on=True))
-
-
-def test_a_file_that_cannot_be_opened_again_is_one_sentence(file, monkeypatch):
-    def refuses(_):
-        raise rows.FileError("expected a file that can be read, got Permission denied")
-
-    monkeypatch.setattr(rows, "open_regular", refuses)
-    with pytest.raises(
-        RowsError, match=r"rows\.jsonl: expected a file that can be read, got Permission denied"
-    ):
-        list(file)
-
-
-def test_no_descriptor_is_left_open(path):
-    file = full(path, ONE + TWO)
-    file.keep(lambda row: row["a"] == 1)
-    assert list(file) == [{"a": 1}]
-    file.close()
-    write_whole(path.with_name("note"), "text", sync=True)
-    assert opened_in(path.parent) == []
-
-
-# Taking rows out
-
-
-def test_rows_that_are_not_wanted_are_taken_out_and_the_file_stays_locked(path):
-    file = full(path, ONE + TWO + THREE)
-    file.keep(lambda row: row["a"] != 2)
-    assert path.read_text() == ONE + THREE
-    assert [entry.name for entry in path.parent.iterdir()] == ["rows.jsonl"]
-    with pytest.raises(RowsError, match="another process"):
-        RowFile(path)
-    file.append(TWO.strip())
-    assert list(file) == [{"a": 1}, {"a": 3}, {"a": 2}]
-    file.close()
-    assert file._replaced.closed
-    RowFile(path).close()
-
-
-def test_where_rows_cannot_be_taken_out_nothing_changes(path, monkeypatch):
-    file = full(path, ONE + TWO)
-    with monkeypatch.context() as patch:
-        patch.setattr(rows, "_write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-        with pytest.raises(WriteError, match="full"):
-            file.keep(lambda _: True)
-    assert path.read_text() == ONE + TWO
-    assert not path.with_name("rows.jsonl.partial").exists()
-    path.write_text(ONE + "{}\n")  # the same file
-    with pytest.raises(RowsError, match="line 2"):
-        file.keep(lambda _: True)
-    assert not path.with_name("rows.jsonl.partial").exists()
-    file.close()
+    path.write_text(ONE + TWO + '{"n')
+    with path.open("rb") as file:
+        assert [row for _, row in rows_in(file, path, Numbered, going_on=True)] == [{"n": 1}, {"n": 2}]
+    with path.open("rb") as file, pytest.raises(RowsError, match="line 3"):
+        list(rows_in(file, path, Numbered))
 
 
 # Whole files
 
 
-def test_a_text_ends_with_one_line_end_and_bytes_stay_as_they_are(tmp_path):
-    file = tmp_path / "note"
-    for text in ("a", "a\n", "a\n\n"):
-        write_whole(file, text)
-        assert file.read_bytes() == b"a\n"
-    write_whole(file, b"b", sync=True)
-    assert file.read_bytes() == b"b"
-    write_whole(file, "ä", encoding="latin-1")
-    assert file.read_bytes() == b"\xe4\n"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["note"]
-
-
-def test_a_link_is_replaced_and_not_written_through(tmp_path):
-    (tmp_path / "other").write_text("other")
-    (tmp_path / "note").symlink_to(tmp_path / "other")
-    write_whole(tmp_path / "note", "new")
-    assert ((tmp_path / "other").read_text(), (tmp_path / "note").is_symlink()) == ("other", False)
-
-
-def test_a_file_that_cannot_be_written_leaves_the_old_one_and_no_other(tmp_path, monkeypatch):
-    file = tmp_path / "note"
-    file.write_text("old")
-
-    def fails(_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fails)
+def test_a_whole_file_is_replaced_or_left_and_never_written_through_a_link(tmp_path, disk):
+    file, other = tmp_path / "note", tmp_path / "other"
+    other.write_text("other")
+    file.symlink_to(other)
+    write_whole(file, "old")
+    assert (other.read_text(), file.is_symlink(), file.read_text()) == ("other", False, "old\n")
+    disk.fails.set()
     with pytest.raises(WriteError, match=r"could not be written \(Input/output error\)"):
         write_whole(file, "new", sync=True)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["note"]
-    assert file.read_text() == "old"
-    write_whole(file, "new")  # without waiting for the disk
-    assert file.read_text() == "new\n"
+    assert file.read_text() == "old\n"
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["note", "other"]
+    disk.fails.clear()
+    write_whole(file, b"new", sync=True)
+    assert disk.after_a_cut()["note"] == b"new"
 
 
-# The description of a run
+# The run that rows belong to
 
 
-@pytest.fixture
-def described(tmp_path):
+def test_a_run_goes_on_with_the_same_identity_alone(tmp_path):
     file = tmp_path / "run.json"
-    write_run(
-        file, {"command": "assess"}, {"model": "m", "fusion": {"eta": 1.0, "letters": {}}, "later": None}
-    )
-    return file
-
-
-def test_a_run_goes_on_with_the_same_identity_alone(described):
     same = {"model": "m", "fusion": {"eta": 1.0, "letters": {}}, "later": None}
-    assert json.loads(described.read_text()) == {"command": "assess", "identity": same}
-    assert '\n "identity": {\n  "model": "m",\n' in described.read_text()  # people read it too
-    assert check_run(described, same) is False
-    assert check_run(described, same | {"later": ()}, ["later"]) is True
-    assert check_run(described, same | {"later": None}, ["later"]) is False
-    for key, may_be_set in [("later", ["model"]), ("model", ["model"])]:  # not among them; set before
-        with pytest.raises(OtherRun, match=key):
-            check_run(described, same | {key: "other"}, may_be_set)
-
-
-def test_what_differs_is_named_with_both_values(described):
+    write_run(file, {"command": "assess"}, same)
+    assert json.loads(file.read_text()) == {"command": "assess", "identity": same}
+    check_run(file, same)
+    check_run(file, same | {"later": "set"}, ["later"])
     with pytest.raises(OtherRun) as caught:
-        check_run(described, {"model": "x" * 70, "fusion": {"eta": 2.0, "letters": {}}, "new": "ü"})
+        check_run(file, {"model": "x" * 70, "fusion": {"eta": 2.0, "letters": {}}, "new": "ü"}, ["model"])
     said = str(caught.value)
     assert "fusion.eta was 1.0, is now 2.0; " in said
     assert f'model was "m", is now "{"x" * 58}…; ' in said  # 60 characters with its quotation mark
     assert 'new was not set, is now "ü"' in said
-    assert "fusion.letters" not in said
-    assert "more" not in said
+    assert "letters" not in said
+    write_run(file, {}, {f"s{i}": 0 for i in range(8)})
+    with pytest.raises(OtherRun, match="s4 was 0, is now 1; and 3 more"):
+        check_run(file, {f"s{i}": 1 for i in range(8)})
 
 
-@pytest.mark.parametrize(("changes", "more"), [(5, ""), (6, "; and 1 more"), (8, "; and 3 more")])
-def test_five_differences_are_named_and_the_others_counted(tmp_path, changes, more):
-    file = tmp_path / "run.json"
-    write_run(file, {}, {f"s{i}": 0 for i in range(changes)})
-    with pytest.raises(OtherRun) as caught:
-        check_run(file, {f"s{i}": 1 for i in range(changes)})
-    said = str(caught.value)
-    assert said.count(" was 0, is now 1") == 5
-    assert f"s4 was 0, is now 1{more}" in said
-    assert ("more" in said) == bool(more)
-
-
-def test_a_value_of_sixty_characters_is_shown_whole(tmp_path):
-    file = tmp_path / "run.json"
-    write_run(file, {}, {"a": "x" * 58})  # and two quotation marks
-    with pytest.raises(OtherRun, match=f'a was "{"x" * 58}", is'):
-        check_run(file, {"a": 1})
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"identity": 3}', '{"identity": null}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"identity": 3}'])
 def test_what_describes_no_run_is_refused(tmp_path, text):
-    file = tmp_path / "run.json"
-    file.write_text(text)
+    (tmp_path / "run.json").write_text(text)
     with pytest.raises(RowsError, match="no description of the run"):
-        check_run(file, {})
-    with pytest.raises(RowsError, match="no description of the run"):
-        check_run(tmp_path / "none.json", {})
+        check_run(tmp_path / "run.json", {})
+
+
+# The results of assess
+
+WORK = Assessing(load_settings(), "letters")
+
+
+def ask(work: Assessing = WORK, **changes):
+    return work.identity("cpu", **changes)
+
+
+def with_rows(path, identity, *rows, **options) -> Results:
+    results = Results(path, identity, **options)
+    for row in rows:
+        results.append(as_line(row))
+    results.close()
+    return results
+
+
+def failed(item: Item):
+    return WORK.failure(item, "no")
+
+
+def test_results_go_on_only_with_resume_and_what_they_depend_on(path, tmp_path, monkeypatch):
+    item = Item(tmp_path / "a.png")
+    with_rows(path, ask(), failed(item))
+    with pytest.raises(RowsError, match="add --resume"):
+        Results(path, ask())
+    settings = WORK.settings
+    uniform = settings.model_copy(update={"fusion": settings.fusion.model_copy(update={"mode": "uniform"})})
+    maps = settings.model_copy(update={"tools": settings.tools.model_copy(update={"maps": str(path)})})
+    others = {
+        "fusion.mode": ask(Assessing(uniform, "letters")),
+        "tool maps": ask(Assessing(maps, "letters")),
+        "query": ask(query="Is it sharp?"),
+        "choices": ask(choices=["Yes", "No"]),
+        "reference": ask(reference=Path("a.png")),
+        "pipeline": ask(Assessing(settings, "agent")),
+        "max_replan_iterations": ask(Assessing(settings, "letters", 1)),
+        "working folder": ask(relative=True),
+        "device": ask() | {"device": "cuda"},
+        "versions.torch": ask() | {"versions": ask()["versions"] | {"torch": "1.0"}},
+        "tool weights": ask() | {"tool weights": "of another bundle"},
+    }
+    for name, other in others.items():
+        with pytest.raises(OtherRun, match=f"other settings: .*{name} was .*, is now"):
+            Results(path, other, resume=True)
+    assert with_rows(path, ask(), resume=True).done == {item.key}
+    white = ask(Assessing(settings.with_options(background="white"), "letters"))
+    assert with_rows(path, white, resume=True).done == {item.key}  # without it transparent pictures failed
+    with pytest.raises(OtherRun, match=r'images.background was "white", is now not set'):
+        Results(path, ask(), resume=True)
+
+
+def test_mending_a_configuration_whose_rows_all_failed_goes_on_in_the_same_file(path, tmp_path):
+    item, mended = Item(tmp_path / "a.png"), ask(query="Is it sharp?")
+    with_rows(path, ask(), failed(item))
+    with pytest.raises(OtherRun):
+        Results(path, mended, resume=True)
+    assert with_rows(path, mended, resume=True, retry=True, asked={item.key}).done == set()
+    assert path.read_text() == ""
+
+
+def test_failed_rows_of_this_run_are_taken_out_with_retry_and_others_stay(path, tmp_path):
+    items = [Item(tmp_path / name) for name in ("a.png", "b.png")]
+    with_rows(path, ask(), *map(failed, items))
+    results = with_rows(path, ask(), resume=True, retry=True, asked={items[0].key})
+    assert (results.done, results.failed) == ({items[1].key}, 1)
+    assert [json.loads(line)["image"] for line in path.read_text().splitlines()] == [str(items[1].image)]
+
+
+def test_pictures_that_changed_are_taken_out_and_those_that_are_gone_count_nowhere(path, tmp_path):
+    items = [Item(tmp_path / f"{n}.png", tmp_path / f"{n}.ref") for n in range(5)]
+    for item in items:
+        item.image.write_bytes(b"a picture")
+        item.reference.write_bytes(b"its original")
+        os.utime(item.reference, (0, 0))
+    rows = [failed(item).model_copy(update={"sha256": file_sha256(item.image)}) for item in items]
+    with_rows(path, ask(), *rows)
+    items[0].image.write_bytes(b"another picture")
+    os.utime(items[1].reference)
+    items[2].image.unlink()
+    asked = {item.key for item in items[:2]}
+    description = path.with_name("rows.jsonl.run.json")
+    run = json.loads(description.read_text())
+    description.write_text(json.dumps(run | {"date": "1999-01-01T00:00:00+0000"}))
+    results = Results(path, ask(), resume=True, asked=asked)
+    assert results.changed == [str(item.image) for item in items[:2]]
+    assert results.gone == [str(items[2].image)]
+    assert [row["image"] for row in results.rows()] == [str(item.image) for item in items[3:]]
+    assert results.done == {item.key for item in items[2:]}  # it stays in the file: the disk may only be away
+    results.close()
+
+
+def test_results_through_a_link_lie_where_it_leads(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "rows.jsonl").touch()
+    link = tmp_path / "link.jsonl"
+    link.symlink_to("there/rows.jsonl")
+    with_rows(link, ask(), failed(Item(tmp_path / "a.png")))
+    assert link.is_symlink()
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["link.jsonl", "there"]
+    assert len((tmp_path / "there" / "rows.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"notes without an end of line", b"\x89PNG\r\n\x1a\n" + bytes(range(200)), b'{"a": 1}\n']
+)
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("described", [False, True])
+def test_a_file_of_something_else_keeps_every_byte(content, resume, described, path):
+    path.write_bytes(content)
+    if described:
+        write_run(path.with_name("rows.jsonl.run.json"), {}, ask())
+    with pytest.raises(RowsError):
+        Results(path, ask(), resume=resume)
+    assert path.read_bytes() == content
+
+
+def test_a_command_line_that_is_no_text_is_described(path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["assess.py", "\udcff.png"])
+    for resume in (False, True):
+        Results(path, ask(query="\udcff"), resume=resume).close()

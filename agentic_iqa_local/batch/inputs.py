@@ -1,5 +1,5 @@
-"""Which pictures to assess: paths, folders, globs and manifests → items. Loads neither a model nor what runs
-one."""
+"""Which pictures to assess: files, folders, globs and manifests become items. Loads neither a model nor what
+runs one."""
 
 import csv
 import functools
@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from agentic_iqa_local.batch.keys import Keys
 from agentic_iqa_local.config import check_choices, check_query
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, first_mistake, read_bytes, with_each_key_once
@@ -96,95 +95,63 @@ class _Record(BaseModel):
         return value
 
 
-class _Listing:
-    """What a manifest's records come to: the items that are wanted, and what is wrong with lines."""
+def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] | None = None) -> list[Item]:
+    """The items of a manifest: CSV with a header (choices separated by |), JSON lines, or Parquet.
 
-    def __init__(self, path: Path, query: str | None, choices: Sequence[str] | None):
-        self._path, self._query, self._choices = path, query, choices
-        self.items: dict[Item, int] = {}
-        self._others = Keys()
-        self.bad: list[str] = []
-        self.ignored: set[str] = set()
-
-    def take(self, number: int, record: dict[str, Any] | str, *, wanted: bool) -> Item | None:
-        """The item of a line; None where there is something wrong."""
+    `image` is needed; `reference`, `query` and `choices` may be there, and the arguments stand in for the
+    latter two. Relative paths are relative to the manifest. Raises ManifestError, which names the lines, for a
+    row that is malformed, names a file that is not there, or repeats another one.
+    """
+    reader = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}.get(path.suffix.lower())
+    if reader is None:
+        raise ManifestError(
+            f"{path}: expected a manifest named .csv, .jsonl or .parquet", "rename or convert it"
+        )
+    lines: dict[Item, int] = {}
+    bad: list[str] = []
+    ignored: set[str] = set()
+    for number, record in _records(path, reader):
         try:
             if isinstance(record, str):
                 raise ValueError(record)
-            self.ignored |= record.keys() - _Record.model_fields.keys()
-            item = _item(record, self._path.parent, self._query, self._choices, existing=wanted)
-            if item in self.items:
-                raise ValueError(f"the same as line {self.items[item]}")
-            if len(self._others) and item.key in self._others:
-                raise ValueError("the same as an earlier line")
+            ignored |= record.keys() - _Record.model_fields.keys()
+            item = _item(record, path.parent, query, choices)
+            if (earlier := lines.setdefault(item, number)) != number:
+                raise ValueError(f"the same as line {earlier}")
         except ValueError as error:
-            self.bad.append(f"line {number}: {_reason(error)}")
-            return None
-        if wanted:
-            self.items[item] = number
-        else:
-            self._others.add(item.key)
-        return item
-
-    def close(self) -> list[Item]:
-        """The items. Raises ManifestError where a line was bad or there is none."""
-        if self.bad:
-            more = f"; and {len(self.bad) - NAMED_ROWS} more" if len(self.bad) > NAMED_ROWS else ""
-            raise ManifestError(
-                f"{self._path}: {'; '.join(self.bad[:NAMED_ROWS])}{more}", "correct the manifest"
-            )
-        if not self.items:
-            raise ManifestError(f"{self._path}: expected a row for each image, found none")
-        if self.ignored:
-            _warn_of_unused(self._path, self.ignored)
-        return list(self.items)
+            bad.append(f"line {number}: {_reason(error)}")
+    if bad:
+        more = f"; and {len(bad) - NAMED_ROWS} more" if len(bad) > NAMED_ROWS else ""
+        raise ManifestError(f"{path}: {'; '.join(bad[:NAMED_ROWS])}{more}", "correct the manifest")
+    if not lines:
+        raise ManifestError(f"{path}: expected a row for each image, found none")
+    if ignored:
+        names = one_line(", ".join(f"{name:.{LONGEST_NAME}}" for name in sorted(ignored)[:NAMED_COLUMNS]))
+        names += f" and {len(ignored) - NAMED_COLUMNS} more" if len(ignored) > NAMED_COLUMNS else ""
+        logger.warning("%s: not used: %s (known are %s)", path, names, ", ".join(_Record.model_fields))
+    return list(lines)
 
 
-def read_manifest(
-    path: Path,
-    query: str | None = None,
-    choices: Sequence[str] | None = None,
-    *,
-    places: Callable[[int], range] | None = None,
-    told: Callable[[str], None] | None = None,
-) -> list[Item]:
-    """The items of a CSV file (with a header; choices separated by |) or of JSON lines.
+_Numbered = Iterator[tuple[int, dict[str, Any] | str]]
+"""(line number, either the record without empty cells, or a sentence saying what is wrong) of each line."""
 
-    `image` is needed; `reference`, `query` and `choices` may be there, and the arguments stand in for the
-    latter two. Relative paths are relative to the manifest. With `places` only the items in those places of
-    the list are given, and only their files looked for; it is called with the number of all. `told` gets the
-    key of each item, in order. Raises ManifestError, which names the lines, for a row that is malformed,
-    names a file that is not there, or repeats another one.
-    """
-    reader = {".csv": _csv, ".jsonl": _json_lines}.get(path.suffix.lower())
-    if reader is None:
-        raise ManifestError(f"{path}: expected a manifest named .csv or .jsonl", "rename or convert it")
-    listing = _Listing(path, query, choices)
+
+def _records(path: Path, reader: Callable[[bytes], _Numbered]) -> _Numbered:
+    """Raises ManifestError for a file that is none of its kind."""
     try:
-        text = read_bytes(path, LARGEST).decode("utf-8-sig")
-        wanted = places(sum(1 for _ in reader(text))) if places else None
-        for place, (number, record) in enumerate(reader(text)):
-            item = listing.take(number, record, wanted=wanted is None or place in wanted)
-            if told and item:
-                told(item.key)
+        yield from reader(read_bytes(path, LARGEST))
     except FileError as error:
         raise ManifestError(f"{path}: {error}", "name another manifest, or divide it") from error
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path}: expected a manifest in UTF-8, got {error}", "convert it") from error
-    except csv.Error as error:
-        raise ManifestError(f"{path}: expected CSV, got {error}", "correct the manifest") from error
-    return listing.close()
+    except (csv.Error, ValueError, OSError) as error:  # pyarrow raises the latter two
+        raise ManifestError(
+            f"{path}: expected {path.suffix[1:]}, got {error}", "correct the manifest"
+        ) from error
 
 
-def _warn_of_unused(path: Path, columns: set[str]) -> None:
-    names = one_line(", ".join(f"{name:.{LONGEST_NAME}}" for name in sorted(columns)[:NAMED_COLUMNS]))
-    names += f" and {len(columns) - NAMED_COLUMNS} more" if len(columns) > NAMED_COLUMNS else ""
-    logger.warning("%s: not used: %s (known are %s)", path, names, ", ".join(_Record.model_fields))
-
-
-def _csv(text: str) -> Iterator[tuple[int, dict[str, str] | str]]:
-    """(line number, either the row's cells by column without the empty ones or a sentence saying what is
-    wrong)."""
+def _csv(content: bytes) -> _Numbered:
+    text = content.decode("utf-8-sig")
     reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True)
     names = Counter(name for name in reader.fieldnames or () if name)
     if doubled := [name for name, count in names.items() if count > 1]:
@@ -195,9 +162,8 @@ def _csv(text: str) -> Iterator[tuple[int, dict[str, str] | str]]:
         yield reader.line_num, "more cells than the header has" if None in cells else cells
 
 
-def _json_lines(text: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """(line number, either the object or a sentence saying what is wrong)."""
-    for number, line in enumerate(io.StringIO(text), 1):
+def _json_lines(content: bytes) -> _Numbered:
+    for number, line in enumerate(io.StringIO(content.decode("utf-8-sig")), 1):
         if not line.strip():
             continue
         try:
@@ -209,32 +175,30 @@ def _json_lines(text: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
         yield number, value if isinstance(value, dict) else "expected a JSON object"
 
 
-def _item(
-    row: dict[str, Any], folder: Path, query: str | None, choices: Sequence[str] | None, *, existing: bool
-) -> Item:
-    """The item of a row, whose files are there where it is to be an `existing` one. Raises ValueError."""
+def _parquet(content: bytes) -> _Numbered:
+    from pyarrow import BufferReader
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    for batch in ParquetFile(BufferReader(content)).iter_batches():
+        for record in batch.to_pylist():
+            number += 1
+            yield number, {name: cell for name, cell in record.items() if cell is not None}
+
+
+def _item(row: dict[str, Any], folder: Path, query: str | None, choices: Sequence[str] | None) -> Item:
+    """The item of a row. Raises ValueError."""
     record = _Record.model_validate(row)
     choices = record.choices or choices
     image, reference = folder / record.image, folder / record.reference if record.reference else None
     for column, file in (("image", image), ("reference", reference)):
-        if existing and file:
-            _check_existing(column, file)
-    return Item(
-        image=image,
-        reference=reference,
-        query=record.query or query or DEFAULT_QUERY,
-        choices=tuple(choices) if choices else None,
-    )
-
-
-def _check_existing(column: str, file: Path) -> None:
-    """Raises ValueError for a file that is not there."""
-    try:
-        is_there = file.is_file()
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise ValueError(f"{column}: {error.strerror}: {file!s:.{LONGEST_NAME}}") from error
-    if not is_there:
-        raise ValueError(f"{column}: there is no file {file!s:.{LONGEST_NAME}}")
+        try:
+            is_there = file is None or file.is_file()
+        except OSError as error:  # a name that is too long, a folder that may not be entered
+            raise ValueError(f"{column}: {error.strerror}: {file!s:.{LONGEST_NAME}}") from error
+        if not is_there:
+            raise ValueError(f"{column}: there is no file {file!s:.{LONGEST_NAME}}")
+    return Item(image, reference, record.query or query or DEFAULT_QUERY, tuple(choices) if choices else None)
 
 
 def _reason(error: ValueError) -> str:
@@ -273,9 +237,7 @@ def _image_files(item: str, tell: Callable[[str], None] | None) -> list[Path]:
     visible = _visible(Path(item).glob("*") if is_folder else map(Path, glob.iglob(item, recursive=True)))
     images, others = [], []
     for file in visible:
-        if file.is_file() or (
-            file.is_symlink() and not file.exists()
-        ):  # a link that leads nowhere fails its row
+        if file.is_file() or os.path.islink(file) > file.exists():  # a link that leads nowhere fails its row
             (images if file.suffix.lower() in IMAGE_SUFFIXES else others).append(file)
     left_out = _left_out(item, others, sum(map(Path.is_dir, visible)) if is_folder else 0)
     if not images:

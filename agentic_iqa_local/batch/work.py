@@ -1,35 +1,36 @@
-"""What is done with each item of a batch, and what becomes of it: one row, be it an answer or a failure with
-its reason.
+"""What is done with each item of a batch, and the one row that becomes of it: an answer, or a failure with its
+reason. A study has a work of its own (`studies.run`), and so has the service."""
 
-`Work` is what the window (`batch`) and its process (`batch_worker`) know of it. The assessment is here; a
-study's inference is in `studies.run`.
-"""
-
-import json
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from pydantic import ValidationError, model_validator
 
 from agentic_iqa_local.batch.inputs import Item, row_key
-from agentic_iqa_local.batch.stored_row import as_line, read_line
 from agentic_iqa_local.config import Pipeline, Settings
-from agentic_iqa_local.files import FileError
+from agentic_iqa_local.files import file_hash, first_mistake, folder_hash
 from agentic_iqa_local.judgement.assessment import assess, unassessed
+from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
 from agentic_iqa_local.judgement.quality_map import MapRequest
+from agentic_iqa_local.levels import LETTER_TO_LEVEL
 from agentic_iqa_local.nodes.letter_reading import ROLE
+from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters
 from agentic_iqa_local.nodes.workbench import Observer
-from agentic_iqa_local.result import Assessment
+from agentic_iqa_local.provenance import of_settings
+from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.text import one_line, path_text
 
 # of a pipeline: the roles whose models it needs
 ROLES = {"agent": ("planner", "executor", ROLE), "letters": (ROLE,)}
 
 
-class Keyed(Protocol):
-    """An item: an image, and the key that tells its row from others."""
+class Picture(Protocol):
+    """What an item is at least: a picture, and the key that tells its row from others."""
 
     @property
     def key(self) -> str: ...
@@ -38,65 +39,42 @@ class Keyed(Protocol):
     def image(self) -> Path: ...
 
 
-AnyItem = TypeVar("AnyItem", bound=Keyed)
+AnyItem = TypeVar("AnyItem", bound=Picture)
 Row = TypeVar("Row")
 
 
 class Work(ABC, Generic[AnyItem, Row]):
-    """What is done with each item. It goes to another process, so it can be pickled."""
+    """What is done with each item. Works, items and rows go from one process to another, so they can be
+    pickled."""
 
     settings: Settings
     roles: tuple[str, ...]
     """The roles whose models it needs."""
 
-    tells: bool = False
-    """Whether the steps of each item's work are told to the process that waits for its row."""
-
     @abstractmethod
     def row(self, item: AnyItem, services: Services, observer: Observer) -> Row:
-        """The item's row. Whatever is wrong with the item alone is told in the row; what is raised becomes a
+        """The item's row. What is wrong with the item alone is told in the row; what is raised becomes a
         failure too."""
 
     @abstractmethod
     def failure(self, item: AnyItem, error: str, sha256: str | None = None) -> Row:
-        """The row of an item that has no answer."""
-
-    def files(self, item: AnyItem) -> list[Path]:
-        """The pictures that an item's work reads."""
-        return [item.image]
+        """The row of an item that has no answer; `sha256` (hex) of its picture's file where it was read."""
 
     def overdue(self, item: AnyItem, error: str, sha256: str | None = None) -> Row:
         """The row of an item whose time was over before there was an answer."""
         return self.failure(item, error, sha256)
 
-    @abstractmethod
-    def warned(self, row: Row, line: str) -> Row:
-        """The row with one more warning."""
-
-    @abstractmethod
-    def key(self, row: Row) -> str:
-        """The key of the item that the row is of."""
-
-    @abstractmethod
-    def error(self, row: Row) -> str | None:
-        """Why the row has no answer; None where it has one."""
-
-    @abstractmethod
-    def sha256(self, row: Row) -> str | None:
-        """SHA-256 (hex) of the image's file, None where it was not read."""
-
-    @abstractmethod
-    def line(self, row: Row) -> str:
-        """The row as one line of JSON."""
+    def files(self, item: AnyItem) -> list[Path]:
+        """The pictures that an item's work reads."""
+        return [path for path in (item.image, getattr(item, "reference", None)) if path]
 
     def sent(self, row: Row) -> Any:
         """The row as it goes to another process."""
         return row
 
-    def received(self, item: AnyItem, sent: Any) -> tuple[Row, str | None]:
-        """An item's row as it came from another process; with its line where that was sent, and checked as a
-        file of rows does."""
-        return sent, None
+    def received(self, item: AnyItem, sent: Any) -> Row:
+        """An item's row as it came from another process."""
+        return sent
 
     def describe(self, services: Services) -> dict[str, Any]:
         """What a run's description says of loaded services."""
@@ -105,16 +83,15 @@ class Work(ABC, Generic[AnyItem, Row]):
 
 @dataclass(frozen=True)
 class Assessing(Work[Item, Assessment]):
-    """An assessment of each item."""
+    """An assessment of each item. `maps`: what is asked of an item's quality map, by its key."""
 
     settings: Settings
     pipeline: Pipeline = "agent"
     max_replan_iterations: int | None = None
     maps: Mapping[str, MapRequest] = field(default_factory=dict)
-    """What is asked of each item's map, by its key."""
 
     @property
-    def roles(self) -> tuple[str, ...]:
+    def roles(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return ROLES[self.pipeline]
 
     def row(self, item: Item, services: Services, observer: Observer) -> Assessment:
@@ -135,36 +112,83 @@ class Assessing(Work[Item, Assessment]):
         row.error, row.sha256 = one_line(error), sha256
         return row
 
-    def files(self, item: Item) -> list[Path]:
-        return [path for path in (item.image, item.reference) if path]
-
-    def warned(self, row: Assessment, line: str) -> Assessment:
-        row.warnings = [*row.warnings, line]
-        return row
-
-    def key(self, row: Assessment) -> str:
-        return key_of(row)
-
-    def error(self, row: Assessment) -> str | None:
-        return row.error
-
-    def sha256(self, row: Assessment) -> str | None:
-        return row.sha256
-
-    def line(self, row: Assessment) -> str:
-        return as_line(row)
-
     def sent(self, row: Assessment) -> str:
         return as_line(row)
 
-    def received(self, item: Item, sent: str) -> tuple[Assessment, str | None]:
+    def received(self, item: Item, sent: str) -> Assessment:
         try:
-            return read_line(sent), sent
-        except FileError as error:
-            sha256 = json.loads(sent)["sha256"]
-            return self.failure(item, f"the assessment gave no valid row: {error}", sha256), None
+            row = StoredRow.model_validate_json(sent, strict=True)
+        except ValidationError as error:
+            return self.failure(item, f"the assessment gave no valid row: {first_mistake(error)}")
+        if row.evidence:
+            row.evidence.tool_logs = row.tools
+        return row
+
+    def identity(
+        self,
+        device: str,
+        *,
+        query: str | None = None,
+        choices: Sequence[str] | None = None,
+        reference: Path | None = None,
+        relative: bool = False,
+        maps: Any = None,
+    ) -> dict[str, Any]:
+        """What the rows of a run depend on, by the names that a user is told. `relative`: some paths are, so
+        that the working folder counts; `maps`: the limits of the maps that the rows have, where they have any.
+        Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that
+        cannot be read."""
+        configuration = self.settings.model_dump(
+            mode="json",
+            exclude={"tools": {"cache"}, "decisions": {"calibration"}, "models": {"__all__": {"path"}}},
+        )
+        own, limit = self.max_replan_iterations, self.settings.max_replan_iterations
+        about: dict[str, Any] = {
+            "schema version": SCHEMA_VERSION,
+            **of_models(self),
+            "pipeline": self.pipeline,
+            "max_replan_iterations": limit if own is None else own,
+            "query": query or DEFAULT_QUERY,
+            "choices": choices,
+            "reference": reference and path_text(reference.absolute()),
+            "working folder": os.getcwd() if relative else None,
+        }
+        return configuration | of_settings(self.settings, device) | about | ({"map": maps} if maps else {})
+
+
+def of_models(work: Work[Any, Any]) -> dict[str, Any]:
+    """Hashes of the models' folders, by name, and of the calibration of intervals."""
+    settings = work.settings
+    intervals = Path(settings.decisions.calibration or SHIPPED_INTERVALS)
+    folders = {settings.folder(settings.role(role).backend) for role in work.roles}
+    return {
+        "interval calibration": file_hash(intervals) if intervals.is_file() else None,
+        "model": {folder.name: folder_hash(folder) for folder in folders if folder.is_dir()},
+    }
 
 
 def key_of(row: Assessment) -> str:
     """The key of the item that an assessment is of."""
     return row_key(row.model_dump(include={"image", "reference", "query", "choices"}))
+
+
+def as_line(row: Assessment) -> str:
+    """An assessment as one line of JSON; the tools' runs are told once, in `tools`."""
+    return one_line(row.model_dump_json(exclude={"evidence": {"tool_logs"}}))
+
+
+class StoredRow(Assessment):
+    """A row as it was written: with all fields, and an answer that is one of those that were asked for."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if missing := sorted(type(self).model_fields.keys() - self.model_fields_set):
+            raise ValueError(f"no {', '.join(missing)}")
+        letters = None
+        if self.q is not None:
+            letters = list(LETTER_TO_LEVEL)
+        elif self.choices and not self.error:
+            letters = choice_letters(self.choices)
+        if letters is not None and self.final_answer not in letters:
+            raise ValueError(f"final_answer: expected one of {', '.join(letters)}")
+        return self

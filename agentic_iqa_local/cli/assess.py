@@ -9,7 +9,6 @@ examples:
   {assess} photo.jpg --interactive
   {assess} scans/ --pipeline letters --out results.jsonl --csv results.csv --gallery results.html
   {assess} --manifest images.csv --out results.jsonl --resume --retry-failed
-  {assess} --manifest images.csv --out results.jsonl --shard 3/64 --resume
   {assess} photo.jpg --config qwen2_5_vl_7b --gpu 0
   {assess} scans/ --at-least Good --error-rate 0.05 --strict --csv gate.csv
   {assess} scans/ --pipeline letters --out results.jsonl --cluster 10.0.0.1:6379 --workers 8
@@ -39,7 +38,6 @@ import shlex
 import signal
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentic_iqa_local.cli import chosen_settings
 from agentic_iqa_local.cli.assess_options import parse
@@ -49,9 +47,6 @@ from agentic_iqa_local.cli.compare_run import CompareRun, check_number
 from agentic_iqa_local.cli.console import Console, exit_status, like_ctrl_c, safe_streams, start_logging
 from agentic_iqa_local.cli.outputs import UsageError, result_file
 from agentic_iqa_local.files import ROOT, command
-
-if TYPE_CHECKING:
-    from agentic_iqa_local.batch.shards import Share
 
 # What follows is imported where it is needed, so that --help and wrong usage are answered at once.
 
@@ -81,8 +76,6 @@ def assess_all(args: argparse.Namespace, console: Console) -> int:
         yours = f"{command('assess')} photo.jpg"
         notes.append(f"no picture named: assessing the sample photograph that ships; yours: {yours}")
     items = [] if args.list_tools else wanted(args, console)
-    if args.share:
-        console.say(f"shard {args.shard}: {len(items)} of {args.share.total} pictures, rows in {args.out}")
     check_pictures(args, items)
     if args.interactive and len(items) != 1:
         raise UsageError(f"--interactive: expected one picture, got {len(items)}", "name one of them")
@@ -122,8 +115,6 @@ def wanted(args: argparse.Namespace, console: Console) -> list:
     from agentic_iqa_local.batch.inputs import Item, expand_inputs, read_manifest, references_in
 
     if args.manifest:
-        if args.shard:
-            return shared(args, read_share(args))
         return read_manifest(args.manifest, args.query, args.choices)
     from agentic_iqa_local.images.files import check_file
     from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
@@ -146,31 +137,10 @@ def wanted(args: argparse.Namespace, console: Console) -> list:
         references = [*references_in(args.reference, files)]
     elif args.reference:
         check_file(args.reference)
-    items = [
+    return [
         Item(path, reference, args.query or DEFAULT_QUERY, choices)
         for path, reference in zip(files, references, strict=True)
     ]
-    if args.shard:
-        from agentic_iqa_local.batch.shards import share_of
-
-        return shared(args, share_of(items, args.shard))
-    return items
-
-
-def read_share(args: argparse.Namespace) -> "Share":
-    """What --shard has of a manifest. Raises UserError."""
-    from agentic_iqa_local.batch.inputs import read_manifest
-    from agentic_iqa_local.batch.shards import ListDigest, Share
-
-    digest = ListDigest()
-    items = read_manifest(args.manifest, args.query, args.choices, places=args.shard.places, told=digest.add)
-    return Share(args.shard, items, digest.count, digest.hexdigest())
-
-
-def shared(args: argparse.Namespace, share: "Share") -> list:
-    """The items of a share, whose rows go into a file of their own."""
-    args.share, args.out = share, share.shard.file(args.out)
-    return share.items
 
 
 def check_pictures(args: argparse.Namespace, items: Iterable) -> None:
@@ -183,7 +153,7 @@ def check_pictures(args: argparse.Namespace, items: Iterable) -> None:
 def check_own(option: str, file: Path, args: argparse.Namespace) -> None:
     """Raises UsageError for an output that would replace the manifest, which may be a table or rows of ours,
     or for a --csv or --gallery that would replace what lies beside the rows."""
-    beside = ("", ".run.json", ".in_hand.json", ".partial", ".run.json.partial", ".in_hand.json.partial")
+    beside = ("", ".run.json", ".lock", ".partial", ".run.json.partial")
     if option != "--out" and args.out and file in [args.out.with_name(args.out.name + end) for end in beside]:
         of = "this one belongs to the rows"
     elif args.manifest and file.exists() and args.manifest.exists() and file.samefile(args.manifest):

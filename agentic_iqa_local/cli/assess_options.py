@@ -47,7 +47,6 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     if args.interactive:
         _check_interactive(parser, args)
     _check_output(parser, args)
-    _check_shard(parser, args)
     check_options(parser, args)
     _check_limits(parser, args)
     return args
@@ -62,7 +61,7 @@ def _what(parser: Parser) -> None:
         type=Path,
         metavar="FILE",
         help=(
-            "a .csv (choices separated by |) or .jsonl file with image and, if wanted, reference, query and"
+            "a .csv (choices separated by |), .jsonl or .parquet file with image and, if wanted, reference, query and"
             " choices of each row; relative paths are relative to it"
         ),
     )
@@ -163,7 +162,6 @@ def _files(output: argparse._ArgumentGroup) -> None:
     output.add_argument(
         "--retry-failed", action="store_true", help="with --resume: assess its failed pictures again"
     )
-    _add_shard(output)
     output.add_argument(
         "--csv",
         type=Path,
@@ -222,18 +220,6 @@ def _output(parser: Parser) -> None:
         action="count",
         default=0,
         help="log what happens (-vv: prompts and model output too)",
-    )
-
-
-def _add_shard(output: argparse._ArgumentGroup) -> None:
-    output.add_argument(
-        "--shard",
-        metavar="PART/OF",
-        help=(
-            "with --out: assess part PART (from 1 on) of OF equal parts of the list of pictures, into"
-            " FILE.PART-of-OF.jsonl, so that many processes share the list; the command merge makes one file"
-            " of all"
-        ),
     )
 
 
@@ -314,31 +300,6 @@ def _check_suffix(parser: Parser, said: str, file: Path, suffixes: tuple[str, ..
     if suffix in (".xlsx", ".xls", ".ods", ".tsv", ".txt", ".html", ".htm", ".csv", ".json", ".jsonl"):
         table = f"; for a spreadsheet use --csv {file.with_suffix('.csv')}" if suffixes[0] == ".jsonl" else ""
         parser.error(f"{said}, name it {file.with_suffix(suffixes[0])}{table}")
-
-
-def _check_shard(parser: Parser, args: argparse.Namespace) -> None:
-    """Parses --shard, or ends the program with one sentence for what does not go with it."""
-    args.share = None  # what the shard has of the list, once that is read
-    if args.shard is None:
-        return
-    from agentic_iqa_local.batch.shards import Shard
-
-    if not args.out:
-        parser.error("--shard: expected --out FILE, beside which the rows of each part go")
-    for option, given, instead in (
-        ("--csv", args.csv, "a table is made of the merged rows"),
-        ("--interactive", args.interactive, "it is about one picture"),
-        ("--compare", args.compare, "compare the pictures in one process"),
-        ("--best-of", args.best_of, "groups may lie across parts"),
-        ("--sort", args.sort, "merged rows have the order of the list"),
-        ("--list-tools", args.list_tools, "give it alone"),
-    ):
-        if given:
-            parser.error(f"--shard: expected without {option}; {instead}")
-    try:
-        args.shard = Shard.parse(args.shard)
-    except ValueError as error:
-        parser.error(f"--shard: {error}")
 
 
 def _check_sort(parser: Parser, args: argparse.Namespace) -> None:

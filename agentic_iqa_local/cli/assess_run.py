@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +17,14 @@ from agentic_iqa_local.cli.stopping import stopped_by_ctrl_c
 from agentic_iqa_local.text import one_line
 
 if TYPE_CHECKING:
-    from agentic_iqa_local.batch.batch_worker import BatchWorker
-    from agentic_iqa_local.batch.cluster.batch import ClusterBatch
-    from agentic_iqa_local.batch.cluster.staff import Place
     from agentic_iqa_local.batch.inputs import Item
-    from agentic_iqa_local.batch.runner import Batch
-    from agentic_iqa_local.batch.runs import Results
+    from agentic_iqa_local.batch.ray import Place, RayRunner
+    from agentic_iqa_local.batch.results import Results
+    from agentic_iqa_local.batch.runner import Runner
     from agentic_iqa_local.config import Settings
     from agentic_iqa_local.result import Assessment
 
-    AnyBatch = Batch | BatchWorker | ClusterBatch
+    AnyBatch = Runner | RayRunner
 
 # The rest is imported where it is needed, so that --help and wrong usage are answered at once.
 
@@ -56,8 +55,11 @@ class AssessRun:
             device,
             console,
         )
+        from agentic_iqa_local.batch.work import Assessing
+
         self.place = place
         self.maps = map_requests(args, items)
+        self.work = Assessing(settings, args.pipeline, args.max_replan_iterations, self.maps)
         self.without_map = 0
         self.results = self._open_results()
         done = self.results.done if self.results else ()
@@ -69,34 +71,24 @@ class AssessRun:
 
     def _open_results(self) -> "Results | None":
         """The file of rows, before anything is loaded; None without --out."""
-        from agentic_iqa_local.batch.keys import Keys
-        from agentic_iqa_local.batch.runs import Results, identity
+        from agentic_iqa_local.batch.results import Results
 
-        args, paths = (
-            self.args,
-            [path for item in self.items for path in (item.image, item.reference) if path],
-        )
+        args = self.args
         if args.out is None:
             return None
-        depends_on = identity(
-            self.settings,
+        paths = [path for item in self.items for path in (item.image, item.reference) if path]
+        depends_on = self.work.identity(
             self.device,
-            pipeline=args.pipeline,
-            max_replan_iterations=args.max_replan_iterations,
             query=args.query,
             choices=args.choices,
             reference=args.reference,
             relative=not all(path.is_absolute() for path in paths),
             maps=None if args.map is None else [args.map_tiles, args.map_seconds],
-            shard=args.share and args.share.identity(),
         )
-        asked = Keys(item.key for item in self.items) if args.resume else None
-        retry = asked if asked and args.retry_failed else ()
-        results = Results(args.out, depends_on, resume=args.resume, retry=retry, asked=asked)
+        asked = {item.key for item in self.items} if args.resume else ()
+        results = Results(args.out, depends_on, resume=args.resume, retry=args.retry_failed, asked=asked)
         if results.changed:
             self.console.say(one_line(f"changed since, assessed again: {_named(results.changed)}"))
-        if args.share:
-            args.share.write_list(args.out)
         return results
 
     @cached_property
@@ -111,7 +103,7 @@ class AssessRun:
     def finish(self) -> int:
         """Assesses what is left, and says what there is; the exit status. Raises VLMError for a model that
         cannot be loaded."""
-        from agentic_iqa_local.batch.rows import Replaced, WriteError
+        from agentic_iqa_local.files import WriteError
 
         results, console = self.results, self.console
         if not self.left:
@@ -123,7 +115,7 @@ class AssessRun:
         status = None if error is None else self._said(error)
         try:
             finished = self._summary()
-            status = 1 if isinstance(error, Replaced) else finished if status is None else status
+            status = finished if status is None else status
         except WriteError as table_error:
             console.say(f"error: {table_error}")
             status = status or 1
@@ -138,20 +130,19 @@ class AssessRun:
 
     def _loaded_batch(self) -> "AnyBatch":
         """What assesses the items: several of them in a process of its own, which may hang or crash."""
-        from agentic_iqa_local.batch.runner import Batch
-        from agentic_iqa_local.batch.work import Assessing
+        from agentic_iqa_local.batch.runner import Runner
         from agentic_iqa_local.services import Services
 
-        args, window = self.args, {"jobs": self.args.jobs, "timeout": self.args.timeout}
-        work = Assessing(self.settings, args.pipeline, args.max_replan_iterations, self.maps)
+        window: dict[str, Any] = {"jobs": self.args.jobs, "timeout": self.args.timeout}
         try:
             if len(self.left) == 1 and self.place is None:
-                batch = Batch(Services(self.settings, self.device), work, **window)
+                services = Services(self.settings, self.device)
+                batch = Runner(self.work, self.device, services=services, **window)
             else:
-                batch = chosen_batch(work, self.device, self.place, **window)
+                batch = chosen_batch(self.work, self.device, self.place, **window)
             if any(_can_be_opened(item, self.settings) for item in self.left):
                 batch.load()
-        except BaseException:  # a model that cannot be loaded: nothing is in hand
+        except BaseException:  # a model that cannot be loaded
             if self.results:
                 self.results.close()
             raise
@@ -159,43 +150,35 @@ class AssessRun:
 
     def _assess(self, batch: "AnyBatch") -> Exception | None:
         """Assesses what is left until it is done, a stop, or an error after which the batch cannot go on."""
-        from agentic_iqa_local.batch.rows import WriteError
-        from agentic_iqa_local.batch.runner import BatchError
-        from agentic_iqa_local.vlm_client import ModelLost
+        from agentic_iqa_local.batch.runner import BatchError, resumed
+        from agentic_iqa_local.files import WriteError
+        from agentic_iqa_local.vlm_client import VLMError
 
-        results, console, lost = self.results, self.console, False
-        suspects = results.suspects if results else {}
+        results, console = self.results, self.console
         console.begin(len(self.items), len(self.items) - len(self.left))
         try:
-            with stopped_by_ctrl_c(batch, results, self.go_on):
-                if last := [item for item in self.left if item.key in suspects]:
-                    died_with = (
-                        "1 picture in hand: it comes last"
-                        if len(last) == 1
-                        else f"{len(last)} pictures in hand: they come last"
-                    )
-                    console.say(f"earlier runs died with {died_with}, alone")
-                items = sorted(self.left, key=lambda item: item.key in suspects)
-                for row in batch.rows(results.begun(items) if results else items, suspects):
+            with stopped_by_ctrl_c(batch, self.go_on):
+                is_resumed = len(self.left) < len(self.items)
+                for row in batch.rows(resumed(self.left, batch.jobs) if is_resumed else self.left):
                     self._take(row, batch)
-                if results:
-                    results.sync()
                 if batch.by_node:
                     console.say(f"rows by node: {batch.by_node}")
-        except ModelLost as error:
-            lost = True
-            return error
-        except (BatchError, WriteError, OSError) as error:
+            if results:
+                results.close()
+        except (BatchError, VLMError, WriteError, OSError) as error:
             return error
         finally:
             console.end()
             if results:
-                results.close(lost=lost)
+                with suppress(WriteError):  # said already
+                    results.close()
         return None
 
     def _take(self, row: "Assessment", batch: "AnyBatch") -> None:
+        from agentic_iqa_local.batch.work import as_line
+
         if self.results:
-            self.results.append(row, batch.line)
+            self.results.append(as_line(row))
             if self.args.json or self.args.explain:  # what is told of a row holds after a power cut too
                 self.results.sync()
         else:
@@ -251,7 +234,7 @@ class AssessRun:
                 rows += f"; not counted, because their pictures are no longer there: {_named(gone)}"
             console.say(one_line(rows))
         if args.csv:
-            from agentic_iqa_local.batch.rows import write_whole
+            from agentic_iqa_local.files import write_whole
             from agentic_iqa_local.output.tables import csv_text
 
             write_whole(args.csv, csv_text(self._rows), encoding="utf-8-sig")
@@ -312,7 +295,7 @@ def _can_be_opened(item: "Item", settings: "Settings") -> bool:
 
 def show(args: argparse.Namespace, row: "Assessment", console: Console) -> None:
     """A row on the screen or in the pipe."""
-    from agentic_iqa_local.batch.stored_row import as_line
+    from agentic_iqa_local.batch.work import as_line
     from agentic_iqa_local.output.report import account, summary
 
     terminal = console.results.isatty()

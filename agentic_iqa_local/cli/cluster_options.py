@@ -4,18 +4,15 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentic_iqa_local.batch.batch_worker import BatchWorker
-    from agentic_iqa_local.batch.cluster.batch import ClusterBatch
-    from agentic_iqa_local.batch.cluster.staff import Place
+    from agentic_iqa_local.batch.ray import Place, RayRunner
+    from agentic_iqa_local.batch.runner import Runner
     from agentic_iqa_local.batch.work import Work
 
 MOST_WORKERS = 1024
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    where = parser.add_argument_group(
-        "on several workers or machines", "with Ray, an extra; see docs/cluster.md"
-    )
+    where = parser.add_argument_group("on several workers or machines", "with Ray; see docs/cluster.md")
     where.add_argument(
         "--cluster",
         metavar="ADDRESS",
@@ -54,26 +51,24 @@ def check_cluster(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 
 
 def place_of(args: argparse.Namespace) -> "Place | None":
-    """Where the workers of a command line are; None without --cluster. Raises ClusterError where Ray is not
-    installed, or the address is none or does not answer."""
+    """Where the workers of a command line are; None without --cluster. Raises ClusterError where the address is
+    none or does not answer."""
     if args.cluster is None:
         return None
-    from agentic_iqa_local.batch.cluster.connection import check_address, check_installed
-    from agentic_iqa_local.batch.cluster.staff import Place
+    from agentic_iqa_local.batch.ray import Place, check_address
 
-    check_installed()
     check_address(args.cluster)
     return Place(args.cluster, args.workers, args.gpus_per_worker or 0.0)
 
 
 def chosen_batch(
     work: "Work[Any, Any]", device: str, place: "Place | None", **window: Any
-) -> "BatchWorker[Any, Any] | ClusterBatch[Any, Any]":
+) -> "Runner[Any, Any] | RayRunner[Any, Any]":
     """What does the work: a process on this machine, or a cluster's workers."""
     if place is None:
-        from agentic_iqa_local.batch.batch_worker import BatchWorker
+        from agentic_iqa_local.batch.runner import Runner
 
-        return BatchWorker(work, device, **window)
-    from agentic_iqa_local.batch.cluster.batch import ClusterBatch
+        return Runner(work, device, **window)
+    from agentic_iqa_local.batch.ray import RayRunner
 
-    return ClusterBatch(work, place, **window)
+    return RayRunner(work, place, **window)

@@ -86,16 +86,16 @@ class CompareRun:
 
     def _rows(self) -> "list[Assessment] | None":
         """The pictures' assessments in their order; None after Ctrl-C."""
-        from agentic_iqa_local.batch.batch_worker import BatchWorker
+        from agentic_iqa_local.batch.runner import Runner
         from agentic_iqa_local.batch.work import Assessing, key_of
 
         args, console = self.args, self.console
         work = Assessing(self.settings, args.pipeline, args.max_replan_iterations)
-        batch = BatchWorker(work, self.device, jobs=args.jobs, timeout=args.timeout)
+        batch = Runner(work, self.device, jobs=args.jobs, timeout=args.timeout)
         rows: dict[str, Assessment] = {}
         console.begin(len(self.items), 0)
         try:
-            with stopped_by_ctrl_c(batch, None, ANEW):
+            with stopped_by_ctrl_c(batch, ANEW):
                 for row in batch.rows(self.items):
                     rows[key_of(row)] = row
                     console.count(row.error is not None)
@@ -160,7 +160,7 @@ class CompareRun:
             console.say(headline_of(result))
 
     def _write(self, results: "list[Result]") -> None:
-        from agentic_iqa_local.batch.rows import write_whole
+        from agentic_iqa_local.files import write_whole
 
         if self.args.out:
             write_whole(self.args.out, "\n".join(map(_line, results)))

@@ -10,9 +10,17 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from agentic_iqa_local.batch.rows import write_whole
 from agentic_iqa_local.cli.console import Parser, bar, exit_status, safe_streams
-from agentic_iqa_local.files import DRAWN_BY, ROOT, FileError, command, place_for, read_yaml, require_own
+from agentic_iqa_local.files import (
+    DRAWN_BY,
+    ROOT,
+    FileError,
+    command,
+    place_for,
+    read_yaml,
+    require_own,
+    write_whole,
+)
 from agentic_iqa_local.images.reading import load_image
 from agentic_iqa_local.iqa_tools import ToolRunner, find_tool
 from agentic_iqa_local.iqa_tools.calibration import (

@@ -95,7 +95,7 @@ def rows_of(args: argparse.Namespace) -> "RowFile | None":
 
 def _answer_all(args, conversation, rows, console, show) -> int:
     from agentic_iqa_local.batch.rows import WriteError
-    from agentic_iqa_local.batch.stored_row import as_line
+    from agentic_iqa_local.batch.work import as_line
 
     terminal, failed = _is_terminal(), False
     # an answer is shown although its row goes to a file too

@@ -14,7 +14,6 @@ from agentic_iqa_local.text import one_line
 COMMANDS = {
     "assess": ("assess", False, "assess pictures"),
     "doctor": ("doctor", False, "say whether a set-up will work on this machine"),
-    "merge": ("merge", False, "merge the rows of shards into one file, in the order of their list"),
     "gallery": ("gallery", False, "make a page of a batch: look, sort, filter, triage"),
     "mcp": ("mcp", False, "serve assess and compare as tools of the Model Context Protocol"),
     "serve": ("serve", False, "answer over HTTP: a page and an API, models loaded once"),

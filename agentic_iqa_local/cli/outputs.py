@@ -10,7 +10,7 @@ from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.files import FileError, place_for, require_own
 
 LONGEST_NAME = 255  # bytes of a file's name
-LONGEST_SUFFIX = ".in_hand.json.partial"  # of what lies beside --out
+LONGEST_SUFFIX = ".run.json.partial"  # of what lies beside --out
 
 
 class UsageError(UserError):

@@ -9,22 +9,16 @@ from agentic_iqa_local.cli.console import like_ctrl_c
 from agentic_iqa_local.text import one_line
 
 if TYPE_CHECKING:
-    from agentic_iqa_local.batch.batch_worker import BatchWorker
-    from agentic_iqa_local.batch.cluster.batch import ClusterBatch
-    from agentic_iqa_local.batch.runner import Batch
-    from agentic_iqa_local.batch.runs import Run
+    from agentic_iqa_local.batch.ray import RayRunner
+    from agentic_iqa_local.batch.runner import Runner
 
 
 @contextmanager
-def stopped_by_ctrl_c(
-    batch: "Batch | BatchWorker | ClusterBatch", run: "Run | None", go_on: str
-) -> Iterator[None]:
-    """Meanwhile Ctrl-C, and a polite kill, stop `batch`. `go_on` says how to go on with the `run`."""
+def stopped_by_ctrl_c(batch: "Runner | RayRunner", go_on: str) -> Iterator[None]:
+    """Meanwhile Ctrl-C, and a polite kill, stop `batch`. `go_on` says how to go on with it."""
 
     def interrupted(*_: object) -> None:
         if batch.stopping:
-            if run:
-                run.settle()
             os.write(2, f"\nstopped; {one_line(go_on)}\n".encode())
             os._exit(130)
         batch.stop()

@@ -51,8 +51,8 @@ def add_fit(commands: Subcommands) -> None:
 
 
 def fit(args: argparse.Namespace) -> int:
-    from agentic_iqa_local.batch.rows import write_whole
     from agentic_iqa_local.cli.outputs import result_file
+    from agentic_iqa_local.files import write_whole
     from agentic_iqa_local.studies.fitting import fit_runs
 
     place = result_file("--out", args.out, "fit")
@@ -330,8 +330,7 @@ def add_table(commands: Subcommands) -> None:
 
 
 def table(args: argparse.Namespace) -> int:
-    from agentic_iqa_local.batch.rows import write_whole
-    from agentic_iqa_local.files import FileError, place_for, read_bytes
+    from agentic_iqa_local.files import FileError, place_for, read_bytes, write_whole
     from agentic_iqa_local.studies.report import digest
     from agentic_iqa_local.studies.study import StudyError
 

@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         open_study(dataset, tasks, batch, args.out) as store,
         logging_redirect_tqdm(),
         Progress(total, len(store.done)) as shown,
-        stopped_by_ctrl_c(batch, store, GO_ON),
+        stopped_by_ctrl_c(batch, GO_ON),
         closing(missing_rows(tasks, batch, store)) as rows,
     ):
         for _ in rows:

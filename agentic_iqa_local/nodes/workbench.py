@@ -231,6 +231,7 @@ class OpenImages:
         limits, most = self.services.client(role).limits, self.observer.max_pixels
         if most:
             limits = replace(limits, max_pixels=min(most, limits.max_pixels or most))
+            self.warn(f"memory ran out: the model saw at most {most} pixels at once")
         width, height = self.image.width, self.image.height
         views = native_views(
             width,

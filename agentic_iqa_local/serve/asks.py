@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentic_iqa_local.batch.stored_row import as_line
-from agentic_iqa_local.batch.work import ROLES, Work
+from agentic_iqa_local.batch.work import ROLES, Work, as_line
 from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.comparison import Comparison, Judge, Ranking
@@ -71,8 +70,6 @@ class Answer:
 class Serving(Work[Ask, Answer]):
     """An answer to each ask. No answer names a file below `folders`, but by its last name."""
 
-    tells = True
-
     def __init__(
         self,
         settings: Settings,
@@ -109,26 +106,6 @@ class Serving(Work[Ask, Answer]):
         answer = self.failure(item, error, sha256)
         answer.timed_out = True
         return answer
-
-    def warned(self, row: Answer, line: str) -> Answer:
-        about = json.loads(row.text)
-        name = "notes" if about.get("kind") == "ranking" else "warnings"
-        place = about["first"] if about.get("kind") == "comparison" else about
-        place[name] = [*place[name], line]
-        row.text = one_line(json.dumps(about, ensure_ascii=False))
-        return row
-
-    def key(self, row: Answer) -> str:
-        return row.key
-
-    def error(self, row: Answer) -> str | None:
-        return row.error
-
-    def sha256(self, row: Answer) -> str | None:
-        return row.sha256
-
-    def line(self, row: Answer) -> str:
-        return row.text
 
     def _hidden(self, text: str, item: Ask) -> str:
         """`text` with the senders' names in place of the paths here, and without any other path of ours."""

@@ -16,12 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from agentic_iqa_local.batch.rows import AnyRow, RowFile, RowsError, locked, rows_in, sync_folder, write_whole
+from filelock import FileLock, Timeout
+
+from agentic_iqa_local.batch.rows import AnyRow, RowFile, RowsError, rows_in
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import open_regular
+from agentic_iqa_local.files import open_regular, sync_folder, write_whole
 from agentic_iqa_local.serve.asks import Answer, Ask, Named
 from agentic_iqa_local.serve.errors import Refused
 from agentic_iqa_local.serve.fields import Defaults, Sent, arguments, settings_for
@@ -243,6 +245,7 @@ class Batches:
                 return
             try:
                 batch.rows.append(f'{{"index": {number}, "row": {answer.text}}}')
+                batch.rows.sync()
                 batch.done[number] = answer.error is not None
                 batch.picture(number).unlink(missing_ok=True)
                 if len(batch.done) == batch.total:
@@ -264,17 +267,17 @@ class Batches:
             for batch in self._batches.values():
                 batch.rows.close()
             self._batches.clear()
-            self._lock.close()
+            self._lock.release()
 
 
-def _locked(root: Path) -> BinaryIO:
-    """An open file that is a lock on the folder, which is made. Raises RowsError."""
-    remedy, lock = "choose another --batches", root / "lock"
+def _locked(root: Path) -> FileLock:
+    """The lock on the folder, which is made. Raises RowsError."""
+    remedy, lock = "choose another --batches", FileLock(root / "lock", timeout=0, thread_local=False)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        return locked(lock, os.open(lock, flags, 0o600))
-    except BlockingIOError as error:
+        lock.acquire()
+        return lock
+    except Timeout as error:
         raise RowsError(f"{root}: another service keeps its batches there", remedy) from error
     except OSError as error:
         raise RowsError(f"{root}: expected a folder for batches, got {error.strerror}", remedy) from error

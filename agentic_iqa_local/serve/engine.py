@@ -1,20 +1,22 @@
 """One queue before the models: what is asked goes to a process that has them, each answer to whoever asked.
 
-The process may hang or die: `batch_worker` tries what was in hand again alone, and starts another. What waits
+The process may hang or die: `batch.runner` tries what was under way again alone, and starts another. What waits
 here is bounded; asks of batches are taken only when nobody waits for an answer.
 """
 
 import logging
 import math
+import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
-from agentic_iqa_local.batch.batch_worker import BatchWorker
-from agentic_iqa_local.batch.runner import BatchError
+from agentic_iqa_local.batch.runner import BatchError, Runner
 from agentic_iqa_local.serve.asks import Answer, Ask, Serving
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
@@ -55,15 +57,6 @@ class _Place:
     since: float = field(default_factory=time.monotonic)
 
 
-class _LiveWorker(BatchWorker[Ask, Answer]):
-    def __init__(self, *args: Any, told: Callable[[str, Mapping[str, Any]], None], **options: Any):
-        super().__init__(*args, stays=True, **options)
-        self._tell_step = told
-
-    def told(self, key: str, step: Mapping[str, Any]) -> None:
-        self._tell_step(key, step)
-
-
 class Engine:
     """Answers asks, `jobs` at once, each within `timeout` seconds; at most `places` wait.
 
@@ -84,7 +77,7 @@ class Engine:
         self._put_back: deque[Ask] = deque()  # of batches, in hand when the process was lost
         self._seconds: deque[float] = deque(maxlen=RECENT)
         self._stopping, self._ending = False, threading.Lock()
-        self._worker: _LiveWorker | None = None
+        self._worker: Runner[Ask, Answer] | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
@@ -132,7 +125,7 @@ class Engine:
                 self._worker.stop()
             self._thread.join(patience)
             if self._worker:
-                self._worker.end()
+                self._worker.close()
             self._fail_all("the service is stopping")
 
     def _take(self) -> Ask | None:
@@ -151,17 +144,10 @@ class Engine:
                 self._in_hand[ask.key] = _Place(ask, None)
         return ask
 
-    def _items(self, first: Ask) -> Iterator[Ask | None]:
-        yield first
-        while True:
-            yield self._take()
-
     def _run(self) -> None:
         while not self._stopping:
             try:
-                self._worker = _LiveWorker(
-                    self.work, self.device, jobs=self.jobs, timeout=self.timeout, told=self._told
-                )
+                self._worker = Runner(self.work, self.device, jobs=self.jobs, timeout=self.timeout)
                 self._worker.load()
                 self.state, self.why = "ok", ""
                 self.started.set()
@@ -174,24 +160,38 @@ class Engine:
                 logger.error("%s", one_line(str(error)), exc_info=None if known else error)
                 self._fail_all("the models are lost, and loaded again")
                 if self._worker:
-                    self._worker.end()
+                    self._worker.close()
                 if not self.started.is_set():
                     return self.started.set()
                 with self._turn:
                     self._turn.wait_for(lambda: self._stopping, AGAIN)
 
-    def _serve(self, worker: _LiveWorker) -> None:
+    def _serve(self, worker: Runner[Ask, Answer]) -> None:
+        finished: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
+
+        def answered(future: Future[Answer]) -> None:
+            finished.put(future)
+            with self._turn:
+                self._turn.notify()
+
+        began = time.monotonic()
         while not self._stopping:
-            first = self._take()
-            if first is None:
-                with self._turn:
-                    self._turn.wait_for(lambda: self._queue or self._stopping, GLANCE)
-                continue
-            began = time.monotonic()
-            for answer in worker.rows(self._items(first)):
+            while len(self._in_hand) < self.jobs and (ask := self._take()):
+                if len(self._in_hand) == 1:
+                    began = time.monotonic()
+                worker.submit(ask, partial(self._told, ask.key)).add_done_callback(answered)
+            with self._turn:
+                self._turn.wait_for(lambda: self._has_turn() or not finished.empty(), GLANCE)
+            while not finished.empty():
+                if (future := finished.get()).cancelled():
+                    continue
+                answer = future.result()
                 self._seconds.append(time.monotonic() - began)
                 began = time.monotonic()
                 self._answered(answer)
+
+    def _has_turn(self) -> bool:
+        return self._stopping or bool(self._queue and len(self._in_hand) < self.jobs)
 
     def _answered(self, answer: Answer) -> None:
         with self._turn:

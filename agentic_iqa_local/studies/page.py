@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from agentic_iqa_local.batch.rows import write_whole
+from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.images.reading import ImageError, load_image
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.studies.plots import Drawing

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from agentic_iqa_local.batch.rows import LARGEST_NOTE, write_whole
-from agentic_iqa_local.files import FileError, read_bytes, read_json
+from agentic_iqa_local.batch.rows import LARGEST_NOTE
+from agentic_iqa_local.files import FileError, read_bytes, read_json, write_whole
 from agentic_iqa_local.output.tables import markdown_cell, write_csv
 from agentic_iqa_local.studies.datasets import LONGEST_QUOTE
 from agentic_iqa_local.studies.plots import Drawing

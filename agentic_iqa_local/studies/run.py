@@ -1,5 +1,5 @@
-"""One pass over a data set into a `Store`: who ran it on what, then a row for each image. It goes through the
-same window and process as a batch of assess (`batch`, `batch_worker`)."""
+"""One pass over a data set into a `Store`: who ran it on what, then a row for each image, made by the same
+runner as a batch of assess (`batch.runner`)."""
 
 import hashlib
 import json
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
 
-from agentic_iqa_local.batch.batch_worker import BatchWorker
-from agentic_iqa_local.batch.runner import Batch
+from agentic_iqa_local.batch.runner import Runner, resumed
 from agentic_iqa_local.batch.work import ROLES, Work
 from agentic_iqa_local.config import Settings, check_query
 from agentic_iqa_local.devices import describe_device
@@ -39,7 +38,7 @@ from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine
 
 if TYPE_CHECKING:
-    from agentic_iqa_local.batch.cluster.batch import ClusterBatch  # needs an extra
+    from agentic_iqa_local.batch.ray import RayRunner
 
 PACKAGES = (
     "torch",
@@ -132,6 +131,10 @@ class Task:
     def image(self) -> Path:
         return self.sample.image
 
+    @property
+    def reference(self) -> Path | None:
+        return self.sample.reference
+
 
 @dataclass(frozen=True)
 class Studying(Work[Task, dict[str, Any]]):
@@ -159,24 +162,6 @@ class Studying(Work[Task, dict[str, Any]]):
     def failure(self, item: Task, error: str, sha256: str | None = None) -> dict[str, Any]:
         return _facts(item) | {"error": one_line(error), "sha256": sha256}
 
-    def files(self, item: Task) -> list[Path]:
-        return [Path(path) for path in (item.sample.image, item.sample.reference) if path]
-
-    def warned(self, row: dict[str, Any], line: str) -> dict[str, Any]:
-        return row | {"warnings": [*row.get("warnings", []), line]}
-
-    def key(self, row: dict[str, Any]) -> str:
-        return row["key"]
-
-    def error(self, row: dict[str, Any]) -> str | None:
-        return row.get("error")
-
-    def sha256(self, row: dict[str, Any]) -> str | None:
-        return row.get("sha256")
-
-    def line(self, row: dict[str, Any]) -> str:
-        return json.dumps(row)
-
     def describe(self, services: Services) -> dict[str, Any]:
         return {
             "hardware": describe_device(services.device),
@@ -185,9 +170,7 @@ class Studying(Work[Task, dict[str, Any]]):
         }
 
 
-StudyBatch: TypeAlias = Union[
-    Batch[Task, dict[str, Any]], BatchWorker[Task, dict[str, Any]], "ClusterBatch[Task, dict[str, Any]]"
-]
+StudyBatch: TypeAlias = Union[Runner[Task, dict[str, Any]], "RayRunner[Task, dict[str, Any]]"]
 
 
 def _facts(task: Task) -> dict[str, Any]:
@@ -255,8 +238,9 @@ def missing_rows(tasks: Sequence[Task], batch: StudyBatch, store: Store) -> Gene
     when the model is lost or fails on `FAILURES_IN_A_ROW` images one after the other: those rows are not
     kept, so that the same command tries them again."""
     left = [task for task in tasks if task.key not in store.done]
-    left.sort(key=lambda task: task.key in store.suspects)  # those come last, alone
-    for row in _while_the_model_answers(batch.rows(store.begun(left), store.suspects), batch):
+    if store.done:
+        left = resumed(left, batch.jobs)
+    for row in _while_the_model_answers(batch.rows(left), batch):
         store.append(row)
         yield
 

@@ -1,5 +1,5 @@
 """A study's folder: run.json (what was asked, of which files, with which model) and rows.jsonl, one durable
-line for each image. A run like every other (`runs.Run`)."""
+line for each image."""
 
 import json
 import logging
@@ -10,23 +10,22 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
-from agentic_iqa_local.batch.rows import (
-    LARGEST_NOTE,
-    RowFile,
-    check_run,
-    rows_in,
-    run_began,
-    write_run,
+from agentic_iqa_local.batch.results import picture_changed
+from agentic_iqa_local.batch.rows import LARGEST_NOTE, RowFile, check_run, rows_in, run_began, write_run
+from agentic_iqa_local.batch.rows import RowsError as StoreError
+from agentic_iqa_local.files import (
+    FileError,
+    WriteError,
+    first_mistake,
+    open_regular,
+    read_json,
     write_whole,
 )
-from agentic_iqa_local.batch.rows import RowsError as StoreError
-from agentic_iqa_local.batch.runs import Run, picture_changed
-from agentic_iqa_local.files import FileError, first_mistake, open_regular, read_json
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import choice_letters
 from agentic_iqa_local.state import ExecutorOutput, Score
 from agentic_iqa_local.studies.datasets import MOST, DatasetInfo, Scale
-from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY, ModelLost
+from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +197,7 @@ def check_folder(out: Path) -> None:
         ) from error
 
 
-class Store(Run):
+class Store:
     """Rows by their `key`, appended once each. One process at a time writes.
 
     `run` describes the run; `identity` is the part of it that rows depend on. Raises StoreError for a folder
@@ -215,7 +214,7 @@ class Store(Run):
                 f"{folder}: expected a folder that can be written, got {error.strerror}",
                 "choose another --out",
             ) from error
-        super().__init__(RowFile(folder / "rows.jsonl", _StudyRow), folder / "in_hand.json")
+        self._rows = RowFile(folder / "rows.jsonl", _StudyRow, lambda row: row["key"])
         try:
             description = folder / "run.json"
             if os.path.lexists(description):
@@ -225,22 +224,25 @@ class Store(Run):
                 raise StoreError(f"{folder}: holds rows.jsonl without run.json", "choose another --out")
             else:
                 write_run(description, run, identity)
-            self._rows.recover()
-            since = run_began(description)
-            changed = {
-                row["key"]
-                for row in self._rows
-                if {"image", "sha256"} <= row.keys() and picture_changed(row, since)
-            }
+            since, changed = run_began(description), 0
+
+            def has_changed(row: dict[str, Any]) -> bool:
+                nonlocal changed
+                found = {"image", "sha256"} <= row.keys() and picture_changed(row, since)
+                changed += found
+                return found
+
+            self._rows.recover(has_changed)
             if changed:
-                logger.warning("%d pictures changed since they were read, and are read again", len(changed))
-                self._rows.keep(lambda row: row["key"] not in changed)
-            for row in self._rows:
-                self._know(row["key"], failed=bool(row.get("error")))
-            self.suspects = self._left_in_hand()
-        except StoreError:
-            self._rows.close()  # the note on what was in hand stays for whoever may go on
+                logger.warning("%d pictures changed since they were read, and are read again", changed)
+        except WriteError:
+            self._rows.close()
             raise
+
+    @property
+    def done(self) -> set[str]:
+        """The keys of the rows that are there."""
+        return self._rows.done
 
     def tell_scale(self, info: DatasetInfo) -> None:
         """Notes the ends of the scale of human scores, which no row depends on, in run.json; nothing where
@@ -259,17 +261,25 @@ class Store(Run):
             write_whole(description, json.dumps(run | {"dataset": told}, indent=1), sync=True)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Writes one row, see `Run.write`. Raises ValueError for a key that is there already; StoreError for
+        """Writes one row, see `RowFile`. Raises ValueError for a key that is there already; StoreError for
         a row that could not be read again, and when the disk does not take it."""
         if row["key"] in self.done:
             raise ValueError(f"{self.folder}: {row['key']} is stored already")
-        self.write(row["key"], json.dumps(row), failed=bool(row.get("error")))
+        self._rows.append(json.dumps(row))
+
+    def sync(self) -> None:
+        """Waits until the disk has every row. Raises StoreError."""
+        self._rows.sync()
+
+    def close(self) -> None:
+        """Raises StoreError where rows are not on disk."""
+        self._rows.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(lost=kind is not None and issubclass(kind, ModelLost))
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from agentic_iqa_local.batch.rows import write_whole
+from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.output.gallery.rows import Row, account, entry, identities

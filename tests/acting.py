@@ -1,0 +1,76 @@
+"""A work without a model, for what happens around it: a picture's name says what its work does."""
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.runner import Runner
+from agentic_iqa_local.batch.work import Assessing
+from agentic_iqa_local.nodes.workbench import MODEL
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
+
+CROWD = threading.BoundedSemaphore(1)
+
+
+@dataclass(frozen=True)
+class Acting(Assessing):
+    """Its rows are failures that name the process that made them."""
+
+    roles = ()
+
+    def row(self, item, services, observer):
+        match item.image.stem.partition("-")[0]:
+            case "segfault":
+                ctypes.string_at(0)
+            case "exit":
+                os._exit(7)
+            case "once":  # dies the first time
+                if not item.image.exists():
+                    item.image.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                with observer.calling("NIQE"):
+                    time.sleep(10_000)
+            case "stuck":  # holds the interpreter: nothing in the process can end it
+                with observer.calling("NIQE"):
+                    ctypes.PyDLL(None).sleep(10_000)
+            case "raise":
+                raise KeyError("no such thing")
+            case "lost":
+                with observer.calling(MODEL):
+                    raise ModelLost("the engine is gone")
+            case "crowded":  # runs out of memory beside another
+                with observer.calling(MODEL):
+                    if not CROWD.acquire(blocking=False):
+                        raise OutOfMemory("memory ran out")
+                    time.sleep(0.05)
+                    CROWD.release()
+            case "step":
+                observer.step("planner", "started")
+        return self.failure(item, f"made by {os.getpid()}")
+
+
+@dataclass(frozen=True)
+class Unloadable(Acting):
+    roles = ("summarizer",)
+
+    def row(self, item, services, observer):
+        raise VLMError("never reached")
+
+
+class Impatient(Runner):
+    """The time of pictures that hang is over as soon as they do."""
+
+    def _heed(self, kind, *about):
+        super()._heed(kind, *about)
+        if kind == "in" and about[1] == "NIQE":
+            self._given[about[0]].deadline = 0.0
+
+
+def items(folder: Path, *names: str) -> list[Item]:
+    return [Item(folder / f"{name}.png") for name in names]

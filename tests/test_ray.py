@@ -1,0 +1,202 @@
+"""Batches on several workers. Several nodes on this machine are several machines to Ray."""
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from acting import Acting, items
+from conftest import MODELS, ROOT
+from test_runner import by_name, untimed
+
+from agentic_iqa_local.batch import ray as module
+from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.ray import (
+    ClusterError,
+    Place,
+    RayRunner,
+    check_address,
+    differences,
+    package_hash,
+)
+from agentic_iqa_local.batch.work import Assessing
+from agentic_iqa_local.cli.assess_options import parse
+from agentic_iqa_local.config import load_settings
+from agentic_iqa_local.judgement.assessment import assess
+
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)]),
+    "AGENTIC_IQA_MODELS": str(MODELS),
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def test_rows_of_two_workers_are_those_of_one_assessment_but_for_times(photo, services, tmp_path):
+    for number in range(4):
+        photo.crop((8 * number, 0, 8 * number + 192, 224)).save(tmp_path / f"{number}.png")
+    (tmp_path / "4.png").write_bytes(b"no picture")
+    out = tmp_path / "rows.jsonl"
+    words = ["assess.py", tmp_path / "*.png", "--cpu", "--pipeline", "letters", "--out", out]
+    line = [sys.executable, ROOT / "scripts" / words[0], *words[1:], "--cluster", "local", "--workers", "2"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run([*map(str, line), "--resume"], capture_output=True, text=True, env=clean)
+    assert done.returncode == 1, done.stderr  # one is no picture
+    assert "rows by node: " in done.stderr
+    assert "ray" not in done.stderr.lower()  # it says nothing of itself
+    rows = list(map(json.loads, out.read_text().splitlines()))
+    assert len(rows) == 5
+    for row in rows:
+        expected = assess(row["image"], pipeline="letters", services=services)
+        assert untimed(row) == untimed(expected.to_dict())
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A Ray cluster whose head computes nothing."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "env_vars": ENVIRONMENT})
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def add_node(cluster):
+    """Adds nodes that are gone when the test ends."""
+    added = []
+
+    def add(name, **environment):
+        added.append(cluster.add_node(**NODE, node_name=name, env_vars=ENVIRONMENT | environment))
+        return added[-1]
+
+    yield add
+    for node in added:
+        if node in cluster.worker_nodes:
+            cluster.remove_node(node)  # in an orderly way, so that the next test does not find it
+
+
+def acting(cluster, workers: int, **options) -> RayRunner:
+    place = Place(f"127.0.0.1:{cluster.gcs_address.rpartition(':')[2]}", workers)
+    return RayRunner(Acting(load_settings(), "letters"), place, **options)
+
+
+def test_a_node_that_is_unlike_is_refused_by_name_before_the_first_row(cluster, add_node, tmp_path):
+    other = tmp_path / "site-packages" / "transformers-9.9.9.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 9.9.9\n")
+    add_node("like")
+    add_node("unlike", PYTHONPATH=os.pathsep.join([str(other.parent), ENVIRONMENT["PYTHONPATH"]]))
+    said = f": unlike: transformers is 9.9.9, expected {version('transformers')}; scores"
+    with pytest.raises(ClusterError) as refused:
+        list(acting(cluster, 2).rows(items(tmp_path, "a")))
+    assert said in str(refused.value)
+
+
+def test_a_picture_that_kills_costs_no_worker_and_a_lost_node_no_picture(cluster, add_node, tmp_path):
+    nodes = [add_node("first"), add_node("second")]
+    names = ["segfault", *map(str, range(40))]
+    runner = acting(cluster, 2)
+    rows, made = runner.rows(items(tmp_path, *names)), []
+    for row in rows:
+        made.append(row)
+        if len(made) == 1:
+            cluster.remove_node(nodes[0], allow_graceful=False)
+    found = by_name(made)
+    assert found.keys() == set(names)
+    assert found["segfault"].startswith("2 processes died while they assessed this image alone")
+    assert all(error.startswith("made by ") for name, error in found.items() if name != "segfault")
+
+
+def told_by(*answers):
+    """The rows of a runner whose workers answer so."""
+    runner = RayRunner(Acting(load_settings(), "letters"), Place("local", 2))
+    block = {"number": list(range(len(answers))), "row": [pickle.dumps(answer) for answer in answers]}
+    runner.load = lambda: None
+    runner._dataset = lambda waiting: type("Set", (), {"iter_batches": lambda *_, **__: iter([block])})()
+    return runner
+
+
+def test_one_that_loads_in_another_dtype_is_refused_by_name(tmp_path):
+    work, (one, other) = Acting(load_settings(), "letters"), items(tmp_path, "a", "b")
+    rows = told_by(
+        ("first", {"m: dtype": "float32"}, work.sent(work.failure(one, "x"))),
+        ("second", {"m: dtype": "bfloat16"}, work.sent(work.failure(other, "x"))),
+    ).rows([one, other])
+    assert next(rows).image == str(one.image)
+    with pytest.raises(ClusterError, match=r"second has loaded .*m: dtype is bfloat16, expected float32"):
+        next(rows)
+
+
+def test_what_a_worker_cannot_do_ends_the_batch_with_its_words(tmp_path):
+    with pytest.raises(ClusterError, match="node: no; yes"):
+        next(told_by(ClusterError("node: no", "yes")).rows(items(tmp_path, "a")))
+
+
+def test_pictures_that_a_worker_does_not_see_as_the_command_does_come_along(tmp_path, services, photo_path):
+    """The worker has another file under the name."""
+    item, content = Item(tmp_path / "a.png"), Path(photo_path).read_bytes()
+    item.image.write_bytes(content)  # as the command sees it
+    mine = {str(item.image): module._facts(item.image)}
+    assert module._files(str(tmp_path), mine) == {}
+    assert module._files(str(tmp_path), {str(item.image): (7, 1)}) == {str(item.image): content}
+    item.image.write_bytes(b"another")
+    worker = object.__new__(module._Worker)
+    worker._setting = type("Setting", (), {"work": Assessing(load_settings(), "letters")})
+    worker._ask = lambda seen: {path: content for path, facts in seen.items() if facts != mine[path]}
+    data = worker._missing(item)
+    assert data == {str(item.image): content}
+    remote = module._Remote(worker._setting.work)
+    row = json.loads(remote.row(module._Sent(item, data), services, module.Observer()))
+    assert row["sha256"] == hashlib.sha256(content).hexdigest()
+    assert row["q"] == pytest.approx(assess(photo_path, pipeline="letters", services=services).q, abs=1e-6)
+
+
+def test_what_differs_is_told_with_both_values(tmp_path):
+    assert differences({"torch": "2.11", "numpy": "2"}, {"torch": "2.12", "numpy": "2"}) == (
+        "torch is 2.11, expected 2.12"
+    )
+    assert differences({}, {"model x": "a" * 64}) == "model x is not there, expected aaaaaaaaaaaa…"
+    assert "; and 1 more" in differences({str(n): n for n in range(6)}, {})
+    (tmp_path / "a.py").write_text("a = 1")
+    before = package_hash(tmp_path)
+    (tmp_path / "a.pyc").write_text("compiled")
+    assert package_hash(tmp_path) == before
+    (tmp_path / "a.py").write_text("a = 2")
+    assert package_hash(tmp_path) != before
+
+
+def test_an_address_at_which_nothing_answers_is_refused_soon(monkeypatch):
+    for address in ("ray://127.0.0.1:10001", "somewhere", "127.0.0.1:"):
+        with pytest.raises(ClusterError, match="expected local, auto or HOST:PORT"):
+            check_address(address)
+    with pytest.raises(ClusterError, match="nothing answers there"):
+        check_address("127.0.0.1:1")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(ClusterError, match=r"agentic_iqa_local\[ray\]"):
+        check_address("local")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--workers 2", "--workers: expected with --cluster"),
+        ("--cluster local", "--cluster: expected with --workers N"),
+        ("--cluster local --workers 0", "--workers: expected 1 to 1024"),
+        ("--cluster local --workers 1 --gpus-per-worker -1", "--gpus-per-worker: expected more"),
+        ("--cluster local --workers 1 --gpu 0", "--gpu: expected without --cluster"),
+        ("--cluster local --workers 1 --interactive", "--interactive: expected without --cluster"),
+        ("--cluster h:1 --workers 1 --map m.png", "--map: expected without --cluster"),
+    ],
+)
+def test_options_that_do_not_go_together_are_told(options, says, photo_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse([photo_path, *options.split()], "")
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,297 @@
+"""The process that has the models: a hang, a crash or too little memory costs one picture, and every picture has
+one row."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import wait
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from acting import Acting, Impatient, Unloadable, items
+from conftest import EMBEDDED, ROOT
+from scripted import loaded_batch
+
+from agentic_iqa_local.batch.inputs import Item
+from agentic_iqa_local.batch.runner import BatchError, Runner, resumed
+from agentic_iqa_local.batch.work import Assessing, as_line, key_of
+from agentic_iqa_local.config import ModelSettings, load_settings
+from agentic_iqa_local.iqa_tools import ToolError
+from agentic_iqa_local.iqa_tools.runner import ToolRunner
+from agentic_iqa_local.judgement.assessment import assess
+from agentic_iqa_local.nodes.detection import YES_NO
+from agentic_iqa_local.nodes.workbench import Observer
+from agentic_iqa_local.services import Services
+from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
+from agentic_iqa_local.vlm_client.transformers_client import TransformersClient, TransformersSession
+
+TIMED = {"execution_time", "timestamp"}
+
+
+def untimed(value):
+    """A row without what tells when it was made and how long that took."""
+    if isinstance(value, dict):
+        kept = {key: part for key, part in value.items() if not (key.endswith("seconds") or key in TIMED)}
+        return {key: untimed(part) for key, part in kept.items()}
+    return [untimed(part) for part in value] if isinstance(value, list) else value
+
+
+def acting(kind=Impatient, work=Acting, **options) -> Runner:
+    return kind(work(load_settings(), "letters"), **options)
+
+
+def by_name(rows) -> dict:
+    """What became of each picture; each has one row."""
+    found = [(Path(row.image).stem, row.error) for row in rows]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+@pytest.fixture
+def crops(photo, tmp_path) -> list[Item]:
+    """Four pictures that differ in size."""
+    places = [tmp_path / f"{number}.png" for number in range(4)]
+    for place, size in zip(places, [(256, 256), (224, 192), (192, 224), (256, 192)], strict=True):
+        photo.crop((0, 0, *size)).save(place)
+    return [Item(place) for place in places]
+
+
+# A process that may hang or die
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_what_hangs_or_crashes_costs_one_picture_and_a_new_process(jobs, tmp_path, caplog):
+    names = ["a", "segfault", "b", "once", "hang", "c", "raise", "stuck", "d", "exit", "e"]
+    found = by_name(acting(jobs=jobs).rows(items(tmp_path, *names)))
+    assert found.keys() == set(names)
+    assert found["segfault"] == "2 processes died while they assessed this image alone, the last by SIGSEGV"
+    assert found["exit"].endswith("the last with status 7")
+    for name in ("hang", "stuck"):
+        assert found[name] == "timed out after 600 s, last seen in NIQE; raise --timeout if it was at work"
+    assert found["raise"] == "KeyError: 'no such thing'"
+    assert all(found[name].startswith("made by ") for name in ("a", "b", "once", "c", "d", "e"))
+    assert "SIGSEGV; going on with a new one" in caplog.text
+    running = [child.cmdline() for child in psutil.Process().children()]
+    assert not [line for line in running if "spawn_main" in " ".join(line)]
+
+
+def test_when_everything_hangs_the_batch_ends_and_says_so(tmp_path):
+    rows = acting().rows(items(tmp_path, *(f"hang-{number}" for number in range(5))))
+    made = [next(rows) for _ in range(3)]
+    with pytest.raises(BatchError, match=r"3 in a row do not return, the last: .*hang-2\.png: timed out"):
+        next(rows)
+    assert len(by_name(made)) == 3
+
+
+def test_processes_that_die_while_they_load_end_the_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(Acting, "__reduce__", lambda self: (os._exit, (7,)))  # unpickled, it ends the process
+    with pytest.raises(BatchError, match=r"3 processes in a row died while they loaded: .* status 7"):
+        list(acting().rows(items(tmp_path, "a")))
+
+
+def test_a_model_that_cannot_be_loaded_is_said_in_its_own_words(tmp_path):
+    runner = Runner(Unloadable(load_settings().with_options(model=str(tmp_path)), "letters"))
+    for _ in range(2):  # the second time with another process
+        with pytest.raises(VLMError, match=r"config\.json"):
+            runner.load()
+    runner.close()
+
+
+def test_a_model_that_is_lost_ends_the_batch_without_a_row(tmp_path):
+    rows = []
+    with pytest.raises(ModelLost, match="the engine is gone"):
+        rows.extend(acting().rows(items(tmp_path, "a", "lost", "b")))
+    assert by_name(rows).keys() == {"a"}
+
+
+def test_a_stop_finishes_what_is_under_way_and_begins_nothing(tmp_path):
+    runner = acting()
+    rows = runner.rows(items(tmp_path, *map(str, range(1000))))
+    made = [next(rows)]
+    runner.stop()
+    made += rows
+    assert len(by_name(made)) < 1000
+    assert runner.submit(items(tmp_path, "late")[0]).cancelled()
+
+
+def test_one_item_is_a_future_and_its_steps_are_told(tmp_path):
+    """As the service uses it: one process for all, each item when it comes."""
+    runner, told = acting(), []
+    step, other = items(tmp_path, "step", "other")
+    first = runner.submit(step, told.append).result().error
+    unwanted = runner.submit(other)
+    unwanted.cancel()
+    assert runner.submit(other).result().error == first  # made by the same process
+    assert [(about["role"], about["state"]) for about in told] == [("planner", "started")]
+    waiting = [runner.submit(item) for item in items(tmp_path, "hang", "a")]
+    wait(waiting)
+    assert waiting[0].result().error.startswith("timed out")
+    assert waiting[1].result().error.startswith("made by ")
+    runner.close()
+
+
+def test_a_process_does_not_outlive_its_parent(tmp_path):
+    program = (
+        "from acting import *\nfrom agentic_iqa_local.config import load_settings\n"
+        "if __name__ == '__main__':\n"
+        "    runner = Runner(Acting(load_settings(), 'letters'))\n"
+        "    print(runner.submit(Item(Path('a.png'))).result().error.split()[-1], flush=True)\n"
+        "    input()\n"
+    )
+    (tmp_path / "parent.py").write_text(program)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    parent = subprocess.Popen(
+        [sys.executable, tmp_path / "parent.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )  # fmt: skip
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    gone, _ = psutil.wait_procs([child], timeout=60)
+    assert gone
+
+
+def test_its_log_is_told_here_where_such_lines_are_shown(caplog):
+    """As `assess --explain` hides the warnings that its account repeats."""
+    runner, logger = acting(), logging.getLogger("agentic_iqa_local.nodes.workbench")
+    record = logging.LogRecord(logger.name, logging.WARNING, "a.py", 1, "too dark", None, None)
+    for level, shown in ((logging.ERROR, 0), (logging.WARNING, 1)):
+        with caplog.at_level(level, logger.name):
+            runner._heed("log", record)
+        assert caplog.text.count("too dark") == shown
+
+
+def test_what_may_have_ended_an_earlier_run_comes_last():
+    assert resumed(list("abcde"), 2) == list("cdeab")
+    assert resumed(["a"], 3) == ["a"]
+
+
+# Rows
+
+
+def test_it_gives_what_one_assessment_gives_also_with_several_at_once(crops, services):
+    settings = load_settings()
+    runner = Runner(Assessing(settings, "letters"), jobs=3)
+    runner.load()
+    found = {row.image: row for row in runner.rows([*crops, crops[2]])}
+    for item in crops:
+        alone = assess(item.image, pipeline="letters", services=services)
+        assert alone.q is not None
+        assert untimed(found[str(item.image)].to_dict()) == untimed(alone.to_dict())
+
+
+def test_an_agents_row_goes_to_another_process_as_its_line_and_is_whole_there(crops, services):
+    work = Assessing(load_settings())
+    row = work.row(crops[0], services, Observer())
+    assert row.evidence.tool_logs
+    there = work.received(crops[0], work.sent(row))
+    assert there.model_dump() == row.model_dump()  # with the logs that a line leaves out of the evidence
+    assert as_line(there) == as_line(row)
+    assert key_of(there) == crops[0].key
+
+
+def test_a_row_that_no_file_would_take_is_a_failure_with_its_reason(crops):
+    work = Assessing(load_settings(), "letters")
+    odd = work.failure(crops[0], "none").model_copy(update={"error": None, "q": 3.0, "final_answer": "F"})
+    there = work.received(crops[0], work.sent(odd))
+    assert there.q is None
+    assert "expected one of A, B, C, D, E" in there.error
+
+
+# Memory
+
+
+class SmallDevice:
+    """The model's forward pass where only `tokens` fit: what is more makes torch look for memory that no
+    machine has."""
+
+    def __init__(self, client, monkeypatch, tokens):
+        self.real, self.tokens, self.failures = client.model.forward, tokens, 0
+        monkeypatch.setattr(client.model, "forward", self.forward)
+
+    def forward(self, input_ids, **inputs):
+        if input_ids.shape[1] > self.tokens:
+            self.failures += 1
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return self.real(input_ids=input_ids, **inputs)
+
+
+def test_a_picture_that_does_not_fit_is_seen_in_smaller_pieces(
+    photo_path, crops, services, client, monkeypatch
+):
+    """512×512 pixels are 256 image tokens of 32×32. With 150 tokens less than they need, the whole does not
+    fit and a half (at most 128 tokens) does. The score is that of a model whose limit is half of 512×512."""
+    whole = assess(photo_path, pipeline="letters", services=services)
+    half = ModelSettings(path=str(EMBEDDED), max_pixels=512 * 512 // 2)
+    small = {"transformers.embedded": TransformersClient("embedded", half, "cpu")}
+    limited = Services(services.settings, "cpu", small, services.tools)
+    expected = assess(photo_path, pipeline="letters", services=limited)
+    device = SmallDevice(client, monkeypatch, whole.tokens.prefilled - whole.seen.tokens + 128)
+    rows = loaded_batch(services, pipeline="letters").rows([Item(Path(photo_path)), crops[0]])
+    found = {row.image: row for row in rows}
+    row = found[photo_path]
+    assert device.failures == 2  # among others and alone
+    assert "memory ran out: the model saw at most 131072 pixels at once" in row.warnings
+    assert all(view.pixels[0] * view.pixels[1] <= 512 * 512 // 2 for view in row.seen.views)
+    assert row.q == pytest.approx(expected.q, abs=1e-5)
+    assert row.q != pytest.approx(whole.q, abs=1e-5)
+    assert not any("memory" in line for line in found[str(crops[0].image)].warnings)
+
+
+def test_where_nothing_fits_the_row_is_a_failure_after_two_halvings(
+    photo_path, services, client, monkeypatch
+):
+    device = SmallDevice(client, monkeypatch, 0)
+    (row,) = loaded_batch(services, pipeline="letters").rows([Item(Path(photo_path))])
+    assert device.failures == 4  # among others, alone, half, quarter
+    assert row.q is None
+    assert "memory ran out" in row.error
+    # half of 352², the largest square of 32s within half of 512²
+    assert "tried alone, with at most 61952 pixels at once" in row.error
+    assert len(row.sha256) == 64
+
+
+def test_what_fits_alone_is_tried_alone_and_fewer_at_once_follow(tmp_path, caplog):
+    names = [f"crowded-{number}" for number in range(8)]
+    runner = acting(jobs=4)
+    found = by_name(runner.rows(items(tmp_path, *names)))
+    assert found.keys() == set(names)
+    assert all(error.startswith("made by ") for error in found.values())
+    assert runner.jobs == 2
+    assert "memory ran out with 4 images at once; going on with 2" in caplog.text
+
+
+def test_an_agent_that_ran_out_of_memory_half_way_gives_no_score(crops, services, monkeypatch):
+    """The graph makes an executor's failure a gap in the evidence and goes on; a batch must not take that for
+    an answer."""
+    real = TransformersSession.read_letters
+
+    def read_letters(self, prompt, answer_prefix, letters):
+        if tuple(letters) == YES_NO:
+            raise OutOfMemory("memory ran out")
+        return real(self, prompt, answer_prefix, letters)
+
+    monkeypatch.setattr(TransformersSession, "read_letters", read_letters)
+    (row,) = loaded_batch(services).rows(crops[:1])
+    assert "memory ran out" in row.error
+    assert row.q is None
+
+
+def test_a_tool_that_ran_out_of_memory_is_asked_again_before_another_stands_in(crops, services, monkeypatch):
+    real, failed = ToolRunner._run, []
+
+    def exhausted_once(self, spec, *rest):
+        if not failed:
+            failed.append(spec.name)
+            raise ToolError(f"{spec.name} failed") from torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, spec, *rest)
+
+    monkeypatch.setattr(ToolRunner, "_run", exhausted_once)
+    (row,) = loaded_batch(services).rows(crops[:1])
+    assert failed
+    assert row.error is None
+    assert not any(log.fallback for log in row.tools)
