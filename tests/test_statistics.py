@@ -2,7 +2,6 @@
 comments."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -98,16 +97,6 @@ def test_logistic_is_monotone_where_the_data_turn_and_no_worse_than_a_line():
     assert plcc(fit, y) >= abs(plcc(x, y)) - 1e-6
 
 
-def test_the_line_stands_where_every_search_ends_badly(monkeypatch):
-    """y = 3 − 2x, and no fit leaves its start: the line of least squares is exact, each start is a curve."""
-    x = np.linspace(-1, 4, 40) ** 3
-    monkeypatch.setattr(
-        statistics, "least_squares", lambda _, start, **__: SimpleNamespace(x=np.array(start))
-    )
-    fit = vqeg_logistic(x, 3 - 2 * x)
-    assert fit == pytest.approx(3 - 2 * x)
-
-
 def test_logistic_of_a_constant_column_does_not_converge():
     fit = vqeg_logistic(np.full(20, 3.0), np.arange(20.0))
     assert np.isnan(fit).all()
@@ -172,15 +161,6 @@ def test_draws_on_which_a_column_is_constant_are_undefined(statistic):
     assert math.isnan(figure.high)
 
 
-def test_other_statistics_and_wide_columns_are_resampled_too():
-    p = np.random.default_rng(0).dirichlet(np.ones(5), 30)
-    level = np.linspace(1, 5, 30)
-    draws = draws_of_rows(30, count=5)
-    sampled = draws.of(lambda *columns: ranked_probability_scores(*columns).mean(), p, level)
-    rows = np.repeat(np.arange(30), draws.weights[3])
-    assert sampled.on_draws[3] == ranked_probability_scores(p[rows], level[rows]).mean()
-
-
 def test_a_failed_row_must_be_marked_and_columns_must_fit():
     x, y = tied_scores(20)
     draws = draws_of_rows(20)
@@ -215,15 +195,6 @@ def test_resampling_groups_widens_intervals_where_rows_repeat_within_groups():
     by_row = interval(draws_of_rows(480, count=300).of(srcc, x, y))
     assert by_group.value == by_row.value
     assert (by_group.high - by_group.low) / (by_row.high - by_row.low) == pytest.approx(4, rel=0.3)
-
-
-def test_a_figure_carries_its_rows_and_failures():
-    x, y = tied_scores(40)
-    answered = np.arange(40) >= 6
-    figure = interval(draws_of_rows(40).of(plcc, x, y, answered=answered))
-    assert (figure.n, figure.failed, figure.interval_over) == (34, 6, "rows")
-    assert figure.value == pytest.approx(stats.pearsonr(x[6:], y[6:]).statistic, abs=1e-12)
-    assert figure.low < figure.value < figure.high
 
 
 def test_where_every_row_failed_there_is_no_figure():
@@ -276,26 +247,15 @@ def test_an_interval_stands_on_nineteen_draws_in_twenty(undefined, bounded):
     [
         (0.01, 0.09, "gains"),
         (-0.09, -0.03, "loses"),
-        (-0.09, -0.01, "loses"),
         (-0.015, -0.005, "loses less than 0.02"),
         (-0.019, 0.24, "loses no more than 0.02"),
-        (0.0, 0.0, "loses no more than 0.02"),
         (-0.43, 0.24, "undecided: too few images"),
-        (-0.03, 0.001, "undecided: too few images"),
         (-0.02, 0.3, "undecided: too few images"),  # the bound itself is not above it
         (math.nan, math.nan, "undecided: too few images"),
     ],
 )
 def test_a_verdict_says_what_the_interval_shows_and_no_more(low, high, said):
     assert verdict(Figure((low + high) / 2, low, high, 40, 0, "rows"), 0.02) == said
-
-
-def test_kendalls_tau_of_two_rows():
-    """One pair, which agrees or does not; scipy's asymptotic p cannot be had of two rows."""
-    assert (
-        krcc(np.array([1.0, 2.0]), np.array([3.0, 5.0])),
-        krcc(np.array([1.0, 2.0]), np.array([5.0, 3.0])),
-    ) == (1, -1)
 
 
 def test_a_paired_difference_is_that_of_the_same_draws():
@@ -346,11 +306,8 @@ def test_holm():
     [
         # Constantinou and Fenton (2012), tables 1 and 3; outcomes H, D, A are levels 1, 2, 3
         ((1, 0, 0), 1, 0),
-        ((0.9, 0.1, 0), 1, 0.0050),
         ((0.5, 0.25, 0.25), 1, 0.15625),
-        ((0.35, 0.3, 0.35), 2, 0.1225),
         ((0.6, 0.3, 0.1), 2, 0.1850),
-        ((0.6, 0.25, 0.15), 1, 0.09125),
         ((0.57, 0.33, 0.1), 1, 0.09745),
     ],
 )

@@ -36,6 +36,7 @@ from agentic_iqa_local.studies.study import (
     Study,
     StudyError,
     Table,
+    check_scores,
     fusion_settings,
     labels_of,
     mean,
@@ -70,7 +71,7 @@ def analyse(
     Raises StudyError where there are no scored rows, no known direction of the scores, or no such baseline or
     comparator.
     """
-    _check_scores(rows, info, name)
+    check_scores(name, rows, info)
     settings = fusion_settings(run)
     letters = Letters.of(settings)
     modes = readings(
@@ -137,19 +138,6 @@ def _tables(
 def _widths(intervals: IntervalTables) -> dict[str, np.ndarray]:
     """Of the intervals, by the mode whose look they are of."""
     return {LOOKED[look]: widths for look, widths in intervals.widths.items() if look in LOOKED}
-
-
-def _check_scores(rows: Sequence[Row], info: DatasetInfo, name: str) -> None:
-    """Raises StudyError where there is nothing to agree with."""
-    if not rows or any("mos" not in row for row in rows):
-        raise StudyError(
-            f"{name}: expected rows with a human score, got {'questions' if rows else 'none'}",
-            "use a scored run",
-        )
-    if info.higher_is_better is None:
-        raise StudyError(
-            f"{name}: expected run.json to say whether higher scores are better (dataset.higher_is_better)"
-        )
 
 
 def _exposures(

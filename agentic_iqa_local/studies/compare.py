@@ -31,6 +31,7 @@ from agentic_iqa_local.studies.study import (
     Row,
     StudyError,
     Table,
+    check_scores,
     dataset_info,
     fusion_settings,
     labels_of,
@@ -175,15 +176,8 @@ def _data_set(runs: Sequence[Named]) -> DatasetInfo:
                 f"compare: expected runs of one data set, {first.name} is of {info.key} and {named.name} of"
                 f" {key}"
             )
-        if any("mos" not in row for row in named.rows):
-            raise StudyError(
-                f"{named.name}: expected rows with a human score, got questions", "compare scored runs"
-            )
-    if info.higher_is_better is None:
-        raise StudyError(
-            f"{first.name}: expected run.json to say whether higher scores are better"
-            " (dataset.higher_is_better)"
-        )
+        if named.rows:  # without, no image is common
+            check_scores(named.name, named.rows, info)
     return info
 
 

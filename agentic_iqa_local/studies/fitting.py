@@ -77,14 +77,7 @@ def fit_runs(
     sources = [_source(folder, objective, split=split, share=share) for folder in folders]
     rated = [source for source in sources if source.info.kind != "MCQ"]
     questions = [source for source in sources if source.info.kind == "MCQ"]
-    if other := next((s for s in rated if s.made_with != rated[0].made_with), None):
-        raise FitError(
-            f"{other.folder}: expected the data set, model and fusion of {rated[0].folder}, got others",
-            "fit them apart",
-        )
-    models = {source.run["identity"]["model"] for source in sources}
-    if len(models) > 1:
-        raise FitError(f"{sources[-1].folder}: expected a run with the model of the others", "fit them apart")
+    _check_alike(sources, rated)
     first = (rated or questions)[0]
     letters = Letters.of(fusion_settings(first.run))
     rows = [row for source in rated for row in source.rows]
@@ -116,6 +109,17 @@ def fit_runs(
             rated, questions, replace(letters, temperature=fit.temperature, eta=fit.eta), called
         ),
     )
+
+
+def _check_alike(sources: Sequence[_Source], rated: Sequence[_Source]) -> None:
+    """Raises FitError for runs of other models, and rated ones of another data set or fusion."""
+    if other := next((source for source in rated if source.made_with != rated[0].made_with), None):
+        raise FitError(
+            f"{other.folder}: expected the data set, model and fusion of {rated[0].folder}, got others",
+            "fit them apart",
+        )
+    if len({source.run["identity"]["model"] for source in sources}) > 1:
+        raise FitError(f"{sources[-1].folder}: expected a run with the model of the others", "fit them apart")
 
 
 def _source(folder: Path, objective: Objective, *, split: str | None, share: float) -> _Source:

@@ -197,8 +197,8 @@ def _forest(lines: Sequence[tuple[str, str, Sequence[float]]], zero: float, xlab
         axes.plot([low, high], [place, place], color=color, linewidth=1.2)
         axes.plot(value, place, "o", color=color, markersize=4)
     axes.axvline(zero, color=GREY, linewidth=0.8)
+    axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.set(yticks=range(len(lines)), yticklabels=[_label(label) for label, _, _ in lines], xlabel=xlabel)
-    axes.invert_yaxis()
     return figure
 
 

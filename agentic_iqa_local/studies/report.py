@@ -169,20 +169,20 @@ def over_datasets(studies: Sequence[Study]) -> Table:
         for row in study.tables["modes"]:
             cell = row["srcc"], row["seen"], study.is_clean(row["mode"])
             cells.setdefault((series, row["mode"]), {})[dataset] = cell
-    table = []
-    for (model, mode), found in cells.items():
-        clean = [value for value, _, usable in found.values() if usable and not math.isnan(value)]
-        row: dict[str, Any] = {"model": model, "mode": mode}
-        for dataset in dict.fromkeys(datasets):
-            row[dataset], row[f"{dataset}_mark"], _ = found.get(dataset, (math.nan, "", False))
-        table.append(
-            row
-            | {
-                "mean_of_clean": sum(clean) / len(clean) if clean else math.nan,
-                "clean_data_sets": len(clean),
-            }
-        )
-    return table
+    return [
+        {"model": model, "mode": mode} | _over(found, list(dict.fromkeys(datasets)))
+        for (model, mode), found in cells.items()
+    ]
+
+
+def _over(found: dict[str, tuple[float, str, bool]], datasets: Sequence[str]) -> dict[str, Any]:
+    """The cells of one mode, (SRCC, mark, whether it counts) by data set, and their mean."""
+    row: dict[str, Any] = {}
+    for dataset in datasets:
+        row[dataset], row[f"{dataset}_mark"], _ = found.get(dataset, (math.nan, "", False))
+    clean = [value for value, _, usable in found.values() if usable and not math.isnan(value)]
+    mean = sum(clean) / len(clean) if clean else math.nan
+    return row | {"mean_of_clean": mean, "clean_data_sets": len(clean)}
 
 
 # Tables as text

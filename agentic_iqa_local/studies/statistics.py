@@ -195,14 +195,7 @@ class Draws:
         whole = np.ones(len(self.unit), bool)
         answered, among = (whole if mask is None else np.asarray(mask, bool) for mask in (answered, among))
         kept = answered & among
-        arrays = [np.asarray(column, float) for column in columns]
-        if any(len(array) != len(kept) for array in arrays):
-            raise ValueError(f"columns: expected {len(kept)} rows, got {[len(array) for array in arrays]}")
-        arrays = [array[kept] for array in arrays]
-        if not all(np.isfinite(array).all() for array in arrays):
-            raise ValueError(
-                "columns: expected finite values in answered rows; mark a failed row in `answered`"
-            )
+        arrays = _kept(columns, kept)
         unit = self.unit[kept]
         on_draws = np.full(len(self.counts[:first]), np.nan)
         if len(np.unique(unit)) > 1:
@@ -224,6 +217,18 @@ class Resampled:
     draws: Draws
     kept: np.ndarray
     failed: int
+
+
+def _kept(columns: Sequence[np.ndarray], kept: np.ndarray) -> list[np.ndarray]:
+    """The columns at the `kept` rows. Raises ValueError for another length and for values that are not
+    finite."""
+    arrays = [np.asarray(column, float) for column in columns]
+    if any(len(array) != len(kept) for array in arrays):
+        raise ValueError(f"columns: expected {len(kept)} rows, got {[len(array) for array in arrays]}")
+    arrays = [array[kept] for array in arrays]
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise ValueError("columns: expected finite values in answered rows; mark a failed row in `answered`")
+    return arrays
 
 
 def resampling_unit(groups: Sequence | None, distortions: Sequence | None = None) -> Level:

@@ -126,6 +126,19 @@ def dataset_info(run: dict[str, Any]) -> DatasetInfo:
     )
 
 
+def check_scores(name: str, rows: Sequence[Row], info: DatasetInfo) -> None:
+    """Raises StudyError where a run has nothing to agree with."""
+    if not rows or any("mos" not in row for row in rows):
+        raise StudyError(
+            f"{name}: expected rows with a human score, got {'questions' if rows else 'none'}",
+            "use a scored run",
+        )
+    if info.higher_is_better is None:
+        raise StudyError(
+            f"{name}: expected run.json to say whether higher scores are better (dataset.higher_is_better)"
+        )
+
+
 def fusion_settings(run: dict[str, Any]) -> FusionSettings:
     """The fusion that the run was made with. Raises StudyError."""
     try:

@@ -13,6 +13,7 @@ NAMED = 3  # names in a line, the others are counted
 LONGEST = 80  # characters of a name or reason
 OPPOSITE = -0.4  # SRCC: own scores below it seem to call the worse pictures higher
 EQUAL = 1e-9  # of SRCC: rounding
+MADE = ("trained on it", "map fitted on it")
 
 
 class Sentence(NamedTuple):
@@ -69,7 +70,8 @@ def _winner(study: Study, ranked: list[Row], best: list[str]) -> Sentence:
         return Sentence("winner", "none", "No mode has an SRCC on these images.", numbers)
     first = ranked[0]
     numbers |= {key: first[key] for key in ("n", "srcc", "srcc_low", "srcc_high")}
-    text = f"{_listed(best)} of {len(ranked)} modes: {_with_interval(first, 'srcc')} on {first['n']} images"
+    verb = "ranks" if len(best) == 1 else "rank"
+    text = f"{_listed(best)} {verb} best of {len(ranked)} modes: {_with_interval(first, 'srcc')} on {first['n']} images"
     if outside := len(study.tables["modes"]) - len(ranked):
         text += f" ({outside} more answered too few of them, or have no SRCC)"
     for place, row in enumerate(ranked, 1):
@@ -77,13 +79,19 @@ def _winner(study: Study, ranked: list[Row], best: list[str]) -> Sentence:
             numbers["place_of_product"] = place
             text += f"; the product's {_quoted(study.product)} has place {place} with {number(row['srcc'])}"
     text += "."
-    own = next(row["srcc"] for row in study.tables["modes"] if row["mode"] == study.product)
-    if own < OPPOSITE and study.info.key == "manifest":
-        text += (
-            f" {_quoted(study.product)} has SRCC {number(own)}: lower scores seem to be better here, as in"
-            " DMOS; multiply them by -1 in the manifest and run it again."
-        )
+    text += _about_direction(study)
     return Sentence("winner", "one" if len(best) == 1 else "tie", text, numbers)
+
+
+def _about_direction(study: Study) -> str:
+    """A remark where the scores of a manifest seem to be DMOS; else nothing."""
+    own = next(row["srcc"] for row in study.tables["modes"] if row["mode"] == study.product)
+    if study.info.key != "manifest" or not own < OPPOSITE:
+        return ""
+    return (
+        f" {_quoted(study.product)} has SRCC {number(own)}: lower scores seem to be better here, as in DMOS;"
+        " multiply them by -1 in the manifest and run it again."
+    )
 
 
 def _difference(row: Row | None) -> Sentence:
@@ -118,23 +126,28 @@ def _leaks(study: Study, ranked: list[Row]) -> Sentence:
     seen, unknown, clean = ([m for m, mark in marks.items() if mark == what] for what in ("seen", "?", ""))
     files = Counter(row["sha256"] for row in study.rows if row.get("sha256"))
     copies = files.total() - len(files)
+    parts = _exposed(study, ranked, seen, unknown, clean)
+    parts += [f"{copies} images repeat the file of another"] if copies else []
+    verdicts = {"leaked": seen, "unknown": unknown, "copies": copies, "none known": True}
+    verdict = next(name for name, holds in verdicts.items() if holds)
+    numbers = {"seen": seen, "unknown": unknown, "clean": clean, "copies": copies}
+    return Sentence("leaks", verdict, one_line(f"Leaks: {'; '.join(parts)}."), numbers)
+
+
+def _exposed(
+    study: Study, ranked: list[Row], seen: list[str], unknown: list[str], clean: list[str]
+) -> list[str]:
+    if not (seen or unknown):
+        return [f"no part of any mode is known to be made with {study.info.title}"]
     parts = []
     if seen:
-        why = sorted({f"{e.what}: {e.how}" for m in seen for e in study.exposures[m]})
+        why = sorted({f"{e.what}: {e.how}" for m in seen for e in study.exposures[m] if e.how in MADE})
         parts.append(f"{_listed(seen)} rest on what was made with this data set ({', '.join(why[:NAMED])})")
     if unknown:
         parts.append(f"what {_listed(unknown)} learned from is not known")
-    if seen or unknown:
-        of_clean = next((row for row in ranked if row["mode"] in clean), None)
-        best = f"{_quoted(of_clean['mode'])}, SRCC {number(of_clean['srcc'])}" if of_clean else "none"
-        parts.append(f"the best of the modes known to be clean is {best}")
-    else:
-        parts.append(f"no part of any mode is known to be made with {study.info.title}")
-    if copies:
-        parts.append(f"{copies} images repeat the file of another")
-    verdict = "leaked" if seen else "unknown" if unknown else "copies" if copies else "none known"
-    numbers = {"seen": seen, "unknown": unknown, "clean": clean, "copies": copies}
-    return Sentence("leaks", verdict, one_line(f"Leaks: {'; '.join(parts)}."), numbers)
+    row = next((row for row in ranked if row["mode"] in clean), None)
+    best = f"{_quoted(row['mode'])}, SRCC {number(row['srcc'])}" if row else "none"
+    return [*parts, f"the best of the modes known to be clean is {best}"]
 
 
 def _failures(study: Study) -> Sentence:
