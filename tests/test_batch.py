@@ -14,23 +14,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 import torch
-from conftest import EMBEDDED, ROOT
+from conftest import ROOT
 from scripted import in_this_process
 from test_assess import blocked  # noqa: F401 - a fixture
 
 from agentic_iqa_local.batch import rows as rows_module
 from agentic_iqa_local.cli import assess as script
 from agentic_iqa_local.cli.console import Console
-from agentic_iqa_local.config import ModelSettings
 from agentic_iqa_local.judgement.assessment import file_sha256
 from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
-from agentic_iqa_local.vlm_client import ModelLost, VLMError
-from agentic_iqa_local.vlm_client.server_client import ServerClient
+from agentic_iqa_local.vlm_client import ModelLost
 from agentic_iqa_local.vlm_client.transformers_client import TransformersSession
 
 SIDE = 224  # NIQE needs 192 pixels
@@ -279,30 +276,6 @@ def test_a_place_for_no_gallery_is_told_before_anything_is_loaded(folder, tmp_pa
 
 
 # Models that are lost
-
-
-@pytest.mark.parametrize(
-    ("status", "health", "lost"), [(500, 503, True), (503, 200, True), (500, 200, False), (400, 200, False)]
-)
-def test_a_server_whose_engine_is_dead_is_a_lost_model(status, health, lost, photo, monkeypatch):
-    """A request that fails is one image's failure; an engine that is dead fails every one after it."""
-
-    def answer(request):
-        if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "embedded"}]})
-        if request.url.path == "/version":
-            return httpx.Response(200, json={"version": "0"})
-        code = health if request.url.path == "/health" else status
-        return httpx.Response(code, text="EngineCore encountered an issue")
-
-    real = httpx.Client
-    monkeypatch.setattr(httpx, "Client", lambda **opts: real(transport=httpx.MockTransport(answer), **opts))
-    ours = ServerClient("embedded", ModelSettings(path=str(EMBEDDED)), "cpu")
-    with pytest.raises(VLMError, match="EngineCore encountered an issue") as caught:
-        ours.open([photo]).read_letters(
-            summarizer_prompt(DEFAULT_QUERY, None, scoring=True), ANSWER_PREFIX, LETTERS
-        )
-    assert isinstance(caught.value, ModelLost) == lost
 
 
 def test_a_broken_card_is_a_lost_model(client, photo, monkeypatch):

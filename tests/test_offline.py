@@ -168,7 +168,7 @@ ALLOWED = {
     # where it listens
     "agentic_iqa_local/serve/running.py": frozenset({"socket"}),
     # the head node that --cluster names: whether it answers
-    "agentic_iqa_local/batch/cluster/connection.py": frozenset({"socket", "create_connection"}),
+    "agentic_iqa_local/batch/ray.py": frozenset({"socket", "create_connection"}),
     # to refuse connections while it checks
     "agentic_iqa_local/offline/doctor.py": frozenset({"socket"}),
 }
