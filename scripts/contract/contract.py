@@ -38,7 +38,18 @@ PROSE = {
     "caption", "title", "summary",
 }  # fmt: skip
 # What differs from run to run or from machine to machine: kept as "<varies>" where it is not null.
-VARIES = {"execution_time", "timestamp", "hardware", "torch", "engine", "date", "git", "versions", "command"}
+VARIES = {
+    "execution_time",
+    "timestamp",
+    "hardware",
+    "torch",
+    "engine",
+    "date",
+    "git",
+    "version",
+    "versions",
+    "command",
+}
 
 
 def varies(name: str) -> bool:
