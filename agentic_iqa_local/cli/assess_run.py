@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agentic_iqa_local.cli.assess_maps import about_map, map_requests
 from agentic_iqa_local.cli.assess_screen import Screen
 from agentic_iqa_local.cli.cluster_options import chosen_batch
-from agentic_iqa_local.cli.console import Console
+from agentic_iqa_local.cli.console import Console, show_answer
 from agentic_iqa_local.cli.stopping import stopped_by_ctrl_c
 from agentic_iqa_local.text import one_line
 
@@ -298,13 +298,5 @@ def show(args: argparse.Namespace, row: "Assessment", console: Console) -> None:
     from agentic_iqa_local.batch.work import as_line
     from agentic_iqa_local.output.report import account, summary
 
-    terminal = console.results.isatty()
-    json_on_stdout = bool(args.json) or not (args.out or terminal or args.explain)
-    if json_on_stdout:
-        console.show(as_line(row))
-    if args.explain:
-        console.show(account(row), sys.stderr if json_on_stdout else None)
-    elif terminal and not json_on_stdout and not args.out:
-        console.show(summary(row))
-    elif row.error:
-        console.say(f"error: {row.error}")
+    failure = f"error: {row.error}" if row.error else None
+    show_answer(args, console, lambda: as_line(row), lambda: account(row), lambda: summary(row), failure)

@@ -1,11 +1,10 @@
 """A run of `assess --compare` or `assess --best-of`: the pictures are assessed as a batch, then compared."""
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from agentic_iqa_local.cli.console import Console
+from agentic_iqa_local.cli.console import Console, show_answer
 from agentic_iqa_local.cli.stopping import stopped_by_ctrl_c
 from agentic_iqa_local.errors import UserError
 from agentic_iqa_local.text import one_line
@@ -147,17 +146,13 @@ class CompareRun:
         """On the screen or in the pipe."""
         from agentic_iqa_local.output.comparison_report import explain, headline_of
 
-        args, console = self.args, self.console
-        terminal = console.results.isatty()
-        json_on_stdout = bool(args.json) or not (args.out or terminal or args.explain)
-        if json_on_stdout:
-            console.show(_line(result))
-        if args.explain:
-            console.show(explain(result), sys.stderr if json_on_stdout else None)
-        elif terminal and not json_on_stdout and not args.out:
-            console.show(headline_of(result))
-        elif _failed(result):
-            console.say(headline_of(result))
+        def headline() -> str:
+            return headline_of(result)
+
+        failure = headline() if _failed(result) else None
+        show_answer(
+            self.args, self.console, lambda: _line(result), lambda: explain(result), headline, failure
+        )
 
     def _write(self, results: "list[Result]") -> None:
         from agentic_iqa_local.files import write_whole

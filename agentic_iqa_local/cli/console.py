@@ -329,3 +329,25 @@ class Formatter(logging.Formatter):
 
 def _indented(text: str) -> str:
     return "\n    ".join(map(one_line, text.split("\n")))
+
+
+def show_answer(
+    args: argparse.Namespace,
+    console: "Console",
+    line: Callable[[], str],
+    account: Callable[[], str],
+    headline: Callable[[], str],
+    failure: str | None,
+) -> None:
+    """An answer where the user looks for it: as `line` of JSON in a pipe, as `account` with --explain, as `headline` on
+    a terminal; with --out alone only a `failure` is said."""
+    terminal = console.results.isatty()
+    json_on_stdout = bool(args.json) or not (args.out or terminal or args.explain)
+    if json_on_stdout:
+        console.show(line())
+    if args.explain:
+        console.show(account(), sys.stderr if json_on_stdout else None)
+    elif terminal and not json_on_stdout and not args.out:
+        console.show(headline())
+    elif failure:
+        console.say(failure)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from shutil import copytree, ignore_patterns, rmtree
@@ -182,27 +183,21 @@ def _snapshot(repo: Repo, downloads: Path) -> tuple[Path, str]:
     return folder, str(commit)
 
 
-class _network_errors:
+@contextmanager
+def _network_errors(what: str) -> Iterator[None]:
     """What a download raises becomes FetchError."""
+    # HTTPError is the base of its HTTP client's errors, whichever client huggingface_hub has
+    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
-    def __init__(self, what: str):
-        self.what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        # HTTPError is the base of its HTTP client's errors, whichever client huggingface_hub has
-        from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
-
-        if isinstance(error, (OSError, HTTPError, ValueError, RuntimeError)) and not isinstance(
-            error, UserError
-        ):
-            reason = one_line(" ".join(str(error).split())[:200]) or type(error).__name__
-            raise FetchError(
-                f"{self.what}: cannot be downloaded ({reason})",
-                "what is there is kept: run the same command again",
-            ) from error
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, HTTPError, ValueError, RuntimeError) as error:
+        reason = one_line(" ".join(str(error).split())[:200]) or type(error).__name__
+        raise FetchError(
+            f"{what}: cannot be downloaded ({reason})", "what is there is kept: run the same command again"
+        ) from error
 
 
 def tool_weight(weight: str, local: Path | None, cache: Path | None, downloads: Path) -> list[Found]:
