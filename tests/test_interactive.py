@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from contextlib import suppress
 
 import pytest
 from conftest import ROOT
@@ -111,7 +110,7 @@ def test_rows_of_a_batch_are_not_appended_to(tmp_path):
 TOLD = """
 import sys
 from agentic_iqa_local.api import Conversation
-from agentic_iqa_local.commands.assess import main
+from agentic_iqa_local.cli.assess import main
 
 ask = Conversation.ask
 
@@ -140,8 +139,10 @@ class Terminal:
         while text not in self.shown[after:]:
             assert time.monotonic() < deadline, self.shown
             if select.select([self.file], [], [], 1)[0]:
-                with suppress(OSError):  # the other side is closed
+                try:
                     self.shown += os.read(self.file, 65536).decode(errors="replace")
+                except OSError:  # the other side is closed
+                    pytest.fail(f"it ended without {text!r}: {self.shown}")
         return self.shown.index(text, after) + len(text)
 
     def type(self, text: str) -> None:

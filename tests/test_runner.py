@@ -1,6 +1,7 @@
 """The process that has the models: a hang, a crash or too little memory costs one picture, and every picture has
 one row."""
 
+import gc
 import logging
 import os
 import signal
@@ -93,11 +94,17 @@ def test_processes_that_die_while_they_load_end_the_batch(tmp_path, monkeypatch)
         list(acting().rows(items(tmp_path, "a")))
 
 
-def test_a_model_that_cannot_be_loaded_is_said_in_its_own_words(tmp_path):
-    runner = Runner(Unloadable(load_settings().with_options(model=str(tmp_path)), "letters"))
-    for _ in range(2):  # the second time with another process
-        with pytest.raises(VLMError, match=r"config\.json"):
-            runner.load()
+@pytest.mark.parametrize("apart", [True, False], ids=["process", "thread"])
+def test_a_model_that_cannot_be_loaded_is_said_in_its_own_words(apart, tmp_path):
+    settings = load_settings().with_options(model=str(tmp_path))
+    runner = Runner(Unloadable(settings, "letters"), services=None if apart else Services(settings))
+    gc.disable()  # that no garbage is collected may not keep it waiting
+    try:
+        for _ in range(2):  # the second time with another process
+            with pytest.raises(VLMError, match=r"config\.json"):
+                runner.load()
+    finally:
+        gc.enable()
     runner.close()
 
 

@@ -398,26 +398,27 @@ def _serve(
     pipe: Any, work: Work, device: str, jobs: int, loads: bool, level: int, services: Services | None
 ) -> None:
     """Takes items from the pipe until it gets None, `jobs` of them at once. A parent that is gone ends this
-    process, with all that was started here."""
+    process, with all that was started here. The pipe is closed at the end: a parent in another thread waits for it."""
     apart = services is None
-    desk = _Desk(pipe, work, services or Services(work.settings, device))
-    if apart:
-        os.setsid()  # so that what libraries start can be ended together with it, and Ctrl-C is the parent's
-        logging.getLogger().handlers = [_Forward(desk)]
-        logging.captureWarnings(True)
-        logging.getLogger("agentic_iqa_local").setLevel(level)
-    description = desk.load() if loads else {}
-    desk.say("ready", os.getpid() if apart else 0, description)
-    with ThreadPoolExecutor(jobs) as threads:
-        try:
-            while message := pipe.recv():
-                threads.submit(desk.work_on, *message)
-        except (EOFError, OSError):
-            if apart:
-                os.killpg(0, signal.SIGKILL)
-        threads.shutdown(cancel_futures=True)
-    if apart:
-        desk.services.close()
+    with pipe:
+        desk = _Desk(pipe, work, services or Services(work.settings, device))
+        if apart:
+            os.setsid()  # so that what libraries start can be ended together with it, and Ctrl-C is the parent's
+            logging.getLogger().handlers = [_Forward(desk)]
+            logging.captureWarnings(True)
+            logging.getLogger("agentic_iqa_local").setLevel(level)
+        description = desk.load() if loads else {}
+        desk.say("ready", os.getpid() if apart else 0, description)
+        with ThreadPoolExecutor(jobs) as threads:
+            try:
+                while message := pipe.recv():
+                    threads.submit(desk.work_on, *message)
+            except (EOFError, OSError):
+                if apart:
+                    os.killpg(0, signal.SIGKILL)
+            threads.shutdown(cancel_futures=True)
+        if apart:
+            desk.services.close()
 
 
 class _Forward(logging.handlers.QueueHandler):
