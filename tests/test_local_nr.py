@@ -24,8 +24,8 @@ from agentic_iqa_local.iqa_tools.local_nr import (
     pooled,
 )
 from agentic_iqa_local.iqa_tools.signals import SIGNALS, SMALLEST_SIDE, signals
-from agentic_iqa_local.levels import DISTORTION_TYPES, PLACES
 from agentic_iqa_local.offline.store import file_hash
+from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
 from agentic_iqa_local.synthetic.distortions import DISTORTIONS, Part, distort
 
 PHOTOS = ("sumac.png", "prudential.png")
