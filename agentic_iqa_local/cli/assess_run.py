@@ -30,7 +30,7 @@ from agentic_iqa_local.output.tables import csv_text
 from agentic_iqa_local.output.tally import Tally
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from agentic_iqa_local.iqa_tools import find_tool
 from agentic_iqa_local.offline import fetch
 from agentic_iqa_local.offline.bundle import describe, write_bundle
 from agentic_iqa_local.offline.manifest import MANIFEST, WHEELS, Manifest, Notice, amount
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings

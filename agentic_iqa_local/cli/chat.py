@@ -23,7 +23,7 @@ from agentic_iqa_local.cli import options as shared
 from agentic_iqa_local.cli.command import Parser, run_command
 from agentic_iqa_local.cli.console import Console, tell
 from agentic_iqa_local.cli.outputs import result_file
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.api import Conversation

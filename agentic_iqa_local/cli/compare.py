@@ -19,7 +19,7 @@ from agentic_iqa_local.cli.command import Parser, UsageError, run_command, stopp
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.files import command
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.inputs import Item

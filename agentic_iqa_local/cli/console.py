@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from agentic_iqa_local.text import one_line, printable
+from agentic_iqa_local.errors import one_line, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentic_iqa_local.cli.command import Parser, UsageError, run_command
 from agentic_iqa_local.cli.outputs import result_file
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import one_line
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from agentic_iqa_local.cli.command import Parser
 from agentic_iqa_local.cli.console import safe_streams, tell
 from agentic_iqa_local.files import PROGRAM
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import one_line
 
 # name → (module of this package, its function, what it does)
 COMMANDS = {

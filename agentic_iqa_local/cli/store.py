@@ -22,7 +22,7 @@ from agentic_iqa_local.cli.console import meter, tell
 from agentic_iqa_local.files import PACKAGE, command, models_root
 from agentic_iqa_local.offline import bundle as bundles
 from agentic_iqa_local.offline.manifest import amount
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import one_line
 
 
 def verify(argv: list[str] | None = None) -> int:
