@@ -65,7 +65,7 @@ COMMANDS = {
     "gallery": (gallery.main, ["HOSTILE"]),
     "doctor": (doctor.main, ["--config", "HOSTILE"]),
     "bundle": (bundle.main, ["--tools", "HOSTILE"]),
-    "verify": (store_command.main, ["verify", "HOSTILE"]),
+    "verify": (store_command.verify, ["HOSTILE"]),
 }
 
 

@@ -89,7 +89,7 @@ def said(answer) -> str:
 
 
 def row_of(*arguments) -> dict:
-    line = [sys.executable, str(ROOT / "scripts" / "assess.py"), *map(str, arguments), "--cpu"]
+    line = [sys.executable, "-m", "agentic_iqa_local", *map(str, arguments), "--cpu"]
     done = subprocess.run(line, capture_output=True, text=True, check=True, env=os.environ | ENVIRONMENT)
     return json.loads(done.stdout)
 
@@ -106,7 +106,7 @@ def test_both_tools_say_what_they_take(answers):
     ("name", "picture", "options"), [("assess", "0.png", []), ("letters", "1.png", ["--pipeline", "letters"])]
 )
 def test_an_answer_is_that_of_the_command(answers, folder, name, picture, options):
-    row, found = row_of(folder / picture, *options), answers[name]
+    row, found = row_of("assess", folder / picture, *options), answers[name]
     assert not found.is_error
     for field in ("q", "final_answer", "sha256", "p_c"):
         assert found.structured_content[field] == row[field]
@@ -123,7 +123,7 @@ def test_a_question_and_a_reference(answers):
 
 
 def test_two_pictures_and_several(answers, folder):
-    row = row_of("--compare", folder / "0.png", folder / "1.png")
+    row = row_of("compare", folder / "0.png", folder / "1.png")
     found = answers["compare"].structured_content
     assert found["probability_first_is_better"] == pytest.approx(row["pair"]["probability"], abs=1e-6)
     order = answers["rank"].structured_content

@@ -13,9 +13,9 @@ from skimage.metrics import structural_similarity
 
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.cli import assess as command
-from agentic_iqa_local.cli.assess_maps import map_requests
-from agentic_iqa_local.cli.assess_options import parse
-from agentic_iqa_local.cli.outputs import UsageError
+from agentic_iqa_local.cli.assess import parse
+from agentic_iqa_local.cli.assess_run import map_requests
+from agentic_iqa_local.cli.command import UsageError
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement import quality_map
@@ -273,7 +273,7 @@ def test_the_command_draws_a_map_for_each_picture_that_allows_one(damaged, photo
 )
 def test_a_place_for_no_map_is_refused_before_anything_loads(tmp_path, photo, place, message):
     photo.crop((0, 0, 64, 64)).save(tmp_path / "a.png")
-    args = parse([str(tmp_path / "a.png"), "--map", str(tmp_path / place)], "")
+    args = parse([str(tmp_path / "a.png"), "--map", str(tmp_path / place)])
     with pytest.raises(UsageError, match=message):
         map_requests(args, [Item(tmp_path / "a.png", None, "Rate it.", None)])
 
@@ -281,17 +281,17 @@ def test_a_place_for_no_map_is_refused_before_anything_loads(tmp_path, photo, pl
 def test_several_pictures_need_a_folder_and_keep_their_names_apart(tmp_path):
     items = [Item(Path(folder) / "a.png", None, "Rate it.", None) for folder in "xy"]
     with pytest.raises(UsageError, match="maps of 2 pictures"):
-        map_requests(parse(["x", "y", "--map", str(tmp_path / "m.png")], ""), items)
-    args = parse(["x", "y", "--map", str(tmp_path), "--map-tiles", "40"], "")
+        map_requests(parse(["x", "y", "--map", str(tmp_path / "m.png")]), items)
+    args = parse(["x", "y", "--map", str(tmp_path), "--map-tiles", "40"])
     requests = list(map_requests(args, items).values())
     assert [request.png.name for request in requests] == ["a.map.png", "a-2.map.png"]
     assert {request.max_tiles for request in requests} == {40}
 
 
 @pytest.mark.parametrize("words", [["--map-tiles", "20"], ["--map", "m.png", "--map-tiles", "8"],
-                                   ["--map", "m.png", "--map-seconds", "0"], ["--interactive", "--map", "m.png"]])  # fmt: skip
+                                   ["--map", "m.png", "--map-seconds", "0"]])  # fmt: skip
 def test_options_that_make_no_sense_are_refused(words, capsys):
     with pytest.raises(SystemExit) as ended:
-        parse(["a.png", *words], "")
+        parse(["a.png", *words])
     assert ended.value.code == 2
     assert "--map" in capsys.readouterr().err

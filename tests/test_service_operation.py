@@ -19,7 +19,7 @@ import uvicorn
 from attacks import opened_in
 from test_service import TOKEN, png, served
 
-from agentic_iqa_local.cli.assess import UsageError
+from agentic_iqa_local.cli.command import UsageError
 from agentic_iqa_local.cli.serve import kept_in
 from agentic_iqa_local.cli.serve import main as serve
 from agentic_iqa_local.config import load_settings

@@ -7,12 +7,12 @@ import os
 import pickle
 import signal
 import sys
-from contextlib import nullcontext
 
 import pytest
 
 from agentic_iqa_local.cli import assess as assess_command
-from agentic_iqa_local.cli.console import Formatter, exit_status, like_ctrl_c, safe_streams
+from agentic_iqa_local.cli.command import exit_status, like_ctrl_c
+from agentic_iqa_local.cli.console import LogLines, safe_streams
 from agentic_iqa_local.config import ConfigError
 from agentic_iqa_local.errors import UserError, did_you_mean, one_line, printable
 from agentic_iqa_local.files import path_from_text, path_text
@@ -59,7 +59,7 @@ def test_every_command_ends_in_the_same_way(error, status, said, capsys):
     def action():
         raise error
 
-    options = {"failed": 1, "wrong_usage": (ConfigError,), "interrupted": "interrupted: go on"}
+    options = {"failed": 1, "interrupted": "interrupted: go on"}
     assert exit_status(action, **options) == status
     assert capsys.readouterr().err == said
     assert exit_status(lambda: 7, **options) == 7
@@ -95,12 +95,13 @@ def test_commands_print_nothing_that_steers_a_terminal(capsys):
     assert told.err == "y\\u001b\n"
 
 
-def test_lines_of_a_log_are_told_from_what_they_quote():
+def test_lines_of_a_log_are_told_from_what_they_quote(monkeypatch):
     """A reply and a traceback may hold lines: they are set in, and none of them returns to the line's
     beginning."""
-    logger, handler = logging.Logger("one of its own"), logging.StreamHandler(told := io.StringIO())
-    handler.setFormatter(Formatter("%(levelname)s %(message)s"))
+    logger, handler = logging.Logger("one of its own"), LogLines()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     logger.addHandler(handler)
+    monkeypatch.setattr("sys.stderr", told := io.StringIO())
     logger.debug("reply: %s", "a\nERROR forged\rERROR forged")
     try:
         raise RuntimeError("b\nERROR forged\x1b[2J")
@@ -113,8 +114,7 @@ def test_lines_of_a_log_are_told_from_what_they_quote():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_each_polite_signal_before_the_first_picture_is_told(number, monkeypatch, capsys):
-    monkeypatch.setattr(assess_command, "assess_all", lambda *_: signal.raise_signal(number))
-    monkeypatch.setattr(assess_command, "Console", lambda: nullcontext())
+    monkeypatch.setattr(assess_command, "Console", lambda: signal.raise_signal(number))
     before = signal.getsignal(number)
     assert assess_command.main(["photo.jpg"]) == 130
     assert "interrupted" in capsys.readouterr().err

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from agentic_iqa_local import __version__
 from agentic_iqa_local.cli import options as shared
-from agentic_iqa_local.cli.cluster_options import add_cluster_options, place_of
 from agentic_iqa_local.cli.command import Parser, UsageError, run_command
 from agentic_iqa_local.cli.console import Console, tell
 from agentic_iqa_local.cli.outputs import result_file
@@ -35,22 +34,37 @@ if TYPE_CHECKING:
 # What follows is imported where it is needed, so that --help and wrong usage are answered at once.
 
 SAMPLE = ROOT / "tests" / "data" / "sumac.png"  # a wheel has it inside
+INPUTS = """
+--image PICTURE...  pictures, as without --image
+--manifest FILE     instead: .csv, .jsonl or .parquet with image, and if wanted reference, query, choices of each row
+--reference PATH    pristine original of the same size; for many pictures a folder with originals of the same names
+"""
+STRICT = "--strict   exit status 4 where a picture fails --at-least, 3 where an answer is not sure"
+OUTPUTS = """
+--out FILE          JSON lines to FILE, one durable row for each picture; of FILE.csv a table beside them
+--resume            go on with FILE: assess what it lacks, and what changed
+--retry-failed      with --resume: assess its failed pictures again
+--csv FILE          a table for spreadsheets too, when the run ends
+--gallery FILE      a page to look through, sort and triage too, when the run ends
+--map PATH          draw the quality from place to place to a PNG; for several pictures into a folder
+--sort q|worst|width|name  several pictures on a terminal: their lines come at the end, in this order
+"""
 BASIC = (
     "help", "help_all", "pictures", "manifest", "reference", "query", "choices", "gpu", "cpu", "config", "model",
     "pipeline", "at_least", "out", "resume", "csv", "json", "explain",
 )  # fmt: skip
-# output option → what it writes, of which kind that is for `result_file`, and how its name may end
-FILES = {
-    "out": ("rows are JSON lines", "file of rows", (".jsonl", ".json", ".txt")),
-    "csv": ("a table is CSV", "table", (".csv", ".txt")),
-    "gallery": ("a gallery is an HTML page", "gallery", (".html", ".htm")),
-}
 NEEDS = {"resume": "out", "retry_failed": "resume", "map_tiles": "map", "map_seconds": "map"}
 EXCLUDES = (("pictures", "manifest"), ("reference", "manifest"), ("sort", "explain"), ("sort", "json"))
+# output option → of which kind its file is, and how its name may end
+FILES = {
+    "out": ("file of rows", (".jsonl", ".json", "")),
+    "csv": ("table", (".csv",)),
+    "gallery": ("gallery", (".html", ".htm")),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(parse, assess, argv, interrupted="interrupted before the first picture")
+    return run_command(parse, assess, argv)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -59,60 +73,33 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.basic = BASIC
     parser.add_argument("--help-all", action="help", help="show every option")
     parser.add_argument("--version", action="version", version=f"agentic_iqa_local {__version__}")
-    _add_inputs(parser.add_argument_group("what to assess"))
+    what = parser.add_argument_group("what to assess")
+    what.add_argument("pictures", nargs="*", metavar="PICTURE", help="pictures, folders or globs")
+    shared.add(what, INPUTS)
+    shared.add_options(what, "query", "choices", "background")
     shared.add_options(parser.add_argument_group("where and with what"), *shared.SET_UP)
-    shared.add_work(how := parser.add_argument_group("how"))
+    how = parser.add_argument_group("how")
     shared.add_options(how, *shared.HOW)
-    add_cluster_options(parser)
-    about = "each rating has an interval that holds the true quality with 90 % probability"
-    sure = parser.add_argument_group("how sure", about)
+    shared.add(how, shared.WORK)
+    shared.add(parser.add_argument_group("on several workers or machines, with Ray"), shared.CLUSTER)
+    sure = parser.add_argument_group("how sure: each rating has an interval that holds the truth with 90 %")
     shared.add_options(sure, *shared.HOW_SURE)
-    about = "exit status 4 where a picture fails --at-least, 3 where an answer is not sure"
-    sure.add_argument("--strict", action="store_true", help=about)
-    _add_outputs(parser.add_argument_group("output"))
+    shared.add(sure, STRICT)
+    output = parser.add_argument_group("output")
+    shared.add(output, OUTPUTS)
+    shared.add_options(output, "map_tiles", "map_seconds")
+    shared.add(output, shared.ANSWER)
     words = sys.argv[1:] if argv is None else argv
     end = words.index("--") if "--" in words else len(words)  # behind it stand pictures alone
     args = parser.parse_intermixed_args(words[:end])  # pictures may stand before and behind options
-    args.pictures += args.image + words[end + 1 :]
+    args.pictures += (args.image or []) + words[end + 1 :]
     _check(parser, args)
     shared.check_options(parser, args)
     return args
 
 
-def _add_inputs(what: argparse._ArgumentGroup) -> None:
-    what.add_argument("pictures", nargs="*", metavar="PICTURE", help="pictures, folders or globs")
-    what.add_argument("--image", nargs="+", default=[], metavar="PICTURE", help="the same")
-    about = "instead: a .csv, .jsonl or .parquet file with image, and if wanted reference, query, choices of each row"
-    what.add_argument("--manifest", type=Path, metavar="FILE", help=about)
-    about = "pristine original of the same size; for many pictures a folder with an original of each one's name"
-    what.add_argument("--reference", action="extend", nargs="+", metavar="PATH", help=about)
-    shared.add_options(what, "query", "choices", "background")
-
-
-def _add_outputs(output: argparse._ArgumentGroup) -> None:
-    def file(name: str, about: str, metavar: str = "FILE") -> None:
-        output.add_argument(name, type=Path, metavar=metavar, help=about)
-
-    file("--out", "JSON lines to FILE, one durable row for each picture; of FILE.csv a table beside them")
-    output.add_argument("--resume", action="store_true", help="go on: what FILE lacks, and what changed")
-    about = "with --resume: assess its failed pictures again"
-    output.add_argument("--retry-failed", action="store_true", help=about)
-    file("--csv", "a table for spreadsheets too, when the run ends")
-    file("--gallery", "a page to look through, sort and triage too, when the run ends")
-    file("--map", "draw the quality from place to place to PNG; for several pictures a folder", "PNG")
-    shared.add_options(output, "map_tiles", "map_seconds")
-    about = "several pictures on a terminal: their lines come at the end, in this order"
-    output.add_argument("--sort", choices=("q", "worst", "width", "name"), help=about)
-    shared.add_answer(output)
-
-
 def _check(parser: Parser, args: argparse.Namespace) -> None:
     """Ends the program with one sentence for options that do not go together."""
-    references = args.reference or []
-    if references[1:] and args.pictures:
-        several = f"got {' and '.join(references)}; name a folder with an original of each picture's name"
-        parser.error(f"--reference: expected one original, {several}")
-    args.reference, args.pictures = Path(references[0]) if references else None, args.pictures + references[1:]
     if args.out and args.out.suffix.lower() == ".csv" and not args.csv:
         args.out, args.csv = args.out.with_suffix(".jsonl"), args.out
     for option, needed in NEEDS.items():
@@ -124,11 +111,11 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
             parser.error(f"{given}: expected without --{other}")
     if args.strict and args.at_least is None and args.abstain_wider_than is None:
         parser.error("--strict: expected with --at-least or --abstain-wider-than")
-    for option, (what, _, ends) in FILES.items():
+    for option, (kind, ends) in FILES.items():
         file = getattr(args, option)
-        if file and file.suffix.lower() not in ("", *ends):
-            table = f"; for a spreadsheet: --csv {file.with_suffix('.csv')}" if option == "out" else ""
-            parser.error(f"--{option} {file}: {what}, name it {file.with_suffix(ends[0])}{table}")
+        if file and file.suffix.lower() not in ends:
+            table = f"; for a spreadsheet: --csv {file.stem}.csv" if option == "out" else ""
+            parser.error(f"--{option} {file}: expected a {kind}, name it {file.stem}{ends[0]}{table}")
 
 
 def assess(args: argparse.Namespace) -> int:
@@ -141,12 +128,14 @@ def assess(args: argparse.Namespace) -> int:
             yours = f"{command('assess')} photo.jpg"
             notes.append(f"no picture named: assessing the sample photograph that ships; yours: {yours}")
         items = wanted(args)
-        _check_files(args)
+        for option, (kind, _) in FILES.items():
+            if file := getattr(args, option):
+                setattr(args, option, result_file(f"--{option}", file, kind))
         shared.check_models(settings, args.pipeline or "agent")
+        place = shared.place_of(args)
         from agentic_iqa_local.cli.assess_run import AssessRun
         from agentic_iqa_local.devices import choose_device
 
-        place = place_of(args)
         device = place.device if place else choose_device(args.gpu, args.cpu)
         for note in notes:
             tell(note)
@@ -178,16 +167,3 @@ def wanted(args: argparse.Namespace) -> "list[Item]":
         check_file(args.reference)
     query, choices = args.query or DEFAULT_QUERY, args.choices and tuple(args.choices)
     return [Item(file, original, query, choices) for file, original in zip(files, references, strict=True)]
-
-
-def _check_files(args: argparse.Namespace) -> None:
-    """Takes the outputs' links for what they lead to. Raises UsageError for one that would replace another file."""
-    used = {args.manifest.resolve(): "--manifest"} if args.manifest else {}
-    for option, (_, kind, _) in FILES.items():
-        if file := getattr(args, option):
-            place = result_file(f"--{option}", file, kind)
-            setattr(args, option, place)
-            if other := used.get(place.resolve()):
-                raise UsageError(f"--{option} {file}: expected a file of its own, this is {other}'s", "choose another")
-            ends = ("", ".run.json", ".lock", ".partial", ".run.json.partial") if option == "out" else ("",)
-            used |= {place.resolve().with_name(place.name + end): f"--{option}" for end in ends}

@@ -7,30 +7,26 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentic_iqa_local.batch.inputs import Item
 from agentic_iqa_local.batch.results import Results
 from agentic_iqa_local.batch.runner import BatchError, Runner, resumed
 from agentic_iqa_local.batch.work import Assessing, as_line
-from agentic_iqa_local.cli.cluster_options import chosen_batch
 from agentic_iqa_local.cli.command import UsageError, stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.gallery import written
+from agentic_iqa_local.cli.options import chosen_batch
 from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.config import Settings
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import WriteError, write_whole
-from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.judgement.quality_map import MapRequest
-from agentic_iqa_local.nodes.workbench import load_pictures
 from agentic_iqa_local.output.picture_lines import PictureLines, in_order
 from agentic_iqa_local.output.report import account, summary
 from agentic_iqa_local.output.tables import csv_text
 from agentic_iqa_local.output.tally import Tally
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.services import Services
-from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 if TYPE_CHECKING:
@@ -55,23 +51,23 @@ class AssessRun:
         console: Console,
         place: "Place | None" = None,
     ):
-        self.args, self.settings, self.items, self.device, self.console = args, settings, items, device, console
-        self.place = place  # of the workers of a cluster
+        self.args, self.items, self.device, self.console, self.place = args, items, device, console, place
         maps = map_requests(args, items) if args.map else {}
         self.work = Assessing(settings, args.pipeline or "agent", args.max_replan_iterations, maps)
         self.results = self._open_results() if args.out else None
         done = self.results.done if self.results else ()
         self.left = [item for item in items if item.key not in done]
-        self.go_on = "the same command with --resume goes on" if args.out else "with --out FILE a run can be gone on with"
+        self.go_on = (
+            "the same command with --resume goes on" if args.out else "with --out FILE a run can go on"
+        )
         self.rows: list[dict[str, Any]] = []  # where no file has them
         self.written, self.without_map, self.seconds = 0, 0, 0.0
         text = console.results.isatty() and not (args.json or args.explain)
-        self.lines = PictureLines(
-            [str(item.image) for item in items],
-            shutil.get_terminal_size().columns,
-            damage=self.work.pipeline == "agent",
-            verdict=args.at_least is not None or args.abstain_wider_than is not None,
-        ) if text and len(items) > 1 and (args.sort or not args.out) else None  # fmt: skip
+        self.lines = None
+        if text and len(items) > 1 and (args.sort or not args.out):
+            names, columns = [str(item.image) for item in items], shutil.get_terminal_size().columns
+            verdict = args.at_least is not None or args.abstain_wider_than is not None
+            self.lines = PictureLines(names, columns, damage=self.work.pipeline == "agent", verdict=verdict)
 
     def _open_results(self) -> Results:
         """The file of rows, before anything is loaded."""
@@ -93,19 +89,29 @@ class AssessRun:
 
     def finish(self) -> int:
         """Assesses what is left, and says what there is; the exit status. Raises VLMError for a model that
-        cannot be loaded."""
+        cannot be loaded, WriteError for a table that cannot be written."""
         if not self.left:
             if self.results:
                 self.results.close()
             return self._summary()
-        batch = self._loaded_batch()
-        error = self._assess(batch)
-        status = self._said(error) if error else None
+        from agentic_iqa_local.services import Services
+
+        window: dict[str, Any] = {"jobs": self.args.jobs, "timeout": self.args.timeout}
+        if (
+            len(self.left) == 1 and self.place is None
+        ):  # several in a process of its own, which may hang or crash
+            window["services"] = Services(self.work.settings, self.device)
+        batch = chosen_batch(self.work, self.device, self.place, **window)
+        if self.lines and self.lines.folder:
+            self.console.show(one_line(f"{self.lines.folder}{os.sep}"))
         try:
-            finished = self._summary()
-        except WriteError as table_error:
-            tell(f"error: {table_error}")
-            finished = 1
+            error = self._assess(batch)
+        finally:
+            if self.results:
+                with suppress(WriteError):  # said already
+                    self.results.close()
+        status = self._said(error) if error else None
+        finished = self._summary()
         if batch.stopping and self.written < len(self.left):
             there = len(self.items) - len(self.left) + self.written
             tell(f"interrupted: {there} of {len(self.items)} pictures have their rows; {self.go_on}")
@@ -116,32 +122,9 @@ class AssessRun:
             os._exit(status)
         return status
 
-    def _loaded_batch(self) -> "Runner | RayRunner":
-        """What assesses the items: several of them in a process of its own, which may hang or crash. A model is
-        loaded only where there is something to show it."""
-        window: dict[str, Any] = {"jobs": self.args.jobs, "timeout": self.args.timeout}
-        if len(self.left) == 1 and self.place is None:
-            batch = Runner(self.work, self.device, services=Services(self.settings, self.device), **window)
-        else:
-            batch = chosen_batch(self.work, self.device, self.place, **window)
-        try:
-            if any(map(self._can_be_opened, self.left)):
-                batch.load()
-        except BaseException:
-            if self.results:
-                self.results.close()
-            raise
-        return batch
-
-    def _can_be_opened(self, item: Item) -> bool:
-        try:
-            load_pictures(self.settings.images, item.image, item.reference)
-        except ImageError:
-            return False
-        return True
-
     def _assess(self, batch: "Runner | RayRunner") -> Exception | None:
         """Assesses what is left until it is done, a stop, or an error after which the batch cannot go on."""
+        batch.load()
         done = len(self.items) - len(self.left)
         progress = Progress(len(self.items), done)
         try:
@@ -149,35 +132,31 @@ class AssessRun:
                 for row in batch.rows(resumed(self.left, batch.jobs) if done else self.left):
                     self._take(row)
                     progress.count(row.error is not None, batch.by_node)
-            if batch.by_node:
-                tell(f"rows by node: {batch.by_node}")
             if self.results:
                 self.results.close()
         except (BatchError, VLMError, WriteError, OSError) as error:
             return error
-        finally:
-            self.seconds = progress.seconds
-            if self.results:
-                with suppress(WriteError):  # said already
-                    self.results.close()
+        self.seconds = progress.seconds
         return None
 
     def _take(self, row: Assessment) -> None:
         line = as_line(row)
         if self.results:
             self.results.append(line)
-            if self.args.json or self.args.explain:  # what is told of a row holds after a power cut too
-                self.results.sync()
         else:
             self.rows.append(row.to_dict())
         self.written += 1
         if self.lines is None:
-            self.console.show_answer(self.args, line, lambda: account(row), summary(row), row.error is not None)
+            self.console.show_answer(
+                self.args, line, lambda: account(row), summary(row), row.error is not None
+            )
         elif not self.args.sort:
             self.console.show(self.lines.line(row))
         if self.args.map and not row.error and not (row.map and row.map.png):
             self.without_map += 1
-            tell(f"error: {row.image}: {row.no_map or (row.map and row.map.not_drawn) or 'map: none was made'}")
+            tell(
+                f"error: {row.image}: {row.no_map or (row.map and row.map.not_drawn) or 'map: none was made'}"
+            )
 
     def _said(self, error: Exception) -> int:
         """Says why the batch ended; the exit status."""
@@ -207,29 +186,19 @@ class AssessRun:
             again = "; add --resume --retry-failed to assess those again"
             failed = f", {len(tally.failed)} of them failures{again}" if tally.failed else ""
             gone = self.results.gone
-            lost = f"; not counted, because their pictures are no longer there: {_named(gone)}" if gone else ""
+            lost = (
+                f"; not counted, because their pictures are no longer there: {_named(gone)}" if gone else ""
+            )
             tell(one_line(f"{tally.total} rows in {args.out}{failed}{lost}"))
         if args.csv:
             write_whole(args.csv, csv_text(self._all_rows), encoding="utf-8-sig")
             tell(one_line(f"{tally.total} rows as a table in {args.csv}"))
-        if args.gallery and not self._write_gallery():
-            return 130
+        if args.gallery and (rows := list(self._all_rows())):
+            tell(written(rows, args.gallery, args.out.name if args.out else "pictures")[0])
         if tally.failed or self.without_map:
             return 1
         unsure = tally.not_sure or tally.gate["unsure"]
         return 0 if not args.strict else FAILS if tally.gate["fail"] else UNSURE if unsure else 0
-
-    def _write_gallery(self) -> bool:
-        """Writes the gallery of the rows there are; whether nobody interrupted that."""
-        if not (rows := list(self._all_rows())):
-            tell("no gallery: there are no rows")
-            return True
-        try:
-            tell(written(rows, self.args.gallery, self.args.out.name if self.args.out else "pictures")[0])
-        except KeyboardInterrupt:
-            tell("interrupted: no gallery; the command gallery makes it of the rows")
-            return False
-        return True
 
 
 def _named(pictures: list[str]) -> str:
@@ -241,18 +210,20 @@ def _named(pictures: list[str]) -> str:
 def map_requests(args: argparse.Namespace, items: Sequence[Item]) -> dict[str, MapRequest]:
     """What is asked of each item's map, by the item's key; in a folder pictures of one name are told apart by a
     number. Raises UsageError."""
-    files, folder = {items[0].key: args.map}, args.map
-    if folder.is_dir():
-        taken: set[Path] = set()
+    place, files = args.map, {items[0].key: args.map}
+    if place.is_dir():
+        names: set[str] = set()
         for item in items:
-            names = (f"{item.image.stem}{number}.map.png" for number in ("", *(f"-{n}" for n in range(2, 10**6))))
-            files[item.key] = next(folder / name for name in names if folder / name.lower() not in taken)
-            taken.add(folder / files[item.key].name.lower())
+            name = item.image.stem
+            while name.lower() in names:
+                name += "-2"
+            names.add(name.lower())
+            files[item.key] = place / f"{name}.map.png"
     elif len(items) != 1:
-        expected = f"expected a folder {folder} for the maps of {len(items)} pictures, there is none"
-        raise UsageError(f"--map {folder}: {expected}", f"make it first: mkdir -p {shlex.quote(str(folder))}")
-    elif folder.suffix.lower() != ".png":
-        raise UsageError(f"--map {folder}: expected a file named .png, or a folder", f"name it {folder}.png")
+        expected = f"expected a folder {place} for the maps of {len(items)} pictures, there is none"
+        raise UsageError(f"--map {place}: {expected}", f"make it first: mkdir -p {shlex.quote(str(place))}")
+    elif place.suffix.lower() != ".png":
+        raise UsageError(f"--map {place}: expected a file named .png, or a folder", f"name it {place}.png")
     for file in files.values():
         result_file("--map", file, "drawing")
     given = {"max_tiles": args.map_tiles, "seconds": args.map_seconds}

@@ -20,20 +20,32 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentic_iqa_local.cli.command import Parser, UsageError, run_command
+from agentic_iqa_local.cli.command import Parser, run_command
 from agentic_iqa_local.cli.console import meter, tell
+from agentic_iqa_local.cli.options import add
 from agentic_iqa_local.cli.outputs import result_file, result_folder
 from agentic_iqa_local.config import ConfigError, load_settings
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import PROGRAM, command
 from agentic_iqa_local.iqa_tools import find_tool
 from agentic_iqa_local.offline import fetch
 from agentic_iqa_local.offline.bundle import describe, write_bundle
 from agentic_iqa_local.offline.manifest import MANIFEST, WHEELS, Manifest, Notice, amount
-from agentic_iqa_local.errors import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings
 
+OPTIONS = """
+--config NAME           a set-up of configs/ by name, or a YAML file (default: embedded)
+--tools TOOL...         tools whose weights are taken (default: those that the configuration names)
+--models DIR            folder of model folders: what lies there is not downloaded (default: the configuration's)
+--weights DIR           torch hub folder; tools' weights that lie there are taken
+--huggingface DIR       Hugging Face cache; tools' snapshots that lie there are taken
+--repo FOLDER=ORG/NAME@REVISION...  the repository of a model folder, which is then downloaded
+--out FILE              the bundle (default: NAME.iqabundle.tar here)
+--no-archive            write a folder, which any tool can copy file by file
+--accept-licences       accept the licences that are shown, without a question
+"""
 INTERRUPTED = "interrupted: what was downloaded is kept; the same command goes on"
 
 
@@ -43,38 +55,18 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser.of("bundle", __doc__)
-    parser.add_argument("--config", metavar="NAME", help="a set-up of configs/ or a YAML file (default: embedded)")
-    about = "tools whose weights are taken (default: those that the configuration names)"
-    parser.add_argument("--tools", nargs="+", metavar="TOOL", help=about)
+    add(parser, OPTIONS)
     about = "also wheels of an engine's environment (default: transformers), for this platform and Python"
     parser.add_argument("--wheels", nargs="?", choices=fetch.LOCKS, const="transformers", help=about)
-    about = "folder of model folders: what lies there is not downloaded (default: the configuration's)"
-    parser.add_argument("--models", type=_folder, metavar="DIR", help=about)
-    about = "torch hub folder; tools' weights that lie there are taken"
-    parser.add_argument("--weights", type=_folder, metavar="DIR", help=about)
-    about = "Hugging Face cache; tools' snapshots that lie there are taken"
-    parser.add_argument("--huggingface", type=_folder, metavar="DIR", help=about)
-    about = "the repository of a model folder, which is then downloaded"
-    names = "FOLDER=ORG/NAME@REVISION"
-    parser.add_argument("--repo", nargs="+", type=_repo, default=[], metavar=names, help=about)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the bundle (default: NAME.iqabundle.tar here)")
-    parser.add_argument("--no-archive", action="store_true", help="write a folder")
-    about = "accept the licences that are shown, without a question"
-    parser.add_argument("--accept-licences", action="store_true", help=about)
-    return parser.parse_args(argv)
-
-
-def _folder(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"expected a folder, found none at {text}")
-    return Path(text)
-
-
-def _repo(text: str) -> tuple[str, fetch.Repo]:
+    args = parser.parse_args(argv)
     try:
-        return fetch.repo_option(text)
+        args.repo = dict(map(fetch.repo_option, args.repo or []))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        parser.error(f"--repo: {error}")
+    for option in ("models", "weights", "huggingface"):
+        if (folder := getattr(args, option)) and not folder.is_dir():
+            parser.error(f"--{option}: expected a folder, found none at {folder}")
+    return args
 
 
 def collect(args: argparse.Namespace) -> int:
@@ -86,7 +78,7 @@ def collect(args: argparse.Namespace) -> int:
     elif out.exists():
         result_file("--out", out, "bundle")
     downloads = out.with_name(f"{out.name}.downloads")
-    places, repos = model_places(args, settings, name), dict(args.repo)
+    places, repos = model_places(args, settings, name), args.repo
     sources = {folder: fetch.model_repo(folder, place, repos) for folder, place in places.items()}
     names = args.tools or (*settings.tools.full_reference, *settings.tools.no_reference)
     tools = [tool for tool in map(find_tool, names) if tool.weights]
@@ -99,7 +91,9 @@ def collect(args: argparse.Namespace) -> int:
     ask(notices, args.accept_licences)
 
     contents = [f"configuration {name}: {', '.join(places)}"]
-    found = [f for name, place in places.items() for f in fetch.model_files(name, place, sources[name], downloads)]
+    found = [
+        f for name, place in places.items() for f in fetch.model_files(name, place, sources[name], downloads)
+    ]
     found += [f for w in weights for f in fetch.tool_weight(w, args.weights, args.huggingface, downloads)]
     if tools:
         contents.append(f"weights of the tools {', '.join(tool.name for tool in tools)}")
@@ -110,7 +104,9 @@ def collect(args: argparse.Namespace) -> int:
     with meter() as progress:
         files = {one.path: (one.file, one.source, one.licence) for one in found}
         manifest = describe(files, tuple(contents), tuple(notices), progress)
-        sha256 = write_bundle(out, manifest, {one.path: one.file for one in found}, not args.no_archive, progress)
+        sha256 = write_bundle(
+            out, manifest, {one.path: one.file for one in found}, not args.no_archive, progress
+        )
     shutil.rmtree(downloads, ignore_errors=True)
     print(directions(out, manifest, sha256, args))
     return 0
@@ -125,9 +121,11 @@ def model_places(args: argparse.Namespace, settings: "Settings", name: str) -> d
         options = settings.models.get(folder)
         folder = (options and options.path) or folder
         if "/" in folder:
-            raise ConfigError(f"models.path: expected the name of a folder in the models folder, got {folder}")
+            raise ConfigError(
+                f"models.path: expected the name of a folder in the models folder, got {folder}"
+            )
         places[folder] = args.models / folder if args.models else settings.folder(backend)
-    if unused := set(dict(args.repo)) - set(places):
+    if unused := set(args.repo) - set(places):
         expected = f"expected a folder of configuration {name} ({', '.join(places)})"
         raise ConfigError(f"--repo {min(unused)}: {expected}")
     return places
@@ -143,7 +141,7 @@ def ask(notices: list[Notice], accepted: bool) -> None:
         return
     if not sys.stdin.isatty():
         why = "licences: expected --accept-licences, since nobody can be asked here"
-        raise UsageError(why, "read them, then pass it")
+        raise fetch.FetchError(why, "read them, then pass it")
     tell("Accept them and go on? [y/N]")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise fetch.FetchError("licences: not accepted, so nothing was downloaded")

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from agentic_iqa_local.batch.rows import RowFile
 
 
+OPTIONS = """
+--reference PATH  its pristine original, of the same size
+--out FILE        append the rows to FILE, as JSON lines
+"""
+
+
 class TurnRow(BaseModel):
     """A row of a conversation, among which another's can be appended."""
 
@@ -43,11 +49,9 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser.of("chat", __doc__, usage="%(prog)s PICTURE [options]")
     parser.add_argument("picture", type=Path, metavar="PICTURE")
-    parser.add_argument("--reference", type=Path, metavar="PATH", help="its pristine original, of the same size")
+    shared.add(parser, OPTIONS + shared.ANSWER)
     shared.add_options(parser, "query", "background", *shared.SET_UP, "mode", "fit", "max_replan_iterations")
     shared.add_options(parser, *shared.HOW_SURE)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="append the rows to FILE, as JSON lines")
-    shared.add_answer(parser)
     args = parser.parse_args(argv)
     shared.check_options(parser, args)
     return args

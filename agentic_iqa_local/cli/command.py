@@ -13,9 +13,8 @@ from rich_argparse import RawDescriptionRichHelpFormatter
 
 from agentic_iqa_local.cli.console import safe_streams, start_logging, tell
 from agentic_iqa_local.config import ConfigError
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import command
-from agentic_iqa_local.errors import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.ray import RayRunner

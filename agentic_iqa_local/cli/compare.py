@@ -11,20 +11,27 @@ Exit status: 0 compared, 1 some picture failed, 2 wrong usage or a model that ca
 import argparse
 import json
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentic_iqa_local.cli import options as shared
 from agentic_iqa_local.cli.command import Parser, UsageError, run_command, stopped_by_ctrl_c
 from agentic_iqa_local.cli.console import Console, Progress, tell
 from agentic_iqa_local.cli.outputs import result_file
-from agentic_iqa_local.files import command
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import command
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.inputs import Item
     from agentic_iqa_local.config import Settings
     from agentic_iqa_local.result import Assessment, Result
+
+
+OPTIONS = """
+--reference PATH  a pristine original of all pictures
+--pairwise auto|always|never  show the model pictures in pairs too; auto, the default: where that has weight with it
+--out FILE        write JSON lines to FILE
+--csv FILE        write a table of the pictures and their places
+"""
 
 
 def main(argv: list[str] | None = None, name: str = "compare") -> int:
@@ -36,14 +43,9 @@ def parse(argv: list[str] | None = None, name: str = "compare") -> argparse.Name
     parser = Parser.of(name, about, usage="%(prog)s PICTURE ... [options]")
     parser.set_defaults(command=name)
     parser.add_argument("pictures", nargs="+", metavar="PICTURE", help="pictures, folders or globs")
-    parser.add_argument("--reference", type=Path, metavar="PATH", help="a pristine original of all pictures")
-    about = "whether the model is shown pictures in pairs too; auto: where that has weight with it (default: auto)"
-    parser.add_argument("--pairwise", choices=("auto", "always", "never"), default="auto", help=about)
+    shared.add(parser, OPTIONS)
     shared.add_options(parser, *shared.SET_UP, *shared.HOW, "background")
-    shared.add_work(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines to FILE")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a table of the pictures and their places")
-    shared.add_answer(parser)
+    shared.add(parser, shared.WORK + shared.ANSWER)
     args = parser.parse_args(argv)
     shared.check_options(parser, args)
     args.pipeline = args.pipeline or "letters"

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -28,6 +28,9 @@ class SafeStream:
     def write(self, text: str) -> int:
         self.terminal.write(printable(text))
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.terminal, name)
@@ -65,7 +68,14 @@ def live_line(*columns: Any, shown: bool = True) -> "Bar":
 
     terminal = Terminal(file=getattr(sys.stderr, "terminal", sys.stderr))
     hidden = not (shown and sys.stderr.isatty())
-    return Bar(*columns, console=terminal, transient=True, redirect_stdout=False, redirect_stderr=False, disable=hidden)
+    return Bar(
+        *columns,
+        console=terminal,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=hidden,
+    )
 
 
 @contextmanager
@@ -117,15 +127,11 @@ class Progress(AbstractContextManager):
     def _text(self, where: str = "") -> str:
         parts = [f"{self._done}/{self._total} pictures"]
         if done := self._done - self._earlier:
+            from agentic_iqa_local.output.tally import pace
+
             left = round((self._total - self._done) * self.seconds / done)
             parts += [pace(done, self.seconds), f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"]
         return ", ".join(filter(None, [*parts, f"{self._failed} failed" * (self._failed > 0), where]))
-
-
-def pace(done: int, seconds: float) -> str:
-    """A rate in words: 2.1 pictures a second, or 3.4 seconds a picture."""
-    rate = done / max(seconds, 1e-9)
-    return f"{rate:.1f} pictures a second" if rate >= 1 else f"{1 / rate:.1f} seconds a picture"
 
 
 class Console(AbstractContextManager):
@@ -177,7 +183,9 @@ def start_logging(verbosity: int) -> None:
 
     handler = LogLines()
     handler.addFilter(name_picture)
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(levelname)s %(picture)s%(message)s")
+    logging.basicConfig(
+        level=logging.WARNING, handlers=[handler], format="%(levelname)s %(picture)s%(message)s"
+    )
     logging.captureWarnings(True)
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     logging.getLogger("agentic_iqa_local").setLevel(level)

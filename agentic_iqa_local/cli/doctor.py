@@ -15,31 +15,31 @@ import json
 from collections import Counter
 from dataclasses import asdict
 
-from agentic_iqa_local.cli.command import Parser, UsageError, run_command
-from agentic_iqa_local.cli.options import add_set_up, chosen_settings, number
-from agentic_iqa_local.files import command
+from agentic_iqa_local.cli.command import Parser, run_command
+from agentic_iqa_local.cli.options import SET_UP, add, add_options, chosen_settings
+
+DEPTH = """
+--quick      load no model and no tool, and read no file whole
+--deep       also compare letters, engines and tools, in minutes
+"""
+OPTIONS = """
+--timeout S  seconds that one check may take (default: 300)
+--json       one JSON object on stdout, and nothing else there
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser.of("doctor", __doc__)
-    add_set_up(parser)
-    about = "load no model and no tool, and read no file whole"
-    depth = parser.add_mutually_exclusive_group()
-    depth.add_argument("--quick", action="store_true", help=about)
-    depth.add_argument("--deep", action="store_true", help="also compare letters, engines and tools, in minutes")
-    about = "seconds that one check may take (default: 300)"
-    parser.add_argument("--timeout", type=number(float, 0.1, 86_400), default=300.0, metavar="S", help=about)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, and nothing else there")
+    add_options(parser, *SET_UP)
+    add(parser.add_mutually_exclusive_group(), DEPTH)
+    add(parser, OPTIONS)
     return run_command(parser.parse_args, examine_all, argv)
 
 
 def examine_all(args: argparse.Namespace) -> int:
     """Prints the checks; 1 where one failed. Raises UserError for a configuration that cannot be used."""
-    try:
-        from agentic_iqa_local.offline.doctor import Setup, examine
-    except ImportError as error:
-        remedy = f"run {command('doctor', made=True)}"
-        raise UsageError(f"expected the project's environment, {error}", remedy) from error
+    from agentic_iqa_local.offline.doctor import Setup, examine
+
     setup, checks = Setup(chosen_settings(args), args.gpu, args.cpu, args.quick), []
     for check in examine(setup, deep=args.deep, timeout=args.timeout):
         checks.append(check)

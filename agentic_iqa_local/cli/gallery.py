@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.cli.command import Parser, UsageError, run_command
+from agentic_iqa_local.cli.options import add
 from agentic_iqa_local.cli.outputs import result_file
 from agentic_iqa_local.errors import one_line
+
+OPTIONS = """
+--out FILE    the page, which replaces a gallery (default: ROWS with the suffix .html)
+--images DIR  where the pictures are now, if they are no longer at the paths in the rows
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser.of("gallery", __doc__, usage="%(prog)s ROWS [options]")
     parser.add_argument("rows", type=Path, metavar="ROWS", help="JSON lines of assess --out")
-    about = "the page, which replaces a gallery (default: ROWS with the suffix .html)"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=about)
-    about = "where the pictures are now, if they are no longer at the paths in the rows"
-    parser.add_argument("--images", type=Path, metavar="DIR", help=about)
+    add(parser, OPTIONS)
     return run_command(parser.parse_args, make, argv)
 
 

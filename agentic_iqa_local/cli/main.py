@@ -9,8 +9,8 @@ from importlib.metadata import version
 
 from agentic_iqa_local.cli.command import Parser
 from agentic_iqa_local.cli.console import safe_streams, tell
-from agentic_iqa_local.files import PROGRAM
 from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import PROGRAM
 
 # name → (module of this package, its function, what it does)
 COMMANDS = {
@@ -24,7 +24,11 @@ COMMANDS = {
     "gallery": ("gallery", "main", "make a page of a batch: look, sort, filter, triage"),
     "mcp": ("mcp", "main", "serve assess and compare as tools of the Model Context Protocol"),
     "doctor": ("doctor", "main", "say whether a set-up will work on this machine"),
-    "bundle": ("bundle", "main", "collect models and weights for a machine without a network; only this downloads"),
+    "bundle": (
+        "bundle",
+        "main",
+        "collect models and weights for a machine without a network; only this downloads",
+    ),
     "verify": ("store", "verify", "compare every byte of a bundle or of the models folder with its manifest"),
     "unpack": ("store", "unpack", "verify a bundle and put its files into the models folder"),
 }

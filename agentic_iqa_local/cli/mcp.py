@@ -13,14 +13,9 @@ import argparse
 import os
 from pathlib import Path
 
-from agentic_iqa_local.cli import add_set_up, chosen_settings
-from agentic_iqa_local.cli.console import (
-    Parser,
-    exit_status,
-    like_ctrl_c,
-    safe_streams,
-    start_logging,
-)
+from agentic_iqa_local.cli.command import Parser, exit_status, like_ctrl_c
+from agentic_iqa_local.cli.console import safe_streams, start_logging
+from agentic_iqa_local.cli.options import SET_UP, add_options, check_models, chosen_settings
 from agentic_iqa_local.errors import UserError
 
 
@@ -37,7 +32,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="DIR",
         help="the folder whose pictures may be read (default: the working folder)",
     )
-    add_set_up(parser)
+    add_options(parser, *SET_UP)
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log what happens, on stderr")
     return parser.parse_args(argv)
 
@@ -60,12 +55,10 @@ def serve(args: argparse.Namespace) -> int:
             raise
         raise McpError("expected the package mcp", "pip install 'agentic_iqa_local[serve]'") from error
     settings = chosen_settings(args)
-    from agentic_iqa_local.cli.assess import check_models
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.services import Services
 
-    if args.engine != "server":
-        check_models(settings, "agent")
+    check_models(settings, "agent")
     services = Services(settings, choose_device(args.gpu, args.cpu))
     pictures = Pictures(args.root, services)
     served = server(pictures)

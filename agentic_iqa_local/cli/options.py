@@ -1,17 +1,21 @@
-"""Options that commands share: the fields of `config.Request` on a command line, and the settings that they choose."""
+"""Options of the command line: tables of lines, the fields of `config.Request`, and the settings that they choose."""
 
 import argparse
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from agentic_iqa_local.cli.console import tell
 from agentic_iqa_local.cli.command import UsageError
+from agentic_iqa_local.cli.console import tell
 from agentic_iqa_local.config import ConfigError, Decisions, Options, Request
 
 if TYPE_CHECKING:
+    from agentic_iqa_local.batch.ray import Place, RayRunner
+    from agentic_iqa_local.batch.runner import Runner
+    from agentic_iqa_local.batch.work import Work
     from agentic_iqa_local.config import Settings
 
 SET_UP = ("gpu", "cpu", "config", "engine", "model", "models")
@@ -22,7 +26,65 @@ METAVARS = {
     "error_rate": "X", "fit": "FILE", "gpu": "N", "map_seconds": "S", "map_tiles": "N", "max_replan_iterations": "N",
     "model": "NAME", "models": "DIR", "most_reads": "N", "most_seconds": "S", "query": "TEXT", "target_width": "W",
 }  # fmt: skip
-MOST_JOBS = 256
+WORK = """
+--jobs N      pictures assessed at once, with --engine vllm or server in one batch (default: 1)
+--timeout S   seconds for one picture, after which its row is a failure (default: 600)
+"""
+ANSWER = """
+--json        JSON lines on stdout, on a terminal too
+--explain     a readable account: what was seen and measured, the probabilities, and why
+-v            log what happens
+"""
+CLUSTER = """
+--cluster ADDRESS     local: workers on this machine; HOST:PORT or auto: of a cluster that `ray start` made
+--workers N           workers in all, each with a model
+--gpus-per-worker G   GPUs of each worker, such as 1, 2 or 0.5 (default: 0, workers compute on CPUs)
+"""
+MOST = 1024  # of what an option counts
+
+
+def add(options: argparse._ActionsContainer, table: str) -> None:
+    """Adds options, one a line: name, metavar, two blanks, help. By its metavar an option is a count (N), more than
+    0 (S, G), a path (FILE, DIR, PATH), one of several words (A|B) or a list (TOOL...); without one it is a switch. A
+    number that its help calls the default is that."""
+    for line in table.strip().splitlines():
+        names, about = re.split(r"\s{2,}", line.strip(), maxsplit=1)
+        name, _, metavar = names.partition(" ")
+        shape: dict[str, Any] = {"help": about}
+        if not metavar:
+            shape["action"] = "store_true"
+        elif "|" in metavar:
+            shape["choices"] = metavar.split("|")
+        else:
+            kinds: dict[str, Any] = {
+                "N": count,
+                "S": positive,
+                "G": positive,
+                "FILE": Path,
+                "DIR": Path,
+                "PATH": Path,
+            }
+            shape |= {"type": kinds.get(metavar), "metavar": metavar.removesuffix("...")}
+            shape |= {"nargs": "+"} if metavar.endswith("...") else {}
+            shape |= {"default": default[1]} if (default := re.search(r"\(default: (\d+)\)", about)) else {}
+        options.add_argument(name, **shape)
+
+
+def count(text: str) -> int:
+    """The type of an option that counts from 1 on."""
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise argparse.ArgumentTypeError(f"expected 1 to {MOST}, got {text!r}")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """The type of an option that is a number above 0."""
+    try:
+        if 0 < (value := float(text)) < float("inf"):
+            return value
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"expected more than 0, got {text!r}")
 
 
 def add_options(options: argparse._ActionsContainer, *names: str) -> None:
@@ -38,43 +100,6 @@ def add_options(options: argparse._ActionsContainer, *names: str) -> None:
         elif "list" in str(kinds[0]):
             shape["nargs"] = "+"
         options.add_argument(f"--{name.replace('_', '-')}", help=as_flags(field.description or ""), **shape)
-
-
-def add_set_up(options: argparse._ActionsContainer) -> None:
-    """The options that say where a command runs and with what: a device, and what `chosen_settings` reads."""
-    add_options(options, *SET_UP)
-
-
-def add_work(options: argparse._ActionsContainer) -> None:
-    """How many pictures are worked on at once, and for how long."""
-    about = "pictures assessed at once, with --engine vllm or server in one batch (default: 1)"
-    options.add_argument("--jobs", type=number(int, 1, MOST_JOBS), default=1, metavar="N", help=about)
-    about = "seconds for one picture, after which its row is a failure and the others go on (default: 600)"
-    options.add_argument("--timeout", type=number(float, 0.001), default=600.0, metavar="S", help=about)
-
-
-def add_answer(options: argparse._ActionsContainer) -> None:
-    """How an answer is shown, for `console.show_answer`."""
-    options.add_argument("--json", action="store_true", help="JSON lines on stdout, on a terminal too")
-    about = "a readable account: what was seen and measured, the probabilities, and why"
-    options.add_argument("--explain", action="store_true", help=about)
-    about = "log what happens (-vv: prompts and model output too)"
-    options.add_argument("-v", "--verbose", action="count", default=0, help=about)
-
-
-def number(kind: type[int] | type[float], least: float, most: float = float("inf")) -> Callable[[str], float]:
-    """The type of an option: a number of a kind from `least` to `most`."""
-
-    def read(text: str) -> float:
-        try:
-            if least <= (value := kind(text)) <= most:
-                return value
-        except ValueError:
-            pass
-        limits = f"{least:g} or more" if most == float("inf") else f"{least:g} to {most:g}"
-        raise argparse.ArgumentTypeError(f"expected {limits}, got {text!r}")
-
-    return read
 
 
 def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -136,3 +161,36 @@ def check_models(settings: "Settings", pipeline: str) -> None:
         backend = settings.role(role).backend
         if not backend.startswith("server.") and not os.path.isdir(folder := settings.folder(backend)):
             raise UsageError(*about_missing_model(folder))
+
+
+def place_of(args: argparse.Namespace) -> "Place | None":
+    """Where the workers of a command line are; None without --cluster. Raises UsageError for options that do not go
+    together, ClusterError where the address is none or does not answer."""
+    if (args.cluster is None) != (args.workers is None) or (args.gpus_per_worker and not args.cluster):
+        raise UsageError(
+            "--cluster, --workers: expected both, with --gpus-per-worker if each worker has GPUs"
+        )
+    if args.cluster is None:
+        return None
+    if args.gpu is not None or (args.cpu and args.gpus_per_worker):
+        raise UsageError(
+            "--gpu, --cpu: expected without --cluster, whose workers get GPUs by --gpus-per-worker"
+        )
+    if getattr(args, "map", None) and args.cluster != "local":
+        raise UsageError(
+            "--map: expected without --cluster ADDRESS: a map would be drawn to its worker's disk"
+        )
+    from agentic_iqa_local.batch.ray import Place, check_address
+
+    check_address(args.cluster)
+    return Place(args.cluster, args.workers, args.gpus_per_worker or 0.0)
+
+
+def chosen_batch(
+    work: "Work[Any, Any]", device: str, place: "Place | None", **window: Any
+) -> "Runner[Any, Any] | RayRunner[Any, Any]":
+    """What does the work: a process on this machine, or a cluster's workers."""
+    from agentic_iqa_local.batch.ray import RayRunner
+    from agentic_iqa_local.batch.runner import Runner
+
+    return Runner(work, device, **window) if place is None else RayRunner(work, place, **window)

@@ -20,10 +20,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentic_iqa_local.cli import add_set_up, check_options, chosen_settings
-from agentic_iqa_local.cli.assess import UsageError, check_models
-from agentic_iqa_local.cli.assess_options import MOST_JOBS, add_how, add_how_sure
-from agentic_iqa_local.cli.console import Parser, exit_status, safe_streams, start_logging
+from agentic_iqa_local.cli.command import Parser, UsageError, exit_status
+from agentic_iqa_local.cli.console import safe_streams, start_logging
+from agentic_iqa_local.cli.options import (
+    HOW,
+    HOW_SURE,
+    SET_UP,
+    WORK,
+    add,
+    add_options,
+    check_models,
+    check_options,
+    chosen_settings,
+)
 from agentic_iqa_local.files import command
 
 if TYPE_CHECKING:
@@ -48,9 +57,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _place(parser)
-    add_set_up(parser.add_argument_group("where and with what"))
-    add_how(parser)
-    add_how_sure(parser)
+    add_options(parser.add_argument_group("where and with what"), *SET_UP)
+    how = parser.add_argument_group("how")
+    add_options(how, *HOW, *HOW_SURE)
+    add(how, WORK)
     _limits(parser)
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log each request")
     args = parser.parse_args(argv)
@@ -65,15 +75,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     ):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected 1 or more")
-    if args.jobs > MOST_JOBS:
-        parser.error(f"--jobs: expected 1 to {MOST_JOBS}")
     check_options(parser, args)
     if not 0 <= args.port <= 65535:
         parser.error("--port: expected 0 to 65535")
     if args.max_bytes_held is not None and args.max_bytes_held < args.max_bytes:
         parser.error(f"--max-bytes-held: expected at least --max-bytes, {args.max_bytes}")
-    if not args.timeout > 0:
-        parser.error("--timeout: expected more than 0 seconds")
     return args
 
 
@@ -145,8 +151,7 @@ def pipelines_here(args: argparse.Namespace, settings: "Settings") -> "Defaults"
     wanted, here = args.pipeline or "agent", []
     for name in ("agent", "letters"):
         try:
-            if args.engine != "server":
-                check_models(settings, name)
+            check_models(settings, name)
             here.append(name)
         except UsageError:
             if name == wanted:

@@ -19,10 +19,11 @@ from pathlib import Path
 
 from agentic_iqa_local.cli.command import Parser, UsageError, run_command
 from agentic_iqa_local.cli.console import meter, tell
+from agentic_iqa_local.cli.options import add
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import PACKAGE, command, models_root
 from agentic_iqa_local.offline import bundle as bundles
 from agentic_iqa_local.offline.manifest import amount
-from agentic_iqa_local.errors import one_line
 
 
 def verify(argv: list[str] | None = None) -> int:
@@ -39,8 +40,7 @@ def _run(name: str, action, argv: list[str] | None) -> int:
     where = "archive or folder" if name == "unpack" else "archive or folder (default: the models folder)"
     parser.add_argument("bundle", nargs=None if name == "unpack" else "?", type=Path, help=where)
     parser.add_argument("--expect", type=manifest_hash, metavar="HASH", help="refuse every other bundle")
-    about = "the models folder (default: $AGENTIC_IQA_MODELS, else models/)"
-    parser.add_argument("--models", type=Path, metavar="DIR", help=about)
+    add(parser, "--models DIR  the models folder (default: $AGENTIC_IQA_MODELS, else models/)")
     kept = "interrupted: files that are whole are kept; the same command goes on"
     return run_command(parser.parse_args, action, argv, failed=1, interrupted=kept)
 
@@ -48,7 +48,9 @@ def _run(name: str, action, argv: list[str] | None) -> int:
 def manifest_hash(text: str) -> str:
     """A manifest's SHA-256 as a user gives it."""
     if not re.fullmatch("[0-9a-f]{64}", text.strip().lower()):
-        raise argparse.ArgumentTypeError("expected the 64 hexadecimal digits of the manifest that bundle printed")
+        raise argparse.ArgumentTypeError(
+            "expected the 64 hexadecimal digits of the manifest that bundle printed"
+        )
     return text.strip().lower()
 
 
@@ -67,7 +69,9 @@ def verify_bundle(args: argparse.Namespace) -> int:
 def unpack_bundle(args: argparse.Namespace) -> int:
     root = models_root(args.models)
     if root.is_relative_to(PACKAGE):
-        raise UsageError("expected a models folder outside the package", "pass --models or set AGENTIC_IQA_MODELS")
+        raise UsageError(
+            "expected a models folder outside the package", "pass --models or set AGENTIC_IQA_MODELS"
+        )
     describe(args.bundle, args.expect)
     with meter() as progress:
         bundles.unpack(args.bundle, root, args.expect, progress)

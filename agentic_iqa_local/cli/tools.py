@@ -9,12 +9,12 @@ import argparse
 
 from agentic_iqa_local.cli.command import Parser, run_command
 from agentic_iqa_local.cli.console import Console
-from agentic_iqa_local.cli.options import add_set_up, chosen_settings
+from agentic_iqa_local.cli.options import SET_UP, add_options, chosen_settings
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser.of("tools", __doc__)
-    add_set_up(parser)
+    add_options(parser, *SET_UP)
     return run_command(parser.parse_args, show, argv)
 
 
