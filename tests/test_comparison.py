@@ -28,14 +28,13 @@ from agentic_iqa_local.judgement.ordering import (
     scene_groups,
     strengths,
 )
-from agentic_iqa_local.judgement.pairwise_read import read_pair
 from agentic_iqa_local.judgement.preference import (
     PairFit,
-    PairFits,
     draws_of,
     logit,
     probability_above,
     read_fits,
+    read_pair,
     sigmoid,
 )
 from agentic_iqa_local.nodes.prompts import FIRST_AND_SECOND, comparison_prompt
