@@ -128,7 +128,8 @@ def assessment(
         changes = answer(state)
     finally:
         PICTURE.reset(logged)
-    row = revised(row, **changes, seconds=round(time.perf_counter() - began, 3))
+    changes["seconds"] = round(time.perf_counter() - began, 3)
+    row = Assessment.model_validate(dict(row) | changes)
     row.image, row.reference = path_text(picture.name), original and path_text(original.name)
     for file in filter(None, (picture, original)):
         row.error, row.warnings = row.error and file.hide(row.error), [*map(file.hide, row.warnings)]
