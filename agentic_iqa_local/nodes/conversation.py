@@ -17,7 +17,7 @@ _THE = r"(?:the|an?|its?|his|her|their|my|our|this|that|these|those|der|die|das|
 # "And the sky?", "What about her face", "The sky?"
 _POINTS_ON = re.compile(
     r"(?:(?:ok(?:ay)?|and|but|also|now|und|et|y)[\s,]+)*(?:(?:what|how) about |same for )?"
-    rf"{_THE}(?P<what>[\w'’-]+(?: [\w'’&-]+){0,5}) ?[.?!]*",
+    rf"{_THE}(?P<what>[\w'’-]+(?: [\w'’&-]+){{0,5}}) ?[.?!]*",
     re.IGNORECASE,
 )
 _SAYS_MORE = re.compile(
