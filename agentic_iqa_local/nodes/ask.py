@@ -8,9 +8,9 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from agentic_iqa_local.config import RoleSettings
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.state import PlannerError
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError, VLMSession
 
 logger = logging.getLogger(__name__)

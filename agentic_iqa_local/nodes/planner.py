@@ -14,6 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 from pydantic import ValidationError
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools.specs import TOOLS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.conversation import earlier_lines, going_on
@@ -33,7 +34,6 @@ from agentic_iqa_local.state import (
     PlannerOutput,
     revised,
 )
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)
