@@ -13,8 +13,8 @@ from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image, ImageDraw, ImageFont
 
-TEXT = """the quality of an image is not what it seems to be when a value was read from table seven and total amount settings
-file edit view help open save cancel network user password report 2026 Kx 3.14 42 % € error"""
+TEXT = """the quality of an image is not what it seems to be when a value was read from table seven and total amount
+settings file edit view help open save cancel network user password report 2026 Kx 3.14 42 % € error"""
 WORDS = TEXT.split()
 FONTS = [font_manager.findfont(name) for name in ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono")]
 
