@@ -60,49 +60,41 @@ _LEFT_OUT = re.compile(
 )
 # Whoever asks for more than what is named wants the model to look for itself.
 _OPEN = _pattern(r"(what|anything) else|other (problem|issue|defect|distortion)s?|overall quality|such as|e\.g|etc|despite")
-# The thing that a word of the second sort describes ("focus group"), but for "Is the contrast natural?"
+# The thing that a word of the second sort describes ("focus group"); behind it stands none of these
 _THING = re.compile(
     r"[ -](?!(of|in|on|at|to|for|from|by|with|and|or|but|nor|than|as|like|is|are|was|were|be|do|does|did|has|have|can|could"
-    r"|should|would|will|looks?|seems?|appears?|good|bad|fine|ok|okay|visible|natural|very|too|so|really|quite|enough|now"
-    r"|here|there|please|when|while|it|they|you|i|we|not|any|a|the|this|that|image|picture|photo|quality|levels?|\w+ed"
-    r"|accura\w+|problems?|issues?|art[ie]facts?|distort\w+|loss|dull|gone|since|after|before|across|around|along|over"
-    r"|under|into|near|versus|vs|against)\b)[^\W\d]+",
+    r"|should|would|will|looks?|seems?|appears?|good|bad|fine|ok|okay|correct|right|wrong|off|low|high|strong|weak|visible"
+    r"|natural|very|too|so|really|quite|enough|now|here|there|please|when|while|it|they|you|i|we|not|any|a|the|this|that"
+    r"|image|picture|photo|quality|levels?|\w+ed|accura\w+|problems?|issues?|art[ie]facts?|distort\w+|loss|dull|gone"
+    r"|since|after|before|across|around|along|over|under|into|near|versus|vs|against)\b)[^\W\d]+",
     re.IGNORECASE,
 )
-_SUBJECT = re.compile(r"\b(is|are|was|were|do|does|did) (the |its? |this |that |my )?$", re.IGNORECASE)
-_PREDICATE = re.compile(r" \w+ ?([?.!,;]|$)")
 
 
 def distortions_in(query: str, regions: Iterable[str] = ()) -> list[str]:
     """The distortions that a question about quality names, in the query's order; none where it lists more
     than three, or asks for others too. Names of its `regions` are no distortions."""
-    text = _without_what_is_left_out(query)
+    text = _asked_about(query)
     for region in regions:
         text = re.sub(rf"\b{re.escape(region)}\b", _dots, text, flags=re.IGNORECASE)
     places: dict[str, int] = {}
     for kind, words in _KINDS.items():
-        named = [found.start() for found in words.finditer(text) if not _describes(found, text)]
-        if named:
-            places[kind] = named[0]
+        for found in words.finditer(text):
+            if _DAMAGE.search(found[0]) or not _THING.match(text, found.end()):
+                places.setdefault(kind, found.start())
         text = words.sub(_dots, text)
     return [] if len(places) > _MOST or _OPEN.search(text) else sorted(places, key=places.__getitem__)
 
 
 def asks_about_damage(query: str) -> bool:
-    """Whether a query names damage by a word that means nothing else, or asks where damage is: it is about
-    quality."""
-    text = _without_what_is_left_out(query)
+    """Whether a query names damage by a word that means nothing else, or asks where damage is."""
+    text = _asked_about(query)
     named = _DAMAGE.search(text) or (asks_where(query) and _ANY_DAMAGE.search(text))
     return bool(named) and not _DAMAGED_THING.search(text)
 
 
-def _describes(found: re.Match[str], text: str) -> bool:
-    """Whether a word that need not mean damage describes the thing behind it."""
-    predicate = _SUBJECT.search(text[: found.start()]) and _PREDICATE.match(text, found.end())
-    return not (predicate or _DAMAGE.search(found[0])) and bool(_THING.match(text, found.end()))
-
-
-def _without_what_is_left_out(query: str) -> str:
+def _asked_about(query: str) -> str:
+    """The question without what is not to be looked at."""
     return _LEFT_OUT.sub(_dots, question_alone(query))
 
 

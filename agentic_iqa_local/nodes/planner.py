@@ -64,16 +64,13 @@ def flags_against(gaps: Sequence[Gap], flags: PlanControlFlags, scores: bool) ->
     """The flags, with the parts on that can close the gaps of the last pass. `scores`: whether tools had measured,
     so that another one may decide."""
     kinds = {gap.kind for gap in gaps}
-    wanted = {
-        "distortion_detection": "contradiction" in kinds,
-        "distortion_analysis": bool(kinds & {"analysis", "contradiction", "severity"}),
-        "tool_execution": "scores" in kinds or (scores and bool(kinds & {"contradiction", "tools", "letters"})),
-    }
-    return _with_on(flags, wanted)
-
-
-def _with_on(flags: PlanControlFlags, wanted: dict[str, bool]) -> PlanControlFlags:
-    return revised(flags, **{name: True for name, on in wanted.items() if on})
+    tools = "scores" in kinds or (scores and bool(kinds & {"contradiction", "tools", "letters"}))
+    return PlanControlFlags(
+        distortion_detection=flags.distortion_detection or "contradiction" in kinds,
+        distortion_analysis=flags.distortion_analysis or bool(kinds & {"analysis", "contradiction", "severity"}),
+        tool_selection=flags.tool_selection,
+        tool_execution=flags.tool_execution or tools,
+    )
 
 
 def correct_plan(
@@ -100,52 +97,45 @@ def correct_plan(
         carried: the distortions of the last turn, for a query that goes on from it.
         choices: the user's answers; some that name distortions make the question one about quality.
     """
-    metrics = named_metrics(query, has_reference)
-    about_quality = metrics or asks_about_damage(query) or families_named(choices or ())
-    planned_quality = "IQA" in (plan.query_type, before and before.query_type)
-    regions, mode = _regions(plan, query, before), "Full-Reference" if has_reference else "No-Reference"
-    changes = {"query_type": "Other", "query_scope": regions or "Global", "reference_mode": mode}
-    if not (about_quality or planned_quality):
+    metrics, regions = named_metrics(query, has_reference), _regions(plan, query, before)
+    objects, scope = (regions, regions) if regions else (["Global"], "Global")
+    fixed = {"query_scope": scope, "reference_mode": "Full-Reference" if has_reference else "No-Reference"}
+    named_quality = metrics or asks_about_damage(query) or families_named(choices or ())
+    if not named_quality and "IQA" not in (plan.query_type, before and before.query_type):
         nothing = {"distortion_source": "Inferred", "distortions": None, "required_tool": None}
-        return revised(plan, **changes, **nothing, plan=PlanControlFlags())
-    added = [] if not (replanning and plan.required_tool) else named_metrics(plan.required_tool, has_reference)
+        return revised(plan, query_type="Other", plan=PlanControlFlags(), **fixed, **nothing)
+    added = named_metrics(plan.required_tool or "", has_reference) if replanning else []
     tool = next(iter([*metrics, *(name for name in added if name in TOOLS)]), None)
     named = distortions_in(query, regions) or list(carried)
     source = "Explicit" if named else "Inferred"
-    flags = derive_flags("IQA", regions or "Global", source, tool)
-    if replanning:
-        flags = _with_on(flags, plan.plan.model_dump())
-    elif locates and regions:
-        flags = _with_on(flags, {"tool_execution": plan.plan.tool_execution})
-    changes |= {"query_type": "IQA", "required_tool": tool, "distortion_source": source, "plan": flags}
-    return revised(plan, **changes, distortions=_distortions(plan, regions or ["Global"], named, replanning))
+    flags = derive_flags("IQA", scope, source, tool)
+    free = PlanControlFlags.model_fields if replanning else ["tool_execution"] if locates and regions else []
+    flags = revised(flags, **{name: True for name in free if getattr(plan.plan, name)})
+    distortions = _distortions(plan.distortions or {}, objects, named, replanning)
+    asked = {"required_tool": tool, "distortion_source": source, "distortions": distortions}
+    return revised(plan, query_type="IQA", plan=flags, **fixed, **asked)
 
 
 def _regions(plan: PlannerOutput, query: str, before: PlannerOutput | None) -> list[str]:
     """The last pass's regions, and those of the plan that stand in the query: any other was invented by the
     model."""
-    regions = [] if before is None or before.query_scope == "Global" else list(before.query_scope)
-    regions += [region for name in plan.objects if (region := region_in(query, name))]
-    return list(dict.fromkeys(regions))
+    earlier = [] if before is None or before.query_scope == "Global" else before.query_scope
+    named = (region_in(query, name) for name in plan.objects)
+    return list(dict.fromkeys([*earlier, *filter(None, named)]))
 
 
 def _distortions(
-    plan: PlannerOutput, objects: Sequence[str], named: Sequence[str], replanning: bool
+    planned: dict[str, list[str]], objects: Sequence[str], named: Sequence[str], replanning: bool
 ) -> dict[str, list[str]] | None:
-    """`distortions` for the objects of a corrected scope: those that the query names, which the plan may only
-    divide among the objects, and on a replan what the plan adds."""
-    planned = plan.distortions or {}
+    """What is analysed of each object: the distortions that the query names, which the plan may only divide among
+    the objects, and on a replan what the plan adds."""
     made = {name: [kind for kind in planned.get(name, named) if kind in named] for name in objects}
-    if not all(made.values()) or set(named) != set(_kinds(made)):
+    if not all(made.values()) or set(named) != {kind for kinds in made.values() for kind in kinds}:
         made = {name: list(named) for name in objects}
     if replanning:
-        every = _kinds(planned)
-        made = {name: list(dict.fromkeys([*made[name], *planned.get(name, every)])) for name in objects}
-    return {name: kinds for name, kinds in made.items() if kinds} or None
-
-
-def _kinds(distortions: dict[str, list[str]]) -> list[str]:
-    return list(dict.fromkeys(kind for kinds in distortions.values() for kind in kinds))
+        every = [kind for kinds in planned.values() for kind in kinds]
+        made = {name: [*kinds, *planned.get(name, every)] for name, kinds in made.items()}
+    return {name: list(dict.fromkeys(kinds)) for name, kinds in made.items() if kinds} or None
 
 
 def corrections(made: PlannerOutput, corrected: PlannerOutput) -> list[str]:
@@ -159,7 +149,7 @@ def corrections(made: PlannerOutput, corrected: PlannerOutput) -> list[str]:
 
 def _told(value: Any) -> str:
     if isinstance(value, PlanControlFlags):
-        return ", ".join(name for name, on in value if on) or "nothing"
+        return ", ".join(name for name, on in value if on) or "no part"
     if isinstance(value, dict):
         return "; ".join(f"{name}: {', '.join(kinds)}" for name, kinds in value.items())
     return ", ".join(value) if isinstance(value, list) else str(value)
@@ -181,8 +171,11 @@ def planner_node(
     choices, gaps = state.get("choices"), gaps_to_close(state)
     before, evidence = (state.get("plan"), state.get("executor_evidence")) if gaps else (None, None)
     try:
-        task = _task(state, decoded=runtime is not None and runtime.context is not None)
-        turns = earlier_lines(task.prior_context)
+        context = state.get("prior_context", {}) | ({"replan_history": history} if history else {})
+        given = {name: state.get(name) for name in ("query", "image_path", "reference_path")}
+        decoded = runtime is not None and runtime.context is not None  # the graph's files are known to hold images
+        task = PlannerInput.model_validate(given | {"prior_context": context or None}, context={"decoded": decoded})
+        turns = earlier_lines(context)
         prompt = planner_prompt(task.query, has_reference, choices, history, before, evidence, earlier=turns)
         with opened(state, config, runtime) as images:
             section = images.services.section("planner")
@@ -193,7 +186,7 @@ def planner_node(
         reason = one_line(told.removeprefix("Value error, "))
         logger.error("Planner failed: %s", reason)
         return {"error": f"Planner: {reason}"}
-    plan, carried = going_on(made, task.query, task.prior_context)
+    plan, carried = going_on(made, task.query, context)
     known = {"before": before, "carried": carried, "choices": choices}
     plan = correct_plan(plan, task.query, has_reference, bool(history), locates, **known)
     lines = taken_choices(task.query, choices) + corrections(made, plan)
@@ -204,17 +197,3 @@ def planner_node(
         logger.info("Plan corrected by rule: %s", one_line(line))
     logger.info("Plan: %s", one_line(plan.model_dump_json()))
     return {"plan": plan, "plan_corrections": lines}
-
-
-def _task(state: AgenticIQAState, decoded: bool) -> PlannerInput:
-    """The question with what went before; `decoded`: the files are known to hold images. Raises
-    ValidationError."""
-    history = state.get("replan_history", [])
-    context = state.get("prior_context", {}) | ({"replan_history": history} if history else {})
-    task = {
-        "query": state["query"],
-        "image_path": state["image_path"],
-        "reference_path": state.get("reference_path"),
-        "prior_context": context or None,
-    }
-    return PlannerInput.model_validate(task, context={"decoded": decoded})

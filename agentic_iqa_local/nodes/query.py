@@ -3,17 +3,15 @@ every model."""
 
 import re
 import unicodedata
+from collections.abc import Iterator
 
 from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
 
 _FULL_NAMES = {
     "peaksignaltonoiseratio": "PSNR", "structuralsimilarity": "SSIM", "structuralsimilarityindex": "SSIM",
-    "multiscalessim": "MS-SSIM", "multiscalestructuralsimilarity": "MS-SSIM", "complexwaveletssim": "CW-SSIM",
-    "featuresimilarity": "FSIM", "visualsaliencyindex": "VSI", "visualsaliencyinducedindex": "VSI",
-    "visualinformationfidelity": "VIF", "gradientmagnitudesimilaritydeviation": "GMSD",
-    "learnedperceptualimagepatchsimilarity": "LPIPS", "deepimagestructureandtexturesimilarity": "DISTS",
-    "naturalimagequalityevaluator": "NIQE", "blindreferencelessimagespatialqualityevaluator": "BRISQUE",
-    "clipiqaplus": "CLIPIQA+", "onealign": "QAlign",
+    "multiscalessim": "MS-SSIM", "multiscalestructuralsimilarity": "MS-SSIM", "featuresimilarity": "FSIM",
+    "visualsaliencyindex": "VSI", "visualinformationfidelity": "VIF", "naturalimagequalityevaluator": "NIQE",
+    "learnedperceptualimagepatchsimilarity": "LPIPS", "clipiqaplus": "CLIPIQA+", "onealign": "QAlign",
 }  # fmt: skip
 _BY_REFERENCE = {"topiq": ("TOPIQ_NR", "TOPIQ_FR"), "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR")}  # without, with one
 # Well-known metrics that are not in the table: who names one must learn that it cannot run.
@@ -53,29 +51,22 @@ def named_metrics(query: str, has_reference: bool) -> list[str]:
     that are no tools here. A name in a negated phrase ("not NIQE") does not count."""
     text = unicodedata.normalize("NFKC", query)
     wanted, before, negated = [], 0, False
-    for found in _metrics(text):
-        so_too = negated and _SO_IS_THE_NEXT.fullmatch(text[before : found.start()])
-        before = found.end()
-        negated = bool(so_too or _NEGATED.search(text[: found.start()]) or _NEGATED_BEHIND.match(text[before:]))
+    for name, start, end in _metrics(text):
+        so_too = negated and _SO_IS_THE_NEXT.fullmatch(text[before:start])
+        negated = bool(so_too or _NEGATED.search(text[:start]) or _NEGATED_BEHIND.match(text[end:]))
+        before = end
         if not negated:
-            name = _name(found)
-            wanted.append(_BY_REFERENCE[name][has_reference] if name in _BY_REFERENCE else name)
+            wanted.append(_BY_REFERENCE.get(name, (name, name))[has_reference])
     return sorted(dict.fromkeys(wanted), key=lambda name: name not in TOOLS)
 
 
-def _metrics(text: str) -> list[re.Match[str]]:
-    return [found for found in _METRIC.finditer(text) if _is_meant(found)]
-
-
-def _name(found: re.Match[str]) -> str:
-    return _NAMES[tool_key(found[0]).replace(".", "")]
-
-
-def _is_meant(found: re.Match[str]) -> bool:
-    """Whether a metric's name is meant as one: "UNIQUE", "use unique", but not "a unique photo"."""
-    name, text = _name(found), found.string
-    asked = _COMMAND.search(text[: found.start()]) or (_MEASURE.match(text, found.end()) and " " not in found[0])
-    return name not in _WORDS_TOO or bool(asked) or (found[0] == name and not text.isupper())
+def _metrics(text: str) -> Iterator[tuple[str, int, int]]:
+    """(name, start, end) of each metric: of "UNIQUE" and "use unique", but not of "a unique photo"."""
+    for found in _METRIC.finditer(text):
+        name, (start, end) = _NAMES[tool_key(found[0]).replace(".", "")], found.span()
+        asked = _COMMAND.search(text[:start]) or (_MEASURE.match(text, end) and " " not in found[0])
+        if name not in _WORDS_TOO or asked or (found[0] == name and not text.isupper()):
+            yield name, start, end
 
 
 def question_alone(query: str) -> str:
@@ -87,8 +78,8 @@ def question_alone(query: str) -> str:
 
 
 def _without_metrics(text: str) -> str:
-    for found in reversed(_metrics(text)):
-        text = f"{text[: found.start()]}.{text[found.end() :]}"
+    for _, start, end in reversed([*_metrics(text)]):
+        text = f"{text[:start]}.{text[end:]}"
     return text
 
 

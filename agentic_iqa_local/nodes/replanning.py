@@ -4,14 +4,13 @@ supported. Pure: plans, evidence and answers in."""
 import logging
 from typing import Literal
 
-from agentic_iqa_local.nodes.evidence import by_object, object_votes, of_object
+from agentic_iqa_local.nodes.evidence import of_object
 from agentic_iqa_local.score_fusion import ScoreFusion, expected_level
 from agentic_iqa_local.state import (
     DEFAULT_MAX_REPLAN_ITERATIONS,
     LETTER_TO_LEVEL,
     LEVEL_WORDS,
     NO_REASON,
-    UNCLEAR,
     AgenticIQAState,
     Basis,
     ExecutorOutput,
@@ -94,9 +93,7 @@ def _seen(evidence: ExecutorOutput | None) -> str:
     if evidence is None or evidence.distortion_analysis is None:
         return "nothing was looked for"
     found = [
-        f"{item.type}{of_object(name)}, severity unclear"
-        if item.severity == UNCLEAR
-        else f"{item.severity} {item.type}{of_object(name)}"
+        f"{item.severity} {item.type}{of_object(name)}"
         for name, items in evidence.distortion_analysis.items()
         for item in items
         if item.severity != "none"
@@ -105,20 +102,13 @@ def _seen(evidence: ExecutorOutput | None) -> str:
 
 
 def _measured(evidence: ExecutorOutput | None) -> str:
-    """The tools' scores, 1..5; those without a vote are named."""
-    if evidence is None:
-        return "nothing"
-    counted = dict.fromkeys(
-        f"{tool} {score:.2f}{of_object(name)}"
-        for name in by_object(evidence, "quality_scores")
-        for tool, score in object_votes(evidence, name)
-    )
-    ignored = dict.fromkeys(
-        f"{log.tool_name} {log.normalized_score:.2f}{of_object(log.object_name)}"
-        for log in evidence.tool_logs
-        if log.normalized_score is not None and (log.outvoted or log.trailing)
-    )
-    return (", ".join(counted) or "nothing") + (f" (without a vote: {', '.join(ignored)})" if ignored else "")
+    """The tools' scores, 1..5; of those without a vote it is said."""
+    scores = {
+        f"{log.tool_name} {log.normalized_score:.2f}{of_object(log.object_name)}": log.outvoted or log.trailing
+        for log in (evidence.tool_logs if evidence else ())
+        if log.normalized_score is not None
+    }
+    return ", ".join(f"{told} (without a vote)" if silent else told for told, silent in scores.items()) or "nothing"
 
 
 def decided(fusion: FusionResult | None) -> Literal["seen", "measured", "concluded"]:

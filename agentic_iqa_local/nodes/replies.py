@@ -136,12 +136,8 @@ def letter_reply(letters: Sequence[str]) -> type[LetterReply]:
     return create_model("LetterReply", __base__=LetterReply, final_answer=(_one_of(letters), ...))
 
 
-# What ends a sentence: not the dots of "e.g.", nor at the very end one behind a digit, where a number may
-# have been cut.
-_END_OF_SENTENCE = re.compile(
-    r"(?:(?<!\b[^\W\d_])[.!?…]+[\"')\]”’»]*(?=\s+[^\sa-z])|(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*$|[。"
-    r"！？]+[」』”]*)"
-)
+# Not the dots of "e.g.", nor one behind a digit, where a number may have been cut
+_END_OF_SENTENCE = re.compile(r"(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*(?=\s+[^\sa-z]|$)|[。！？]+[」』”]*")
 
 
 def whole_sentences(text: str, limit: int) -> str:
