@@ -51,7 +51,7 @@ _OWN = {
     rb"|kind,group,place,image,answer,level,q),",
     "gallery": rb"<!DOCTYPE html>(?s:.)*<title>[^<]* \xc2\xb7 gallery</title>",
     "drawing": rb"\x89PNG\r\n\x1a\n(?s:.)*tEXtSoftware\0" + DRAWN_BY.encode(),
-    "fit": rb'\{(?:"format": \d+, )?"temperature": ',
+    "fit": rb'\{(?:"format": \d+, )?"temperature": ?',
     "bundle": rb"manifest\.json\.sha256\0",
 }
 
