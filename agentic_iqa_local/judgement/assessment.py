@@ -22,13 +22,7 @@ from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
 from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.evidence import evidence_warnings
-from agentic_iqa_local.nodes.letter_reading import (
-    ROLE,
-    answer_letter,
-    read_and_fuse,
-    read_choices,
-    scoring_prompts,
-)
+from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.planner import taken_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
@@ -335,7 +329,7 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
         log = {"tool_name": reading.tool, "execution_time": reading.seconds} | about | scores
         logs.append(ToolExecutionLog.model_validate(log))
     scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
-    fusion = read_and_fuse(scoring_prompts(state["query"], None), list(scores.items()), images)
+    fusion = read_and_fuse(state["query"], None, list(scores.items()), images)
     return fusion.model_dump() | {"final_answer": answer_letter(fusion), "tools": logs}
 
 

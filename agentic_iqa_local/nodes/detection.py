@@ -1,10 +1,8 @@
-"""Which distortions are there, and how severe they are: the model's own probabilities times what LocalNR
-reads, each as far as it can be trusted.
+"""Which distortions are there, and how severe they are: the model's own probabilities times what LocalNR reads.
 
-The odds that a family is there are the model's odds of Yes times the likelihood ratio of LocalNR's reading. A
-severity's probability is the model's of its word times a Gaussian around the severity that LocalNR reads. A
-model that is sure wins against the reading, whose ratio is bounded by its own record of errors; an unsure one
-loses.
+The odds that a family is there are the model's odds of Yes times the likelihood ratio of LocalNR's reading, which its
+own record of errors bounds. A severity's probability is the model's of its word times a Gaussian around what LocalNR
+reads. So a model that is sure wins against a wrong reading, and an unsure one loses.
 """
 
 import json
@@ -16,9 +14,9 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_detector, logit
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.prompts import Prompt, detection_prompt, presence_prompt
+from agentic_iqa_local.nodes.prompts import detection_prompt, presence_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
-from agentic_iqa_local.nodes.workbench import Box, OpenImages, RoleSession
+from agentic_iqa_local.nodes.workbench import Box, OpenImages
 from agentic_iqa_local.score_fusion import letter_probabilities, written_probabilities
 from agentic_iqa_local.state import Detection, FamilyDetection
 from agentic_iqa_local.text import one_line
@@ -31,40 +29,64 @@ YES_NO = ("Yes", "No")
 PRESENT = 0.5  # from which probability on a family is evidence
 MOST_FOUND = 3  # families of one object, the strongest
 
+Presence = dict[str, dict[str, float]]  # {object: {family: probability of Yes}}
 
-def detect(
+
+def model_trust(images: OpenImages, role: str = ROLE) -> float:
+    """How far the role's model's own probabilities about distortions count, 0..1: by the configuration, else by
+    what its folder says of it."""
+    configured = images.services.settings.fusion.model_trust
+    return images.services.client(role).trust if configured is None else configured
+
+
+def model_presence(
     query: str,
     objects: Sequence[str],
-    boxes: Mapping[str, Box | None],
     images: OpenImages,
     reason: str | None = None,
     named: Mapping[str, Sequence[str]] | None = None,
-) -> dict[str, Detection]:
-    """Of each object, how probable each family of distortions is.
+) -> Presence:
+    """How probable the model finds each family: its probability of Yes where that can be read, else by the list that
+    it writes, which says nothing of families that the query names.
 
     Args:
         query: the user's question.
-        objects: "Global" or regions; `boxes` in pixels of those that were located.
-        images: the picture, with the models and tools.
+        objects: "Global" or regions.
+        images: the picture, with the models.
         reason: why it is asked again, if it is.
         named: the families that the query names, by object: the model is asked about these alone.
 
     Raises:
         InvalidAnswer, VLMError
     """
-    models = model_presence(query, objects, images, reason, named)
-    return {name: combine(read(images, boxes.get(name)), models[name], images) for name in objects}
+    asked = {name: list((named or {}).get(name) or DISTORTION_TYPES) for name in objects}
+    settings, session = images.services.settings.fusion, images.session(ROLE)
+    if settings.mode == "logits" and images.services.client(ROLE).reads_logits:
+        prompt = presence_prompt(query, objects, reason)
 
+        def yes(name: str, kind: str) -> float:  # in one JSON answer whose text up to the family is the same
+            begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
+            return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
 
-def model_trust(images: OpenImages, role: str = ROLE) -> float:
-    """How far the role's model's own probabilities about distortions count: by the configuration, else by
-    what its folder says of it."""
-    configured = images.services.settings.fusion.model_trust
-    return images.services.client(role).trust if configured is None else configured
+        try:
+            return {name: {kind: yes(name, kind) for kind in kinds} for name, kinds in asked.items()}
+        except (OutOfMemory, ModelLost):
+            raise
+        except VLMError as error:
+            logger.info("Yes and No were not read: %s", one_line(str(error)))
+    if named:
+        return {name: {} for name in objects}
+    prompt, sure = detection_prompt(query, objects, reason), settings.classification_confidence
+    reply = ask(session, prompt, detection_reply(objects), images.services.section(ROLE))
+    return {
+        name: dict.fromkeys(listed, sure)
+        | dict.fromkeys((kind for kind in asked[name] if kind not in listed), 1 - sure)
+        for name, listed in reply.model_dump(by_alias=True).items()
+    }
 
 
 def read(images: OpenImages, box: Box | None) -> Detection:
-    """What LocalNR reads of the picture or of a region; of a picture that it cannot read nothing is known."""
+    """What LocalNR reads of the picture or of a region; why it could not is the `error`."""
     began, found = time.perf_counter(), Detection(region="crop" if box else "global")
     try:
         examined = images.examine(box)
@@ -89,9 +111,8 @@ def read(images: OpenImages, box: Box | None) -> Detection:
 
 
 def combine(found: Detection, model: Mapping[str, float], images: OpenImages) -> Detection:
-    """LocalNR's reading with the model's own probabilities, of the families that it was asked about: odds
-    times odds, in the order in which the model lists them. `fusion.model_trust` draws the model's towards the
-    prior."""
+    """LocalNR's reading with the model's probabilities of the families that it was asked about: odds times odds,
+    in the model's order. `fusion.model_trust` draws the model's towards the prior."""
     trust = found.model_trust = model_trust(images)
     prior = logit(load_detector().of(images.reference is not None).prior)
     kinds = dict.fromkeys([*model, *DISTORTION_TYPES])
@@ -101,49 +122,6 @@ def combine(found: Detection, model: Mapping[str, float], images: OpenImages) ->
         own = prior if family.model is None else trust * logit(family.model) + (1 - trust) * prior
         family.probability = expit(own + (0.0 if family.measured is None else logit(family.measured)))
     return found
-
-
-def model_presence(
-    query: str,
-    objects: Sequence[str],
-    images: OpenImages,
-    reason: str | None,
-    named: Mapping[str, Sequence[str]] | None,
-) -> dict[str, dict[str, float]]:
-    """{object: {family: probability of Yes}} by the model: the letters of Yes and No, read in one JSON answer
-    whose text up to the family is the same; where they cannot be read, the list that the model writes, which
-    says nothing of families that the query has `named`."""
-    asked = {name: list((named or {}).get(name) or DISTORTION_TYPES) for name in objects}
-    settings, session = images.services.settings.fusion, images.session(ROLE)
-    if settings.mode == "logits" and images.services.client(ROLE).reads_logits:
-        try:
-            return _read_presence(session, presence_prompt(query, objects, reason), asked)
-        except (OutOfMemory, ModelLost):
-            raise
-        except VLMError as error:
-            logger.info("Yes and No were not read: %s", one_line(str(error)))
-    if named:
-        return {name: {} for name in objects}
-    prompt = detection_prompt(query, objects, reason)
-    reply = ask(session, prompt, detection_reply(objects), images.services.section(ROLE))
-    sure = settings.classification_confidence
-    return {
-        name: dict.fromkeys(listed, sure)
-        | dict.fromkeys((k for k in asked[name] if k not in listed), 1 - sure)
-        for name, listed in reply.model_dump(by_alias=True).items()
-    }
-
-
-def _read_presence(
-    session: RoleSession, prompt: Prompt, asked: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, float]]:
-    """{object: {family: probability of Yes}}. Raises VLMError."""
-
-    def yes(name: str, kind: str) -> float:
-        begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
-        return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
-
-    return {name: {kind: yes(name, kind) for kind in kinds} for name, kinds in asked.items()}
 
 
 def _strengths(detection: Detection) -> dict[str, float]:
@@ -161,8 +139,8 @@ def found_families(detection: Detection) -> list[str]:
 
 
 def strongest(detection: Detection) -> dict[str, float]:
-    """{family or "none": probability that it is the strongest}: none as far as no family is there, the rest
-    by strength."""
+    """{family or "none": probability that it is the strongest}: none as far as no family is there, the rest by
+    probability times severity. Sums to 1."""
     weights = _strengths(detection)
     there, total = max(f.probability for f in detection.families.values()), sum(weights.values()) or 1.0
     return {kind: there * weight / total for kind, weight in weights.items()} | {"none": 1 - there}
@@ -174,10 +152,16 @@ def severity_probabilities(
     words: Mapping[str, float] | None,
     images: OpenImages,
 ) -> dict[str, float] | None:
-    """{severity word: probability} of one family that the model judged (`item`: its type and severity): the
-    model's `words`, or the word that it wrote, times LocalNR's Gaussian. A family that is there is not
-    "none"; of any other "none" has the probability that it is not. None where nothing is known beyond the
-    word that was written."""
+    """{severity word: probability} of one family that the model judged, summing to 1; None where nothing is known
+    beyond the word that was written.
+
+    Args:
+        detection: of the object; a family that is there is not "none", any other is with the probability that
+            it is not.
+        item: its type and the severity that the model wrote.
+        words: how probable the model finds each word, where that was read.
+        images: the picture, for whether there is a reference.
+    """
     family = detection.families.get(item["type"]) if detection else None
     if family is None or family.severity is None:
         return dict(words) if words else None
