@@ -14,7 +14,7 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_detector, logit
 from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.nodes.ask import ask
-from agentic_iqa_local.nodes.prompts import detection_prompt, presence_prompt
+from agentic_iqa_local.nodes.prompts import Prompt, detection_prompt, presence_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.nodes.workbench import Box, OpenImages
 from agentic_iqa_local.score_fusion import letter_probabilities, written_probabilities
@@ -27,9 +27,6 @@ logger = logging.getLogger(__name__)
 ROLE = "executor"
 YES_NO = ("Yes", "No")
 PRESENT = 0.5  # from which probability on a family is evidence
-MOST_FOUND = 3  # families of one object, the strongest
-
-Presence = dict[str, dict[str, float]]  # {object: {family: probability of Yes}}
 
 
 def model_trust(images: OpenImages, role: str = ROLE) -> float:
@@ -39,20 +36,20 @@ def model_trust(images: OpenImages, role: str = ROLE) -> float:
     return images.services.client(role).trust if configured is None else configured
 
 
-def model_presence(
+def detect(
     query: str,
     objects: Sequence[str],
+    boxes: Mapping[str, Box | None],
     images: OpenImages,
     reason: str | None = None,
     named: Mapping[str, Sequence[str]] | None = None,
-) -> Presence:
-    """How probable the model finds each family: its probability of Yes where that can be read, else by the list that
-    it writes, which says nothing of families that the query names.
+) -> dict[str, Detection]:
+    """Of each object, how probable each family of distortions is.
 
     Args:
         query: the user's question.
-        objects: "Global" or regions.
-        images: the picture, with the models.
+        objects: "Global" or regions; `boxes` in pixels of those that were located.
+        images: the picture, with the models and tools.
         reason: why it is asked again, if it is.
         named: the families that the query names, by object: the model is asked about these alone.
 
@@ -60,29 +57,43 @@ def model_presence(
         InvalidAnswer, VLMError
     """
     asked = {name: list((named or {}).get(name) or DISTORTION_TYPES) for name in objects}
-    settings, session = images.services.settings.fusion, images.session(ROLE)
-    if settings.mode == "logits" and images.services.client(ROLE).reads_logits:
-        prompt = presence_prompt(query, objects, reason)
+    models = _read_presence(presence_prompt(query, objects, reason), asked, images)
+    if models is None and named:  # a list that the model writes says nothing of them
+        models = {name: {} for name in objects}
+    elif models is None:
+        prompt, sure = (
+            detection_prompt(query, objects, reason),
+            images.services.settings.fusion.classification_confidence,
+        )
+        reply = ask(images.session(ROLE), prompt, detection_reply(objects), images.services.section(ROLE))
+        models = {
+            name: dict.fromkeys(listed, sure)
+            | {kind: 1 - sure for kind in DISTORTION_TYPES if kind not in listed}
+            for name, listed in reply.model_dump(by_alias=True).items()
+        }
+    return {name: combine(read(images, boxes.get(name)), models[name], images) for name in objects}
 
-        def yes(name: str, kind: str) -> float:  # in one JSON answer whose text up to the family is the same
-            begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
-            return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
 
-        try:
-            return {name: {kind: yes(name, kind) for kind in kinds} for name, kinds in asked.items()}
-        except (OutOfMemory, ModelLost):
-            raise
-        except VLMError as error:
-            logger.info("Yes and No were not read: %s", one_line(str(error)))
-    if named:
-        return {name: {} for name in objects}
-    prompt, sure = detection_prompt(query, objects, reason), settings.classification_confidence
-    reply = ask(session, prompt, detection_reply(objects), images.services.section(ROLE))
-    return {
-        name: dict.fromkeys(listed, sure)
-        | dict.fromkeys((kind for kind in asked[name] if kind not in listed), 1 - sure)
-        for name, listed in reply.model_dump(by_alias=True).items()
-    }
+def _read_presence(
+    prompt: Prompt, asked: dict[str, list[str]], images: OpenImages
+) -> dict[str, dict[str, float]] | None:
+    """{object: {family: the model's probability of Yes}}, read in one JSON answer whose text up to the family is the
+    same; None where Yes and No cannot be read."""
+    if images.services.settings.fusion.mode != "logits" or not images.services.client(ROLE).reads_logits:
+        return None
+    session = images.session(ROLE)
+
+    def yes(name: str, kind: str) -> float:
+        begun = f'{{{json.dumps(name, ensure_ascii=False)}: {{"{kind}": "'
+        return letter_probabilities(session.read_letters(prompt, begun, YES_NO).logprobs)["Yes"]
+
+    try:
+        return {name: {kind: yes(name, kind) for kind in kinds} for name, kinds in asked.items()}
+    except (OutOfMemory, ModelLost):
+        raise
+    except VLMError as error:
+        logger.info("Yes and No were not read: %s", one_line(str(error)))
+        return None
 
 
 def read(images: OpenImages, box: Box | None) -> Detection:
@@ -124,18 +135,10 @@ def combine(found: Detection, model: Mapping[str, float], images: OpenImages) ->
     return found
 
 
-def _strengths(detection: Detection) -> dict[str, float]:
-    """Probability times severity of each family."""
-    return {
-        kind: family.probability * (family.severity or 1.0) for kind, family in detection.families.items()
-    }
-
-
 def found_families(detection: Detection) -> list[str]:
-    """The families that are there, the strongest first."""
-    strength = _strengths(detection)
+    """The families that are there, at most three, the strongest first."""
     there = [kind for kind, family in detection.families.items() if family.probability >= PRESENT]
-    return sorted(there, key=strength.__getitem__, reverse=True)[:MOST_FOUND]
+    return sorted(there, key=_strengths(detection).__getitem__, reverse=True)[:3]
 
 
 def strongest(detection: Detection) -> dict[str, float]:
@@ -146,22 +149,21 @@ def strongest(detection: Detection) -> dict[str, float]:
     return {kind: there * weight / total for kind, weight in weights.items()} | {"none": 1 - there}
 
 
+def _strengths(detection: Detection) -> dict[str, float]:
+    return {
+        kind: family.probability * (family.severity or 1.0) for kind, family in detection.families.items()
+    }
+
+
 def severity_probabilities(
     detection: Detection | None,
     item: Mapping[str, str],
     words: Mapping[str, float] | None,
     images: OpenImages,
 ) -> dict[str, float] | None:
-    """{severity word: probability} of one family that the model judged, summing to 1; None where nothing is known
-    beyond the word that was written.
-
-    Args:
-        detection: of the object; a family that is there is not "none", any other is with the probability that
-            it is not.
-        item: its type and the severity that the model wrote.
-        words: how probable the model finds each word, where that was read.
-        images: the picture, for whether there is a reference.
-    """
+    """{severity word: probability} of one family that the model judged (`item`: its type and severity), summing to 1:
+    the model's `words`, or the word that it wrote, times LocalNR's Gaussian. A family that is there is not "none".
+    None where nothing is known beyond the word that was written."""
     family = detection.families.get(item["type"]) if detection else None
     if family is None or family.severity is None:
         return dict(words) if words else None

@@ -13,7 +13,7 @@ from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
 from agentic_iqa_local.levels import LETTER_TO_LEVEL, OVERALL, UNCLEAR
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, FusionResult, Gap, PlannerOutput
+from agentic_iqa_local.state import ExecutorOutput, FusionResult, Gap, PlannerOutput
 
 SEVERE = ("severe", "extreme")
 HIGH_SCORE = 4.0
@@ -130,47 +130,33 @@ def _in_words(scores: Iterable[Score]) -> str:
 # Contradictions and doubts
 
 
-def contradictions(evidence: ExecutorOutput) -> list[str]:
-    """A line for each distortion that is severe or extreme though its tool's score, or else all of its object's,
-    is above 4.0; and for each object whose scores are all below 2.2 though no more than slight damage was found."""
+def contradictions(evidence: ExecutorOutput, fusion: FusionResult | None = None) -> list[str]:
+    """A line for each distortion that is severe or extreme though its tool's score, or else all of its object's, is
+    above 4.0; and for each object whose scores are all below 2.2, or the fused one below 2.9, though no more than
+    slight damage was found. What is no photograph contradicts nothing: the tools know photographs alone."""
     lines = []
     for name, items in by_object(evidence, "distortion_analysis").items():
-        scores = _voting(evidence, name)
-        if not scores or _is_graphic(evidence, name):
+        detection, scores = by_object(evidence, "detection").get(name), _voting(evidence, name)
+        if detection and (detection.graphic or 0.0) >= load_detector().graphic:
             continue
         for item in items:
             own = [scores[item.type]] if item.type in scores else list(scores.values())
-            if item.severity in SEVERE and all(score > HIGH_SCORE for _, score in own):
+            if item.severity in SEVERE and own and all(score > HIGH_SCORE for _, score in own):
                 found = f"{item.severity} {item.type} of {name}"
                 lines.append(f"Contradictory evidence: {found} but high scores ({_in_words(own)})")
-        if (mild := _mild(items)) and all(score < LOW_SCORE for _, score in scores.values()):
+        if any(item.severity not in ("none", "slight") for item in items):
+            continue
+        mild = (
+            ", ".join(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
+        )
+        if scores and all(score < LOW_SCORE for _, score in scores.values()):
             told = _in_words(scores.values())
             lines.append(f"Contradictory evidence: {mild} of {name} but low scores ({told})")
+        elif name == "Global" and fusion and fusion.q is not None and fusion.q < LOW_QUALITY:
+            lines.append(
+                f"Contradictory evidence: {mild} was found but the fused score is {fusion.q:.1f} of 5"
+            )
     return lines
-
-
-def _is_graphic(evidence: ExecutorOutput, name: str) -> bool:
-    """Whether the object is no photograph, so that the tools' scores of it contradict nothing."""
-    detection = by_object(evidence, "detection").get(name)
-    return detection is not None and (detection.graphic or 0.0) >= load_detector().graphic
-
-
-def _mild(items: Iterable[DistortionAnalysis]) -> str | None:
-    """What was found, in words, where that is nothing or slight; None where it is more."""
-    if any(item.severity not in ("none", "slight") for item in items):
-        return None
-    return ", ".join(f"slight {item.type}" for item in items if item.severity == "slight") or "no distortion"
-
-
-def _unseen_flaw(evidence: ExecutorOutput, fusion: FusionResult | None) -> str | None:
-    """A line where the fused score is low, though the analysis found nothing: the letters saw something."""
-    analysis = by_object(evidence, "distortion_analysis")
-    mild = _mild([item for items in analysis.values() for item in items])
-    if not (analysis and mild and fusion and fusion.q is not None and fusion.q < LOW_QUALITY):
-        return None
-    if _is_graphic(evidence, "Global"):
-        return None
-    return f"Contradictory evidence: {mild} was found but the fused score is {fusion.q:.1f} of 5"
 
 
 def open_severities(evidence: ExecutorOutput) -> dict[str, list[str]]:
@@ -189,10 +175,8 @@ def open_severities(evidence: ExecutorOutput) -> dict[str, list[str]]:
 
 def _is_open(probabilities: Mapping[str, float] | None) -> bool:
     """Whether the entropy is nearly the greatest that so many outcomes can have."""
-    if not probabilities:
-        return False
-    entropy = -math.fsum(p * math.log(p) for p in probabilities.values() if p > 0)
-    return entropy > NEARLY_UNIFORM * math.log(len(probabilities))
+    entropy = -math.fsum(p * math.log(p) for p in (probabilities or {}).values() if p > 0)
+    return bool(probabilities) and entropy > NEARLY_UNIFORM * math.log(len(probabilities))
 
 
 def doubts(evidence: ExecutorOutput) -> str | None:
@@ -248,12 +232,11 @@ def find_gaps(
     evidence = evidence or ExecutorOutput()
     analysed, wants_analysis = by_object(evidence, "distortion_analysis"), plan.plan.distortion_analysis
     missing = ", ".join(name for name in plan.objects if wants_analysis and name not in analysed)
-    unseen = _unseen_flaw(evidence, fusion) if wants_analysis else None
     reasons = {
         "executor": f"Executor failed: {evidence.error}" if evidence.error else None,
         "analysis": f"Missing analysis for {missing}" if missing else None,
         "scores": _score_gap(evidence, plan),
-        "contradiction": next(iter(contradictions(evidence)), unseen),
+        "contradiction": next(iter(contradictions(evidence, fusion)), None),
         "tools" if evidence.disagreement else "severity": evidence.uncertainty
         and f"Executor is uncertain: {evidence.uncertainty}",
         "letters": _letter_gap(fusion),

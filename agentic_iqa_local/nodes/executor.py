@@ -4,7 +4,7 @@ runs only if its flag is on; what was found stays in the evidence even when a la
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, get_args
@@ -15,13 +15,7 @@ from langgraph.runtime import Runtime
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.levels import Severity
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
-from agentic_iqa_local.nodes.detection import (
-    combine,
-    found_families,
-    model_presence,
-    read,
-    severity_probabilities,
-)
+from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
 from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes, open_severities
 from agentic_iqa_local.nodes.prompts import Prompt, analysis_prompt, location_prompt
 from agentic_iqa_local.nodes.query import asks_where
@@ -30,12 +24,7 @@ from agentic_iqa_local.nodes.replies import analysis_reply, location_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, Task, choose_tools, run_tools
 from agentic_iqa_local.nodes.workbench import Box, Context, OpenImages, opened
 from agentic_iqa_local.score_fusion import letter_probabilities
-from agentic_iqa_local.state import (
-    AgenticIQAState,
-    Detection,
-    DistortionAnalysis,
-    ExecutorOutput,
-)
+from agentic_iqa_local.state import AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput
 from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
@@ -57,11 +46,11 @@ def executor_node(
         return {}
     if (plan := state.get("plan")) is None:
         return {"error": "Executor: the state has no plan; the Planner must run first"}
-    gaps, before = gaps_to_close(state), state.get("executor_evidence")
-    evidence = ExecutorOutput()
+    gaps, evidence = gaps_to_close(state), ExecutorOutput()
+    before = state.get("executor_evidence") if gaps else None
     try:
         with opened(state, config, runtime) as images:
-            gather(Task(evidence, state["query"], plan, images, before if gaps else None, gaps))
+            gather(Task(evidence, state["query"], plan, images, before or ExecutorOutput(), gaps))
     except (InvalidAnswer, ToolError, VLMError, OSError, ValueError) as error:
         evidence.error = one_line(str(error))
         logger.error("Executor failed: %s", evidence.error)
@@ -71,21 +60,22 @@ def executor_node(
 
 
 def gather(task: Task) -> None:
-    """Fills the task's evidence in place, subtask by subtask.
-
-    On a replan what the pass before found is taken over: only what is missing or in doubt is asked for again, with
-    the reason, and one more tool measures where scores contradict each other, the analysis or the letters. Raises
-    InvalidAnswer, ToolError, VLMError.
-    """
+    """Fills the task's evidence in place, subtask by subtask. On a replan only what is missing or in doubt is asked for
+    again, with the reason, and one more tool measures where scores contradict each other, the analysis or the
+    letters. Raises InvalidAnswer, ToolError, VLMError."""
     evidence, images, flags = task.evidence, task.images, task.plan.plan
     if flags.distortion_analysis or flags.tool_execution:
-        find_boxes(task)
+        known = {
+            name: box for name, box in by_object(task.before, "boxes").items() if name in task.plan.objects
+        }
+        wanted = [name for name in task.plan.objects if name != "Global" and known.get(name) is None]
+        evidence.boxes = known | locate(wanted, images, task.reason) or None
     distortions = find_distortions(task)
     with ThreadPoolExecutor(1) as background:  # the tools measure while the model writes its analysis
         measuring = None
         try:
-            if chosen := choose_tools(task, distortions):
-                evidence.selected_tools = chosen
+            chosen = choose_tools(task, distortions)
+            evidence.selected_tools = chosen or None
             if chosen and flags.tool_execution:
                 images.services.tools.prepare()
                 measuring = background.submit(copy_context().run, run_tools, evidence, chosen, images)
@@ -99,91 +89,87 @@ def gather(task: Task) -> None:
         only_check = images.services.settings.fusion.trailing_tools == "check"
         mark_votes(evidence, reachable, trailing_only_check=only_check)
     if asks_where(task.query):
-        evidence.damaged_part = _damaged_part(images)
+        try:
+            places = images.services.tools.places(
+                images.image.pixels, images.reference and images.reference.pixels
+            )
+            evidence.damaged_part = places.damaged_part()
+        except ToolError as error:
+            images.warn(f"where the damage lies was not measured: {error}")
     evidence.worst_part = images.find_worst_part()
     evidence.uncertainty = doubts(evidence)
 
 
 def find_distortions(task: Task) -> ByObject:
     """By object, the distortions that the query names, those of the pass before, and those that are now detected. Of
-    those that the query names it is read whether they are there."""
-    evidence, images, objects = task.evidence, task.images, task.plan.objects
+    those that the query names it is read whether they are there. Raises InvalidAnswer, VLMError."""
+    evidence, objects, look = task.evidence, task.plan.objects, task.plan.plan.distortion_detection
     named, earlier = task.plan.distortions or {}, by_object(task.before, "distortion_set")
     known = {} if task.closes("contradiction", "executor") else by_object(task.before, "detection")
-    detections, look = (
-        {name: known[name] for name in objects if name in known},
-        task.plan.plan.distortion_detection,
+    evidence.detection = {name: known[name] for name in objects if name in known}
+    if (look or named) and len(evidence.detection) < len(objects):
+        boxes, asked = by_object(evidence, "boxes"), None if look else named
+        evidence.detection = detect(task.query, objects, boxes, task.images, task.reason, asked)
+    found = (
+        {name: found_families(detection) for name, detection in evidence.detection.items()} if look else {}
     )
-    if (look or named) and len(detections) < len(objects):
-        models = model_presence(task.query, objects, images, task.reason, None if look else named)
-        boxes = by_object(evidence, "boxes")
-        detections = {name: combine(read(images, boxes.get(name)), models[name], images) for name in objects}
-    evidence.detection = detections or None
-    found = {name: found_families(detection) for name, detection in detections.items()} if look else {}
-    parts = (named, earlier, found)
     distortions = {
-        name: list(dict.fromkeys(kind for part in parts for kind in part.get(name, []))) for name in objects
+        name: list(dict.fromkeys(kind for part in (named, earlier, found) for kind in part.get(name, [])))
+        for name in objects
     }
-    if look or earlier:
-        evidence.distortion_set = distortions
+    evidence.detection = evidence.detection or None
+    evidence.distortion_set = distortions if look or earlier else None
     return distortions
 
 
 def analyse(task: Task, distortions: ByObject) -> None:
     """Puts a judgement of each distortion into the evidence, and how probable each severity is: those of the pass
-    before, and the model's of those that were not judged yet or whose severity is open; all of them where the
-    evidence contradicts itself. Raises InvalidAnswer, VLMError."""
-    evidence, known, probable = task.evidence, {}, {}
-    if task.before and not task.closes("contradiction"):
-        in_doubt, probable = open_severities(task.before), by_object(task.before, "severity_probabilities")
-        known = {
-            (name, item.type): (item, probable.get(name, {}).get(item.type))
-            for name, items in by_object(task.before, "distortion_analysis").items()
-            for item in items
-            if item.type not in in_doubt[name]
-        }
-    wanted = [(name, kind) for name, kinds in distortions.items() for kind in kinds]
-    asked: ByObject = {}
-    for name, kind in wanted:
-        if (name, kind) not in known:
-            asked.setdefault(name, []).append(kind)
-    for name, item, p in _judged(task, asked) if asked else ():
-        known[name, item.type] = item, p
-    evidence.distortion_analysis = {name: [] for name in distortions}
-    probable = {}
-    for name, kind in wanted:
-        item, p = known[name, kind]
-        evidence.distortion_analysis[name].append(item)
-        if p:
-            probable.setdefault(name, {})[kind] = p
-    evidence.severity_probabilities = probable or None
+    before, and the model's where there is none, the severity is open, or the evidence contradicts itself. Raises
+    InvalidAnswer, VLMError."""
+    in_doubt, probable = open_severities(task.before), by_object(task.before, "severity_probabilities")
+    judged = {
+        (name, item.type): (item, probable.get(name, {}).get(item.type))
+        for name, items in by_object(task.before, "distortion_analysis").items()
+        for item in items
+        if not (item.type in in_doubt[name] or task.closes("contradiction"))
+    }
+    asked = {
+        name: [kind for kind in kinds if (name, kind) not in judged] for name, kinds in distortions.items()
+    }
+    if asked := {name: kinds for name, kinds in asked.items() if kinds}:
+        images, prompt = task.images, analysis_prompt(task.query, asked, task.reason)
+        reply = ask(images.session(ROLE), prompt, analysis_reply(asked), images.services.section(ROLE))
+        written = reply.model_dump(by_alias=True)
+        words = read_severities(prompt, written, images)
+        for name, items in written.items():
+            detection = by_object(task.evidence, "detection").get(name)
+            for item in items:
+                key = name, item["type"]
+                p = severity_probabilities(detection, item, words.get(key), images)
+                judged[key] = _judgement(item, p, detection), p
+    every = {name: {kind: judged[name, kind] for kind in kinds} for name, kinds in distortions.items()}
+    task.evidence.distortion_analysis = {
+        name: [item for item, _ in of.values()] for name, of in every.items()
+    }
+    known = {name: {kind: p for kind, (_, p) in of.items() if p} for name, of in every.items()}
+    task.evidence.severity_probabilities = {name: of for name, of in known.items() if of} or None
 
 
-def _judged(task: Task, asked: ByObject) -> Iterator[tuple[str, DistortionAnalysis, dict[str, float] | None]]:
-    """(object, judgement, probability of each severity)."""
-    prompt, section = analysis_prompt(task.query, asked, task.reason), task.images.services.section(ROLE)
-    reply = ask(task.images.session(ROLE), prompt, analysis_reply(asked), section)
-    written = reply.model_dump(by_alias=True)
-    words = read_severities(prompt, written, task.images)
-    for name, items in written.items():
-        detection = by_object(task.evidence, "detection").get(name)
-        for item in items:
-            p = severity_probabilities(detection, item, words.get((name, item["type"])), task.images)
-            yield name, DistortionAnalysis(**_with_severity(item, p, detection)), p
-
-
-def _with_severity(
+def _judgement(
     item: dict[str, Any], probabilities: dict[str, float] | None, detection: Detection | None
-) -> dict[str, Any]:
-    """The judgement with its likeliest severity; an explanation of another gives way to what was measured."""
+) -> DistortionAnalysis:
+    """What the model wrote, with its likeliest severity; an explanation of another gives way to what was measured."""
     likeliest = max(probabilities, key=probabilities.__getitem__) if probabilities else item["severity"]
     if detection is None or likeliest == item["severity"]:
-        return item
+        return DistortionAnalysis(**item)
     family = detection.families[item["type"]]
     reading = f"it is there with probability {family.probability:.2f}"
     if likeliest != "none" and family.severity is not None:
         reading = f"{detection.tool} reads severity {family.severity:.1f} of 5"
-    return item | {"severity": likeliest, "explanation": f"{reading}; the model wrote {item['severity']}."}
+    wrote = f"; the model wrote {item['severity']}" if detection.model_trust else ""
+    return DistortionAnalysis.model_validate(
+        item | {"severity": likeliest, "explanation": f"{reading}{wrote}."}
+    )
 
 
 def read_severities(
@@ -197,36 +183,15 @@ def read_severities(
     written = json.dumps(judged, ensure_ascii=False)
     places = [match.end() for match in re.finditer(r'"severity": "', written)]
     items = [(name, item["type"]) for name, items in judged.items() for item in items]
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for item, place in reversed(list(zip(items, places, strict=True))):  # each cuts the cache shorter
-        try:
-            read = session.read_letters(prompt, written[:place], get_args(Severity))
-        except VLMError as error:
-            logger.info("Severities were not read: %s", one_line(str(error)))
-            return {}
-        found[item] = letter_probabilities(read.logprobs)
-    return found
-
-
-def _damaged_part(images: OpenImages) -> str | None:
-    """Where LocalNR's map has damage; None where it has none, or cannot be made."""
+    found = {}
     try:
-        reference = images.reference and images.reference.pixels
-        return images.services.tools.places(images.image.pixels, reference).damaged_part()
-    except ToolError as error:
-        images.warn(f"where the damage lies was not measured: {one_line(str(error))}")
-        return None
-
-
-def find_boxes(task: Task) -> None:
-    """Adds the boxes of regions that have none yet, where the model gives any; without one tools see the whole."""
-    known = by_object(task.before, "boxes")
-    known = {name: known[name] for name in task.plan.objects if name in known}
-    wanted = [name for name in task.plan.objects if name != "Global" and known.get(name) is None]
-    if wanted and box_style(task.images) != "none":
-        boxes = locate(wanted, task.images, task.reason)
-        known |= {name: boxes.get(name) for name in wanted}
-    task.evidence.boxes = known or None
+        for item, place in reversed(list(zip(items, places, strict=True))):  # each cuts the cache shorter
+            read = session.read_letters(prompt, written[:place], get_args(Severity))
+            found[item] = letter_probabilities(read.logprobs)
+    except VLMError as error:
+        logger.info("Severities were not read: %s", one_line(str(error)))
+        return {}
+    return found
 
 
 def box_style(images: OpenImages) -> str:
@@ -234,18 +199,21 @@ def box_style(images: OpenImages) -> str:
     return images.services.settings.model(images.services.section(ROLE).backend).boxes
 
 
-def locate(objects: list[str], images: OpenImages, reason: str | None = None) -> dict[str, Box]:
-    """Boxes in pixels of the whole image, where the model finds usable ones. Raises VLMError."""
-    style, session, (x, y, right, bottom) = box_style(images), images.session(ROLE), images.views(ROLE)[0].box
+def locate(objects: list[str], images: OpenImages, reason: str | None = None) -> dict[str, Box | None]:
+    """The box of each object in pixels of the whole image, None where the model finds none that can be measured;
+    nothing where it gives no boxes. Raises VLMError."""
+    if not objects or (style := box_style(images)) == "none":
+        return {}
+    session, (x, y, right, bottom) = images.session(ROLE), images.views(ROLE)[0].box
     prompt = location_prompt(objects, COORDINATES[style], reason)
+    boxes: dict[str, Box | None] = dict.fromkeys(objects)
     try:
         reply = ask(session, prompt, location_reply(objects), images.services.section(ROLE))
     except InvalidAnswer as error:
         logger.warning("No box for %s: %s", one_line(", ".join(objects)), error)
-        return {}
+        return boxes
     seen = session.seen[-1]
     across, down = (1000, 1000) if style == "thousandths" else (seen.width, seen.height)
-    boxes = {}
     for name, found in reply.model_dump(by_alias=True).items():
         if found:
             x0, x1 = (min(right, x + round(place * (right - x) / across)) for place in found[::2])

@@ -1,8 +1,5 @@
-"""The reasoning of an answer: the model's words, or sentences made of the evidence where these contradict it.
-
-Where a sentence can be read either way it is let pass: sound reasoning that is taken for wrong costs more than wrong
-reasoning that is overlooked. English words alone are known.
-"""
+"""The reasoning of an answer: the model's words, or sentences made of the evidence where these contradict it. A text
+that can be read either way is let pass. English words alone are known."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +9,7 @@ from agentic_iqa_local.nodes.evidence import by_object, contradictions, of_objec
 from agentic_iqa_local.nodes.letter_reading import answer_letter
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.nodes.query import holds
-from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput, FusionResult
+from agentic_iqa_local.state import ExecutorOutput, FusionResult
 
 # What says that a distortion is there, but for words that name a virtue or the subject as well ("sharp", "bright")
 _DAMAGE = {
@@ -76,19 +73,27 @@ def reasoned(
         choices: the user's own answers.
         vote: which scores count, `fusion.vote` of the configuration.
     """
-    level = LEVEL_WORDS[LETTER_TO_LEVEL[answer_letter(fusion)]] if fusion and not choices else None
+    letter = answer_letter(fusion) if fusion else ""
+    level = LEVEL_WORDS[LETTER_TO_LEVEL[letter]] if letter and not choices else None
     wrong = [] if text is None else misstatements(text, evidence, level)
     facts = "" if evidence is None else from_evidence(evidence, level)
     if fusion and choices:
-        letter = answer_letter(fusion)
         chosen = chosen_answer(choices, letter)
         facts = f"The most probable answer is {chosen} ({fusion.p[letter]:.2f}). {facts}".strip()
         if text is not None:
             wrong += _speaks_otherwise(text, choices, chosen, measured=fusion.measured is not None)
     said = facts if text is None or wrong else text
-    if (place := place_of_damage(evidence)) and place not in said:
-        said = f"{place} {said}"
-    return " ".join(filter(None, [said, *_notes(evidence, fusion, vote)])), wrong
+    return " ".join(filter(None, [_place(evidence), said, *_notes(evidence, fusion, vote)])), wrong
+
+
+def _mentions(text: str) -> list[tuple[str, re.Match[str], str]]:
+    """(distortion, the words that name it, the clause that they stand in)."""
+    return [
+        (kind, found, clause)
+        for clause in _CLAUSE.split(text)
+        for kind, pattern in _NAMED.items()
+        for found in pattern.finditer(clause)
+    ]
 
 
 def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None) -> list[str]:
@@ -100,24 +105,19 @@ def misstatements(text: str, evidence: ExecutorOutput | None, level: str | None)
         lines += [f"says that the quality is {word.lower()}, the level is {level.lower()}" for word in named]
     if evidence is None or not evidence.distortion_analysis:
         return lines
-    held: dict[str, set[str]] = {}
-    for item in (item for items in findings(evidence).values() for item in items):
-        held.setdefault(item.type, set()).add(item.severity)
-    unclear = {
-        i.type for items in evidence.distortion_analysis.values() for i in items if i.severity == UNCLEAR
-    }
-    for clause in _CLAUSE.split(text):
-        for kind in _NAMED.keys() - (unclear - held.keys()):
-            for found in _NAMED[kind].finditer(clause):
-                lines += filter(None, [_wrong_mention(kind, found, clause, held)])
-    visible = any(words - {"slight"} for words in held.values())
-    if visible and _NOTHING.search(text) and not _names_a_distortion(text):
+    held: dict[str, set[str]] = {}  # by type, the severities that were found; {"unclear"} contradicts nothing
+    for item in (item for items in evidence.distortion_analysis.values() for item in items):
+        if item.severity != "none":
+            held.setdefault(item.type, set()).add(item.severity)
+    mentions = _mentions(text)
+    wrong = (_wrong(*mention, held) for mention in mentions if held.get(mention[0]) != {UNCLEAR})
+    lines += filter(None, wrong)
+    if not mentions and _NOTHING.search(text) and any(words - {"slight", UNCLEAR} for words in held.values()):
         lines.append(f"says that nothing is visible, the evidence has {', '.join(sorted(held))}")
     return sorted(set(lines))
 
 
-def _wrong_mention(kind: str, found: re.Match[str], clause: str, held: dict[str, set[str]]) -> str | None:
-    """What words of a clause that name a distortion contradict of the severities that are `held`, by type."""
+def _wrong(kind: str, found: re.Match[str], clause: str, held: dict[str, set[str]]) -> str | None:
     before = clause[: found.start()]
     if kind not in held:
         may_be_right = held.keys() & _ALIKE.get(kind, set()) or _UNSURE.search(clause)
@@ -130,30 +130,17 @@ def _wrong_mention(kind: str, found: re.Match[str], clause: str, held: dict[str,
     return f"calls {kind} {said}, the evidence has {', '.join(sorted(held[kind]))}"
 
 
-def _names_a_distortion(text: str) -> bool:
-    return any(pattern.search(text) for pattern in _NAMED.values())
-
-
 def _speaks_otherwise(text: str, choices: Sequence[str], chosen: str, *, measured: bool) -> list[str]:
-    """Lines where `text` names other answers than the `chosen` one and not that, or nothing of what was
-    `measured`."""
+    """Lines where `text` names other answers than the `chosen` one alone, or nothing of what was `measured`."""
     named = [choice for choice in choices if not _EVERYDAY.fullmatch(choice.strip()) and holds(text, choice)]
     lines = (
         [f"speaks for {', '.join(named)}, the answer is {chosen}"] if named and chosen not in named else []
     )
-    silent = measured and not (_NOTHING.search(text) or _names_a_distortion(text))
+    silent = measured and not (_NOTHING.search(text) or _mentions(text))
     return lines + (["says nothing of what was measured"] if silent else [])
 
 
-def findings(evidence: ExecutorOutput) -> dict[str, list[DistortionAnalysis]]:
-    """The distortions of each object that were found: not those of severity none (looked for in vain) and unclear."""
-    return {
-        name: [item for item in items if item.severity not in ("none", UNCLEAR)]
-        for name, items in by_object(evidence, "distortion_analysis").items()
-    }
-
-
-def place_of_damage(evidence: ExecutorOutput | None) -> str | None:
+def _place(evidence: ExecutorOutput | None) -> str | None:
     """A sentence that says where the damage is; None where that was not measured."""
     if evidence and (worst := evidence.worst_part):
         where = "in the middle" if worst.place == "middle" else f"at the {worst.place}"
@@ -177,20 +164,11 @@ def from_evidence(evidence: ExecutorOutput, level: str | None) -> str:
                 short = f"{item.severity.capitalize()} {what}"
                 long = f"{short}: {item.explanation.rstrip('.')}."
                 sentences.append(f"{short}." if misstatements(long, evidence, level) else long)
-    place = place_of_damage(evidence)
     if not sentences and evidence.distortion_analysis:
         unread = any(detection.error for detection in by_object(evidence, "detection").values())
-        reason = (
-            "; LocalNR could not read the picture"
-            if unread
-            else " in the picture as a whole"
-            if place
-            else ""
-        )
-        sentences.append(
-            f"The model saw no distortion{reason}." if reason else "No visible distortion was found."
-        )
-    sentences += [place] if place else []
+        but = "; LocalNR could not read the picture" if unread else " in the picture as a whole"
+        sure = not (unread or _place(evidence))
+        sentences.append("No visible distortion was found." if sure else f"The model saw no distortion{but}.")
     return " ".join(sentences + ([f"The quality is {level.lower()}."] if level else []))
 
 

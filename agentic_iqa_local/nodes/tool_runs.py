@@ -22,15 +22,15 @@ Chosen = dict[str, dict[str, str]]  # {object: {distortion: tool}}
 
 @dataclass(frozen=True)
 class Task:
-    """What the Executor has to do in one pass: evidence to fill for a query and its plan; on a replan what the pass
-    before found, and the gaps to close."""
+    """What the Executor has to do in one pass: evidence to fill for a query and its plan; what the pass before found, and
+    the gaps to close, both empty in a first pass."""
 
     evidence: ExecutorOutput
     query: str
     plan: PlannerOutput
     images: OpenImages
-    before: ExecutorOutput | None = None
-    gaps: Sequence[Gap] = ()
+    before: ExecutorOutput
+    gaps: Sequence[Gap]
 
     @property
     def reason(self) -> str | None:
