@@ -11,10 +11,15 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, plan_reply, prompts, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.nodes.reasoning import findings, from_evidence, misstatements
 from agentic_iqa_local.output.report import account
-from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
+from agentic_iqa_local.state import (
+    DISTORTION_TYPES,
+    LETTER_TO_LEVEL,
+    LEVEL_WORDS,
+    DistortionAnalysis,
+    ExecutorOutput,
+)
 from agentic_iqa_local.synthetic.distortions import draw_sample
 
 
@@ -27,7 +32,6 @@ def evidence(*found: tuple[str, str], **fields) -> ExecutorOutput:
 
 NOISE = evidence(("Noise", "moderate"), ("Compression", "none"))
 CLEAN = evidence(("Compression", "none"))
-TOP_LEFT = evidence(("Blurs", "moderate"), damaged_part="top left")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +43,6 @@ TOP_LEFT = evidence(("Blurs", "moderate"), damaged_part="top left")
         ("No distortion is visible.", NOISE, None, "nothing is visible"),
         ("The quality is good.", CLEAN, "Fair", "says that the quality is good"),
         ("It has excellent overall quality.", CLEAN, "Poor", "says that the quality is excellent"),
-        ("Moderate blurs at the lower right.", TOP_LEFT, None, "LocalNR's map"),
     ],
 )
 def test_contradictions_are_found(text, known, level, wrong):
@@ -53,7 +56,6 @@ def test_contradictions_are_found(text, known, level, wrong):
         ("The picture is sharp and bright, with good contrast.", NOISE, None),  # virtues
         ("The picture is blurry.", None, None),  # nothing is known of distortions
         ("Fair quality, consistent with a tool score of 2.6.", NOISE, "Fair"),
-        ("Moderate blurs in the upper-left corner.", TOP_LEFT, None),
     ],
 )
 def test_what_fits_is_left_alone(text, known, level):
@@ -119,18 +121,6 @@ def test_a_contradiction_gives_way_to_the_evidence_and_the_account_says_so(
     assert row.reasoning_corrections == corrections
     assert len(prompts(client, "SummaryReply")) == 1
     assert ("the model's own words contradicted them" in " ".join(account(row).split())) is bool(corrections)
-
-
-@pytest.mark.parametrize(
-    ("text", "chosen", "wrong"),
-    [
-        ("Blurs: Edges smear in one direction.", "None", True),
-        ("There is more noise than blur.", "Noise", False),  # it names both
-        ("No distortion is visible.", "None", False),
-    ],
-)
-def test_reasoning_that_speaks_for_another_answer_is_found(text, chosen, wrong):
-    assert bool(speaks_for_another(text, ["Blur", "Noise", "Compression", "None"], chosen)) is wrong
 
 
 def test_reasoning_for_another_answer_gives_way_to_the_chosen_one(picture):

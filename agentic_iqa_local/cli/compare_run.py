@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from agentic_iqa_local.cli.console import Console, show_answer
 from agentic_iqa_local.cli.stopping import stopped_by_ctrl_c
-from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.inputs import Item
@@ -125,7 +124,7 @@ class CompareRun:
     def _judge(self) -> "Judge":
         """What compares; the model is loaded for pairwise reads when the first is made."""
         from agentic_iqa_local.judgement.comparison import Judge
-        from agentic_iqa_local.judgement.pairwise_read import PairwiseRead, read_pair
+        from agentic_iqa_local.judgement.preference import PairwiseRead, read_pair
         from agentic_iqa_local.nodes.summarizer import ROLE
         from agentic_iqa_local.services import Services
 

@@ -11,9 +11,16 @@ from typing import Any
 
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, OVERALL, UNCLEAR
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import ExecutorOutput, FusionResult, Gap, PlannerOutput
+from agentic_iqa_local.state import (
+    LETTER_TO_LEVEL,
+    OVERALL,
+    UNCLEAR,
+    ExecutorOutput,
+    FusionResult,
+    Gap,
+    PlannerOutput,
+)
 
 SEVERE = ("severe", "extreme")
 HIGH_SCORE = 4.0

@@ -12,8 +12,8 @@ from typing import Any, get_args
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.levels import Severity
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
 from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes, open_severities
@@ -24,8 +24,13 @@ from agentic_iqa_local.nodes.replies import analysis_reply, location_reply
 from agentic_iqa_local.nodes.tool_runs import ROLE, Task, choose_tools, run_tools
 from agentic_iqa_local.nodes.workbench import Box, Context, OpenImages, opened
 from agentic_iqa_local.score_fusion import letter_probabilities
-from agentic_iqa_local.state import AgenticIQAState, Detection, DistortionAnalysis, ExecutorOutput
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.state import (
+    AgenticIQAState,
+    Detection,
+    DistortionAnalysis,
+    ExecutorOutput,
+    Severity,
+)
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)

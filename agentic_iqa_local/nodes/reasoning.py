@@ -4,12 +4,18 @@ that can be read either way is let pass. English words alone are known."""
 import re
 from collections.abc import Sequence
 
-from agentic_iqa_local.levels import EVERYWHERE, LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR
 from agentic_iqa_local.nodes.evidence import by_object, contradictions, of_object, votes
 from agentic_iqa_local.nodes.letter_reading import answer_letter
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.nodes.query import holds
-from agentic_iqa_local.state import ExecutorOutput, FusionResult
+from agentic_iqa_local.state import (
+    EVERYWHERE,
+    LETTER_TO_LEVEL,
+    LEVEL_WORDS,
+    UNCLEAR,
+    ExecutorOutput,
+    FusionResult,
+)
 
 # What says that a distortion is there, but for words that name a virtue or the subject as well ("sharp", "bright")
 _DAMAGE = {

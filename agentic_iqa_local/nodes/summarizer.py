@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
 from agentic_iqa_local.config import FusionSettings
-from agentic_iqa_local.levels import LETTERS, Look
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.conversation import earlier_lines
 from agentic_iqa_local.nodes.detection import model_trust
@@ -33,16 +33,17 @@ from agentic_iqa_local.nodes.replanning import (
 from agentic_iqa_local.nodes.replies import summary_reply
 from agentic_iqa_local.nodes.workbench import Context, OpenImages, opened
 from agentic_iqa_local.state import (
+    LETTERS,
     AgenticIQAState,
     Basis,
     ExecutorOutput,
     FusionResult,
     Gap,
+    Look,
     PlannerOutput,
     SummarizerOutput,
     revised,
 )
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 if TYPE_CHECKING:

@@ -6,14 +6,20 @@ from dataclasses import dataclass
 
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolInfo, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.evidence import by_object, in_picture
 from agentic_iqa_local.nodes.prompts import selection_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
 from agentic_iqa_local.nodes.workbench import Box, OpenImages
-from agentic_iqa_local.state import ExecutorOutput, Gap, PlannerOutput, ToolExecutionLog, revised
+from agentic_iqa_local.state import (
+    OVERALL,
+    ExecutorOutput,
+    Gap,
+    PlannerOutput,
+    ToolExecutionLog,
+    revised,
+)
 
 ROLE = "executor"  # its model chooses
 
@@ -22,8 +28,8 @@ Chosen = dict[str, dict[str, str]]  # {object: {distortion: tool}}
 
 @dataclass(frozen=True)
 class Task:
-    """What the Executor has to do in one pass: evidence to fill for a query and its plan; what the pass before found, and
-    the gaps to close, both empty in a first pass."""
+    """What the Executor has to do in one pass: evidence to fill for a query and its plan; what the pass before found,
+    and the gaps to close, both empty in a first pass."""
 
     evidence: ExecutorOutput
     query: str

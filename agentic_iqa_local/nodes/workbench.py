@@ -19,6 +19,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config import ImageSettings
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.crops import View, native_views
 from agentic_iqa_local.images.frames import moved, without_frames
 from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair, same_pixels
@@ -27,7 +28,6 @@ from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.services import ALONE, Services, load_services
 from agentic_iqa_local.state import AgenticIQAState, DamagedBox, PlannerError
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.chat import ChatPrompt
 

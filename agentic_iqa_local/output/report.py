@@ -5,15 +5,23 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS, ToolInfo
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL, UNCLEAR
 from agentic_iqa_local.nodes.prompts import chosen_answer, worst_part_in_words
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.result import Assessment, Gate
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import DistortionAnalysis, PassRecord, PlannerOutput, ToolExecutionLog
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.state import (
+    LETTER_TO_LEVEL,
+    LEVEL_WORDS,
+    OVERALL,
+    UNCLEAR,
+    DistortionAnalysis,
+    PassRecord,
+    PlannerOutput,
+    ToolExecutionLog,
+)
 
 BAR_WIDTH = 30
 WIDEST, NARROWEST = 100, 40  # columns of text
@@ -301,15 +309,14 @@ def plan_in_words(plan: PlannerOutput) -> str:
 
 
 def pass_in_words(record: PassRecord) -> str:
-    """What a pass was to close, what it did otherwise, saw, measured and concluded, and what it left open."""
+    """What a pass was to close, saw, measured and concluded, and what it left open."""
     asked = f", to close: {record.asked.rstrip('.')}" if record.asked else ""
-    changed = f" Changed: {'; '.join(record.changed) or 'nothing'}." if record.number > 1 else ""
     moved = f" ({record.dq:+.2f})" if record.dq is not None else ""
     left = f" Left open: {'; '.join(record.gaps)}." if record.gaps else ""
     kept = " Its answer counts." if record.kept else ""
     cost = f"{record.tokens} tokens, {record.seconds:.1f} s"
     return (
-        f"{record.number}{asked}.{changed} Seen: {record.seen}. Measured: {record.measured}. Concluded:"
+        f"{record.number}{asked}. Seen: {record.seen}. Measured: {record.measured}. Concluded:"
         f" {record.concluded}{moved}; {DECIDED[record.decided]}.{left} {cost}.{kept}"
     )
 
