@@ -359,7 +359,7 @@ def test_each_failed_attempt_is_logged_with_its_record_and_the_last_with_the_ful
         (2, 3),
     ]
     assert {record["error_type"] for record in records} == {"validation_error"}
-    assert {record["details"]["exception"] for record in records} == {"JSONDecodeError"}
+    assert {record["details"]["exception"] for record in records} == {"ValidationError"}
     assert {record["details"]["backend"] for record in records} == {"transformers.embedded"}
     assert all(record["message"] and record["timestamp"] for record in records)
     assert any(output in message for message in messages(caplog, logging.ERROR))
