@@ -103,7 +103,7 @@ def _results(
 ) -> "list[Result]":
     """A comparison, an order, or what failed and the groups. The model is loaded when the first pair is shown it."""
     from agentic_iqa_local.judgement.comparison import Judge
-    from agentic_iqa_local.judgement.pairwise_read import read_pair
+    from agentic_iqa_local.judgement.preference import read_pair
     from agentic_iqa_local.nodes.summarizer import ROLE
     from agentic_iqa_local.services import Services
 

@@ -47,7 +47,7 @@ def add(options: argparse._ActionsContainer, table: str) -> None:
     """Adds options, one a line: name, metavar, two blanks, help. By its metavar an option is a count (N), more than
     0 (S, G), a path (FILE, DIR, PATH), one of several words (A|B) or a list (TOOL...); without one it is a switch. A
     number that its help calls the default is that."""
-    for line in table.strip().splitlines():
+    for line in filter(None, table.splitlines()):
         names, about = re.split(r"\s{2,}", line.strip(), maxsplit=1)
         name, _, metavar = names.partition(" ")
         shape: dict[str, Any] = {"help": about}
