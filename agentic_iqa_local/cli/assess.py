@@ -1,4 +1,4 @@
-"""Assesses the quality of pictures with a local vision-language model and IQA tools. Nothing leaves this machine.
+"""Assesses pictures with a local vision-language model and IQA tools.
 
 examples:
   {assess} photo.jpg --explain
@@ -6,12 +6,11 @@ examples:
   {assess} photo.jpg --query "Is the sky noisy?" --choices Yes No
   {assess} scans/ --out results.jsonl --csv results.csv
   {assess} scans/ --at-least Good --error-rate 0.05 --strict
-Without a picture the sample photograph that ships is assessed. On a terminal the answer is text, piped it is one
-JSON object a line. After Ctrl-C or a kill the same command with --resume goes on.
+On a terminal the answer is text, piped it is one JSON object a line.
 
-Exit status: 0 all assessed, 1 some picture failed (its row has "error") or the batch could not go on, 2 wrong usage
-or a model that cannot run, with --strict 4 where a picture fails --at-least and 3 where an answer is not sure, 130
-interrupted.
+Exit status: 0 all assessed, 1 some picture failed or the batch ended early,
+2 wrong usage or no model, 130 interrupted; with --strict 4 where a picture
+fails --at-least, 3 where an answer is not sure.
 """
 
 import argparse
@@ -77,18 +76,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     what.add_argument("pictures", nargs="*", metavar="PICTURE", help="pictures, folders or globs")
     shared.add(what, INPUTS)
     shared.add_options(what, "query", "choices", "background")
-    shared.add_options(parser.add_argument_group("where and with what"), *shared.SET_UP)
-    how = parser.add_argument_group("how")
-    shared.add_options(how, *shared.HOW)
+    how = parser.add_argument_group("how: with what, and where")
+    shared.add_options(how, *shared.SET_UP, *shared.HOW)
     shared.add(how, shared.WORK)
     shared.add(parser.add_argument_group("on several workers or machines, with Ray"), shared.CLUSTER)
-    sure = parser.add_argument_group("how sure: each rating has an interval that holds the truth with 90 %")
-    shared.add_options(sure, *shared.HOW_SURE)
-    shared.add(sure, STRICT)
+    shared.add_options(how, *shared.HOW_SURE)
+    shared.add(how, STRICT)
     output = parser.add_argument_group("output")
     shared.add(output, OUTPUTS)
     shared.add_options(output, "map_tiles", "map_seconds")
-    shared.add(output, shared.ANSWER)
+    shared.add_answer(output)
     words = sys.argv[1:] if argv is None else argv
     end = words.index("--") if "--" in words else len(words)  # behind it stand pictures alone
     args = parser.parse_intermixed_args(words[:end])  # pictures may stand before and behind options
@@ -152,14 +149,15 @@ def wanted(args: argparse.Namespace) -> "list[Item]":
     if args.manifest:
         return read_manifest(args.manifest, args.query, args.choices)
     sample = os.path.relpath(SAMPLE) if SAMPLE.is_relative_to(Path.cwd()) else str(SAMPLE)
-    files = expand_inputs(args.pictures or [sample], tell)
-    missing = [file for file in files if not os.path.lexists(file)]
-    question = " ".join([*filter(None, [args.query]), *map(str, missing)])
-    if missing and " " in question and not any(file.suffix.rstrip("?!.") for file in missing):
+    gone = [word for word in args.pictures if not os.path.lexists(word)]
+    question = " ".join([*filter(None, [args.query]), *gone])
+    if gone and " " in question and not any(Path(word).suffix.rstrip("?!.") or "*" in word for word in gone):
         remedy = f"a question goes in quotes behind its option: --query {shlex.quote(question)}"
-        raise UsageError(f"{missing[0]}: there is no such file", remedy)
-    for file in missing:
-        check_file(file)
+        raise UsageError(f"{gone[0]}: there is no such file", remedy)
+    files = expand_inputs(args.pictures or [sample], tell)
+    for file in files:
+        if not os.path.lexists(file):
+            check_file(file)
     references: list[Path | None] = [args.reference] * len(files)
     if args.reference and args.reference.is_dir():
         references = [*references_in(args.reference, files)]

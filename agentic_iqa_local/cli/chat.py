@@ -49,9 +49,10 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser.of("chat", __doc__, usage="%(prog)s PICTURE [options]")
     parser.add_argument("picture", type=Path, metavar="PICTURE")
-    shared.add(parser, OPTIONS + shared.ANSWER)
+    shared.add(parser, OPTIONS)
     shared.add_options(parser, "query", "background", *shared.SET_UP, "mode", "fit", "max_replan_iterations")
     shared.add_options(parser, *shared.HOW_SURE)
+    shared.add_answer(parser)
     args = parser.parse_args(argv)
     shared.check_options(parser, args)
     return args

@@ -31,6 +31,7 @@ class Help(RawDescriptionRichHelpFormatter):
     """Help in colours on a terminal, its brackets as they are."""
 
     help_markup = text_markup = False
+    group_name_formatter = str
 
 
 class Parser(argparse.ArgumentParser):
@@ -98,6 +99,9 @@ def exit_status(action: Callable[[], int], *, failed: int = 2, interrupted: str 
     except KeyboardInterrupt:
         tell(interrupted)
         return 130
+    except BrokenPipeError:  # nobody reads stdout any more, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
     except UserError as error:
         tell(f"error: {error}")
         return 2 if isinstance(error, (UsageError, ConfigError)) else failed

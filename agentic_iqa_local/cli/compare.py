@@ -45,7 +45,8 @@ def parse(argv: list[str] | None = None, name: str = "compare") -> argparse.Name
     parser.add_argument("pictures", nargs="+", metavar="PICTURE", help="pictures, folders or globs")
     shared.add(parser, OPTIONS)
     shared.add_options(parser, *shared.SET_UP, *shared.HOW, "background")
-    shared.add(parser, shared.WORK + shared.ANSWER)
+    shared.add(parser, shared.WORK)
+    shared.add_answer(parser)
     args = parser.parse_args(argv)
     shared.check_options(parser, args)
     args.pipeline = args.pipeline or "letters"

@@ -33,7 +33,6 @@ WORK = """
 ANSWER = """
 --json        JSON lines on stdout, on a terminal too
 --explain     a readable account: what was seen and measured, the probabilities, and why
--v            log what happens
 """
 CLUSTER = """
 --cluster ADDRESS     local: workers on this machine; HOST:PORT or auto: of a cluster that `ray start` made
@@ -68,6 +67,13 @@ def add(options: argparse._ActionsContainer, table: str) -> None:
             shape |= {"nargs": "+"} if metavar.endswith("...") else {}
             shape |= {"default": default[1]} if (default := re.search(r"\(default: (\d+)\)", about)) else {}
         options.add_argument(name, **shape)
+
+
+def add_answer(options: argparse._ActionsContainer) -> None:
+    """How an answer is shown (`Console.show_answer`), and how much is logged."""
+    add(options, ANSWER)
+    about = "log what happens (-vv: prompts and model output too)"
+    options.add_argument("-v", "--verbose", action="count", default=0, help=about)
 
 
 def count(text: str) -> int:
