@@ -16,7 +16,7 @@ from scripted import ScriptedClient, ScriptedTools, scripted_answers, scripted_s
 from agentic_iqa_local import IQA, compare, rank
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.judgement.assessment import unassessed
-from agentic_iqa_local.judgement.comparison import Candidate, Judge, PairwiseRead
+from agentic_iqa_local.judgement.comparison import Candidate, Judge
 from agentic_iqa_local.judgement.ordering import (
     MOST_PICTURES,
     PAIRS_PER_PICTURE,
@@ -28,6 +28,7 @@ from agentic_iqa_local.judgement.ordering import (
 )
 from agentic_iqa_local.judgement.preference import (
     PairFit,
+    PairwiseRead,
     draws_of,
     logit,
     probability_above,
