@@ -89,7 +89,7 @@ def test_each_range_of_q_has_its_own_errors():
 
 def test_an_end_with_too_few_errors_beyond_it_is_the_scales():
     """90 % needs 3.5 % of the places above an error, 1 / 0.035 = 28.6, and 6.5 % below one, 1 / 0.065 = 15.4."""
-    for count, expected in ((15, (1.0, 5.0)), (28, (3.0, 5.0)), (29, (3.0, 3.0))):
+    for count, expected in ((14, (1.0, 5.0)), (28, (3.0, 5.0)), (29, (3.0, 3.0))):
         assert ends(errors([0.0] * count), 3.0, 1.0) == expected
     part = revised(errors([0.0] * 210), edges=(3.0,), ranges=(0,) * 200 + (1,) * 10)
     assert ends(part, 2.0, 1.0) == (2.0, 2.0)
