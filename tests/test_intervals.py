@@ -88,8 +88,8 @@ def test_each_range_of_q_has_its_own_errors():
 
 
 def test_an_end_with_too_few_errors_beyond_it_is_the_scales():
-    """90 % needs 3.5 % of the places above an error, 1 / 0.035 = 28.6, and 6.5 % below one, 1 / 0.065 = 15.4."""
-    for count, expected in ((14, (1.0, 5.0)), (28, (3.0, 5.0)), (29, (3.0, 3.0))):
+    """Of n errors 6.5 % of n + 1 places lie below one from n = 15 on, and 3.5 % above one from n = 28 on."""
+    for count, expected in ((14, (1.0, 5.0)), (27, (3.0, 5.0)), (28, (3.0, 3.0))):
         assert ends(errors([0.0] * count), 3.0, 1.0) == expected
     part = revised(errors([0.0] * 210), edges=(3.0,), ranges=(0,) * 200 + (1,) * 10)
     assert ends(part, 2.0, 1.0) == (2.0, 2.0)
