@@ -1,4 +1,4 @@
-"""Which parts of an image a model gets at native resolution. Knows no model: limits are passed in."""
+"""Which parts of an image a model or a tool gets at native resolution. Knows neither: limits are passed in."""
 
 import math
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ def native_views(
     """The views of an image that reach the model without being shrunk or resampled.
 
     Blur, noise, ringing and blocking live at the scale of single pixels. A processor rounds each side to a
-    multiple of `factor` (patch × merge, e.g. 28 or 32) and scales anything beyond `max_pixels` down, which
-    erases what is to be judged. So each view has sides that are multiples of `factor`, within `max_pixels`.
+    multiple of `factor` (patch × merge, e.g. 28 or 32) and scales anything beyond `max_pixels` (of at least
+    factor²) down, which erases what is to be judged. So each view's sides are multiples of `factor`.
 
     - An image that fits, once cropped about its centre to multiples of `factor`: that crop.
     - A larger one: up to `max_views` (1 to 5) crops of one size, with about its aspect but at most 100:1, at
@@ -29,18 +29,8 @@ def native_views(
     - One whose crop would have fewer than `min_pixels`, or a side below `factor`: a view of all of it, which
       the processor enlarges. A side that the processor would round down is cropped to the multiple below.
 
-    Offsets are multiples of 8: a JPEG's blocks keep their place in the model's patches. Raises ValueError for
-    a size or a limit that allows no view.
+    Offsets are multiples of 8: a JPEG's blocks keep their place in the model's patches.
     """
-    if (
-        min(width, height, factor) < 1
-        or not 1 <= max_views <= 5
-        or max_pixels < factor**2 <= min(width, height) ** 2
-    ):
-        raise ValueError(
-            "native_views: expected positive sides, max_pixels of at least factor² and max_views from 1 to"
-            f" 5, got {width}x{height}, {factor=}, {max_pixels=}, {max_views=}; correct the limits."
-        )
     whole = width - width % factor, height - height % factor
     if math.prod(whole) < min_pixels or 0 in whole:
         whole = size = _rounded_up(width, factor), _rounded_up(height, factor)

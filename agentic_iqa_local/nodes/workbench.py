@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from agentic_iqa_local.config import DecisionSettings, ImageSettings
 from agentic_iqa_local.images.crops import View, native_views
 from agentic_iqa_local.images.frames import moved, without_frames
-from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair, same_pixels
+from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair
 from agentic_iqa_local.images.references import doubts
 from agentic_iqa_local.iqa_tools import ToolError, ToolReading, ToolRunner
 from agentic_iqa_local.iqa_tools.detector import load_detector
@@ -189,7 +189,7 @@ class OpenImages:
         self.sureness: Sureness | None = None
         self.find_worst_part: Callable[[], DamagedBox | None] = lambda: None
         self.image, self.reference = load_pictures(services.settings.images, image_path, reference_path)
-        self.identical = self.reference is not None and same_pixels(self.image, self.reference)
+        self.identical = self.reference is not None and self.image.pixels == self.reference.pixels
         self.warnings: list[str] = []
         self.failed_tries: list[PlannerError] = []
         for line in self.image.warnings:
