@@ -18,13 +18,12 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from agentic_iqa_local.config import check_choices, check_query
-from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import FileError, first_mistake, read_bytes, with_each_key_once
+from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.files import FileError, first_mistake, path_text, read_bytes, with_each_key_once
 from agentic_iqa_local.images.files import ImageError, local_path
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.query import choices_in
 from agentic_iqa_local.state import IMAGE_SUFFIXES
-from agentic_iqa_local.text import one_line, path_text
 
 logger = logging.getLogger(__name__)
 

@@ -25,15 +25,13 @@ from pathlib import Path
 from typing import Any, Generic
 
 from agentic_iqa_local.batch.runner import TIMEOUT, BatchError, Runner
-from agentic_iqa_local.batch.work import AnyItem, Row, Work, of_models
+from agentic_iqa_local.batch.work import AnyItem, Row, Work, of_models, of_settings
 from agentic_iqa_local.devices import SCORING, versions
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import PACKAGE, ROOT
 from agentic_iqa_local.images.files import ImageError, read_file, sent_files
 from agentic_iqa_local.nodes.workbench import Observer
-from agentic_iqa_local.provenance import of_settings
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.text import one_line
 
 LOCAL = "local"
 MODELS = "AGENTIC_IQA_MODELS"

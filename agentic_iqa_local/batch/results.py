@@ -11,9 +11,9 @@ from typing import Any
 from agentic_iqa_local.batch.inputs import row_key
 from agentic_iqa_local.batch.rows import OtherRun, RowFile, RowsError, check_run, run_began, write_run
 from agentic_iqa_local.batch.work import StoredRow
-from agentic_iqa_local.files import FileError, WriteError, place_for
+from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import FileError, WriteError, path_from_text, place_for
 from agentic_iqa_local.judgement.assessment import file_sha256
-from agentic_iqa_local.text import one_line, path_from_text
 
 SET_LATER = ("images.background",)  # no stored row changes: without it transparent pictures failed
 

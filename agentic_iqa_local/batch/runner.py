@@ -29,13 +29,12 @@ from PIL import Image
 
 from agentic_iqa_local.batch.work import AnyItem, Row, Work
 from agentic_iqa_local.devices import memory_ran_out
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.iqa_tools import ToolRunner
 from agentic_iqa_local.judgement.assessment import file_sha256
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.workbench import MODEL, Observer, name_picture
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,8 @@
 """What is done with each item of a batch, and the one row that becomes of it: an answer, or a failure with its
 reason. A study has a work of its own (`studies.run`), and so has the service."""
 
+import hashlib
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,18 +14,22 @@ from pydantic import ValidationError, model_validator
 
 from agentic_iqa_local.batch.inputs import Item, row_key
 from agentic_iqa_local.config import Pipeline, Settings
-from agentic_iqa_local.files import file_hash, first_mistake, folder_hash
+from agentic_iqa_local.devices import versions
+from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import file_hash, first_mistake, folder_hash, models_root, path_text
+from agentic_iqa_local.iqa_tools.calibration import map_file_hash
+from agentic_iqa_local.iqa_tools.reliability import SHIPPED as RELIABILITY
+from agentic_iqa_local.iqa_tools.runner import SHIPPED_MAPS
 from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.intervals import SHIPPED as SHIPPED_INTERVALS
 from agentic_iqa_local.judgement.quality_map import MapRequest
-from agentic_iqa_local.levels import LETTER_TO_LEVEL
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters
 from agentic_iqa_local.nodes.workbench import Observer
-from agentic_iqa_local.provenance import of_settings
+from agentic_iqa_local.offline.store import store_manifest
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.text import one_line, path_text
+from agentic_iqa_local.state import LETTER_TO_LEVEL
 
 # of a pipeline: the roles whose models it needs
 ROLES = {"agent": ("planner", "executor", ROLE), "letters": (ROLE,)}
@@ -192,3 +198,22 @@ class StoredRow(Assessment):
         if letters is not None and self.final_answer not in letters:
             raise ValueError(f"final_answer: expected one of {', '.join(letters)}")
         return self
+
+
+def of_settings(settings: Settings, device: str) -> dict[str, Any]:
+    """What the rows of every run depend on beside its models and its questions, under the names that messages
+    use. Raises BundleError for a models folder whose manifest is damaged, CalibrationError for tool maps that
+    cannot be read."""
+    stored = store_manifest(models_root(settings.models_dir))
+    weights = (
+        sorted((file.path, file.sha256) for file in stored.files if file.path.startswith("tools/"))
+        if stored
+        else []
+    )
+    return {
+        "tool maps": map_file_hash(settings.tools.maps or SHIPPED_MAPS),
+        "tool reliability": file_hash(RELIABILITY),
+        "tool weights": hashlib.sha256(json.dumps(weights).encode()).hexdigest(),
+        "versions": versions(),
+        "device": device.partition(":")[0],
+    }

@@ -13,6 +13,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from agentic_iqa_local.config import Pipeline, Settings
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.images.pictures import Picture, as_file
 from agentic_iqa_local.judgement.assessment import assess
@@ -40,7 +41,6 @@ from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.workbench import load_pictures
 from agentic_iqa_local.result import Assessment, Result
 from agentic_iqa_local.services import Services, load_services
-from agentic_iqa_local.text import one_line
 
 SCHEMA_VERSION = 1
 
