@@ -240,7 +240,7 @@ def test_options_reach_the_settings_and_a_background_the_pictures(scripted, pixe
     clear = np.dstack([pixels, np.full(pixels.shape[:2], 100, np.uint8)])
     assert "--background white" in scripted[0](clear).error
     scripted[0]._services.settings = scripted[0]._services.settings.with_options(background="white")
-    assert scripted[0](clear).warnings[0] == "The transparent pixels were composited onto white."
+    assert scripted[0](clear).error is None
 
 
 def test_the_model_is_loaded_at_the_first_picture_kept_and_freed_at_the_end(photo_path):

@@ -1,5 +1,6 @@
 """A decoded picture as plain 8-bit RGB, whatever samples, inks and transparency its file holds."""
 
+from contextlib import suppress
 from io import BytesIO
 
 import numpy as np
@@ -22,7 +23,7 @@ def to_rgb8(path: str, image: Image.Image, background: str | None) -> tuple[Imag
     Raises:
         ImageError: for samples without a fixed black and white, or transparent pixels without a background.
     """
-    if image.mode == "F" or image.mode == "I" and image.format != "PPM":  # a 16-bit PGM is I too
+    if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):  # a 16-bit PGM is I too
         raise ImageError(
             f"{path}: expected samples of 8 or 16 bits, but those of this {image.format} (Pillow mode"
             f" {image.mode}) are without a fixed black and white",
@@ -31,8 +32,7 @@ def to_rgb8(path: str, image: Image.Image, background: str | None) -> tuple[Imag
     profile = image.info.get("icc_profile")
     if image.has_transparency_data:
         image = _opaque(path, image, background)
-    if image.mode.startswith("I"):
-        image = grey8(image)
+    image = grey8(image) if image.mode.startswith("I") else image
     managed = _from_inks(image, profile) if image.mode == "CMYK" else None
     pixels = managed or image.convert("RGB")
     pixels.info = {}
@@ -75,12 +75,8 @@ def _doubts(mode: str, profile: bytes | None) -> list[str]:
     """A sentence on inks or numbers that were read as if they were plain ones, though they may not be."""
     if mode == "CMYK":
         return ["The CMYK pixels were converted without colour management: they have no usable ICC profile."]
-    if profile is None:
-        return []
-    try:
-        name = ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(BytesIO(profile))).strip()
-    except (ImageCms.PyCMSError, OSError):
-        name = "unreadable"
-    if "srgb" in name.lower() and "linear" not in name.lower():
-        return []
-    return [f"The embedded ICC profile ({name}) was not applied: the numbers are read as sRGB."]
+    with suppress(ImageCms.PyCMSError, OSError):
+        name = ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(BytesIO(profile or b""))).strip()
+        if "srgb" not in name.lower() or "linear" in name.lower():
+            return [f"The embedded ICC profile ({name}) was not applied: the numbers are read as sRGB."]
+    return []

@@ -1,6 +1,5 @@
 """The files that pictures lie in: paths, file:// addresses, and one sentence for whatever cannot be read."""
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -8,7 +7,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from urllib.parse import unquote, urlsplit
 
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, did_you_mean
 from agentic_iqa_local.files import FileError, open_regular
 
 _MOST_BYTES = 2**30  # of a file: more than a hundred million pixels need in any of the formats
@@ -21,8 +20,7 @@ class ImageError(UserError, ValueError):
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
-    """Raises `ImageError` where there is no regular file of at most 1 GiB; its content is not read. For a
-    missing file the most similar name in its folder is suggested."""
+    """Raises `ImageError` where there is no regular file of at most 1 GiB; its content is not read."""
     path = local_path(os.fspath(path))
     if not os.path.lexists(path):
         raise ImageError(f"{path}: expected an image file, but there is no such file", _similar_name(path))
@@ -71,8 +69,7 @@ def local_path(item: str) -> str:
 
 def _similar_name(path: str) -> str:
     folder, name = os.path.split(path)
-    names: dict[str, str] = {}
     with suppress(OSError, ValueError):  # ValueError: a NUL, or what the file system's encoding lacks
-        names = {entry.casefold(): entry for entry in os.listdir(folder or ".")}
-    similar = difflib.get_close_matches(name.casefold(), names, n=1, cutoff=0.75)
-    return f"did you mean {os.path.join(folder, names[similar[0]])}?" if similar else "check the path."
+        if similar := did_you_mean(name, os.listdir(folder or ".")):
+            return similar.removeprefix("; ")
+    return "check the path."

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
+from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.images.files import ImageError
 from agentic_iqa_local.images.reading import LoadedImage
-
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, as for Image.crop
 
 # Of the 841 photographs that these were set on none is trimmed. A band is flat, but for what compression does
 # to its last rows, and ends in a straight line, where a sky, a night or a white background ends raggedly.
@@ -27,38 +26,27 @@ def without_frames(
     """The photograph within a picture's frame, and the same part of its reference, with a warning.
 
     With a reference its frame decides: what is one colour in the picture alone was lost. Raises ImageError
-    where either is one colour, which leaves nothing to judge or to compare with.
-    """
+    where either is one colour, which leaves nothing to judge."""
     box = content_box((reference or image).pixels)
     if box != (0, 0, image.width, image.height):
         image, reference = _cropped(image, box), reference and _cropped(reference, box)
-        said = (
-            f"a frame of one colour was left out: only the {image.width}×{image.height} pixels from column"
-            f" {box[0]}, row {box[1]} on were judged"
-        )
+        said = f"a frame of one colour was left out, and the {image.width}×{image.height} pixels in it judged"
         image = replace(image, warnings=(*image.warnings, said))
-    if reference and (colour := one_colour(reference.pixels)):
-        raise ImageError(
-            f"{reference.path}: expected a pristine original, but the reference is one colour ({colour})",
-            f"give the original that {image.path} was made from, or leave the reference out.",
-        )
-    if colour := one_colour(image.pixels):
-        raise ImageError(f"{image.path}: nothing to judge, the picture is one colour ({colour})")
+    for one in filter(None, (image, reference)):
+        if one_colour(one.pixels):
+            raise ImageError(f"{one.path}: nothing to judge, the picture is one colour", "give a photograph.")
     return image, reference
 
 
 def moved(box: Box, offset: tuple[int, int]) -> Box:
     """A part of what is left of a picture, in pixels of the original."""
-    left, top, right, bottom = box
-    return left + offset[0], top + offset[1], right + offset[0], bottom + offset[1]
+    (left, top, right, bottom), (x, y) = box, offset
+    return left + x, top + y, right + x, bottom + y
 
 
-def one_colour(image: Image.Image) -> str | None:
-    """The colour ("#808080") of an RGB picture that has only one, but for compression; None of others."""
-    low, high = np.transpose(image.getextrema())
-    if (high - low).max() > _ONE_COLOUR:
-        return None
-    return "#" + "".join(f"{round(value / 2):02x}" for value in low + high)
+def one_colour(image: Image.Image) -> bool:
+    """Whether an RGB picture has only one colour, but for compression."""
+    return bool(np.ptp(image.getextrema(), axis=1).max() <= _ONE_COLOUR)
 
 
 def content_box(image: Image.Image) -> Box:

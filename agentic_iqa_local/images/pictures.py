@@ -34,31 +34,26 @@ class PictureFile:
 
 
 def check_picture(picture: Picture) -> None:
-    """Raises TypeError or ValueError, in one sentence, for what is no picture. No file is read or written,
-    but a Pillow image that was only opened is decoded."""
+    """Raises TypeError or ValueError for what is no picture. No file is read; a Pillow image is decoded."""
     if isinstance(picture, str):
-        if len(picture) > _LONGEST_PATH or picture.startswith("data:"):
-            got = f"got a text of {len(picture)} characters"
-            raise ValueError(f"image: expected a path, {got}; give bytes instead: base64.b64decode(text)")
+        if len(picture) > _LONGEST_PATH:
+            raise ValueError("image: expected a path, got a long text; give bytes: base64.b64decode(text)")
         local_path(picture)  # an address is refused
     elif isinstance(picture, Image.Image):
         _check_pillow(picture)
     elif isinstance(picture, np.ndarray):
         _check_array(picture)
     elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview)):
-        raise TypeError(
-            "image: expected a path, a Pillow image, a NumPy array H×W×3 of uint8 or the bytes of an image"
-            f" file, got {type(picture).__name__}"
-        )
+        expected = "a path, a Pillow image, a NumPy array H×W×3 of uint8 or the bytes of an image file"
+        raise TypeError(f"image: expected {expected}, got {type(picture).__name__}")
 
 
 def _check_pillow(image: Image.Image) -> None:
     if image.mode not in _MODES:  # I and F have no fixed white: a conversion would clip
-        remedy = "give its values scaled to 0 to 255" if image.mode in "IF" else "use .convert('RGB')"
-        raise ValueError(f"image: expected a Pillow image of 8 or 16 bits, got mode {image.mode}; {remedy}")
+        expected = "image: expected a Pillow image of 8 or 16 bits with a fixed white"
+        raise ValueError(f"{expected}, got mode {image.mode}; scale its values, or use .convert('RGB')")
     if getattr(image, "is_animated", False) and image.format not in SEVERAL_PICTURES:
-        got = f"got a {image.format} of several frames or pages"
-        raise ValueError(f"image: expected a single picture, {got}; give one of them: image.copy()")
+        raise ValueError(f"image: expected one picture, got a {image.format} of several; give image.copy()")
     with strict_pillow("image"):
         image.load()
 
@@ -78,9 +73,8 @@ def _check_array(array: np.ndarray) -> None:
 
 @contextmanager
 def as_file(picture: Picture) -> Iterator[PictureFile]:
-    """The picture as a file; one in memory is written without loss to a private temporary folder, which is
-    removed afterwards. A Pillow image keeps its EXIF orientation and its profile. Raises as `check_picture`.
-    """
+    """The picture as a file; one in memory is written without loss to a temporary folder, which is removed
+    afterwards. A Pillow image keeps its EXIF orientation and its profile. Raises as `check_picture`."""
     check_picture(picture)
     if isinstance(picture, (str, os.PathLike)):
         path = local_path(os.fsdecode(picture))

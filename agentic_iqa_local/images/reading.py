@@ -6,14 +6,13 @@ import struct
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.colours import to_rgb8
 from agentic_iqa_local.images.files import ImageError, read_file
 
@@ -61,10 +60,10 @@ def load_image(
         image = _open(path, data)
         _check_header(path, image, max_pixels, min_side)
         image.load()
-        unread = _turn_upright(image)
+        with suppress(SyntaxError, ValueError, struct.error):  # EXIF data that cannot be read turn nothing
+            ImageOps.exif_transpose(image, in_place=True)
         pixels, notes = to_rgb8(path, image, background)
-    lines = tuple(map(one_line, unread + notes))
-    return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), lines)
+    return LoadedImage(path, pixels, *pixels.size, hashlib.sha256(data).hexdigest(), tuple(notes))
 
 
 def load_pair(
@@ -84,8 +83,7 @@ def load_pair(
 
 @contextmanager
 def strict_pillow(path: str) -> Iterator[None]:
-    """Makes Pillow refuse truncated files but no large ones, silences its warnings, and turns all that it
-    raises into `ImageError`."""
+    """Makes Pillow refuse truncated files but no large ones, without warnings, and raise `ImageError` only."""
     with _DECODING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS  # pyiqa.data sets the first
@@ -103,13 +101,12 @@ def strict_pillow(path: str) -> Iterator[None]:
 
 
 def _open(path: str, data: bytes) -> Image.Image:
-    """The image, opened but not decoded. Raises ImageError, and nearly anything on a damaged header."""
     if data[4:8] == b"ftyp" and data[8:12] in _HEIC_BRANDS:
         try:  # called directly: registering it would change Pillow for the whole process
             from pillow_heif import HeifImageFile  # an extra, which need not be installed
         except ImportError:
-            expected = f"{path}: expected an image that can be read here, but this is a HEIC photograph"
-            raise ImageError(expected, "install pillow-heif or convert it to PNG.") from None
+            advice = "install pillow-heif or convert it to PNG."
+            raise ImageError(f"{path}: this is a HEIC photograph, which needs an extra", advice) from None
         return HeifImageFile(BytesIO(data))
     try:
         return Image.open(BytesIO(data), formats=FORMATS)
@@ -123,9 +120,9 @@ def _open(path: str, data: bytes) -> Image.Image:
 
 def _check_header(path: str, image: Image.Image, max_pixels: int, min_side: int) -> None:
     width, height = image.size
-    if (pixels := width * height) > max_pixels:
+    if width * height > max_pixels:
         raise ImageError(
-            f"{path}: expected at most {max_pixels} pixels, but its header claims {width}x{height} = {pixels}",
+            f"{path}: expected at most {max_pixels} pixels, but its header claims {width}x{height}",
             "crop it, or raise max_pixels under images in a configuration.",
         )
     if min(width, height) < min_side:
@@ -138,12 +135,3 @@ def _check_header(path: str, image: Image.Image, max_pixels: int, min_side: int)
             f"{path}: expected a single picture, but this {image.format} holds several frames or pages",
             "extract one frame first.",
         )
-
-
-def _turn_upright(image: Image.Image) -> list[str]:
-    """Turns the image as its EXIF data say; a sentence where they cannot be read."""
-    try:
-        ImageOps.exif_transpose(image, in_place=True)
-    except (SyntaxError, ValueError, struct.error):
-        return ["The EXIF data cannot be read: the picture was taken as upright."]
-    return []

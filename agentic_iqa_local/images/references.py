@@ -1,8 +1,7 @@
 """Is a reference the pristine original of its picture? Plain image statistics say where it looks otherwise.
 
-Full-reference tools assume that it is. The bounds below lie between two groups of measurements: clean
-photographs as references of pictures with 25 kinds of distortion at five severities, and references that are
-another picture or shifted. A doubt is a warning, never a refusal.
+The bounds below lie between two groups of measurements: clean photographs as references of pictures with 25
+kinds of distortion at five severities, and references that are another picture or shifted.
 """
 
 import numpy as np
@@ -21,10 +20,8 @@ _SHIFT_BETTER = 0.8  # largest correlation without a shift, as a part of that at
 def doubts(image: Image.Image, reference: Image.Image) -> list[str]:
     """Sentences on what speaks against `reference` as the pristine original of `image` (RGB, of one size).
 
-    Looks at the luma of at most 768×768 pixels in the middle. Empty where nothing speaks against it, where
-    the pictures are too small (below 128 pixels a side) or too flat to tell, and for what leaves no trace in
-    such statistics: a darkened reference, a slight blur.
-    """
+    Looks at the luma of at most 768×768 pixels in the middle. Empty where nothing speaks against it, and where
+    the pictures are too small (below 128 pixels a side) or too flat to tell."""
     if min(image.size) < _LEAST_SIDE:
         return []
     left, top = (max(side - _SIDE, 0) // 2 for side in image.size)
@@ -34,15 +31,9 @@ def doubts(image: Image.Image, reference: Image.Image) -> list[str]:
         return []
     surface = _correlation(picture, original, 0.12)
     if surface.max() <= min(_SAME_SCENE, _PEAK * surface.std()):
-        return [
-            "the reference looks like another picture, or one that is turned, mirrored or scaled:"
-            " full-reference scores then say nothing; give the original that this picture was made from"
-        ]
+        return ["the reference looks like another picture, or is turned or scaled: give its original"]
     if moved := _shift(_correlation(picture, original, 0.35, power=2)):
-        return [
-            f"the reference looks shifted by {moved} against the picture: full-reference scores will be too"
-            " low; align the two first"
-        ]
+        return [f"the reference looks shifted by {moved} against the picture: align the two first"]
     return []
 
 

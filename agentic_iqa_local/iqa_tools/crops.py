@@ -2,12 +2,11 @@
 
 from PIL import Image
 
-from agentic_iqa_local.images.crops import native_views
+from agentic_iqa_local.images.crops import Box, native_views
 from agentic_iqa_local.iqa_tools.specs import ToolSpec
 
 BLOCK = 96  # of NIQE, six of PIQE's: the sides of crops are multiples, so no block lies in two
 CROPS = 5
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, as for Image.crop
 
 
 def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
@@ -27,7 +26,7 @@ def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
     if most is None or width * height <= most * 1e6 or min(width, height) < BLOCK:
         return ()
     pixels = int(most * 1e6 / CROPS)
-    boxes = tuple(view.box for view in native_views(width, height, factor=BLOCK, min_pixels=1, max_pixels=pixels))
+    boxes = tuple(native_views(width, height, factor=BLOCK, min_pixels=1, max_pixels=pixels))
     left, top, right, bottom = boxes[0]
     return boxes if min(right - left, bottom - top) >= spec.min_side else ()
 

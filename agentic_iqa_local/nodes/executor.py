@@ -264,7 +264,7 @@ def box_style(images: OpenImages) -> str:
 
 def locate(objects: list[str], images: OpenImages, reason: str | None = None) -> dict[str, Box]:
     """Boxes in pixels of the whole image, where the model finds usable ones."""
-    style, session, view = box_style(images), images.session(ROLE), images.views(ROLE)[0].box
+    style, session, view = box_style(images), images.session(ROLE), images.views(ROLE)[0]
     prompt = location_prompt(objects, COORDINATES[style], reason)
     try:
         reply = ask(session, prompt, location_reply(objects), images.services.section(ROLE))

@@ -97,7 +97,7 @@ class _Letters:
     def read_crops(self) -> None:
         """Each crop by itself, in both orders."""
         for crop in self.images.crops(ROLE):
-            with self.images.session_on(ROLE, crop.box) as session:
+            with self.images.session_on(ROLE, crop) as session:
                 usual = self._read(session, self.prompts.crop)
                 turned = self._read(session, self.prompts.crop_opposite, turned=True)
             self.crops.append(_mean([usual, turned]))

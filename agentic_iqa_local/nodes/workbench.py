@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from agentic_iqa_local.config import DecisionSettings, ImageSettings
 from agentic_iqa_local.errors import one_line
-from agentic_iqa_local.images.crops import View, native_views
+from agentic_iqa_local.images.crops import native_views
 from agentic_iqa_local.images.frames import moved, without_frames
 from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair
 from agentic_iqa_local.images.references import doubts
@@ -225,7 +225,7 @@ class OpenImages:
         if (line := one_line(line)) not in self.warnings:
             self.warnings.append(line)
 
-    def views(self, role: str) -> list[View]:
+    def views(self, role: str) -> list[Box]:
         """The whole image, or native-resolution crops of one beyond the range that the role's model was
         trained on."""
         limits, most = self.services.client(role).limits, self.observer.max_pixels
@@ -241,7 +241,7 @@ class OpenImages:
             max_pixels=limits.max_pixels or width * height,
             max_views=self.services.settings.images.max_crops,
         )
-        left, top, right, bottom = views[0].box
+        left, top, right, bottom = views[0]
         seen_width, seen_height = right - left, bottom - top
         if len(views) > 1:
             self.warn(
@@ -256,7 +256,7 @@ class OpenImages:
             self.warn(f"{width}×{height} pixels are below the model's range; the processor enlarged it")
         return views
 
-    def crops(self, role: str) -> list[View]:
+    def crops(self, role: str) -> list[Box]:
         """Up to five crops, each of a quarter of the picture's pixels, for a closer look by the role's model;
         none where the picture is read in several views anyhow, or a crop would be below the model's range."""
         limits, (width, height) = self.services.client(role).limits, self.image.pixels.size
@@ -272,7 +272,7 @@ class OpenImages:
         client = self.services.client(role)
         key = (id(client), view)
         if key not in self._sessions:
-            self._sessions[key] = self._open(client, self.views(role)[view].box)
+            self._sessions[key] = self._open(client, self.views(role)[view])
         return RoleSession(self._sessions[key], role, self)
 
     @contextmanager
@@ -321,7 +321,7 @@ class OpenImages:
         tokens it became."""
         model = id(self.services.client(role))
         seen = self._seen | {key: session.seen[-1] for key, session in self._sessions.items() if session.seen}
-        boxes = [moved(view.box, self.image.offset) for view in self.views(role)]
+        boxes = [moved(view, self.image.offset) for view in self.views(role)]
         return [(boxes[view], image) for (client, view), image in sorted(seen.items()) if client == model]
 
     def _parts(self, box: Box | None) -> tuple[Image.Image, Image.Image | None]:
