@@ -134,7 +134,7 @@ def assessment(
     )
     known = {name: getattr(row, name) for name in row.model_fields_set}
     began = time.perf_counter()
-    logged = PICTURE.set(PICTURE.get() or row.image)
+    logged = PICTURE.set(PICTURE.get() or path_text(picture.name))
     try:
         changes = answer(state)
     finally:
