@@ -272,7 +272,7 @@ def test_a_question_that_makes_no_sense_is_told_and_no_turn(scripted, picture, a
     [
         ("absent.png", ImageError, "absent.png: expected an image file"),
         (b"SECRET" * 20, ImageError, "<120 bytes>: expected a PNG"),
-        (np.zeros((64, 96, 3), np.float32), ValueError, "expected an array of uint8"),
+        (np.zeros((64, 96, 3), np.float32), ValueError, "of float32; give"),
         (None, TypeError, "got NoneType"),
     ],
 )

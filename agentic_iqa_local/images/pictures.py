@@ -39,8 +39,8 @@ Picture: TypeAlias = (
 def check_picture(picture: Picture) -> None:
     """Raises TypeError or ValueError for what is no picture. No file is read; a Pillow image is decoded."""
     if isinstance(picture, str):
-        if len(picture) > _LONGEST_PATH:
-            raise ValueError("image: expected a path, got a long text; give bytes: base64.b64decode(text)")
+        if len(picture) > _LONGEST_PATH or picture.startswith("data:"):
+            raise ValueError("image: expected a path, got data in a text; give bytes: base64.b64decode(text)")
         local_path(picture)  # an address is refused
     elif isinstance(picture, Image.Image):
         _check_pillow(picture)
