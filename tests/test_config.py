@@ -23,8 +23,7 @@ from agentic_iqa_local.config import (
     model_folder,
 )
 from agentic_iqa_local.files import models_root
-from agentic_iqa_local.serve.errors import Refused
-from agentic_iqa_local.serve.fields import settings_for
+from agentic_iqa_local.serve.asks import Refused, SetUp
 
 SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if not p.stem.startswith(("tool_", "detector")))
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too
@@ -192,7 +191,7 @@ def test_each_door_refuses_what_makes_no_sense_in_the_same_words(name, value, sa
     assert str(caught.value).startswith(f"{name}: ")
     assert said in str(caught.value)
     with pytest.raises(Refused) as refused:
-        settings_for({name: value}, Settings())
+        SetUp(Settings(), "agent").ask({name: value})
     assert refused.value.status == 400
     flag = f"--{name.replace('_', '-')}"
     if name != "error_rate":
