@@ -37,7 +37,7 @@ from agentic_iqa_local.judgement.preference import (
 from agentic_iqa_local.nodes.prompts import FIRST_AND_SECOND, comparison_prompt
 from agentic_iqa_local.output.comparison_table import comparison_csv
 from agentic_iqa_local.state import ToolExecutionLog
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS
+from agentic_iqa_local.studies.distortions import DISTORTIONS
 from agentic_iqa_local.vlm_client import LetterRead, TokenUsage
 
 
