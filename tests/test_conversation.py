@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from scripted import ScriptedClient, ScriptedTools, plan_reply, prompts, scripted_answers, scripted_services
 
 from agentic_iqa_local import IQA, Assessment, Conversation, assess
 from agentic_iqa_local.batch.work import as_line
+from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.nodes.conversation import (
     earlier_lines,
     going_on,
@@ -141,19 +142,16 @@ def test_a_second_question_of_the_real_model_computes_its_own_text_alone(service
 
 def test_warnings_and_failed_tries_are_the_turns_own(scripted, picture, tmp_path):
     iqa, client, tools = scripted
-    turned_file = tmp_path / "turned.jpg"
-    exif = Image.Exif()
-    exif[274] = 6
-    Image.open(picture).save(turned_file, exif=exif)
-    with iqa.open(turned_file) as conversation:
+    framed = tmp_path / "framed.png"
+    ImageOps.expand(Image.open(picture).convert("RGB"), 40, "white").save(framed)
+    with iqa.open(framed) as conversation:
         client.answer = scripted_answers(PlannerReply=["no plan", json.dumps(plan_reply())])
         del tools.scores["NIQE"]
         first = conversation.ask("Use NIQE")
         tools.scores["NIQE"] = 2.6
         second = conversation.ask("Rate it")
     assert [len(row.failed_tries) for row in (first, second)] == [1, 0]
-    turned = "The picture was turned upright (EXIF orientation 6)."
-    assert first.warnings[0] == second.warnings[0] == turned
+    assert "a frame of one colour" in first.warnings[0] == second.warnings[0]
     assert [any("NIQE could not score" in line for line in row.warnings) for row in (first, second)] == [True, False]
 
 
@@ -230,6 +228,23 @@ def test_a_question_that_makes_no_sense_is_told_and_no_turn(scripted, picture, a
         with pytest.raises(ValueError, match=said):
             conversation.ask(**asked)
         assert conversation.ask("Rate it").turn == 1
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "said"),
+    [
+        ("absent.png", ImageError, "absent.png: expected an image file"),
+        (b"SECRET" * 20, ImageError, "<120 bytes>: expected a PNG"),
+        (np.zeros((64, 96, 3), np.float32), ValueError, "of float32; give"),
+        (None, TypeError, "got NoneType"),
+    ],
+)
+def test_what_cannot_be_opened_is_told_in_one_sentence(scripted, image, error, said):
+    with pytest.raises(error) as caught:
+        scripted[0].open(image)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "agentic_iqa_" not in str(caught.value)  # nor a temporary folder
 
 
 def test_the_letters_pipeline_holds_no_conversation(picture):
