@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from acting import Acting, items
 from conftest import MODELS, ROOT
-from test_runner import untimed
+from test_runner import by_name, untimed
 
 from agentic_iqa_local.batch import ray as module
 from agentic_iqa_local.batch.inputs import Item
@@ -21,9 +21,9 @@ from agentic_iqa_local.batch.ray import (
     Place,
     RayRunner,
     check_address,
-    differences,
     package_hash,
 )
+from agentic_iqa_local.batch.rows import differences
 from agentic_iqa_local.batch.work import Assessing
 from agentic_iqa_local.cli.assess_options import parse
 from agentic_iqa_local.config import load_settings
@@ -97,6 +97,21 @@ def test_a_node_that_is_unlike_is_refused_by_name_before_the_first_row(cluster, 
     with pytest.raises(ClusterError) as refused:
         list(acting(cluster, 2).rows(items(tmp_path, "a")))
     assert said in str(refused.value)
+
+
+def test_a_picture_that_kills_costs_no_worker_and_a_lost_node_no_picture(cluster, add_node, tmp_path):
+    nodes = [add_node("first"), add_node("second")]
+    names = ["segfault", *map(str, range(40))]
+    runner = acting(cluster, 2)
+    rows, made = runner.rows(items(tmp_path, *names)), []
+    for row in rows:
+        made.append(row)
+        if len(made) == 1:
+            cluster.remove_node(nodes[0], allow_graceful=False)
+    found = by_name(made)
+    assert found.keys() == set(names)
+    assert found["segfault"].startswith("2 processes died while they assessed this image alone")
+    assert all(error.startswith("made by ") for name, error in found.items() if name != "segfault")
 
 
 def told_by(*answers):

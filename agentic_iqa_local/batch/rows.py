@@ -297,18 +297,23 @@ def check_run(path: Path, identity: dict[str, Any], may_be_set: Collection[str] 
         raise RowsError(
             f"{path}: this is no description of the run: {error}", "choose another --out"
         ) from error
-    before, now = dict(_flat(old)), dict(_flat(json.loads(json.dumps(identity))))
-    changed = [
-        f"{key:.{LONGEST_VALUE}} was {_short(before.get(key))}, is now {_short(now.get(key))}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not (key in may_be_set and before.get(key) is None)
-    ]
-    if changed:
-        more = f"; and {len(changed) - NAMED_CHANGES} more" if len(changed) > NAMED_CHANGES else ""
+    if changed := differences(identity, old, may_be_set):
         raise OtherRun(
-            f"{path}: the rows are of a run with other settings: {'; '.join(changed[:NAMED_CHANGES])}{more}",
+            f"{path}: the rows are of a run with other settings: {changed}",
             "go on with the same or choose another --out",
         )
+
+
+def differences(now: dict[str, Any], expected: dict[str, Any], may_be_set: Collection[str] = ()) -> str:
+    """What is otherwise than expected, in words with both values; empty where all is alike. Values of
+    `may_be_set` may be set where none is expected."""
+    had, has = dict(_flat(expected)), dict(_flat(json.loads(json.dumps(now))))
+    told = [
+        f"{key:.{LONGEST_VALUE}} is {_short(has.get(key))}, expected {_short(had.get(key))}"
+        for key in sorted(had.keys() | has.keys())
+        if had.get(key) != has.get(key) and not (key in may_be_set and had.get(key) is None)
+    ]
+    return "; ".join(told[:NAMED_CHANGES]) + (f"; and {len(told) - NAMED_CHANGES} more" if told[NAMED_CHANGES:] else "")
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
