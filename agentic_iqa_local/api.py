@@ -16,8 +16,8 @@ from agentic_iqa_local.config import (
     Settings,
     load_settings,
 )
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.state import revised
-from agentic_iqa_local.text import one_line
 
 # What pulls in LangGraph or a model's processor is imported where it is used: the command line checks its options
 # with this module before anything is loaded.

@@ -27,11 +27,9 @@ from pydantic import (
     model_validator,
 )
 
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, did_you_mean
 from agentic_iqa_local.files import CONFIGS, EMBEDDED, ROOT, FileError, first_mistake, models_root, read_yaml
-from agentic_iqa_local.levels import Mode, PromptLayout, lower_edge
-from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, revised
-from agentic_iqa_local.text import did_you_mean
+from agentic_iqa_local.state import DEFAULT_MAX_REPLAN_ITERATIONS, Mode, PromptLayout, lower_edge, revised
 
 DEFAULT_CONFIG = CONFIGS / "model_backends.yaml"
 ROLES = ("planner", "executor", "summarizer")

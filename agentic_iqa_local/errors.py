@@ -1,6 +1,18 @@
-"""The one root of what a user can mend."""
+"""What a message to the user is made of: the one root of what a user can mend, and text from elsewhere (the name of
+a file, a model's words, a server's answer) made safe to print and to store.
 
-from agentic_iqa_local.text import one_line
+Such text must not steer a terminal, start a new line, or be mistaken for other text. Everything that is printed goes
+through `printable`; what is quoted inside a sentence goes through `one_line` first. Standard library alone.
+"""
+
+import difflib
+import json
+import unicodedata
+from collections.abc import Iterable
+
+# Unicode's categories: controls, invisible formatting such as reversed direction, surrogates (which UTF-8
+# cannot encode), separators of lines and paragraphs
+_UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 class UserError(Exception):
@@ -16,3 +28,30 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+def one_line(text: str) -> str:
+    """`text` with everything escaped that could break its line or steer a terminal: "\\n", "\\u001b", and
+    "\\xff" for a byte of a file's name that is not UTF-8. JSON text stays the same JSON."""
+    return text if text.isprintable() else text.translate(_escapes(text))
+
+
+def printable(text: str) -> str:
+    """As `one_line`, but line ends and tabs stay: for text that is made of safe lines."""
+    return text.translate(_escapes(text, keep="\n\t\r"))
+
+
+def _escapes(text: str, keep: str = "") -> dict[int, str]:
+    unsafe = (char for char in set(text) - set(keep) if unicodedata.category(char) in _UNSAFE)
+    return str.maketrans({char: _byte(char) or json.dumps(char)[1:-1] for char in unsafe})
+
+
+def _byte(char: str) -> str | None:
+    """The escape of a character that stands for a byte which is not UTF-8 (see `os.fsdecode`), else None."""
+    return f"\\x{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else None
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of a message about a name that there is none of: the one of `names` that it is near to."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

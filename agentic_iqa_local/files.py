@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.text import did_you_mean
+from agentic_iqa_local.errors import UserError, did_you_mean, one_line
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -115,6 +114,34 @@ def folder_hash(folder: Path) -> str:
         digest.update(file.name.encode())
         digest.update(bytes.fromhex(file_hash(file)))
     return digest.hexdigest()
+
+
+def path_text(path: str | os.PathLike[str]) -> str:
+    """A path as text that UTF-8 and JSON can hold, the same for no other path.
+
+    Bytes that are not UTF-8 become "\\xNN". In such a path, and in one that holds "\\x" itself, backslashes
+    are doubled, so that no two paths have the same text.
+    """
+    try:
+        name = os.fsencode(path)
+    except UnicodeEncodeError:  # no file has such a name
+        return one_line(os.fspath(path))
+    text = name.decode("utf-8", "backslashreplace")
+    if "\\x" not in text:
+        return text
+    return name.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+
+
+def path_from_text(text: str) -> str:
+    """The path that `path_text` made the text of."""
+    if "\\x" not in text:
+        return text
+    name = re.sub(
+        rb"\\(\\|x[0-9a-f]{2})",
+        lambda found: bytes.fromhex(found[1][1:].decode()) if len(found[1]) > 1 else b"\\",
+        text.encode(),
+    )
+    return os.fsdecode(name)
 
 
 # Files that come from elsewhere

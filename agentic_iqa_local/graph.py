@@ -12,6 +12,7 @@ from langgraph.runtime import Runtime
 from langsmith import tracing_context
 
 from agentic_iqa_local.config import check_choices, check_limit
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.planner import planner_node
@@ -21,7 +22,6 @@ from agentic_iqa_local.nodes.summarizer import summarizer_node
 from agentic_iqa_local.nodes.workbench import Context, Observer, OpenImages, open_images
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import AgenticIQAState
-from agentic_iqa_local.text import one_line
 
 logger = logging.getLogger(__name__)
 

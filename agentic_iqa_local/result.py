@@ -7,17 +7,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import agentic_iqa_local
 from agentic_iqa_local.config import FusionSettings, Pipeline
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, Look
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.state import (
+    LETTER_TO_LEVEL,
+    LEVEL_WORDS,
     DamagedBox,
     ExecutorOutput,
+    Look,
     PassRecord,
     PlannerError,
     PlannerOutput,
     ToolExecutionLog,
 )
-from agentic_iqa_local.text import one_line
 
 # 5: intervals and what follows from them. 4: passes, failed tries, turns of conversations. 3: eta and sigma.
 # 2: answers that a query lists are choices, and part of a row's key

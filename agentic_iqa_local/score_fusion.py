@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, Mode
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, Mode
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from agentic_iqa_local import IQA, Assessment, assess, run_pipeline
 from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.graph import initial_state
 from agentic_iqa_local.images.pictures import as_file
-from agentic_iqa_local.levels import LEVEL_WORDS
+from agentic_iqa_local.state import LEVEL_WORDS
 from agentic_iqa_local.vlm_client import VLMError
 
 

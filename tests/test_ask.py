@@ -9,7 +9,6 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 from agentic_iqa_local import Assessment, assess
 from agentic_iqa_local.batch.work import as_line
 from agentic_iqa_local.config import RoleSettings
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt
 from agentic_iqa_local.nodes.replies import (
@@ -19,6 +18,7 @@ from agentic_iqa_local.nodes.replies import (
     selection_reply,
     summary_reply,
 )
+from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import VLMError
 
 SUMMARY = {"final_answer": "C", "quality_reasoning": "Edges are soft."}

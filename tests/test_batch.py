@@ -25,8 +25,8 @@ from agentic_iqa_local.batch import rows as rows_module
 from agentic_iqa_local.cli import assess as script
 from agentic_iqa_local.cli.console import Console
 from agentic_iqa_local.judgement.assessment import file_sha256
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import ModelLost
 from agentic_iqa_local.vlm_client.transformers_client import TransformersSession
 

@@ -11,12 +11,17 @@ from scripted import ScriptedClient, ScriptedTools, plan_reply, scripted_answers
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.iqa_tools.detector import FamilyError, load_detector, logit
-from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.nodes.executor import executor_node
 from agentic_iqa_local.nodes.measured_answers import measure_choices, says_present
 from agentic_iqa_local.nodes.named_distortions import distortions_in
 from agentic_iqa_local.nodes.summarizer import summarizer_node
-from agentic_iqa_local.state import Detection, ExecutorOutput, FamilyDetection, PlannerOutput
+from agentic_iqa_local.state import (
+    DISTORTION_TYPES,
+    Detection,
+    ExecutorOutput,
+    FamilyDetection,
+    PlannerOutput,
+)
 
 
 def reading(graphic: float = 0.0, severity: float = 3.0, **presence: float) -> SimpleNamespace:

@@ -11,11 +11,11 @@ from PIL import Image
 
 from agentic_iqa_local.config import Settings, load_settings
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.levels import LETTERS, LEVEL_WORDS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, comparison_prompt, detection_prompt
 from agentic_iqa_local.nodes.replies import detection_reply, summary_reply
 from agentic_iqa_local.offline.fetch import REPOS
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.state import LETTERS, LEVEL_WORDS
 from agentic_iqa_local.vlm_client.chat import in_words
 from agentic_iqa_local.vlm_client.rendering import NEXT_SET_UP
 from agentic_iqa_local.vlm_client.transformers_client import TransformersClient

@@ -19,13 +19,12 @@ from agentic_iqa_local.judgement.assessment import answered, assess, question
 from agentic_iqa_local.judgement.fit import CALIBRATIONS, Fit, calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.intervals import FEATURES, Answers, Errors, IntervalCalibration
-from agentic_iqa_local.levels import LOOKS, lower_edge
 from agentic_iqa_local.nodes.letter_reading import read_and_fuse, scoring_prompts
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.output.tally import Tally
 from agentic_iqa_local.result import Condition
-from agentic_iqa_local.state import FusionResult, PlannerOutput
+from agentic_iqa_local.state import LOOKS, FusionResult, PlannerOutput, lower_edge
 
 SAMPLE = Path(__file__).parent / "data" / "sumac.png"
 LIKE_HALF = {"A": 0.1, "B": 0.4, "C": 0.4, "D": 0.05, "E": 0.05}

@@ -21,10 +21,10 @@ from agentic_iqa_local import assess
 from agentic_iqa_local.cli import assess as assess_command
 from agentic_iqa_local.cli import bundle, doctor, gallery, study
 from agentic_iqa_local.cli import store as store_command
-from agentic_iqa_local.files import FileError, read_yaml
-from agentic_iqa_local.levels import LETTERS
+from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import FileError, path_from_text, path_text, read_yaml
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, planner_prompt, summarizer_prompt
-from agentic_iqa_local.text import one_line, path_from_text, path_text
+from agentic_iqa_local.state import LETTERS
 
 TEXT = (
     "\x1b[2J\x1b]0;owned\x07\x9b2J\u202e\u2028\r\nend"  # clears a screen, renames a window, turns text around

@@ -25,7 +25,7 @@ from agentic_iqa_local.cli.console import SafeStream
 from agentic_iqa_local.cli.outputs import UsageError, result_file
 from agentic_iqa_local.config import ConfigError, load_settings
 from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.files import WriteError, write_whole
+from agentic_iqa_local.files import WriteError, path_text, write_whole
 from agentic_iqa_local.images.reading import ImageError, load_image
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.cache import ScoreCache
@@ -35,7 +35,6 @@ from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
 from agentic_iqa_local.studies.analysis import analyse
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
 from agentic_iqa_local.studies.study import dataset_info
-from agentic_iqa_local.text import path_text
 
 SECONDS = 60  # until a case counts as hung: many times what the slowest takes
 LONGEST_SENTENCE = 2500  # characters of a message that quotes names; one of all that a file holds is longer

@@ -13,9 +13,9 @@ from pyarrow import parquet
 from agentic_iqa_local.batch.inputs import Item, ManifestError, expand_inputs, read_manifest, references_in
 from agentic_iqa_local.cli.assess import wanted
 from agentic_iqa_local.cli.assess_options import parse
+from agentic_iqa_local.files import path_from_text, path_text
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
-from agentic_iqa_local.text import path_from_text, path_text
 
 
 def files(folder: Path, *names: str) -> list[Path]:

@@ -13,10 +13,9 @@ from PIL import Image
 
 from agentic_iqa_local import assess
 from agentic_iqa_local.config import ModelSettings, Settings
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.state import SummarizerOutput
+from agentic_iqa_local.state import LETTERS, SummarizerOutput
 
 
 @pytest.fixture(scope="module")

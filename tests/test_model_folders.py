@@ -14,8 +14,8 @@ from families import SCORING, apart, build, load, plain_logprobs
 from safetensors.torch import load_file, save_file
 
 from agentic_iqa_local.config import ModelSettings, load_settings
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
+from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.studies.run import ROLES, _model_folder
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import read_weights

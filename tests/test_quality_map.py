@@ -22,10 +22,10 @@ from agentic_iqa_local.judgement import quality_map
 from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.quality_map import MapError, MapRequest, tile_sides
 from agentic_iqa_local.judgement.tiles import Tiling, damaged_boxes, place_in, smallest_side, tiling
-from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.nodes.prompts import summarizer_prompt
 from agentic_iqa_local.nodes.workbench import MODEL, Observer
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.vlm_client import PixelLimits
 
 

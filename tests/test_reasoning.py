@@ -11,10 +11,15 @@ from PIL import Image
 from scripted import ScriptedClient, ScriptedTools, plan_reply, prompts, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess
-from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.nodes.reasoning import findings, from_evidence, misstatements, speaks_for_another
 from agentic_iqa_local.output.report import account
-from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
+from agentic_iqa_local.state import (
+    DISTORTION_TYPES,
+    LETTER_TO_LEVEL,
+    LEVEL_WORDS,
+    DistortionAnalysis,
+    ExecutorOutput,
+)
 from agentic_iqa_local.synthetic.distortions import draw_sample
 
 

@@ -16,10 +16,10 @@ from scripted import ScriptedTools
 
 from agentic_iqa_local.config import ConfigError, ModelSettings, load_settings
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX
 from agentic_iqa_local.nodes.replies import summary_reply
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
 from agentic_iqa_local.vlm_client.letters import resolve_letters
 from agentic_iqa_local.vlm_client.rendering import Renderer

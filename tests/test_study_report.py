@@ -17,9 +17,8 @@ from scipy import stats
 
 from agentic_iqa_local.config import FusionSettings, ToolSettings
 from agentic_iqa_local.iqa_tools.calibration import read_map_file
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.score_fusion import ScoreFusion
-from agentic_iqa_local.state import ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import LETTERS, ExecutorOutput, PlannerOutput
 from agentic_iqa_local.studies.analysis import analyse
 from agentic_iqa_local.studies.page import write_html
 from agentic_iqa_local.studies.plots import draw

@@ -30,13 +30,13 @@ from scripted import in_this_process, study_here
 from test_study_report import make_rows, make_run
 
 from agentic_iqa_local.cli import study as cli
+from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.judgement.assessment import assess, file_sha256
 from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
 from agentic_iqa_local.nodes.workbench import OpenImages
-from agentic_iqa_local.provenance import folder_hash
 from agentic_iqa_local.score_fusion import fused_distribution
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.studies.datasets import DatasetError, load_dataset
 from agentic_iqa_local.studies.fitting import fit_letters, fit_runs
 from agentic_iqa_local.studies.inference import POSITIONS, infer

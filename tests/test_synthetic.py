@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.synthetic.distortions import (
     DISTORTIONS,
     KINDS_BY_FAMILY,

@@ -7,8 +7,8 @@ import pytest
 from scripted import ScriptedClient, ScriptedTools, moderate_blur, scripted_answers, scripted_services
 
 from agentic_iqa_local import assess
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.output.tables import csv_text, safe_cell
-from agentic_iqa_local.text import one_line
 
 
 def rows(picture, *queries, **options):

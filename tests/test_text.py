@@ -14,15 +14,9 @@ import pytest
 from agentic_iqa_local.cli import assess as assess_command
 from agentic_iqa_local.cli.console import Formatter, exit_status, like_ctrl_c, safe_streams
 from agentic_iqa_local.config import ConfigError
-from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.text import (
-    did_you_mean,
-    one_line,
-    path_from_text,
-    path_text,
-    printable,
-    whole_sentences,
-)
+from agentic_iqa_local.errors import UserError, did_you_mean, one_line, printable
+from agentic_iqa_local.files import path_from_text, path_text
+from agentic_iqa_local.nodes.replies import whole_sentences
 
 STEERING = "\x1b[2J\x9b2J\x7f\u202e\u2028\U000e0001\r\n\t"
 

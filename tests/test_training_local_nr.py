@@ -16,7 +16,7 @@ import local_nr_pool as pool
 from graphics import KINDS, draw
 
 from agentic_iqa_local.iqa_tools.local_nr import OUTPUTS, PRESENCE, SEVERITIES, STRONGEST, TOO_DARK, _Head
-from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.synthetic.distortions import Part
 
 

@@ -11,7 +11,6 @@ from families import SCORING, apart, load, plain_logprobs
 from PIL import Image
 from transformers import DynamicCache
 
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
@@ -21,6 +20,7 @@ from agentic_iqa_local.nodes.prompts import (
     summarizer_prompt,
 )
 from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, summary_reply
+from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import OutOfMemory, VLMError, read_each, transformers_client
 
 # float32 rounds at 2^-24 = 6e-8 of a value; sums over a few hundred terms in another order differ by some 1e-6, and

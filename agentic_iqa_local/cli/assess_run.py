@@ -14,7 +14,7 @@ from agentic_iqa_local.cli.assess_screen import Screen
 from agentic_iqa_local.cli.cluster_options import chosen_batch
 from agentic_iqa_local.cli.console import Console, show_answer
 from agentic_iqa_local.cli.stopping import stopped_by_ctrl_c
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.inputs import Item

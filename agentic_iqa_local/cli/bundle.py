@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from agentic_iqa_local.cli.console import Parser, exit_status, meter, safe_streams
 from agentic_iqa_local.cli.outputs import UsageError, result_file, result_folder
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import PROGRAM, command
 from agentic_iqa_local.offline.bundle import describe, write_bundle
 from agentic_iqa_local.offline.fetch import (
@@ -49,7 +50,6 @@ from agentic_iqa_local.offline.fetch import (
     wheels,
 )
 from agentic_iqa_local.offline.manifest import MANIFEST, WHEELS, Manifest, Notice, amount
-from agentic_iqa_local.text import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings

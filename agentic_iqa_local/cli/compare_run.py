@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from agentic_iqa_local.cli.console import Console, show_answer
 from agentic_iqa_local.cli.stopping import stopped_by_ctrl_c
-from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.inputs import Item

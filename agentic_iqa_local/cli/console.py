@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line, printable
 from agentic_iqa_local.files import command
-from agentic_iqa_local.text import one_line, printable
 
 if TYPE_CHECKING:
     from tqdm import tqdm

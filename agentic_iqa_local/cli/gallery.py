@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.cli.console import Parser, bar, exit_status, safe_streams
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import one_line
 
 
 @safe_streams()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from agentic_iqa_local.cli.console import Console, like_ctrl_c
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.text import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.batch.inputs import Item

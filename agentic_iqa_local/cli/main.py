@@ -7,8 +7,8 @@ import sys
 from importlib.metadata import version
 
 from agentic_iqa_local.cli.console import safe_streams
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import PROGRAM
-from agentic_iqa_local.text import one_line
 
 # name → (module of this package, whether it reads the name itself, what it does)
 COMMANDS = {

@@ -25,10 +25,10 @@ import sys
 from pathlib import Path
 
 from agentic_iqa_local.cli.console import Parser, exit_status, meter, safe_streams
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import PACKAGE, PROGRAM, models_root
 from agentic_iqa_local.offline.bundle import read_manifest, unpack, verify
 from agentic_iqa_local.offline.manifest import amount
-from agentic_iqa_local.text import one_line
 
 
 def manifest_hash(text: str) -> str:

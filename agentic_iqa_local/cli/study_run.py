@@ -20,7 +20,7 @@ from agentic_iqa_local.cli.cluster_options import (
 from agentic_iqa_local.cli.console import Progress, start_logging
 from agentic_iqa_local.cli.stopping import stopped_by_ctrl_c
 from agentic_iqa_local.cli.study_options import STUDY, Subcommands, add_command, count, seconds
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import one_line
 
 if TYPE_CHECKING:
     from agentic_iqa_local.config import Settings

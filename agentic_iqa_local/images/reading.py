@@ -13,9 +13,9 @@ from typing import Any
 
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.colours import to_rgb8
 from agentic_iqa_local.images.files import ImageError, read_file
-from agentic_iqa_local.text import one_line
 
 # Only these decoders run: Pillow also knows formats that start other programs (EPS) or hold no photograph.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "JPEG2000", "GIF", "PPM", "AVIF")

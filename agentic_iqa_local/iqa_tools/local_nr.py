@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, gelu
 
 from agentic_iqa_local.iqa_tools.signals import SIGNALS, signals
-from agentic_iqa_local.levels import DISTORTION_TYPES, EVERYWHERE, PLACES
+from agentic_iqa_local.state import DISTORTION_TYPES, EVERYWHERE, PLACES
 
 WEIGHTS = Path(__file__).parent / "data" / "local_nr.safetensors"
 ENCODER = "tf_efficientnet_lite0"

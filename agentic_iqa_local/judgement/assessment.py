@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from agentic_iqa_local.config import Pipeline, Settings, check_query
+from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import path_text
 from agentic_iqa_local.graph import initial_state, run_graph
 from agentic_iqa_local.images.files import ImageError, read_file
 from agentic_iqa_local.images.frames import moved
@@ -20,7 +22,6 @@ from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.fit import calibration_of
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
-from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.evidence import evidence_warnings
 from agentic_iqa_local.nodes.letter_reading import (
     ROLE,
@@ -38,6 +39,7 @@ from agentic_iqa_local.nodes.workbench import PICTURE, Box, Observer, OpenImages
 from agentic_iqa_local.result import Assessment, Seen, SeenView, Tokens
 from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import (
+    OVERALL,
     AgenticIQAState,
     DamagedBox,
     FusionResult,
@@ -45,7 +47,6 @@ from agentic_iqa_local.state import (
     ToolExecutionLog,
     revised,
 )
-from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import SeenImage, VLMError
 
 UNLIKE_PHOTOGRAPH = (
@@ -133,7 +134,7 @@ def assessment(
     )
     known = {name: getattr(row, name) for name in row.model_fields_set}
     began = time.perf_counter()
-    logged = PICTURE.set(PICTURE.get() or row.image)
+    logged = PICTURE.set(PICTURE.get() or path_text(picture.name))
     try:
         changes = answer(state)
     finally:

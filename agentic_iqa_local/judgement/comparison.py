@@ -4,7 +4,7 @@ near-duplicates."""
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from agentic_iqa_local.config import Pipeline, Settings
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import folder_hash
 from agentic_iqa_local.images.pictures import Picture, as_file
 from agentic_iqa_local.judgement.assessment import assess
@@ -37,10 +38,9 @@ from agentic_iqa_local.judgement.preference import (
     sigmoid,
 )
 from agentic_iqa_local.nodes.letter_reading import ROLE
-from agentic_iqa_local.nodes.workbench import load_pictures
+from agentic_iqa_local.nodes.workbench import MODEL, Observer, load_pictures
 from agentic_iqa_local.result import Assessment, Result
 from agentic_iqa_local.services import Services, load_services
-from agentic_iqa_local.text import one_line
 
 SCHEMA_VERSION = 1
 
@@ -342,6 +342,7 @@ def compare(
     services: Services | None = None,
     pipeline: Pipeline = "letters",
     max_replan_iterations: int | None = None,
+    observer: Observer | None = None,
 ) -> Comparison:
     """Which of two pictures is better, and with which probability. `compare(a, b)` and `compare(b, a)` give
     probabilities that sum to 1.
@@ -353,12 +354,13 @@ def compare(
             read has weight with this model, or no fit says that it has none.
         services: The set-up; by default the one that ships.
         pipeline, max_replan_iterations: How each picture is assessed.
+        observer: Sees each call of models and tools.
 
     Returns:
         The comparison; what is wrong with a picture is in its `error`. Raises what `assess` does.
     """
-    with _assessed([first, second], reference, pairwise, services, pipeline, max_replan_iterations) as known:
-        judge, rows, files = known
+    how = {"pipeline": pipeline, "max_replan_iterations": max_replan_iterations, "observer": observer}
+    with _assessed([first, second], reference, pairwise, services, how) as (judge, rows, files):
         return judge.compared(rows, files)
 
 
@@ -370,11 +372,12 @@ def rank(
     services: Services | None = None,
     pipeline: Pipeline = "letters",
     max_replan_iterations: int | None = None,
+    observer: Observer | None = None,
 ) -> Ranking:
     """The order of pictures from the best to the worst, from at most three comparisons for each; arguments as for
     `compare`. Pictures that could not be assessed are in `failed`."""
-    with _assessed(pictures, reference, pairwise, services, pipeline, max_replan_iterations) as known:
-        judge, rows, files = known
+    how = {"pipeline": pipeline, "max_replan_iterations": max_replan_iterations, "observer": observer}
+    with _assessed(pictures, reference, pairwise, services, how) as (judge, rows, files):
         return judge.ranked(rows, files)
 
 
@@ -384,21 +387,19 @@ def _assessed(
     reference: Picture | None,
     pairwise: bool | None,
     services: Services | None,
-    pipeline: Pipeline,
-    limit: int | None,
+    how: dict[str, Any],
 ) -> Iterator[tuple[Judge, list[Assessment], list[Path]]]:
-    """The judge of the pictures, their rows, and the files that they lie in meanwhile."""
-    services = services or load_services()
+    """The judge of the pictures, their rows, and the files that they lie in meanwhile. `how` goes to `assess`."""
+    services, observer = services or load_services(), how["observer"] or Observer()
     with ExitStack() as opened:
-        original = None if reference is None else opened.enter_context(as_file(reference)).path
+        original = None if reference is None else opened.enter_context(as_file(reference))
         files = [opened.enter_context(as_file(picture)) for picture in pictures]
-        rows = []
-        for file in files:
-            how = {"pipeline": pipeline, "max_replan_iterations": limit, "services": services}
-            row = assess(file.path, original, **how)
-            row.image, row.error = str(file.name), row.error and file.hide(row.error)
-            rows.append(row)
-        client = services.client(ROLE)
-        read = None if pairwise is False else partial(read_pair, client)
-        judge = Judge(services.settings, pipeline, original is not None, read=read, always=bool(pairwise))
+        rows = [assess(file, original, services=services, **how) for file in files]
+
+        def read(one: Image.Image, other: Image.Image) -> PairwiseRead:
+            with observer.calling(MODEL):
+                return read_pair(services.client(ROLE), one, other)
+
+        reader = None if pairwise is False else read
+        judge = Judge(services.settings, how["pipeline"], original is not None, reader, always=bool(pairwise))
         yield judge, rows, [Path(file.path) for file in files]

@@ -11,11 +11,10 @@ from weakref import WeakKeyDictionary
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import FileError, first_mistake, folder_hash, read_json
 from agentic_iqa_local.judgement.intervals import NO_FIT, SHIPPED, IntervalCalibration
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.text import one_line
 
 Objective = Literal["rps", "srcc", "spread", "keep"]
 LOWEST, HIGHEST = 0.1, 10.0  # of temperature and η

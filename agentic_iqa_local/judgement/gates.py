@@ -15,9 +15,8 @@ from agentic_iqa_local.judgement.intervals import (
     IntervalCalibration,
     features,
 )
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.result import AnswerSet, Condition, Gate, Interval
-from agentic_iqa_local.state import FusionResult, PlannerOutput
+from agentic_iqa_local.state import LETTERS, FusionResult, PlannerOutput
 
 
 @dataclass

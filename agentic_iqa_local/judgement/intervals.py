@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentic_iqa_local.config import Pipeline
 from agentic_iqa_local.files import ROOT
-from agentic_iqa_local.levels import LEVEL_WORDS
 from agentic_iqa_local.result import AnswerSet, Condition, Interval
 from agentic_iqa_local.score_fusion import LEVELS, fused_distribution
+from agentic_iqa_local.state import LEVEL_WORDS
 
 if TYPE_CHECKING:
     from crepes import ConformalPredictiveSystem
@@ -202,7 +202,7 @@ class Answers(_Record):
 
 class IntervalCalibration(_Record):
     """Pictures and questions of known truth as one model answered them. `model` is the hash of its folder
-    (`provenance.folder_hash`); `dtype` and `quantization` are as its client describes them."""
+    (`files.folder_hash`); `dtype` and `quantization` are as its client describes them."""
 
     source: str  # the set that the truth comes from, in words
     images: int = Field(ge=1)

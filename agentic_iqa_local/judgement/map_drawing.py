@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import DRAWN_BY, create, place_for, require_own
 from agentic_iqa_local.judgement.quality_map import MapError
-from agentic_iqa_local.levels import LEVEL_WORDS
 from agentic_iqa_local.result import QualityMap
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.state import LEVEL_WORDS
 
 if TYPE_CHECKING:
     from agentic_iqa_local.iqa_tools.similarity_maps import SimilarityMap

@@ -19,9 +19,9 @@ from scipy.stats import norm
 from agentic_iqa_local.config import Pipeline
 from agentic_iqa_local.files import ROOT
 from agentic_iqa_local.judgement.intervals import IntervalCalibration
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.score_fusion import LEVELS, expected_level, fused_distribution
+from agentic_iqa_local.state import LETTERS
 
 SHIPPED = ROOT / "configs" / "comparisons.json"
 DRAWS = 400  # values that stand for a distribution
@@ -37,7 +37,7 @@ class PairFit(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    model: str  # hash of the model's folder (`provenance.folder_hash`)
+    model: str  # hash of the model's folder (`files.folder_hash`)
     pipeline: Pipeline
     reference: bool
     # by measurement, per level: q, letters (their expected level), or a tool's name (its score)

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import ROOT, folder_hash
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.tiles import Box, Tiling, damaged_boxes, smallest_side, tiling
-from agentic_iqa_local.levels import DISTORTION_TYPES, LETTERS, Severity
 from agentic_iqa_local.nodes.detection import combine, model_trust, read, severity_probabilities, strongest
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import (
@@ -30,8 +29,7 @@ from agentic_iqa_local.nodes.prompts import (
 )
 from agentic_iqa_local.result import MapCost, QualityMap, TileBias
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
-from agentic_iqa_local.state import DamagedBox, revised
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.state import DISTORTION_TYPES, LETTERS, DamagedBox, Severity, revised
 from agentic_iqa_local.vlm_client import PixelLimits, VLMError
 
 if TYPE_CHECKING:

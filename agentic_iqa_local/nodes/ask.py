@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from agentic_iqa_local.config import RoleSettings
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import with_each_key_once
 from agentic_iqa_local.nodes.prompts import Prompt
 from agentic_iqa_local.state import PlannerError, revised
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError, VLMSession
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentic_iqa_local.nodes.query import named_metrics, region_in
+from agentic_iqa_local.nodes.replies import whole_sentences
 from agentic_iqa_local.state import PlannerOutput, revised
-from agentic_iqa_local.text import whole_sentences
 
 MOST_TURNS = 4
 LONGEST_QUERY, LONGEST_ANSWER = 300, 200  # characters of an earlier turn

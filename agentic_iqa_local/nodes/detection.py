@@ -12,16 +12,15 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES, expit, load_detector, logit
-from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import Prompt, detection_prompt, presence_prompt
 from agentic_iqa_local.nodes.replies import detection_reply
 from agentic_iqa_local.nodes.workbench import Box, OpenImages, RoleSession
 from agentic_iqa_local.score_fusion import letter_probabilities, written_probabilities
-from agentic_iqa_local.state import Detection, FamilyDetection
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.state import DISTORTION_TYPES, Detection, FamilyDetection
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 
 logger = logging.getLogger(__name__)

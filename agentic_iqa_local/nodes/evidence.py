@@ -13,9 +13,11 @@ from typing import Any
 
 from agentic_iqa_local.iqa_tools.detector import load_detector
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, OVERALL, UNCLEAR
 from agentic_iqa_local.score_fusion import expected_level
 from agentic_iqa_local.state import (
+    LETTER_TO_LEVEL,
+    OVERALL,
+    UNCLEAR,
     DistortionAnalysis,
     ExecutorOutput,
     FusionResult,

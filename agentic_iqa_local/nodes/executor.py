@@ -14,8 +14,8 @@ from typing import Any, get_args
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import ToolError
-from agentic_iqa_local.levels import Severity
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.detection import detect, found_families, severity_probabilities
 from agentic_iqa_local.nodes.evidence import by_object, doubts, mark_votes, open_severities
@@ -32,8 +32,8 @@ from agentic_iqa_local.state import (
     DistortionAnalysis,
     ExecutorOutput,
     PlannerOutput,
+    Severity,
 )
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)

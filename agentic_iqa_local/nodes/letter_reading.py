@@ -12,7 +12,6 @@ from functools import partial
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, Look, Mode
 from agentic_iqa_local.nodes.ask import ask
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply
@@ -23,7 +22,16 @@ from agentic_iqa_local.score_fusion import (
     letter_probabilities,
     written_probabilities,
 )
-from agentic_iqa_local.state import ExecutorOutput, FusionResult, PlannerOutput, revised
+from agentic_iqa_local.state import (
+    LETTER_TO_LEVEL,
+    LETTERS,
+    ExecutorOutput,
+    FusionResult,
+    Look,
+    Mode,
+    PlannerOutput,
+    revised,
+)
 from agentic_iqa_local.vlm_client import VLMError
 
 ROLE = "summarizer"

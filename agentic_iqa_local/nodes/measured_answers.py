@@ -13,12 +13,11 @@ from typing import Any, get_args
 
 from agentic_iqa_local.iqa_tools.detector import WORD_SEVERITIES
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.levels import Severity
 from agentic_iqa_local.nodes.detection import PRESENT, strongest
 from agentic_iqa_local.nodes.evidence import by_object, object_votes
 from agentic_iqa_local.nodes.named_distortions import distortions_in
 from agentic_iqa_local.nodes.prompts import choice_letters
-from agentic_iqa_local.state import Detection, DistortionAnalysis, ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import Detection, DistortionAnalysis, ExecutorOutput, PlannerOutput, Severity
 
 Claim = tuple[Sequence[str], Sequence[str]]
 """What a choice says of families (none: of all): "there", or that their severity is one of these words."""

@@ -14,6 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 from pydantic import ValidationError
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.conversation import carried_on, earlier_lines, going_on
 from agentic_iqa_local.nodes.executor import box_style
@@ -32,7 +33,6 @@ from agentic_iqa_local.state import (
     PlannerOutput,
     revised,
 )
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)

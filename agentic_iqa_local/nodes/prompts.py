@@ -9,8 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentic_iqa_local.levels import DISTORTION_TYPES, LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, OVERALL
-from agentic_iqa_local.state import DamagedBox, ExecutorOutput, PlannerOutput
+from agentic_iqa_local.state import (
+    DISTORTION_TYPES,
+    LETTER_TO_LEVEL,
+    LETTERS,
+    LEVEL_WORDS,
+    OVERALL,
+    DamagedBox,
+    ExecutorOutput,
+    PlannerOutput,
+)
 from agentic_iqa_local.vlm_client.chat import ChatPrompt
 
 TWO_PICTURES_PREAMBLE = "Two images are shown, one after the other. Neither is a reference."

@@ -8,10 +8,16 @@ way to sentences made of the evidence.
 import re
 from collections.abc import Sequence
 
-from agentic_iqa_local.levels import EVERYWHERE, LEVEL_WORDS, PLACES, UNCLEAR
 from agentic_iqa_local.nodes.evidence import by_object, of_object
 from agentic_iqa_local.nodes.query import holds
-from agentic_iqa_local.state import DistortionAnalysis, ExecutorOutput
+from agentic_iqa_local.state import (
+    EVERYWHERE,
+    LEVEL_WORDS,
+    PLACES,
+    UNCLEAR,
+    DistortionAnalysis,
+    ExecutorOutput,
+)
 
 # What says that a distortion is there; words that name a virtue or the subject as well ("sharp", "bright")
 # are left out.

@@ -4,12 +4,14 @@ pass did in a few words, and which pass is the better supported. Pure: plans, ev
 import logging
 from typing import Literal
 
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, UNCLEAR
 from agentic_iqa_local.nodes.evidence import by_object, object_votes, of_object
 from agentic_iqa_local.score_fusion import ScoreFusion, expected_level
 from agentic_iqa_local.state import (
     DEFAULT_MAX_REPLAN_ITERATIONS,
+    LETTER_TO_LEVEL,
+    LEVEL_WORDS,
     NO_REASON,
+    UNCLEAR,
     AgenticIQAState,
     Basis,
     ExecutorOutput,

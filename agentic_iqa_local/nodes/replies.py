@@ -5,6 +5,7 @@ keys (objects, distortions, tools), the model is built for that prompt, so that 
 was asked.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -18,9 +19,7 @@ from pydantic import (
     create_model,
 )
 
-from agentic_iqa_local.levels import OVERALL, DistortionType, Severity
-from agentic_iqa_local.state import PlanControlFlags, PlannerOutput
-from agentic_iqa_local.text import whole_sentences
+from agentic_iqa_local.state import OVERALL, DistortionType, PlanControlFlags, PlannerOutput, Severity
 
 
 def _text(limit: int) -> Any:
@@ -156,3 +155,23 @@ def summary_reply(letters: Sequence[str] | None) -> type[SummaryReply]:
 def letter_reply(letters: Sequence[str]) -> type[LetterReply]:
     """{final_answer} alone: one of `letters`."""
     return create_model("LetterReply", __base__=LetterReply, final_answer=(_one_of(letters), ...))
+
+
+# What ends a sentence: not the dots of "e.g.", nor at the very end one behind a digit, where a number may
+# have been cut.
+_END_OF_SENTENCE = re.compile(
+    r"(?:(?<!\b[^\W\d_])[.!?…]+[\"')\]”’»]*(?=\s+[^\sa-z])|(?<!\b\w)(?<!\d)[.!?…]+[\"')\]”’»]*$|[。"
+    r"！？]+[」』”]*)"
+)
+
+
+def whole_sentences(text: str, limit: int) -> str:
+    """`text` unchanged where it is shorter than `limit` characters. A longer text, which may have been cut at
+    the limit, is shortened to its last whole sentence, else to its last whole word with "…"."""
+    if len(text) < limit:
+        return text.strip()
+    text = text[:limit].strip()
+    if ends := [match.end() for match in _END_OF_SENTENCE.finditer(text)]:
+        return text[: ends[-1]]
+    words = text[: limit - 1].rsplit(maxsplit=1)
+    return f"{words[0].rstrip(',;:') if len(words) > 1 else text[: limit - 1]}…"

@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
 from agentic_iqa_local.config import FusionSettings
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS, Look
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.conversation import earlier_lines
 from agentic_iqa_local.nodes.detection import model_trust
@@ -59,16 +59,19 @@ from agentic_iqa_local.nodes.replanning import (
 from agentic_iqa_local.nodes.replies import summary_reply
 from agentic_iqa_local.nodes.workbench import Context, OpenImages, Sureness, opened
 from agentic_iqa_local.state import (
+    LETTER_TO_LEVEL,
+    LETTERS,
+    LEVEL_WORDS,
     AgenticIQAState,
     Basis,
     ExecutorOutput,
     FusionResult,
     Gap,
+    Look,
     PlannerOutput,
     SummarizerOutput,
     revised,
 )
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 logger = logging.getLogger(__name__)

@@ -4,17 +4,16 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS, ToolError, ToolInfo, find_tool
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.levels import OVERALL
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.evidence import by_object, in_picture
 from agentic_iqa_local.nodes.prompts import selection_prompt
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.nodes.replies import selection_reply
 from agentic_iqa_local.nodes.workbench import Box, OpenImages
-from agentic_iqa_local.state import ExecutorOutput, Gap, PlannerOutput, ToolExecutionLog, revised
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.state import OVERALL, ExecutorOutput, Gap, PlannerOutput, ToolExecutionLog, revised
 
 ROLE = "executor"  # its model chooses
 ANOTHER_TOOL = ("scores", "contradiction", "tools", "letters")  # kinds of gaps that another opinion may close

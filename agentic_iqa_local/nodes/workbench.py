@@ -22,6 +22,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from agentic_iqa_local.config import DecisionSettings, ImageSettings
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.images.crops import View, native_views
 from agentic_iqa_local.images.frames import moved, without_frames
 from agentic_iqa_local.images.reading import LoadedImage, load_image, load_pair, same_pixels
@@ -36,7 +37,6 @@ from agentic_iqa_local.state import (
     PlannerError,
     PlannerOutput,
 )
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import LetterRead, SeenImage, TokenUsage, VLMClient, VLMError, VLMSession
 from agentic_iqa_local.vlm_client.chat import ChatPrompt
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentic_iqa_local.files import ROOT
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.offline.doctor import Finding, Setup, _services
 from agentic_iqa_local.score_fusion import expected_level, letter_probabilities
+from agentic_iqa_local.state import LETTERS
 
 if TYPE_CHECKING:
     from PIL import Image

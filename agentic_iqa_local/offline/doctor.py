@@ -27,13 +27,12 @@ from pebble import ProcessExpired, ProcessPool
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import choose_device, choose_dtype, describe_device
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import EMBEDDED, ROOT, command, models_root
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.offline.bundle import read_manifest, verify
 from agentic_iqa_local.offline.manifest import MANIFEST
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.state import LETTERS
 
 if TYPE_CHECKING:
     from PIL import Image

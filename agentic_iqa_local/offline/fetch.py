@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from shutil import copytree, ignore_patterns, rmtree
 
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import EMBEDDED, ROOT, about_missing_model, file_hash
 from agentic_iqa_local.offline.manifest import HUB, HUGGINGFACE, SEGMENT, WHEELS, Notice
-from agentic_iqa_local.text import one_line
 
 
 class FetchError(UserError, RuntimeError):

@@ -17,9 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import FileError, read_bytes
-from agentic_iqa_local.text import one_line
 
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.json.sha256"  # "HASH  manifest.json", as sha256sum writes it

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.comparison import Comparison, Group, OrderResult, PairResult, Ranked, Ranking
 from agentic_iqa_local.output.report import account, headline, safe_lines, wrapped
 from agentic_iqa_local.result import Assessment, Result
-from agentic_iqa_local.text import one_line
 
 CLOSE = 0.65  # a probability up to which one picture is hardly better
 BASES = {

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from agentic_iqa_local.levels import UNCLEAR, Severity
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.output.report import level_word
 from agentic_iqa_local.result import Assessment
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.state import UNCLEAR, Severity
 
 NARROWEST = 60  # columns: below this, lines are as wide as here
 _VERDICT = len("NOT SURE")

@@ -5,15 +5,23 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS, ToolInfo
 from agentic_iqa_local.iqa_tools.reliability import load_reliability
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, OVERALL, UNCLEAR
 from agentic_iqa_local.nodes.prompts import chosen_answer, worst_part_in_words
 from agentic_iqa_local.nodes.query import named_metrics
 from agentic_iqa_local.result import Assessment, Gate
 from agentic_iqa_local.score_fusion import expected_level
-from agentic_iqa_local.state import DistortionAnalysis, PassRecord, PlannerOutput, ToolExecutionLog
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.state import (
+    LETTER_TO_LEVEL,
+    LEVEL_WORDS,
+    OVERALL,
+    UNCLEAR,
+    DistortionAnalysis,
+    PassRecord,
+    PlannerOutput,
+    ToolExecutionLog,
+)
 
 BAR_WIDTH = 30
 WIDEST, NARROWEST = 100, 40  # columns of text

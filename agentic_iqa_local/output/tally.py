@@ -5,10 +5,10 @@ from collections import Counter
 from operator import itemgetter
 from typing import Any
 
-from agentic_iqa_local.levels import LETTER_TO_LEVEL
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.output.report import level_word, safe_lines, why_failed, wrapped
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.state import LETTER_TO_LEVEL
 
 NAMED = 5  # pictures in each list
 MOST_KEPT = 1000  # scores, of which those that cannot be named are forgotten

@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from agentic_iqa_local import __version__
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.judgement.ordering import MOST_PICTURES
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.serve.asks import Answer
 from agentic_iqa_local.serve.batches import Batches
 from agentic_iqa_local.serve.descriptions import FROM, NO_BATCH, described, docs_page
@@ -38,6 +37,7 @@ from agentic_iqa_local.serve.fields import (
 from agentic_iqa_local.serve.guard import Held
 from agentic_iqa_local.serve.metrics import Metrics
 from agentic_iqa_local.serve.pending import Pending, refused
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS
 
 PAGE = Path(__file__).parent.parent / "output" / "pages" / "serve"
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}

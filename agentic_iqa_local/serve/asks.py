@@ -11,6 +11,7 @@ from typing import Any
 
 from agentic_iqa_local.batch.work import ROLES, Work, as_line
 from agentic_iqa_local.config import Pipeline, Settings
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.comparison import Comparison, Judge, Ranking
 from agentic_iqa_local.judgement.pairwise_read import PairwiseRead, read_pair
@@ -19,7 +20,6 @@ from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import MODEL, PICTURE, Observer
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.text import one_line
 
 TOKENS = ("prefilled", "reused", "decoded")  # the kinds that are counted (see `result.Tokens`)
 

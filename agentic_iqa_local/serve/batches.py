@@ -22,12 +22,11 @@ from filelock import FileLock, Timeout
 
 from agentic_iqa_local.batch.rows import AnyRow, RowFile, RowsError, rows_in
 from agentic_iqa_local.config import Settings
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import open_regular, sync_folder, write_whole
 from agentic_iqa_local.serve.asks import Answer, Ask, Named
 from agentic_iqa_local.serve.errors import Refused
 from agentic_iqa_local.serve.fields import Defaults, Sent, arguments, settings_for
-from agentic_iqa_local.text import one_line
 
 logger = logging.getLogger(__name__)
 

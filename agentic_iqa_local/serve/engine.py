@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from agentic_iqa_local.batch.runner import BatchError, Runner
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.serve.asks import Answer, Ask, Serving
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import ModelLost, VLMError
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import one_line
 
 
 class Refused(Exception):

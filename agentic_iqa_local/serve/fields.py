@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentic_iqa_local.config import ConfigError, Pipeline, Request, Settings
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.serve.errors import Refused
-from agentic_iqa_local.text import one_line
 
 OPTIONS = {  # what a request may ask for, and what the API's page says of it
     name: Request.model_fields[name].description or ""

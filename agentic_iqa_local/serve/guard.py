@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.serve.errors import Refused
-from agentic_iqa_local.text import one_line
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,9 @@ import logging
 from pathlib import Path
 
 from agentic_iqa_local.batch.rows import RowFile, RowsError
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import FileError, require_own, write_whole
 from agentic_iqa_local.serve.asks import Answer, Ask
-from agentic_iqa_local.text import one_line
 
 logger = logging.getLogger(__name__)
 

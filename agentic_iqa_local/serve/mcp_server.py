@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from agentic_iqa_local import __version__
 from agentic_iqa_local.config import Pipeline
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import first_mistake
 from agentic_iqa_local.images.files import check_file
 from agentic_iqa_local.judgement.assessment import assess
@@ -26,7 +26,6 @@ from agentic_iqa_local.output.picture_lines import worst_distortion
 from agentic_iqa_local.output.report import headline
 from agentic_iqa_local.result import Assessment
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.text import one_line
 
 MOST_COMPARED = 20  # pictures in one call
 ASSESS = (

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentic_iqa_local.levels import LEVEL_WORDS
 from agentic_iqa_local.serve.asks import TOKENS, Answer, Ask
+from agentic_iqa_local.state import LEVEL_WORDS
 
 BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)  # seconds
 KINDS = ("assess", "compare", "batch")

@@ -13,7 +13,7 @@ import uvicorn
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.devices import choose_device
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import ROOT
 from agentic_iqa_local.offline.store import models_root
 from agentic_iqa_local.serve.app import SetUp, make_app
@@ -26,7 +26,6 @@ from agentic_iqa_local.serve.guard import Guard, Held
 from agentic_iqa_local.serve.keeping import Kept
 from agentic_iqa_local.serve.metrics import Metrics
 from agentic_iqa_local.serve.pending import failure_code
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 
 STOPS_WITHIN = 5  # seconds

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.iqa_tools import TOOLS
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS, Look
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS, Look
 from agentic_iqa_local.studies.agreement import KRCC_DRAWS, against_parts, differences, mode_table, within
 from agentic_iqa_local.studies.datasets import DatasetInfo, listed
 from agentic_iqa_local.studies.given import Given
@@ -41,7 +42,6 @@ from agentic_iqa_local.studies.study import (
     labels_of,
     mean,
 )
-from agentic_iqa_local.text import one_line
 
 WORST = 10
 LOOKED: dict[Look, str] = {"one order": LOGITS.name, "both orders": "logits, both orders"}

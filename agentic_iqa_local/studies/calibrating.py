@@ -29,11 +29,10 @@ from agentic_iqa_local.judgement.intervals import (
     features,
     reached,
 )
-from agentic_iqa_local.levels import Look
 from agentic_iqa_local.nodes.evidence import checks, votes
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.score_fusion import fused_distribution
-from agentic_iqa_local.state import ExecutorOutput
+from agentic_iqa_local.state import ExecutorOutput, Look
 from agentic_iqa_local.studies.inference import CROPS
 from agentic_iqa_local.studies.readings import Letters, Row, etas, letter_logprobs, probabilities
 from agentic_iqa_local.studies.study import fusion_settings

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.studies.datasets import DatasetInfo, listed, quoted
 from agentic_iqa_local.studies.readings import LOGITS, Letters, Reading, readings
 from agentic_iqa_local.studies.statistics import (
@@ -37,7 +38,6 @@ from agentic_iqa_local.studies.study import (
     labels_of,
     spread,
 )
-from agentic_iqa_local.text import one_line
 
 FEWEST = 10  # common images
 MODE = LOGITS.name  # the fused score q

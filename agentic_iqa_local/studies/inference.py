@@ -25,14 +25,13 @@ from agentic_iqa_local.images.crops import View
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply
 from agentic_iqa_local.nodes.workbench import Observer, OpenImages
 from agentic_iqa_local.services import Services
-from agentic_iqa_local.state import ExecutorOutput
+from agentic_iqa_local.state import LETTERS, ExecutorOutput
 from agentic_iqa_local.vlm_client import VLMError, VLMSession
 
 CROPS = "image_alone/crops"  # the name of that read

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
-from agentic_iqa_local.levels import Look, lower_edge
+from agentic_iqa_local.state import Look, lower_edge
 from agentic_iqa_local.studies.calibrating import Cases, cases
 from agentic_iqa_local.studies.coverage import (
     SPLITS,

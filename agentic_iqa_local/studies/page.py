@@ -14,6 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from agentic_iqa_local.errors import printable
 from agentic_iqa_local.files import write_whole
 from agentic_iqa_local.images.reading import ImageError, load_image
 from agentic_iqa_local.output import pages
@@ -27,7 +28,6 @@ from agentic_iqa_local.studies.report import (
 )
 from agentic_iqa_local.studies.study import Study, Table, number
 from agentic_iqa_local.studies.summary import summarize
-from agentic_iqa_local.text import printable
 
 THUMBNAIL = 320  # pixels of the longest side
 FIRST = (

@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.intervals import COVERAGE
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LEVEL_WORDS
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LEVEL_WORDS
 from agentic_iqa_local.studies.statistics import reliability_bins
 from agentic_iqa_local.studies.study import Study
-from agentic_iqa_local.text import one_line
 
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#777777"
 COLORS = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", "#e69f00")

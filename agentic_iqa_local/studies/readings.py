@@ -12,7 +12,6 @@ import numpy as np
 
 from agentic_iqa_local.config import FusionSettings
 from agentic_iqa_local.iqa_tools import ToolError, find_tool
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
 from agentic_iqa_local.nodes.evidence import tool_scores
 from agentic_iqa_local.score_fusion import (
     fused_distribution,
@@ -20,7 +19,7 @@ from agentic_iqa_local.score_fusion import (
     softmax,
     written_probabilities,
 )
-from agentic_iqa_local.state import ExecutorOutput
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS, ExecutorOutput
 
 LEVELS = np.arange(1.0, 6.0)
 BY_LEVEL = sorted(LETTERS, key=lambda letter: LETTER_TO_LEVEL[letter])

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from agentic_iqa_local.batch.rows import LARGEST_NOTE
+from agentic_iqa_local.errors import printable
 from agentic_iqa_local.files import FileError, read_bytes, read_json, write_whole
 from agentic_iqa_local.output.tables import markdown_cell, write_csv
 from agentic_iqa_local.studies.datasets import LONGEST_QUOTE
 from agentic_iqa_local.studies.plots import Drawing
 from agentic_iqa_local.studies.study import MARGIN, Study, StudyError, Table, number
 from agentic_iqa_local.studies.summary import summarize
-from agentic_iqa_local.text import printable
 
 TABLES = {
     "modes": (

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import numpy as np
 
 from agentic_iqa_local.batch.runner import Runner, resumed
-from agentic_iqa_local.batch.work import ROLES, Work
+from agentic_iqa_local.batch.work import ROLES, Work, of_settings
 from agentic_iqa_local.config import Settings, check_query
-from agentic_iqa_local.devices import describe_device
+from agentic_iqa_local.devices import commit, describe_device, versions
+from agentic_iqa_local.errors import one_line
+from agentic_iqa_local.files import folder_hash, path_text
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import Observer
-from agentic_iqa_local.provenance import commit, folder_hash, of_settings, versions
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.studies.datasets import (
     Dataset,
@@ -33,7 +34,6 @@ from agentic_iqa_local.studies.datasets import (
 from agentic_iqa_local.studies.inference import CONTEXTS, answer, infer
 from agentic_iqa_local.studies.store import Store, check_folder
 from agentic_iqa_local.studies.study import StudyError
-from agentic_iqa_local.text import one_line, path_text
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine
 

@@ -21,9 +21,8 @@ from agentic_iqa_local.files import (
     read_json,
     write_whole,
 )
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import choice_letters
-from agentic_iqa_local.state import ExecutorOutput, Score
+from agentic_iqa_local.state import LETTERS, ExecutorOutput, Score
 from agentic_iqa_local.studies.datasets import MOST, DatasetInfo, Scale
 from agentic_iqa_local.vlm_client import LOGPROB_ROUNDING, NO_PROBABILITY
 

@@ -5,8 +5,8 @@ import math
 from collections import Counter
 from typing import Any, NamedTuple
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.studies.study import SIGNIFICANCE, Row, Study, number
-from agentic_iqa_local.text import one_line
 
 ENOUGH = 0.9  # of the images that the fullest mode answered: below, a mode takes no part in the ranking
 NAMED = 3  # names in a line, the others are counted

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 from scipy import ndimage
 
-from agentic_iqa_local.levels import DISTORTION_TYPES, PLACES
+from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
 
 # ITU-R BT.601 luma and its two colour differences; rows are Y, Cb, Cr.
 RGB_TO_YCC = np.array(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentic_iqa_local.config import CONFIGS, DEFAULT_CONFIG, ConfigError, load_settings
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import EMBEDDED
-from agentic_iqa_local.text import one_line
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.model_folder import examine, read_object
 

@@ -31,9 +31,8 @@ import sys
 from pathlib import Path
 
 from agentic_iqa_local.cli.console import Parser, safe_streams
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, one_line
 from agentic_iqa_local.files import ROOT
-from agentic_iqa_local.text import one_line
 from bench.maps import maps
 from bench.parts import quantization, tools
 from bench.runs import PROGRAMS, cold, run

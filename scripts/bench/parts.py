@@ -20,9 +20,9 @@ def quantization(args: argparse.Namespace) -> dict:
     from agentic_iqa_local.config import ModelSettings
     from agentic_iqa_local.devices import choose_device
     from agentic_iqa_local.images.reading import load_image
-    from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS
     from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
     from agentic_iqa_local.score_fusion import letter_probabilities
+    from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS
     from agentic_iqa_local.studies.statistics import srcc
     from agentic_iqa_local.vlm_client.transformers_client import TransformersClient
 

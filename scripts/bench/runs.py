@@ -37,7 +37,6 @@ QUESTIONS = [
 def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
     """One picture through one program: counted work, seconds and the letters read."""
     from agentic_iqa_local.judgement.assessment import assess
-    from agentic_iqa_local.levels import LETTERS
     from agentic_iqa_local.nodes.prompts import (
         ANSWER_PREFIX,
         DEFAULT_QUERY,
@@ -45,6 +44,7 @@ def run_program(program: str, pair: tuple[Path, Path], services) -> dict:
         summarizer_prompt,
     )
     from agentic_iqa_local.nodes.workbench import OpenImages
+    from agentic_iqa_local.state import LETTERS
 
     began = time.perf_counter()
     if program.startswith("agent"):
@@ -192,8 +192,8 @@ def bare_forward(arms: dict, pairs: list, args: argparse.Namespace) -> dict | No
     import torch
 
     from agentic_iqa_local.images.reading import load_image
-    from agentic_iqa_local.levels import LETTERS
     from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, summarizer_prompt
+    from agentic_iqa_local.state import LETTERS
 
     if "shared" not in arms:
         return None

@@ -136,8 +136,7 @@ def services_of(arm: str, args: argparse.Namespace, folder: Path, tools=None):
 
 
 def environment(args: argparse.Namespace) -> dict:
-    from agentic_iqa_local.devices import choose_device, describe_device
-    from agentic_iqa_local.provenance import machine
+    from agentic_iqa_local.devices import choose_device, describe_device, machine
 
     return machine(PACKAGES) | {"device": describe_device(choose_device(args.gpu, args.gpu is None))}
 

@@ -16,8 +16,8 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from agentic_iqa_local.cli.console import bar, safe_streams
-from agentic_iqa_local.levels import DISTORTION_TYPES
 from agentic_iqa_local.output.tables import write_csv
+from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.synthetic.distortions import draw_sample
 from agentic_iqa_local.synthetic.photos import SEVERITY_WORDS, Crop, load_tiles, split_photos
 

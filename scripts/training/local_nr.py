@@ -47,7 +47,7 @@ from agentic_iqa_local.iqa_tools.local_nr import (
     quarter_of,
 )
 from agentic_iqa_local.iqa_tools.signals import SIGNALS
-from agentic_iqa_local.levels import DISTORTION_TYPES
+from agentic_iqa_local.state import DISTORTION_TYPES
 from agentic_iqa_local.studies.statistics import srcc
 from agentic_iqa_local.synthetic.distortions import KINDS_BY_FAMILY, Part, distort, draw_parts, place_mask
 

@@ -15,10 +15,10 @@ from PIL import ImageOps
 
 from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, DEFAULT_QUERY, planner_prompt
 from agentic_iqa_local.nodes.replies import PlannerReply, summary_reply
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import VLMError
 from agentic_iqa_local.vlm_client.server_client import ServerClient
 

@@ -10,7 +10,6 @@ from PIL import Image, ImageOps
 
 from agentic_iqa_local.config import ModelSettings, load_settings
 from agentic_iqa_local.judgement.assessment import assess
-from agentic_iqa_local.levels import LETTERS
 from agentic_iqa_local.nodes.prompts import (
     ANSWER_PREFIX,
     DEFAULT_QUERY,
@@ -21,6 +20,7 @@ from agentic_iqa_local.nodes.prompts import (
 )
 from agentic_iqa_local.nodes.replies import PlannerReply, analysis_reply, detection_reply, summary_reply
 from agentic_iqa_local.services import Services
+from agentic_iqa_local.state import LETTERS
 from agentic_iqa_local.vlm_client import ModelLost, OutOfMemory, VLMError
 from agentic_iqa_local.vlm_client.vllm_client import VllmClient, gpu_share
 

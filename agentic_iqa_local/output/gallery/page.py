@@ -13,12 +13,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.files import write_whole
-from agentic_iqa_local.levels import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 from agentic_iqa_local.output import pages
 from agentic_iqa_local.output.gallery.rows import Row, account, entry, identities
 from agentic_iqa_local.output.gallery.thumbnails import Sizes, Thumbnail, thumbnail
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.state import LETTER_TO_LEVEL, LETTERS, LEVEL_WORDS
 
 STYLE = ("gallery.css",)
 SCRIPT = ("gallery_parts.js", "gallery_csv.js", "gallery_filters.js", "gallery_account.js", "gallery.js")

@@ -10,12 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentic_iqa_local.batch.rows import AnyRow, RowsError, rows_in
-from agentic_iqa_local.errors import UserError
+from agentic_iqa_local.errors import UserError, printable
 from agentic_iqa_local.files import FileError, first_mistake, open_regular
 from agentic_iqa_local.nodes.prompts import chosen_answer
 from agentic_iqa_local.output.picture_lines import worst_distortion
 from agentic_iqa_local.result import SCHEMA_VERSION, Assessment
-from agentic_iqa_local.text import printable
 
 Row = dict[str, Any]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from agentic_iqa_local.errors import printable
 from agentic_iqa_local.images.reading import ImageError, load_image
-from agentic_iqa_local.text import printable
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from agentic_iqa_local.errors import UserError
-from agentic_iqa_local.levels import LEVEL_WORDS
-from agentic_iqa_local.text import one_line
+from agentic_iqa_local.errors import UserError, one_line
+from agentic_iqa_local.state import LEVEL_WORDS
 
 Scale = Literal["absolute categories", "paired comparison", "difference", "elo"]
 MOST = 1e9  # the largest score or level, either side of 0; beyond it figures lose their digits
