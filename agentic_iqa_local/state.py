@@ -414,7 +414,6 @@ class PassRecord(BaseModel):
 
     number: int = Field(ge=1)
     asked: str | None = None  # the gap to close; None for the first pass
-    changed: list[str] = []  # what differs from the pass before
     seen: str  # the distortions that the model found
     measured: str  # the tools' scores
     concluded: str  # the answer

@@ -3,18 +3,17 @@ writes them and `assess --fit` reads them, and which calibration applies to a se
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-from weakref import WeakKeyDictionary
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import FileError, first_mistake, folder_hash, read_json
+from agentic_iqa_local.files import FileError, first_mistake, folder_hash, parse_json, read_bytes
 from agentic_iqa_local.judgement.intervals import NO_FIT, SHIPPED, IntervalCalibration
-from agentic_iqa_local.services import Services
 
 Objective = Literal["rps", "srcc", "spread", "keep"]
 LOWEST, HIGHEST = 0.1, 10.0  # of temperature and η
@@ -24,10 +23,7 @@ SCALES: dict[Objective, tuple[str, str]] = {
     "spread": ("difference in spread between letters and tools, in levels", "lower is better"),
 }
 LARGEST_FIT = 2**26  # bytes: it names every image that it was made on
-FORMAT = 3  # of the file: the first had SRCC with its sign turned around, the second no intervals
-
-
-CALIBRATIONS: WeakKeyDictionary[Services, tuple[IntervalCalibration | None, str | None]] = WeakKeyDictionary()
+FORMATS = (2, 3)  # of the file: the second has no intervals
 
 
 class FitError(UserError, ValueError):
@@ -80,48 +76,40 @@ class Fit:
 
     def to_json(self) -> str:
         """The content of a fit's file."""
-        return json.dumps({"format": FORMAT} | TypeAdapter(Fit).dump_python(self, mode="json"))
+        return json.dumps({"format": FORMATS[-1]} | TypeAdapter(Fit).dump_python(self, mode="json"))
 
 
 def read_fit(file: Path) -> Fit:
-    """The fit in a file. Raises FitError for a file that is none, or of a later format."""
+    """The fit in a file. Raises FitError for a file that is none, or of another format."""
     try:
-        fields = read_json(file, LARGEST_FIT)
-        version = fields.pop("format", 1)
-        if type(version) is not int or not 1 <= version <= FORMAT:
-            raise FileError(f"format {version!s:.20}, which a later version writes")
-        fit = TypeAdapter(Fit).validate_json(json.dumps(fields), strict=True)
+        return _parsed(read_bytes(file, LARGEST_FIT))
     except (FileError, ValidationError) as error:
         mistake = first_mistake(error) if isinstance(error, ValidationError) else error
         raise FitError(f"{file}: expected a fit that study.py wrote, got: {mistake}") from error
-    if version == 1 and fit.objective == "srcc":
-        fit = replace(fit, before=-fit.before, after=-fit.after)
-    fitted = [fit.temperature, *([] if fit.eta == "auto" else [fit.eta])]
-    if not all(LOWEST <= value <= HIGHEST for value in fitted):
-        raise FitError(
-            f"{file}: expected temperature and eta from {LOWEST} to {HIGHEST}, got {fit.temperature} and"
-            f" {fit.eta}"
+
+
+@lru_cache(maxsize=4)  # the calibration's errors are sorted once, not with each picture
+def _parsed(content: bytes) -> Fit:
+    fields = parse_json(content)
+    if (version := fields.pop("format", None)) not in FORMATS:
+        raise FileError(
+            f"format {version!s:.20}, where {FORMATS[0]} or {FORMATS[1]} can be read; fit it anew"
         )
+    fit = TypeAdapter(Fit).validate_json(json.dumps(fields), strict=True)
+    for name, value in (("temperature", fit.temperature), ("eta", fit.eta)):
+        if value != "auto" and not LOWEST <= value <= HIGHEST:
+            raise FileError(f"{name} {value}, where {LOWEST} to {HIGHEST} is expected")
     return fit
 
 
-def calibration_of(services: Services) -> tuple[IntervalCalibration | None, str | None]:
-    """What `calibration_for` gives for a set-up, looked up once. Raises FitError, VLMError."""
-    if services not in CALIBRATIONS:
-        folder = services.settings.folder(services.section("summarizer").backend)
-        about = services.client("summarizer").describe()
-        CALIBRATIONS[services] = calibration_for(services.settings, folder, about)
-    return CALIBRATIONS[services]
-
-
 def calibration_for(
-    settings: Settings, folder: Path, model: dict[str, Any]
+    settings: Settings, model: Mapping[str, Any]
 ) -> tuple[IntervalCalibration | None, str | None]:
     """The calibration that applies to a set-up's answers.
 
     Args:
-        settings: Which fit is configured (the one that ships by default), temperature and η.
-        folder: The folder of the model that answers.
+        settings: Which fit is configured (the one that ships by default), temperature and η, and the folder of
+            the model that answers.
         model: The model's name, dtype and quantization, as its client describes it.
 
     Returns:
@@ -137,22 +125,20 @@ def calibration_for(
     calibration = read_fit(file).intervals
     if calibration is None:
         return None, f"no interval: {file} calibrates none; fit it anew with study.py fit"
-    if reason := _difference(calibration, settings, folder, model):
+    if reason := _difference(calibration, settings, model):
         return None, f"no interval: calibrated {reason}; {NO_FIT}"
     return calibration, None
 
 
-def _difference(
-    calibration: IntervalCalibration, settings: Settings, folder: Path, model: dict[str, Any]
-) -> str | None:
+def _difference(calibration: IntervalCalibration, settings: Settings, model: Mapping[str, Any]) -> str | None:
     """What the calibration was made with that this set-up does not have."""
+    folder, fusion = settings.folder(settings.summarizer.backend), settings.fusion
     if folder.is_dir() and folder_hash(folder) != calibration.model:
         return f"with another model than {model.get('name')}"
     for what in ("dtype", "quantization"):
         ours, theirs = model.get(what), getattr(calibration, what)
         if ours not in (None, theirs):
             return f"with {what} {theirs}, this model runs with {ours}"
-    fusion = settings.fusion
     if (fusion.temperature, fusion.eta) != (calibration.temperature, calibration.eta):
         return (
             f"with temperature {calibration.temperature:g} and η {calibration.eta}, here they are"
