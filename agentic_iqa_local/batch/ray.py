@@ -416,9 +416,9 @@ def of_node(work: Work[Any, Any], device: str) -> dict[str, Any]:
 
 
 def package_hash(folder: Path = PACKAGE) -> str:
-    """SHA-256 over the package's code and data."""
-    digest = hashlib.sha256()
+    """SHA-256 over the package's code and data; models, which a wheel has inside, are hashed apart."""
+    digest, kinds = hashlib.sha256(), (".py", ".jinja", ".json", ".mat", ".safetensors")
     for file in sorted(folder.rglob("*")):
-        if file.suffix in (".py", ".jinja", ".json", ".mat", ".safetensors") and "models" not in file.relative_to(folder).parts:
+        if file.suffix in kinds and file.relative_to(folder).parts[0] != "models":
             digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()

@@ -128,10 +128,10 @@ class RowFile:
                 new.flush()
                 os.fsync(new.fileno())
             os.replace(partial, self.path)
-        except BaseException as error:
+        except OSError as error:
             with suppress(OSError):
                 partial.unlink()
-            raise self._not_written(error) if isinstance(error, OSError) else error
+            raise self._not_written(error) from error
         self._file.close()
         self._use(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
         sync_folder(self.path)
