@@ -118,7 +118,7 @@ def read_manifest(path: Path, query: str | None = None, choices: Sequence[str] |
             except ValueError as error:
                 bad.append(f"line {number}: {_reason(error)}")
     except (FileError, csv.Error, ValueError, OSError) as error:  # pyarrow raises the latter two
-        said = str(error) if isinstance(error, FileError) else f"expected {path.suffix[1:]} in UTF-8, got {error}"
+        said = str(error) if isinstance(error, FileError) else f"cannot be read as {path.suffix[1:]} in UTF-8: {error}"
         raise ManifestError(f"{path}: {said}", "correct the manifest") from error
     if bad or not items:
         said = _listed("; ", bad) or "expected a row for each image, found none"
@@ -137,7 +137,7 @@ def _csv(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
         raise ValueError(f"expected each column once, got {', '.join(names):.{LONGEST_NAME}}")
     for row in reader:
         if None in row:
-            raise ValueError(f"more cells in line {reader.line_num} than the header has")
+            raise ValueError(f"line {reader.line_num}: more cells than the header has")
         yield reader.line_num, {name: cell for name, cell in row.items() if cell and name}
 
 

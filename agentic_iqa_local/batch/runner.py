@@ -20,6 +20,7 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from multiprocessing import connection
 from types import SimpleNamespace
 from typing import Any, Generic
@@ -64,7 +65,7 @@ class BatchError(UserError, RuntimeError):
 class _Task(Generic[AnyItem]):
     """An item on its way to a row."""
 
-    item: AnyItem
+    item: AnyItem | None  # None: that models are loaded
     told: Callable[[Step], None] | None
     future: Future = field(default_factory=Future)
     deaths: int = 0  # of processes that had it alone
@@ -101,13 +102,11 @@ class Runner(Generic[AnyItem, Row]):
         self.unfinished = False  # whether a thread does not return, which would keep this process from ending
         self._services, self._threads = services, jobs
         self._waiting: deque[_Task[AnyItem]] = deque()
-        self._alone: deque[_Task[AnyItem]] = deque()  # to be tried without others
         self._given: dict[int, _Task[AnyItem]] = {}  # to the process, by number
         self._number = self._failed_starts = self._hung = 0
         self._process: Any = None
         self._pipe: Any = None
         self._ready = self._closing = False
-        self._loaded, self._wanted = Future[None](), False
         self._turn = threading.Lock()
         self._awaken, self._wake = multiprocessing.Pipe(duplex=False)
         self._thread: threading.Thread | None = None
@@ -115,9 +114,7 @@ class Runner(Generic[AnyItem, Row]):
     def load(self) -> None:
         """Starts the process and waits until it has loaded models and tools. Raises VLMError where it cannot,
         BatchError where it dies."""
-        self._wanted, loaded = True, self._loaded
-        self._begin()
-        loaded.result()
+        self._submit(_Task(None, None)).result()
 
     def submit(self, item: AnyItem, told: Callable[[Step], None] | None = None) -> "Future[Row]":
         """The row of an item, in time.
@@ -130,8 +127,17 @@ class Runner(Generic[AnyItem, Row]):
             A future, cancelled after a stop. It raises ModelLost, VLMError or BatchError where no row can come; so do
             those of all items that wait, and the next item starts a new process.
         """
-        task = _Task(item, told)
-        self._begin(task)
+        return self._submit(_Task(item, told))
+
+    def _submit(self, task: "_Task[AnyItem]") -> Future:
+        with self._turn:
+            if self._closing or self.stopping:
+                task.future.cancel()
+            self._waiting.append(task)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
+        self._wake.send_bytes(b"!")
         return task.future
 
     def rows(self, items: Iterable[AnyItem]) -> Iterator[Row]:
@@ -166,19 +172,6 @@ class Runner(Generic[AnyItem, Row]):
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _begin(self, task: _Task[AnyItem] | None = None) -> None:
-        with self._turn:
-            if self._closing or self.stopping:
-                if task:
-                    task.future.cancel()
-                return _settle(self._loaded, error=BatchError("the batch was stopped"))
-            if task:
-                self._waiting.append(task)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, daemon=True)
-                self._thread.start()
-        self._wake.send_bytes(b"!")
-
     # What follows runs in the runner's own thread.
 
     def _run(self) -> None:
@@ -187,18 +180,20 @@ class Runner(Generic[AnyItem, Row]):
                 self._look()
             except Exception as error:
                 self._fail(error)
-        self._end_process()
+        self._waiting.extend(self._end_process())
         self._cancel_waiting()
-        _settle(self._loaded, error=BatchError("the batch was stopped"))
         atexit.unregister(self.close)
 
     def _look(self) -> None:
         """One turn: gives what may begin, takes what has come, ends what took too long."""
         if self.stopping:
             self._cancel_waiting()
-        elif self._process is None and (self._waiting or self._alone or self._wanted):
+        elif self._process is None and self._waiting:
             self._start()
         while self._ready and (task := self._next()):
+            if task.item is None:
+                _settle(task.future)
+                continue
             self._number += 1
             task.deadline = time.monotonic() + self.timeout
             self._given[self._number] = task
@@ -232,18 +227,14 @@ class Runner(Generic[AnyItem, Row]):
 
     def _next(self) -> _Task[AnyItem] | None:
         """The next item that the process may have now."""
-        if self._alone:
-            return None if self._given else self._alone.popleft()
-        while self._waiting and len(self._given) < self.jobs and not any(t.alone for t in self._given.values()):
-            if not (task := self._waiting.popleft()).future.cancelled():
-                return task
-        return None
+        alone = any(task.alone for task in (*self._given.values(), *islice(self._waiting, 1)))
+        room = len(self._given) < (1 if alone else self.jobs)
+        return self._waiting.popleft() if self._waiting and room else None
 
     def _heed(self, kind: str, *about: Any) -> None:
         match kind, *about:
             case "ready", description:
-                self._ready, self._wanted, self.description = True, False, description
-                _settle(self._loaded)
+                self._ready, self.description = True, description
             case "log", record:
                 if (named := logging.getLogger(record.name)).isEnabledFor(record.levelno):
                     named.handle(record)
@@ -266,7 +257,7 @@ class Runner(Generic[AnyItem, Row]):
 
     def _try_alone(self, task: _Task[AnyItem]) -> None:
         task.alone = True
-        self._alone.append(task)
+        self._waiting.appendleft(task)
 
     def _after_overdue(self, late: _Task[AnyItem]) -> None:
         suspects = self._end_process()
@@ -324,25 +315,23 @@ class Runner(Generic[AnyItem, Row]):
                 os.killpg(process.pid, signal.SIGKILL)  # with whatever it started
             except (ProcessLookupError, PermissionError):
                 process.kill()
-            process.join()
+            process.join(PATIENCE)
         self._process, self._ready = None, False
         self._given.clear()
         return suspects
 
     def _cancel_waiting(self) -> None:
-        for tasks in (self._waiting, self._alone):
-            while tasks:
-                tasks.popleft().future.cancel()
+        while self._waiting:
+            self._waiting.popleft().future.cancel()
 
     def _fail(self, error: Exception) -> None:
         """No row can come of what there is."""
         suspects = self._end_process()
         self._hung = 0
-        loaded, self._loaded, self._wanted = self._loaded, Future(), False
-        _settle(loaded, error=error)
-        for tasks in (deque(suspects), self._waiting, self._alone):
-            while tasks:
-                _settle(tasks.popleft().future, error=error)
+        for task in suspects:
+            _settle(task.future, error=error)
+        while self._waiting:
+            _settle(self._waiting.popleft().future, error=error)
 
 
 def _settle(future: Future, result: Any = None, error: Exception | None = None) -> None:
