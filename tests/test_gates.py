@@ -18,7 +18,7 @@ from agentic_iqa_local.judgement.assessment import answered, assess, question
 from agentic_iqa_local.judgement.fit import Fit, calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.intervals import FEATURES, Answers, Errors, IntervalCalibration
-from agentic_iqa_local.nodes.letter_reading import read_and_fuse, scoring_prompts
+from agentic_iqa_local.nodes.letter_reading import read_and_fuse
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import OpenImages
 from agentic_iqa_local.result import Condition
@@ -93,7 +93,7 @@ def test_letters_are_looked_at_more_closely_while_the_interval_is_too_wide(
     client, services = scripted({}, Settings())
     images = OpenImages(services, large)
     images.sureness = sureness(**decisions)
-    fusion = read_and_fuse(scoring_prompts(DEFAULT_QUERY, None), [("NIQE", 3.0)], images)
+    fusion = read_and_fuse(DEFAULT_QUERY, None, [("NIQE", 3.0)], images)
     read = [name for name, _ in client.calls].count("read_letters")
     assert (read, fusion.both_orders, fusion.crops) == (reads, both_orders, crops)
     if crops:

@@ -23,13 +23,7 @@ from agentic_iqa_local.judgement.fit import calibration_for
 from agentic_iqa_local.judgement.gates import Sureness
 from agentic_iqa_local.judgement.quality_map import MapRequest, map_request, mapped
 from agentic_iqa_local.nodes.evidence import evidence_warnings
-from agentic_iqa_local.nodes.letter_reading import (
-    ROLE,
-    answer_letter,
-    read_and_fuse,
-    read_choices,
-    scoring_prompts,
-)
+from agentic_iqa_local.nodes.letter_reading import ROLE, answer_letter, read_and_fuse, read_choices
 from agentic_iqa_local.nodes.planner import taken_choices
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY, choice_letters, summarizer_prompt
 from agentic_iqa_local.nodes.query import named_metrics
@@ -276,7 +270,7 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     else:
         logs = _measured(state["query"], images)
         scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}
-        fusion = read_and_fuse(scoring_prompts(state["query"], None), list(scores.items()), images)
+        fusion = read_and_fuse(state["query"], None, list(scores.items()), images)
         answer, corrections = answer_letter(fusion), []
     images.observer.step("summarizer", "finished")
     return fusion.model_dump() | {"final_answer": answer, "plan_corrections": corrections, "tools": logs}

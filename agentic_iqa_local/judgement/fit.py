@@ -1,18 +1,17 @@
 """A fit of a study: the letters' temperature, the tools' η and a calibration of the intervals, as `study fit`
 writes them and `assess --fit` reads them, and which calibration applies to a set-up."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from agentic_iqa_local.config import Settings
 from agentic_iqa_local.errors import UserError, one_line
-from agentic_iqa_local.files import FileError, first_mistake, folder_hash, parse_json, read_bytes
+from agentic_iqa_local.files import FileError, first_mistake, folder_hash, read_bytes
 from agentic_iqa_local.judgement.intervals import NO_FIT, SHIPPED, IntervalCalibration
 
 Objective = Literal["rps", "srcc", "spread", "keep"]
@@ -23,14 +22,14 @@ SCALES: dict[Objective, tuple[str, str]] = {
     "spread": ("difference in spread between letters and tools, in levels", "lower is better"),
 }
 LARGEST_FIT = 2**26  # bytes: it names every image that it was made on
-FORMATS = (2, 3)  # of the file: the second has no intervals
+Within = Annotated[float, Field(ge=LOWEST, le=HIGHEST)]
 
 
 class FitError(UserError, ValueError):
     """Rows that nothing can be fitted on, or a file that is no fit; one sentence for the user."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Fit:
     """A fitted temperature and η with where they come from.
 
@@ -41,10 +40,8 @@ class Fit:
     scenes `groups`, of the same `dataset`.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    temperature: float
-    eta: float | Literal["auto"]
+    temperature: Within
+    eta: Within | Literal["auto"]
     objective: Objective
     before: float
     after: float
@@ -53,6 +50,7 @@ class Fit:
     keys: tuple[str, ...]
     groups: tuple[str, ...] = ()
     intervals: IntervalCalibration | None = None
+    format: Literal[2, 3] = 3  # of the file: the second has no intervals
 
     def used(self, row: Mapping[str, Any]) -> bool:
         """Whether the fit has seen the row, or another of its scene."""
@@ -76,7 +74,11 @@ class Fit:
 
     def to_json(self) -> str:
         """The content of a fit's file."""
-        return json.dumps({"format": FORMATS[-1]} | TypeAdapter(Fit).dump_python(self, mode="json"))
+        return _FILE.dump_json(self).decode()
+
+
+_FILE = TypeAdapter(Fit)
+_parsed = lru_cache(maxsize=4)(partial(_FILE.validate_json, strict=True))  # once, not with each picture
 
 
 def read_fit(file: Path) -> Fit:
@@ -86,20 +88,6 @@ def read_fit(file: Path) -> Fit:
     except (FileError, ValidationError) as error:
         mistake = first_mistake(error) if isinstance(error, ValidationError) else error
         raise FitError(f"{file}: expected a fit that study.py wrote, got: {mistake}") from error
-
-
-@lru_cache(maxsize=4)  # the calibration's errors are sorted once, not with each picture
-def _parsed(content: bytes) -> Fit:
-    fields = parse_json(content)
-    if (version := fields.pop("format", None)) not in FORMATS:
-        raise FileError(
-            f"format {version!s:.20}, where {FORMATS[0]} or {FORMATS[1]} can be read; fit it anew"
-        )
-    fit = TypeAdapter(Fit).validate_json(json.dumps(fields), strict=True)
-    for name, value in (("temperature", fit.temperature), ("eta", fit.eta)):
-        if value != "auto" and not LOWEST <= value <= HIGHEST:
-            raise FileError(f"{name} {value}, where {LOWEST} to {HIGHEST} is expected")
-    return fit
 
 
 def calibration_for(
