@@ -135,7 +135,7 @@ class RayRunner(Generic[AnyItem, Row]):
             window = {"jobs": self.jobs, "timeout": self.timeout}
             expected = of_node(self.work, self.device)
             self._setting = _Setting(self.work, self.device, window, _threads(nodes, self.place), expected)
-            self._compare(nodes)
+            self._compare(nodes, self._setting)
             for _ in range(self.place.workers):
                 self._start_worker()
             while not self._nodes and not self.stopping:
@@ -144,14 +144,14 @@ class RayRunner(Generic[AnyItem, Row]):
             self.close()
             raise
 
-    def _compare(self, nodes: list[dict[str, Any]]) -> None:
+    def _compare(self, nodes: list[dict[str, Any]], setting: "_Setting") -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
 
         checks = {
             _name(node): ray.remote(_unlike)
             .options(num_cpus=0, scheduling_strategy=OnNode(node["NodeID"], soft=False))
-            .remote(self._setting)
+            .remote(setting)
             for node in nodes
             if node["Resources"].get("CPU")
         }

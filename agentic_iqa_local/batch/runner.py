@@ -62,10 +62,10 @@ class BatchError(UserError, RuntimeError):
 
 
 @dataclass(eq=False)
-class _Task(Generic[AnyItem]):
+class _Task:
     """An item on its way to a row."""
 
-    item: AnyItem | None  # None: that models are loaded
+    item: Any  # None: that models are loaded
     told: Callable[[Step], None] | None
     future: Future = field(default_factory=Future)
     deaths: int = 0  # of processes that had it alone
@@ -101,8 +101,8 @@ class Runner(Generic[AnyItem, Row]):
         self.stopping = False
         self.unfinished = False  # whether a thread does not return, which would keep this process from ending
         self._services, self._threads = services, jobs
-        self._waiting: deque[_Task[AnyItem]] = deque()
-        self._given: dict[int, _Task[AnyItem]] = {}  # to the process, by number
+        self._waiting: deque[_Task] = deque()
+        self._given: dict[int, _Task] = {}  # to the process, by number
         self._number = self._failed_starts = self._hung = 0
         self._process: Any = None
         self._pipe: Any = None
@@ -129,7 +129,7 @@ class Runner(Generic[AnyItem, Row]):
         """
         return self._submit(_Task(item, told))
 
-    def _submit(self, task: "_Task[AnyItem]") -> Future:
+    def _submit(self, task: _Task) -> Future:
         with self._turn:
             if self._closing or self.stopping:
                 task.future.cancel()
@@ -225,7 +225,7 @@ class Runner(Generic[AnyItem, Row]):
             theirs.close()
             atexit.register(self.close)  # else the end of this process would wait for that one
 
-    def _next(self) -> _Task[AnyItem] | None:
+    def _next(self) -> _Task | None:
         """The next item that the process may have now."""
         alone = any(task.alone for task in (*self._given.values(), *islice(self._waiting, 1)))
         room = len(self._given) < (1 if alone else self.jobs)
@@ -255,11 +255,11 @@ class Runner(Generic[AnyItem, Row]):
             case "lost", error:
                 raise error
 
-    def _try_alone(self, task: _Task[AnyItem]) -> None:
+    def _try_alone(self, task: _Task) -> None:
         task.alone = True
         self._waiting.appendleft(task)
 
-    def _after_overdue(self, late: _Task[AnyItem]) -> None:
+    def _after_overdue(self, late: _Task) -> None:
         suspects = self._end_process()
         why = f"timed out after {self.timeout:g} s"
         logger.warning("%s: %s; going on without it", one_line(str(late.item.image)), why)
@@ -300,7 +300,7 @@ class Runner(Generic[AnyItem, Row]):
             else:
                 self._try_alone(task)
 
-    def _end_process(self) -> list[_Task[AnyItem]]:
+    def _end_process(self) -> list[_Task]:
         """Ends the process, if there is one; those that were under way."""
         process, suspects = self._process, list(self._given.values())
         if process is None:
@@ -350,7 +350,7 @@ def _serve(pipe: Any, work: Work, device: str, jobs: int, level: int, services: 
         desk = _Desk(pipe, work)
         if apart:
             os.setsid()  # so that what libraries start can be ended together with it, and Ctrl-C is the parent's
-            shown_there = logging.handlers.QueueHandler(SimpleNamespace(put_nowait=partial(desk.say, "log")))
+            shown_there = logging.handlers.QueueHandler(SimpleNamespace(put_nowait=partial(desk.say, "log")))  # pyright: ignore
             shown_there.addFilter(name_picture)
             logging.getLogger().handlers = [shown_there]
             logging.captureWarnings(True)
