@@ -78,7 +78,7 @@ def test_a_folder_and_a_missing_folder_are_no_files_of_rows(path, tmp_path):
         ('{"n": 1, "b": [{"c": NaN}]}', "expected JSON"),
         ('{"n": "1"}', "n: expected a whole number"),
         ("[1]", "expected a mapping"),
-        ('{"n": 1', "expected JSON"),
+        ('{"n": 1', "Invalid JSON"),
         ('{"n": 1, "b": "' + "x" * 2**22 + '"}', "at most 4194304 bytes"),
     ],
     ids=lambda value: value[:20],

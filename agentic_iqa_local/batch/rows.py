@@ -69,11 +69,12 @@ class RowFile:
         try:
             self.path = place_for(path)
             self._lock = FileLock(f"{self.path}.lock", timeout=0, thread_local=False)
-            self._lock.acquire()
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             self._use(os.open(self.path, flags, 0o666))
+            self._lock.acquire()  # after the file: this makes missing folders
             sync_folder(self.path)
         except Timeout as error:
+            self._file.close()
             remedy = "wait for it or choose another --out"
             raise RowsError(f"{path}: another process is writing it", remedy) from error
         except (FileError, OSError) as error:
