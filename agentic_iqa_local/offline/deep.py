@@ -7,6 +7,7 @@ format at the size of a logit. Quantised models are told, not judged.
 """
 
 import importlib.util
+import io
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -28,25 +29,30 @@ Letters = Mapping[str, float]  # log-probability of each letter, over the whole 
 BOUNDS = {"float32": (1e-4, 1e-3), "TF32": (0.01, 0.01), "float16": (0.05, 0.03), "bfloat16": (0.25, 0.1)}
 TOOL_BOUND = 0.05  # levels between a GPU and the CPU, where convolutions may round to TF32
 WINDOW = (128, 144, 384, 368)  # 256×224: whole tokens of 28 and of 32 pixels, so that nothing is resized
-DAMAGE = ((None, 0), ("gaussian_blur", 3), ("white_noise", 3), ("jpeg", 4), ("darken", 4))
 REMEDY = "do not compare scores of this set-up with others; report it with the versions above"
 
 
 @cache
 def pictures() -> "list[Image.Image]":
     """Windows of the two sample photographs, clean and distorted, the same everywhere: ten of 256×224 pixels."""
-    from PIL import Image
+    from PIL import Image, ImageFilter
 
-    from agentic_iqa_local.synthetic.distortions import DISTORTIONS
-
-    rng, found = np.random.default_rng(0), []
+    found, rng = [], np.random.default_rng(0)
     for name in ("sumac", "prudential"):
         with Image.open(ROOT / "tests" / "data" / f"{name}.png") as photograph:
-            clean = np.asarray(photograph.convert("RGB").crop(WINDOW))
+            clean = photograph.convert("RGB").crop(WINDOW)
+        noise = rng.normal(0, 20, (clean.height, clean.width, 3))
+        noisy = np.clip(np.asarray(clean) + noise, 0, 255).astype(np.uint8)
+        coded = io.BytesIO()
+        clean.save(coded, "JPEG", quality=10)
         found += [
-            clean if kind is None else DISTORTIONS[kind].apply(clean, level, rng) for kind, level in DAMAGE
+            clean,
+            clean.filter(ImageFilter.GaussianBlur(2)),
+            Image.fromarray(noisy),
+            Image.open(coded).convert("RGB"),
         ]
-    return [Image.fromarray(pixels) for pixels in found]
+        found.append(clean.point(lambda level: level // 3))
+    return found
 
 
 def _scoring() -> Any:

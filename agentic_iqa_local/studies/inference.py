@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from agentic_iqa_local.graph import initial_state, run_graph
-from agentic_iqa_local.images.crops import View
+from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.assessment import assess
@@ -193,14 +193,14 @@ def _reads(
     return {"views": views}
 
 
-def _crops(query: str, crops: Sequence[View], images: OpenImages, row: dict[str, Any]) -> dict[str, Any]:
+def _crops(query: str, crops: Sequence[Box], images: OpenImages, row: dict[str, Any]) -> dict[str, Any]:
     """Letters of each crop by itself, forward and reversed, by meaning."""
     forward = summarizer_prompt(query, None, scoring=True)
     backward = summarizer_prompt(query, None, scoring=True, reversed_letters=True)
     views: list[dict[str, Any]] = []
     with _Cost(images, row, CROPS):
         for crop in crops:
-            with images.session_on(ROLE, crop.box) as session:
+            with images.session_on(ROLE, crop) as session:
                 read = session.read_letters(forward, ANSWER_PREFIX, LETTERS)
                 opposite = session.read_letters(backward, ANSWER_PREFIX, LETTERS)
             views.append(
