@@ -9,9 +9,12 @@ from agentic_iqa_local.iqa_tools.specs import TOOLS, tool_key
 
 _FULL_NAMES = {
     "peaksignaltonoiseratio": "PSNR", "structuralsimilarity": "SSIM", "structuralsimilarityindex": "SSIM",
-    "multiscalessim": "MS-SSIM", "multiscalestructuralsimilarity": "MS-SSIM", "featuresimilarity": "FSIM",
-    "visualsaliencyindex": "VSI", "visualinformationfidelity": "VIF", "naturalimagequalityevaluator": "NIQE",
-    "learnedperceptualimagepatchsimilarity": "LPIPS", "clipiqaplus": "CLIPIQA+", "onealign": "QAlign",
+    "multiscalessim": "MS-SSIM", "multiscalestructuralsimilarity": "MS-SSIM", "complexwaveletssim": "CW-SSIM",
+    "featuresimilarity": "FSIM", "visualsaliencyindex": "VSI", "visualsaliencyinducedindex": "VSI",
+    "visualinformationfidelity": "VIF", "gradientmagnitudesimilaritydeviation": "GMSD",
+    "learnedperceptualimagepatchsimilarity": "LPIPS", "deepimagestructureandtexturesimilarity": "DISTS",
+    "naturalimagequalityevaluator": "NIQE", "blindreferencelessimagespatialqualityevaluator": "BRISQUE",
+    "clipiqaplus": "CLIPIQA+", "onealign": "QAlign",
 }  # fmt: skip
 _BY_REFERENCE = {"topiq": ("TOPIQ_NR", "TOPIQ_FR"), "wadiqam": ("WaDIQaM_NR", "WaDIQaM_FR")}  # without, with one
 # Well-known metrics that are not in the table: who names one must learn that it cannot run.
@@ -183,6 +186,9 @@ def _lettered(query: str) -> list[str] | None:
     texts = [query[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
     texts = [text.split("\n")[0] for text in texts[:-1]] + [_END_OF_LIST.split(texts[-1], maxsplit=1)[0]]
     answers = [re.sub(r"[\s,;.?!(\[]*(\b(or|and|oder|ou)\b)?[\s(\[]*$", "", text, flags=re.I) for text in texts]
-    sound = all(one and len(one) <= _LONGEST_ANSWER and not _QUESTION.match(one) for one in answers)
     different = len({answer.casefold() for answer in answers}) == len(answers) > 1
-    return answers if sound and different else None
+    return answers if different and all(map(_is_an_answer, answers)) else None
+
+
+def _is_an_answer(text: str) -> bool:
+    return 0 < len(text) <= _LONGEST_ANSWER and not _QUESTION.match(text)

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from agentic_iqa_local.graph import initial_state, run_graph
-from agentic_iqa_local.images.crops import View
+from agentic_iqa_local.images.crops import Box
 from agentic_iqa_local.images.reading import ImageError
 from agentic_iqa_local.iqa_tools import ToolError
 from agentic_iqa_local.judgement.assessment import assess
@@ -29,10 +29,10 @@ from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply
-from agentic_iqa_local.nodes.workbench import Observer, OpenImages
+from agentic_iqa_local.nodes.workbench import Observer, OpenImages, RoleSession
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS, ExecutorOutput
-from agentic_iqa_local.vlm_client import VLMError, VLMSession
+from agentic_iqa_local.vlm_client import VLMError
 
 CROPS = "image_alone/crops"  # the name of that read
 CONTEXTS = ("image_alone", "without_scores", "all_evidence")
@@ -193,14 +193,14 @@ def _reads(
     return {"views": views}
 
 
-def _crops(query: str, crops: Sequence[View], images: OpenImages, row: dict[str, Any]) -> dict[str, Any]:
+def _crops(query: str, crops: Sequence[Box], images: OpenImages, row: dict[str, Any]) -> dict[str, Any]:
     """Letters of each crop by itself, forward and reversed, by meaning."""
     forward = summarizer_prompt(query, None, scoring=True)
     backward = summarizer_prompt(query, None, scoring=True, reversed_letters=True)
     views: list[dict[str, Any]] = []
     with _Cost(images, row, CROPS):
         for crop in crops:
-            with images.session_on(ROLE, crop.box) as session:
+            with images.session_on(ROLE, crop) as session:
                 read = session.read_letters(forward, ANSWER_PREFIX, LETTERS)
                 opposite = session.read_letters(backward, ANSWER_PREFIX, LETTERS)
             views.append(
@@ -218,7 +218,7 @@ def _by_meaning(logprobs: Mapping[str, float]) -> dict[str, float]:
     return {MEANING[letter]: value for letter, value in logprobs.items()}
 
 
-def _begun(prompt: Prompt, position: str, images: OpenImages, session: VLMSession) -> str:
+def _begun(prompt: Prompt, position: str, images: OpenImages, session: RoleSession) -> str:
     """The answer up to the letter."""
     if position == "json":
         return ANSWER_PREFIX
