@@ -15,7 +15,7 @@ from PIL import Image
 
 from agentic_iqa_local.cli.compare import parse
 from agentic_iqa_local.cli.main import COMMANDS, main
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS
+from agentic_iqa_local.studies.distortions import DISTORTIONS
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100"}
 

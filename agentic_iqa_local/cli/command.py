@@ -38,6 +38,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence. With `basic`, --help shows these options, and --help-all every one."""
 
     basic: Sequence[str] = ()
+    completes = False
 
     @classmethod
     def of(cls, name: str, about: str | None, usage: str | None = None) -> "Parser":
@@ -54,9 +55,10 @@ class Parser(argparse.ArgumentParser):
         super().print_help(file or getattr(sys.stdout, "terminal", None))
 
     def parse_known_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        if "_ARGCOMPLETE" in os.environ:  # a shell asks what may stand here
+        if "_ARGCOMPLETE" in os.environ and not self.completes:  # a shell asks what may stand here
             import argcomplete
 
+            self.completes = True  # it parses what stands there with this parser
             argcomplete.autocomplete(self)
         return super().parse_known_args(args, namespace)
 
