@@ -34,7 +34,6 @@ from agentic_iqa_local.judgement.assessment import assess
 from agentic_iqa_local.judgement.fit import Fit, FitError, read_fit
 from agentic_iqa_local.studies.analysis import analyse
 from agentic_iqa_local.studies.store import Store, StoreError, read_run
-from agentic_iqa_local.studies.study import dataset_info
 
 SECONDS = 60  # until a case counts as hung: many times what the slowest takes
 LONGEST_SENTENCE = 2500  # characters of a message that quotes names; one of all that a file holds is longer
@@ -273,7 +272,7 @@ def test_descriptions_of_a_study(changes, tmp_path):
 
     def report():
         run, rows = read_run(folder)
-        analyse(run, rows, dataset_info(run), draws=10)
+        analyse(run, rows, draws=10)
 
     refused(UserError, report)
 
