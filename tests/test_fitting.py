@@ -96,6 +96,10 @@ def test_a_fit_names_its_rows_and_is_read_again(tmp_path):
     assert all(fit.used(row) == (row["group"] in used) for row in rows)  # failed rows of these scenes too
     (tmp_path / "fit.json").write_text(fit.to_json())
     assert read_fit(tmp_path / "fit.json") == fit
+    former = json.loads(fit.to_json()) | {"format": 2}  # of before there were intervals
+    del former["intervals"]
+    (tmp_path / "old.json").write_text(json.dumps(former))
+    assert read_fit(tmp_path / "old.json").intervals is None
     for options, message in (
         ({"split": None, "share": 1.0}, "not use"),
         ({"split": "val", "share": 0.3}, "found none; the splits are unknown: use --share"),

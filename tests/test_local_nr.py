@@ -236,7 +236,7 @@ def test_a_large_picture_is_measured_on_crops_that_say_the_same(sumac):
 
 
 def test_the_weights_are_those_of_the_card_and_name_their_licence():
-    assert file_hash(WEIGHTS) in (ROOT / "docs" / "local_nr.md").read_text(encoding="utf-8")
+    assert file_hash(WEIGHTS) in (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
     assert WEIGHTS.stat().st_size < 16e6
     with safe_open(WEIGHTS, "pt") as file:
         assert "Apache-2.0" in file.metadata()["licence"]

@@ -15,8 +15,6 @@ from agentic_iqa_local.images.colours import plain_grey
 from agentic_iqa_local.images.files import local_path
 from agentic_iqa_local.images.reading import SEVERAL_PICTURES, decode
 
-Picture: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview
-
 _MOST_PIXELS = 2 * 89_478_485  # Pillow's own limit for files; that of the configuration is lower
 _LONGEST_PATH = 4096  # characters; what is longer is data in a text
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B", "I;16L", "I;16N", "CMYK")
@@ -32,6 +30,11 @@ class PictureFile:
     def hide(self, text: str) -> str:
         """`text` with the name in place of the path of a temporary file."""
         return text.replace(os.fspath(self.path), os.fspath(self.name))
+
+
+Picture: TypeAlias = (
+    str | os.PathLike[str] | Image.Image | np.ndarray | bytes | bytearray | memoryview | PictureFile
+)
 
 
 def check_picture(picture: Picture) -> None:
@@ -58,7 +61,7 @@ def check_picture(picture: Picture) -> None:
         decode(picture)
     elif isinstance(picture, np.ndarray):
         _check_array(picture)
-    elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview)):
+    elif not isinstance(picture, (os.PathLike, bytes, bytearray, memoryview, PictureFile)):
         raise TypeError(
             "image: expected a path, a Pillow image, a NumPy array H×W×3 of uint8 or the bytes of an image"
             f" file, got {type(picture).__name__}"
@@ -88,6 +91,9 @@ def as_file(picture: Picture) -> Iterator[PictureFile]:
     removed afterwards. A Pillow image keeps its EXIF orientation and its profile. Raises as `check_picture`.
     """
     check_picture(picture)
+    if isinstance(picture, PictureFile):
+        yield picture
+        return
     if isinstance(picture, (str, os.PathLike)):
         path = local_path(picture) if isinstance(picture, str) else os.fsdecode(picture)
         yield PictureFile(path, path)

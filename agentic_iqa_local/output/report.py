@@ -309,15 +309,14 @@ def plan_in_words(plan: PlannerOutput) -> str:
 
 
 def pass_in_words(record: PassRecord) -> str:
-    """What a pass was to close, what it did otherwise, saw, measured and concluded, and what it left open."""
+    """What a pass was to close, saw, measured and concluded, and what it left open."""
     asked = f", to close: {record.asked.rstrip('.')}" if record.asked else ""
-    changed = f" Changed: {'; '.join(record.changed) or 'nothing'}." if record.number > 1 else ""
     moved = f" ({record.dq:+.2f})" if record.dq is not None else ""
     left = f" Left open: {'; '.join(record.gaps)}." if record.gaps else ""
     kept = " Its answer counts." if record.kept else ""
     cost = f"{record.tokens} tokens, {record.seconds:.1f} s"
     return (
-        f"{record.number}{asked}.{changed} Seen: {record.seen}. Measured: {record.measured}. Concluded:"
+        f"{record.number}{asked}. Seen: {record.seen}. Measured: {record.measured}. Concluded:"
         f" {record.concluded}{moved}; {DECIDED[record.decided]}.{left} {cost}.{kept}"
     )
 

@@ -14,7 +14,7 @@ from agentic_iqa_local.config import Pipeline, Settings
 from agentic_iqa_local.errors import one_line
 from agentic_iqa_local.judgement.assessment import assess, unassessed
 from agentic_iqa_local.judgement.comparison import Comparison, Judge, Ranking
-from agentic_iqa_local.judgement.pairwise_read import PairwiseRead, read_pair
+from agentic_iqa_local.judgement.preference import PairwiseRead, read_pair
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import DEFAULT_QUERY
 from agentic_iqa_local.nodes.workbench import MODEL, PICTURE, Observer

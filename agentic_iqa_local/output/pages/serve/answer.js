@@ -107,7 +107,7 @@ function passes(row) {
   const items = row.passes.map((pass) => el("li", {},
     el("strong", {}, `Pass ${pass.number}`), pass.asked ? ` to close: ${pass.asked}` : "",
     el("ul", { class: "lines" }, [["Seen", pass.seen], ["Measured", pass.measured], ["Concluded", pass.concluded],
-      ["Changed", pass.changed.join("; ")], ["Still open", pass.gaps.join("; ")]]
+      ["Still open", pass.gaps.join("; ")]]
       .filter(([, text]) => text).map(([name, text]) => el("li", {}, `${name}: ${text}`)),
     el("li", { class: "soft" }, `${pass.tokens} tokens, ${number(pass.seconds, 1)} s`))));
   return card("Passes of the agent", el("ol", { class: "passes" }, items),
