@@ -3,6 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, Literal
 
 from langchain_core.runnables import RunnableConfig
@@ -24,13 +25,6 @@ from agentic_iqa_local.services import Services, load_services
 from agentic_iqa_local.state import AgenticIQAState
 
 logger = logging.getLogger(__name__)
-
-DIAGRAM = """graph TD
-    START([START]) --> planner[Planner]
-    planner --> executor[Executor]
-    executor --> summarizer[Summarizer]
-    summarizer -->|need_replan=true & iter<max| planner
-    summarizer -->|need_replan=false or iter>=max| END([END])"""
 
 
 def decide_next_node(state: AgenticIQAState) -> Literal["planner", "__end__"]:
@@ -121,7 +115,6 @@ def initial_state(
     limit = DEFAULT_MAX_REPLAN_ITERATIONS if max_replan_iterations is None else max_replan_iterations
     check_limit(limit)
     check_choices(choices)
-    choices = choices_in(query) if choices is None else choices
     state: AgenticIQAState = {
         "query": query,
         "image_path": str(image_path),
@@ -131,7 +124,7 @@ def initial_state(
     }
     if reference_path is not None:
         state["reference_path"] = str(reference_path)
-    if choices is not None:
+    if choices := choices_in(query) if choices is None else choices:
         state["choices"] = list(choices)
     return state
 
@@ -160,13 +153,15 @@ def run_pipeline(
         images = open_images(services, state)
     except ImageError as error:
         return {**state, "error": str(error)}
-    try:
+    with closing(images):
         return run_graph(state, images)
-    finally:
-        images.close()
 
 
 def visualize_graph() -> str:
-    """A Mermaid diagram of the graph. The edge back to the planner shows the check against
-    max_replan_iterations."""
-    return DIAGRAM
+    """A Mermaid diagram of the graph; its edge back to the planner shows the check against max_replan_iterations."""
+    return """graph TD
+    START([START]) --> planner[Planner]
+    planner --> executor[Executor]
+    executor --> summarizer[Summarizer]
+    summarizer -->|need_replan=true & iter<max| planner
+    summarizer -->|need_replan=false or iter>=max| END([END])"""

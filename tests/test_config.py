@@ -14,7 +14,6 @@ from agentic_iqa_local import IQA
 from agentic_iqa_local.cli.assess_options import parse
 from agentic_iqa_local.config import (
     CONFIGS,
-    ROLES,
     ConfigError,
     Options,
     Request,
@@ -24,8 +23,7 @@ from agentic_iqa_local.config import (
     model_folder,
 )
 from agentic_iqa_local.files import models_root
-from agentic_iqa_local.serve.errors import Refused
-from agentic_iqa_local.serve.fields import settings_for
+from agentic_iqa_local.serve.asks import Refused, SetUp
 
 SET_UPS = sorted(p for p in CONFIGS.glob("*.yaml") if not p.stem.startswith(("tool_", "detector")))
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too
@@ -154,18 +152,6 @@ def test_models_lie_in_one_folder_and_ours_where_they_ship(tmp_path, monkeypatch
     assert model_folder("Qwen") == tmp_path / "Qwen"  # one that is nowhere is expected in the models folder
 
 
-@pytest.mark.parametrize(
-    ("path", "place"), [("more/VL", "{root}/more/VL"), ("/srv/VL", "/srv/VL"), (None, "{root}/VL")]
-)
-def test_a_models_path_is_taken_from_the_models_folder_unless_it_is_absolute(
-    tmp_path, monkeypatch, path, place
-):
-    monkeypatch.setenv("AGENTIC_IQA_MODELS", str(tmp_path))
-    roles = {role: {"backend": "transformers.VL"} for role in ROLES}
-    made = Settings.model_validate(roles | {"models": {"VL": {"path": path}}})
-    assert made.model("transformers.VL").path == place.format(root=tmp_path)
-
-
 def test_a_model_that_is_named_keeps_the_set_ups_own_loading_options_where_it_is_the_same(tmp_path):
     folder = tmp_path / "Qwen2.5-VL-7B-Instruct"
     folder.mkdir()
@@ -205,7 +191,7 @@ def test_each_door_refuses_what_makes_no_sense_in_the_same_words(name, value, sa
     assert str(caught.value).startswith(f"{name}: ")
     assert said in str(caught.value)
     with pytest.raises(Refused) as refused:
-        settings_for({name: value}, Settings())
+        SetUp(Settings(), "agent").ask({name: value})
     assert refused.value.status == 400
     flag = f"--{name.replace('_', '-')}"
     if name != "error_rate":

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import DATA, ROOT
+from local_nr_pool import distorted
 from PIL import Image
 from safetensors import safe_open
 from scipy.stats import spearmanr
@@ -26,7 +27,7 @@ from agentic_iqa_local.iqa_tools.local_nr import (
 from agentic_iqa_local.iqa_tools.signals import SIGNALS, SMALLEST_SIDE, signals
 from agentic_iqa_local.offline.store import file_hash
 from agentic_iqa_local.state import DISTORTION_TYPES, PLACES
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS, Part, distort
+from agentic_iqa_local.studies.distortions import DISTORTIONS, Part
 
 PHOTOS = ("sumac.png", "prudential.png")
 
@@ -106,7 +107,7 @@ def test_exposure_has_a_direction(network, sample, kind, side):
 def test_damage_of_a_quarter_is_found_in_that_quarter(network, sample, kind):
     right = []
     for place in PLACES:
-        picture = distort(sample, (Part(kind, 5, place),), np.random.default_rng(0)).image
+        picture = distorted(sample, (Part(kind, 5, place),), np.random.default_rng(0))
         found = network.examine(Image.fromarray(picture))
         right.append(found.damaged_part() == place)
         assert found.presence_in_part[DISTORTIONS[kind].family] > 0.5
@@ -150,7 +151,7 @@ def test_damage_of_one_quarter_is_told_from_damage_everywhere(severity, part):
 def test_the_runner_says_where_also_of_a_picture_that_it_must_reduce(sumac):
     large = np.tile(sumac, (5, 5, 1))  # 6.6 megapixels
     top = large[: large.shape[0] // 2, : large.shape[1] // 2]
-    top[:] = distort(top, (Part("white_noise", 5, None),), np.random.default_rng(0)).image
+    top[:] = distorted(top, (Part("white_noise", 5),), np.random.default_rng(0))
     assert ToolRunner().places(Image.fromarray(large)).damaged_part() == "top left"
     with pytest.raises(ToolError, match="at least 64 pixels a side"):
         ToolRunner().places(Image.new("RGB", (60, 200)))

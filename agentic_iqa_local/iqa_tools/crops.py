@@ -1,16 +1,12 @@
 """Which crops of a large picture a slow tool measures in place of all of it."""
 
-from __future__ import annotations
-
-import math
-
 from PIL import Image
 
+from agentic_iqa_local.images.crops import Box, native_views
 from agentic_iqa_local.iqa_tools.specs import ToolSpec
 
 BLOCK = 96  # of NIQE, six of PIQE's: the sides of crops are multiples, so no block lies in two
-QUARTERS = ((2, 2), (1, 1), (3, 3), (3, 1), (1, 3))  # of the sides, where the five crops have their centres
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, as for Image.crop
+CROPS = 5
 
 
 def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
@@ -29,23 +25,10 @@ def crops_of(spec: ToolSpec, width: int, height: int) -> tuple[Box, ...]:
     most = spec.most_megapixels
     if most is None or width * height <= most * 1e6 or min(width, height) < BLOCK:
         return ()
-    pixels = int(most * 1e6 / len(QUARTERS))
-    sizes = [
-        (min(width, pixels // tall) // BLOCK * BLOCK, tall)
-        for tall in range(BLOCK, min(height, pixels // BLOCK) + 1, BLOCK)
-    ]
-    aspect = (width // BLOCK) / (height // BLOCK)
-    wide, tall = min(sizes, key=lambda size: abs(math.log(size[0] / size[1] / aspect)))
-    if min(wide, tall) < spec.min_side:
-        return ()
-    corners = [(_corner(width, wide, x), _corner(height, tall, y)) for x, y in QUARTERS]
-    return tuple(dict.fromkeys((left, top, left + wide, top + tall) for left, top in corners))
-
-
-def _corner(side: int, crop: int, quarter: int) -> int:
-    """Where a crop begins whose centre is at `quarter`/4 of the side, moved inside: a multiple of 8, so that a
-    JPEG's blocks keep their place."""
-    return min(max(side * quarter // 4 - crop // 2, 0), side - crop) // 8 * 8
+    pixels = int(most * 1e6 / CROPS)
+    boxes = tuple(native_views(width, height, factor=BLOCK, min_pixels=1, max_pixels=pixels))
+    left, top, right, bottom = boxes[0]
+    return boxes if min(right - left, bottom - top) >= spec.min_side else ()
 
 
 def mounted(picture: Image.Image, boxes: tuple[Box, ...]) -> Image.Image:

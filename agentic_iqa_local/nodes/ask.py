@@ -34,26 +34,18 @@ class InvalidAnswer(RuntimeError):
 def ask(
     session: VLMSession, prompt: Prompt, schema: type[Reply], role: RoleSettings, *, answer_prefix: str = ""
 ) -> Reply:
-    """The model's answer to a prompt. A failed try is logged, kept in the session's `failed_tries` (if it has
-    them) and repeated with "Return ONLY valid JSON" added to the prompt.
+    """The model's answer to a prompt, as a `schema`: keys that it does not have are dropped, no value is converted.
+    `answer_prefix` is the JSON that the answer begins with, up to a text's open end.
 
-    Args:
-        session: the role's session on the pictures.
-        prompt: what is asked.
-        schema: what the answer must be; keys that it does not have are dropped, no value is converted.
-        role: temperature and token limit.
-        answer_prefix: the JSON that the answer begins with, up to a text's open end.
-
-    Raises:
-        InvalidAnswer: after three tries.
-        VLMError: from the model itself. It is not retried, since the same call would fail again.
+    A failed try is logged, kept in the session's `failed_tries` (if it has them) and repeated with "Return ONLY
+    valid JSON" added. Raises InvalidAnswer after three tries, and VLMError from the model itself, which is not
+    retried: the same call would fail again.
     """
     attempts: list[PlannerError] = []
-    text = ""
+    text, options = "", {"temperature": role.temperature, "max_tokens": role.max_tokens}
     for attempt in range(1, TRIES + 1):
         asked = prompt if attempt == 1 else prompt.stricter()
         logger.debug("Prompt (attempt %d):\n%s\n%s", attempt, asked.instructions, asked.case)
-        options = {"temperature": role.temperature, "max_tokens": role.max_tokens}
         try:
             text = _as_text(session.generate(asked, schema, answer_prefix=answer_prefix, **options))
             logger.debug("VLM response: %s", _shortened(text, MOST_LOGGED))

@@ -209,7 +209,7 @@ def locate(objects: list[str], images: OpenImages, reason: str | None = None) ->
     nothing where it gives no boxes. Raises VLMError."""
     if not objects or (style := box_style(images)) == "none":
         return {}
-    session, (x, y, right, bottom) = images.session(ROLE), images.views(ROLE)[0].box
+    session, (x, y, right, bottom) = images.session(ROLE), images.views(ROLE)[0]
     prompt = location_prompt(objects, COORDINATES[style], reason)
     boxes: dict[str, Box | None] = dict.fromkeys(objects)
     try:

@@ -67,7 +67,7 @@ class _Reads:
     def read_crops(self) -> None:
         """Each crop by itself, in both orders."""
         for crop in self.images.crops(ROLE):
-            with self.images.session_on(ROLE, crop.box) as session:
+            with self.images.session_on(ROLE, crop) as session:
                 self.crops.append(_mean([self._read(session, turned, crop=True) for turned in (False, True)]))
 
     def read_more(self, fusion: FusionResult, plan: PlannerOutput | None) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 from agentic_iqa_local.state import (
     DISTORTION_TYPES,
-    LETTER_TO_LEVEL,
     LETTERS,
     LEVEL_WORDS,
     OVERALL,
@@ -125,9 +124,14 @@ Return the JSON:
   "final_answer": "<one letter>"
 }
 """
-_OPTIONS = "".join(f"{letter}. {LEVEL_WORDS[LETTER_TO_LEVEL[letter]]}\n" for letter in LETTERS)
-_REVERSED = "".join(f"{letter}. {LEVEL_WORDS[6 - LETTER_TO_LEVEL[letter]]}\n" for letter in LETTERS)
-REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(_OPTIONS, _REVERSED)
+LEVELS = tuple(LEVEL_WORDS.values())  # from Excellent to Bad
+
+
+def _options(words: Sequence[str]) -> str:
+    return "".join(f"{letter}. {word}\n" for letter, word in zip(LETTERS, words, strict=True))
+
+
+REVERSED_SCORING_PROMPT_TEMPLATE = SCORING_PROMPT_TEMPLATE.replace(_options(LEVELS), _options(LEVELS[::-1]))
 """The scoring prompt from A. Bad to E. Excellent: a check of how much the letters' order counts."""
 
 
@@ -183,31 +187,32 @@ def planner_prompt(
     return Prompt(PLANNER_TEMPLATE, "\n".join(lines))
 
 
-def _about(template: str, case: list[str], gap: str | None) -> Prompt:
-    """A prompt about a case; `gap` says why it is asked again."""
-    lines = [f"The last pass left a gap. Look again: {' '.join(gap.split())}"] if gap else []
-    return Prompt(template, "\n".join(case + lines))
+def _about(template: str, query: str | None, what: str, named: Any, gap: str | None) -> Prompt:
+    """Asks `template` about what is named; `gap` says why it is asked again."""
+    lines = [*([] if query is None else _query(query)), f"{what}: {_json(named)}"]
+    lines += [f"The last pass left a gap. Look again: {' '.join(gap.split())}"] if gap else []
+    return Prompt(template, "\n".join(lines))
 
 
 def detection_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
     """Asks for a list of the distortions that each object has."""
-    return _about(DETECTION_TEMPLATE, [*_query(query), f"Objects: {_json(list(objects))}"], gap)
+    return _about(DETECTION_TEMPLATE, query, "Objects", list(objects), gap)
 
 
 def presence_prompt(query: str, objects: Sequence[str], gap: str | None = None) -> Prompt:
     """Asks of each distortion type, Yes or No, whether each object has it."""
-    return _about(PRESENCE_TEMPLATE, [*_query(query), f"Objects: {_json(list(objects))}"], gap)
+    return _about(PRESENCE_TEMPLATE, query, "Objects", list(objects), gap)
 
 
 def analysis_prompt(query: str, distortions: dict[str, list[str]], gap: str | None = None) -> Prompt:
     """Asks for the severity and impact of each distortion."""
-    return _about(ANALYSIS_TEMPLATE, [*_query(query), f"Distortions: {_json(distortions)}"], gap)
+    return _about(ANALYSIS_TEMPLATE, query, "Distortions", distortions, gap)
 
 
 def location_prompt(objects: Sequence[str], coordinates: str, gap: str | None = None) -> Prompt:
     """Asks where each object is; `coordinates` says in which units the model was taught to answer."""
     template = LOCATION_TEMPLATE.replace("COORDINATES", coordinates)
-    return _about(template, [f"Objects: {_json(list(objects))}"], gap)
+    return _about(template, None, "Objects", list(objects), gap)
 
 
 def selection_prompt(
@@ -272,10 +277,9 @@ def summarizer_prompt(
         if evidence and evidence.worst_part:
             lines.append(f"Worst part of the picture: {worst_part_in_words(evidence.worst_part)}")
         return Prompt(EXPLANATION_PROMPT_TEMPLATE, "\n".join(lines))
-    words = tuple(LEVEL_WORDS.values())
     if reversed_letters:
-        return Prompt(REVERSED_SCORING_PROMPT_TEMPLATE, "\n".join(lines), words=words[::-1])
-    return Prompt(SCORING_PROMPT_TEMPLATE, "\n".join(lines), words=words)
+        return Prompt(REVERSED_SCORING_PROMPT_TEMPLATE, "\n".join(lines), words=LEVELS[::-1])
+    return Prompt(SCORING_PROMPT_TEMPLATE, "\n".join(lines), words=LEVELS)
 
 
 def comparison_prompt(reversed_letters: bool = False) -> Prompt:

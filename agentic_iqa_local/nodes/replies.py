@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model
 
-from agentic_iqa_local.state import OVERALL, DistortionType, PlanControlFlags, PlannerOutput, Severity
+from agentic_iqa_local.state import OVERALL, DistortionType, PlannerOutput, Severity
 
 STRICT = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -28,9 +28,6 @@ Kind = Annotated[DistortionType, _stripped]
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
 # A JSON key without escapes: the grammar bounds keys by pattern alone.
 Key = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,40}$')]
-Explanation: Any = _text(160)
-Reasoning: Any = _text(300)
-FreeAnswer: Any = _text(120)
 Coordinate = Annotated[int, Field(ge=0, le=20000)]
 
 
@@ -65,8 +62,7 @@ class PlannerReply(BaseModel):
     def to_plan(self) -> PlannerOutput:
         """The plan as the model gave it; objects named twice count once."""
         scope = self.query_scope if self.query_scope == "Global" else list(dict.fromkeys(self.query_scope))
-        fields = {"query_scope": scope, "plan": PlanControlFlags(**self.plan.model_dump())}
-        return PlannerOutput.model_validate(self.model_dump() | fields)
+        return PlannerOutput.model_validate(self.model_dump() | {"query_scope": scope})
 
 
 class LetterReply(BaseModel):
@@ -79,7 +75,7 @@ class LetterReply(BaseModel):
 class SummaryReply(LetterReply):
     """The answer, a letter or free text, and why."""
 
-    quality_reasoning: Reasoning  # pyright: ignore[reportInvalidTypeForm]
+    quality_reasoning: _text(300)  # pyright: ignore[reportInvalidTypeForm]
 
 
 def _keyed(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
@@ -101,13 +97,9 @@ def analysis_reply(distortions: Mapping[str, Sequence[str]]) -> type[BaseModel]:
     """{object: [{type, severity, explanation}]} with one item for each distortion asked about."""
 
     def item(distortion: str) -> type[BaseModel]:
-        return create_model(
-            "Analysis",
-            __config__=STRICT,
-            type=(_one_of([distortion]), ...),
-            severity=(Severity | Literal["unclear"], ...),
-            explanation=(Explanation, ...),
-        )
+        severity = (Severity | Literal["unclear"], ...)
+        fields = {"type": (_one_of([distortion]), ...), "severity": severity, "explanation": (_text(160), ...)}
+        return create_model("Analysis", __config__=STRICT, **fields)
 
     asked = {name: tuple[tuple(map(item, types))] for name, types in distortions.items() if types}
     return _keyed("AnalysisReply", asked)
@@ -127,7 +119,7 @@ def location_reply(objects: Sequence[str]) -> type[BaseModel]:
 
 def summary_reply(letters: Sequence[str] | None) -> type[SummaryReply]:
     """{final_answer, quality_reasoning}; the answer is one of `letters`, or free text when there are none."""
-    answer: Any = _one_of(letters) if letters else FreeAnswer
+    answer: Any = _one_of(letters) if letters else _text(120)
     return create_model("SummaryReply", __base__=SummaryReply, final_answer=(answer, ...))
 
 

@@ -154,7 +154,7 @@ def _views(
 def _crops(images: OpenImages, prompts: tuple[Prompt, Prompt], row: dict[str, Any]) -> Iterator[View]:
     """Letters of each crop by itself in both orders."""
     for crop in images.crops(ROLE):
-        with _cost(images, row, CROPS), images.session_on(ROLE, crop.box) as session:
+        with _cost(images, row, CROPS), images.session_on(ROLE, crop) as session:
             read = _forward(session, prompts) | {"reversed": _reversed(session, prompts)}
         yield read
 

@@ -20,11 +20,11 @@ from agentic_iqa_local.judgement.intervals import SHIPPED
 from agentic_iqa_local.result import Condition
 from agentic_iqa_local.studies.calibrating import cases
 from agentic_iqa_local.studies.coverage import GATES, SPLITS, both_halves, cross_fitted, rank_matched, trial
+from agentic_iqa_local.studies.distortions import DISTORTIONS
 from agentic_iqa_local.studies.pairwise import pairwise
 from agentic_iqa_local.studies.readings import LEVELS
 from agentic_iqa_local.studies.scored_run import ScoredRun
 from agentic_iqa_local.studies.statistics import mean, srcc
-from agentic_iqa_local.synthetic.distortions import DISTORTIONS
 
 ERROR_RATE, ERROR_RATE_WIDENED = 0.1, 0.05  # as gates.Sureness has them
 FEWEST = 50  # pictures in all: a calibration of half of them can give 90 %
