@@ -118,7 +118,7 @@ class Readings:
         names = ["read", "order", "image", "view"]
         lines = pd.DataFrame(_letters(rows), columns=[*names, *LEVELS])
         self.reads = tuple(lines["read"].unique())
-        self.letters = lines.set_index(names).sort_index()
+        self.letters = lines.set_index(names).astype(float).sort_index()
         tools = sorted({tool for row in rows for tool in row.get("tools", {})})
         facts = {
             (tool, fact): [row.get("tools", {}).get(tool, {}).get(fact) for row in rows]
