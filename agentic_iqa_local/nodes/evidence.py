@@ -86,11 +86,6 @@ def checks(evidence: ExecutorOutput | None) -> list[Score]:
     return sorted(with_checks - {pair for name in names for pair in _voting(evidence, name).values()})
 
 
-def object_votes(evidence: ExecutorOutput, name: str) -> list[Score]:
-    """The scores of one object that have a vote, each once, the lowest first."""
-    return sorted(set(_voting(evidence, name).values()), key=itemgetter(1, 0))
-
-
 def apart(one: Score, other: Score, reachable: Reachable) -> bool:
     """Whether two tools' scores lie further apart than their errors explain."""
     return abs(one[1] - other[1]) > APART * load_reliability().sigma_of_difference(one, other, reachable)

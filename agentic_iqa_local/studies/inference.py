@@ -19,10 +19,10 @@ from agentic_iqa_local.nodes.ask import InvalidAnswer, ask
 from agentic_iqa_local.nodes.letter_reading import ROLE
 from agentic_iqa_local.nodes.prompts import ANSWER_PREFIX, Prompt, summarizer_prompt
 from agentic_iqa_local.nodes.replies import letter_reply
-from agentic_iqa_local.nodes.workbench import Observer, OpenImages
+from agentic_iqa_local.nodes.workbench import Observer, OpenImages, RoleSession
 from agentic_iqa_local.services import Services
 from agentic_iqa_local.state import LETTERS, ExecutorOutput
-from agentic_iqa_local.vlm_client import VLMError, VLMSession
+from agentic_iqa_local.vlm_client import VLMError
 
 CROPS = "image_alone/crops"  # the name of that read
 CONTEXTS = ("image_alone", "without_scores", "all_evidence")
@@ -159,12 +159,12 @@ def _crops(images: OpenImages, prompts: tuple[Prompt, Prompt], row: dict[str, An
         yield read
 
 
-def _forward(session: VLMSession, prompts: tuple[Prompt, Prompt]) -> View:
+def _forward(session: RoleSession, prompts: tuple[Prompt, Prompt]) -> View:
     read = session.read_letters(prompts[0], ANSWER_PREFIX, LETTERS)
     return {"forward": read.logprobs, "off_letters": read.off_letter_mass}
 
 
-def _reversed(session: VLMSession, prompts: tuple[Prompt, Prompt]) -> dict[str, float]:
+def _reversed(session: RoleSession, prompts: tuple[Prompt, Prompt]) -> dict[str, float]:
     """What was read of the reversed letters, by meaning: under the letters of the usual order."""
     read = session.read_letters(prompts[1], ANSWER_PREFIX, LETTERS)
     return {MEANING[letter]: value for letter, value in read.logprobs.items()}
