@@ -134,8 +134,9 @@ class OpenImages:
         self.failed_tries: list[PlannerError] = []
         for line in self.image.warnings:
             self.warn(line)
-        for line in self.reference.warnings if self.reference else ():
-            self.warn(f"the reference {self.reference.path}: {line}")
+        if reference := self.reference:
+            for line in reference.warnings:
+                self.warn(f"the reference {reference.path}: {line}")
         self._of_pictures: list[str] | None = None  # warnings that every turn of a conversation has
         self._earlier, self._closed_usage = TokenUsage(), TokenUsage()
         self._sessions: dict[tuple[int, int], VLMSession] = {}  # by client and view
