@@ -293,8 +293,6 @@ class ToolSettings(Section):
     not_offered: list[str] = ["MAD", "CW-SSIM"]
     # the file of tool maps; default: configs/tool_maps.yaml
     maps: str | None = None
-    # an SQLite file that keeps raw scores by content, tool and versions; default: none
-    cache: str | None = None
 
     @field_validator("full_reference", "no_reference", "not_offered")
     @classmethod

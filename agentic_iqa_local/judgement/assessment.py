@@ -332,7 +332,7 @@ def _letters(state: AgenticIQAState, images: OpenImages) -> dict[str, Any]:
     for tool in () if logs else configured:
         reading = images.score(tool)
         about = {"object_name": "Global", "distortion": OVERALL, "crops": len(reading.crops)}
-        scores = {"raw_score": reading.raw, "normalized_score": reading.normalized, "cached": reading.cached}
+        scores = {"raw_score": reading.raw, "normalized_score": reading.normalized}
         log = {"tool_name": reading.tool, "execution_time": reading.seconds} | about | scores
         logs.append(ToolExecutionLog.model_validate(log))
     scores = {log.tool_name: log.normalized_score for log in logs if log.normalized_score is not None}

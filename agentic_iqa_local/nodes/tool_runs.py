@@ -121,8 +121,8 @@ def select_tools(query: str, distortions: dict[str, list[str]], images: OpenImag
 
 def _described(tool: ToolInfo, reliability: str) -> str:
     """A tool, to the model that chooses among tools."""
-    kind = "full-reference" if tool.reference == "FR" else "no-reference"
-    return "; ".join(filter(None, (kind, ", ".join(tool.good_for) or "any distortion", reliability)))
+    kind = "full-reference" if tool.spec.reference == "FR" else "no-reference"
+    return "; ".join(filter(None, (kind, ", ".join(tool.spec.good_for) or "any distortion", reliability)))
 
 
 def _favourites(images: OpenImages) -> list[str]:
@@ -221,7 +221,6 @@ def _attempt(
         raw_score=reading.raw,
         normalized_score=reading.normalized,
         execution_time=reading.seconds,
-        cached=reading.cached,
         crops=len(reading.crops),
     )
 

@@ -113,7 +113,7 @@ def check_plan(plan: Plan, services: Services, *, full_reference: bool, named: b
             raise StudyError(
                 f"--tools {info.name}: expected a tool that can run here, but {info.reason}", "leave it out"
             )
-        if info.name in plan.tools and info.reference == "FR" and not full_reference:
+        if info.name in plan.tools and info.spec.reference == "FR" and not full_reference:
             raise StudyError(
                 f"--tools {info.name}: expected images with references, found none",
                 "name no-reference tools, such as NIQE",
